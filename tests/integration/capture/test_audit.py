@@ -1,4 +1,4 @@
-"""What torch counts and a trace does not have, named."""
+"""Tests of the audit that names operators which torch counts and a trace lacks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_detectors_of_openmmlab_leave_nothing_unexplained(tmp_path: Path, source
 
 
 SMALL = ("--input-size", "64", "--batch-size", "1")
-# docs/capture.md has the reasons of these two, which the command cannot tell from the counts
+# docs/capture.md explains these two, which the command cannot infer from the counts
 APART = ("activation checkpointing", "per-sample gradients")
 AUDITED_ABOVE = ("detector",)
 

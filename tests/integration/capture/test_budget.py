@@ -1,4 +1,4 @@
-"""A capture that leaves out what would take more of the program's time, or memory, than it may."""
+"""Tests of capture budgets: calls are left out that would exceed the limits of time or memory."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from opgrip.traces.analysis.merge import merge
 
 SHARE = 0.1
 WHOLE_NS = SHARE * BURST_S * 1e9
-"""The credit that a capture begins with."""
+"""budget with which a capture begins, in ns"""
 
 
 class Clock:
-    """Time that passes, and work that is done, when a test says so."""
+    """Clock whose time and work advance only when a test says so."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -52,7 +52,7 @@ class Clock:
 
 @pytest.fixture
 def spend(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Says how much of the first credit captures have taken, whatever they do."""
+    """Return a function that sets the share of the initial budget that captures have used."""
     spent = [0.0]
     monkeypatch.setattr(Spending, "ns", lambda self: spent[0] * WHOLE_NS)
 
@@ -189,7 +189,7 @@ def test_a_recording_on_demand_leaves_out_steps(tmp_path: Path, spend: Callable[
         for step in range(5):
             if step == 3:
                 spend(0.0)
-                # until the thread that writes has looked
+                # wait for a check by the writing thread
                 time.sleep(1.5 * INTERVAL_S)
             model(torch.ones(2, 4))
         result = running.result()

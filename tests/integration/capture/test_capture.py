@@ -1,4 +1,4 @@
-"""What a capture records, and that the program does not notice."""
+"""Tests of the contents of a capture, and of a program's independence from it."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_the_scope_is_right_again_after_a_module_failed(tmp_path: Path) -> None:
 
 
 def test_functions_of_an_extension_are_calls_of_their_own(tmp_path: Path) -> None:
-    # any module of builtin functions serves; the real one is tested with mmcv
+    # any module of builtin functions works here; the tests with mmcv use its real extension
     import math
 
     original = math.hypot
@@ -250,7 +250,7 @@ def test_functions_of_an_extension_are_calls_of_their_own(tmp_path: Path) -> Non
 
 
 def test_an_extension_that_the_capture_itself_calls_does_not_wait_for_itself(tmp_path: Path) -> None:
-    # fitting values calls math.isfinite, and writing calls struct's and zlib's functions
+    # the capture itself calls math.isfinite to fit values, and functions of struct and zlib to write
     watched = ["math", "zlib", "_struct"]
     trace = capture(tmp_path, lambda: torch.ones(100) * 2, extensions=watched)
     assert set(ops(trace)) == {"aten.ones.default", "aten.mul.Tensor"}
@@ -347,7 +347,7 @@ with Capture(sys.argv[1]):
 def calls_on_disk(folder: Path) -> int:
     with suppress(UserError):
         return sum(len(load(part).calls) for part in folder.glob("t.part*.jsonl"))
-    # its first line is not there yet
+    # the first line is not written yet
     return 0
 
 
@@ -361,7 +361,7 @@ def test_a_killed_process_leaves_all_but_its_last_second(tmp_path: Path) -> None
             print(count, file=process.stdin, flush=True)
             wait_for(lambda: calls_on_disk(tmp_path) >= until, process)
 
-        # all of them come, although the program goes on
+        # all calls arrive although the program continues
         call(1000, until=1000)
         call(500, until=1500)
         call(10**9, until=2000)

@@ -1,4 +1,4 @@
-"""What collectives take is recorded so that they can be made anew: the group by its members, not by its name alone."""
+"""Tests of recorded collectives: they contain what recreates them, such as a group's members besides its name."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ needs_groups = pytest.mark.skipif(
 
 @pytest.fixture
 def group() -> Iterator[Any]:
-    """A group of this process alone, which needs no other to meet."""
+    """Yield a process group that consists of this process only."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     yield distributed.group.WORLD
     distributed.destroy_process_group()
 
 
 def groups_in(path: Path) -> dict[str, object]:
-    """The last argument of each collective, by the operator."""
+    """Return the last argument of each collective, by operator."""
     return {item.op: item.args[-1] for item in load(path, partial=False).signatures if "c10d" in item.op}
 
 

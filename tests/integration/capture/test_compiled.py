@@ -1,4 +1,4 @@
-"""Programs with compiled regions."""
+"""Tests of captures of programs with compiled regions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _fresh_compiler() -> Iterator[None]:
 
 
 class Backend:
-    """Counts what it is asked to compile."""
+    """Backend that counts its compilations."""
 
     def __init__(self) -> None:
         self.compiled = 0

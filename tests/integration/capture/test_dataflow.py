@@ -1,4 +1,4 @@
-"""Which call made what another one takes."""
+"""Tests of the recorded dataflow: which call produced the inputs of another one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_an_address_that_is_used_again_is_another_storage(tmp_path: Path) -> Non
             del y
 
     calls = storages(capture(tmp_path, program))
-    # the allocator did give the same memory again
+    # the allocator reused addresses
     assert len(set(addresses)) < 50
     assert len({call[-1] for call in calls}) == 50
 
@@ -114,7 +114,7 @@ def test_backward_calls_take_what_forward_calls_made(tmp_path: Path) -> None:
     trace = capture(tmp_path, program)
     calls = list(zip(trace.calls["op"].astype(str), storages(trace), strict=True))
     ((_, result),) = (numbers for op, numbers in calls if op == "aten.exp.default")
-    # the derivative of exp is its result, which the backward pass has from a saved variable
+    # the derivative of exp is its result, which the backward pass takes from a saved variable
     assert any(result in numbers for op, numbers in calls if op == "aten.mul.Tensor")
 
 
@@ -141,7 +141,7 @@ def test_memory_is_sized_by_what_takes_it_where_results_vary(tmp_path: Path) -> 
 
     def program() -> None:
         more.nonzero().add_(1)
-        # of the same signature
+        # a second call with the same signature
         few.nonzero().add_(1)
 
     graph = make_graph(capture(tmp_path, program))
@@ -177,7 +177,7 @@ def test_whatever_a_stranger_calls_an_operator_there_is_a_graph(tmp_path: Path, 
     trace = load(write(tmp_path / "t.jsonl", [*records, Calls(0, [0], [0], [0], [5], [2], [0, 1])]))
     assert (trace.missing or "").endswith("cut after record 5")
     (step,) = make_graph(trace).steps.values()
-    # it may write into all that it takes
+    # it may write into all of its arguments
     assert step.writes == [0]
 
 
@@ -204,5 +204,5 @@ def test_large_tensors_that_a_program_frees_do_not_add_up(tmp_path: Path) -> Non
     with Capture(tmp_path / "t.jsonl"):
         for _ in range(300):
             x.add(1).mul(2)
-    # 12 MB each; 300 of them would be 3,600
+    # 12 MB each; 300 of them would take 3,600 MB
     assert resident_mb() - before < 300

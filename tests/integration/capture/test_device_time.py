@@ -1,4 +1,4 @@
-"""Times on an accelerator. No GPU is at hand here: events and tensors' devices are stand-ins, all else is real."""
+"""Tests of times on an accelerator, without a GPU: only events and tensors' devices are stand-ins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opgrip.traces import load
 
 
 class Clock:
-    """A device whose every mark is a millisecond after the one before."""
+    """Device on which consecutive events are one millisecond apart."""
 
     now = 0
     events = 0

@@ -1,6 +1,6 @@
-"""A capture and accelerators: it starts none, and asks nothing while the program captures a graph.
+"""Tests of captures next to accelerators: a capture starts none, and queries none while the program captures a graph.
 
-No GPU is at hand here: graphs and devices are stand-ins, all else is real.
+Without a GPU: only graphs and devices are stand-ins.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def test_devices_that_the_program_has_started_are_in_the_header(
 ) -> None:
     with Capture(tmp_path / "t.jsonl"):
         torch.ones(3).sin()
-        # started in the middle
+        # the device starts in the middle of the capture
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"Stand-in {index}")
@@ -55,7 +55,7 @@ def test_devices_that_the_program_has_started_are_in_the_header(
 
 
 class Graph:
-    """Captures nothing."""
+    """Graph that captures nothing."""
 
     def capture_begin(self) -> None:
         if torch.is_anomaly_enabled():

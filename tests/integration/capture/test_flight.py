@@ -1,4 +1,4 @@
-"""The last calls of a program, written when something happens to it, and at no other time."""
+"""Tests of the flight recorder: the last calls of a program are written only when something happens to it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_last_calls_before_an_error_are_a_whole_trace(tmp_path: Path, write_
     assert trace.header["flight"] == {"last": 10, "before": 91, "reason": "RuntimeError: a step failed"}
     assert trace.end is not None
     assert trace.end.before == 91
-    # the signature of what was forgotten is not in it
+    # signatures of dropped calls are absent
     assert {signature.op for signature in trace.signatures} == {"aten.add.Tensor"}
     assert not validate(path).findings
     assert list(tmp_path.iterdir()) == [path]
@@ -72,7 +72,7 @@ def test_what_the_program_asks_for_has_each_call_once(tmp_path: Path, write_ahea
 
 
 class Failing(nn.Module):
-    """Fails below the module that the program calls."""
+    """Module that fails below the module that the program calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def test_calls_of_all_threads_are_kept_by_when_they_ended(tmp_path: Path) -> Non
         assert capture._flusher is not None
         capture._flusher.flush()
         add()
-        # its mode is forgotten, its calls are not
+        # the mode of the ended thread is dropped, its calls are kept
         assert len(capture._recorder.threads.all) == 1
         capture.dump()
     calls = load(tmp_path / "t.jsonl", partial=False).calls
@@ -170,7 +170,7 @@ def test_tables_do_not_grow_where_every_step_has_new_signatures(tmp_path: Path, 
     turns, ready = threading.Semaphore(0), threading.Semaphore(0)
 
     def call_the_same() -> None:
-        # a thread that meets nothing new goes on with the numbers that it has
+        # a thread whose calls are all known keeps its numbers
         for _ in range(30):
             turns.acquire()
             for _ in range(8):
@@ -260,7 +260,7 @@ def test_a_signal_that_ends_the_program_does_so_as_ever_and_leaves_the_last_call
     tmp_path: Path, handler: str, number: signal.Signals, status: int
 ) -> None:
     def heed() -> None:
-        # where the tests run in the background, some are ignored
+        # signals may be ignored if the tests run in the background
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
     words = [sys.executable, "-c", STOPPED, handler]
@@ -269,7 +269,7 @@ def test_a_signal_that_ends_the_program_does_so_as_ever_and_leaves_the_last_call
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
         rest = process.stdout.read()
-    # torch's own handling of an uncaught interrupt gives the one or the other
+    # torch's handling of an uncaught interrupt leads to either status
     assert process.returncode in {status, -2 if number == signal.SIGINT else status}
     assert rest == ("the program's own\n" if handler == "own" else "")
     trace = load(tmp_path / "t.jsonl", partial=False)
@@ -348,7 +348,7 @@ def test_ring_file_survives_a_crash_and_does_not_grow(tmp_path: Path, how: objec
     trace = load(part)
     assert trace.missing
     assert len(trace.calls) == 10
-    # the last one may not have ended by then, for all that is known
+    # the last call may be unfinished
     assert trace.header["flight"]["before"] + len(trace.calls) + len(trace.unfinished) == 201
 
 
@@ -362,7 +362,7 @@ class Layers(nn.Module):
 
 
 def test_ring_file_has_what_a_trace_has_of_the_same_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after a file was full, and in a backward pass, whose calls have the scope of the forward call."""
+    """Also if a file was full before, and in a backward pass, whose calls have the scope of the forward call."""
     monkeypatch.setattr(ring_file, "LEAST_BYTES", 4096)
     model, tables = Layers(), []
     with Capture(tmp_path / "t.jsonl", last=80) as capture:
@@ -418,7 +418,7 @@ def test_a_folder_that_goes_costs_the_trace_and_nothing_else(tmp_path: Path) -> 
         assert capture.dump() is None
         assert torch.equal(numbers + 1, torch.full((3,), 2.0))
         folder.mkdir()
-        # what came since is there
+        # calls made since the failure are in the file
         assert capture.dump() == folder / "t.jsonl"
     assert len(load(folder / "t.jsonl", partial=False).calls) > 0
 
@@ -443,7 +443,7 @@ def test_a_full_disk_costs_the_trace_and_nothing_else(
             numbers = numbers + 1
         assert capture.dump() is None
         monkeypatch.undo()
-        # what could not be written is kept
+        # calls that could not be written are kept
         assert len(load(capture.dump() or "").calls) == 5
     assert torch.equal(numbers, torch.full((3,), 31.0))
     assert not list(tmp_path.glob("*.part*"))

@@ -1,4 +1,4 @@
-"""The last calls of a private capture are redacted, in each of its files, also after its tables began anew."""
+"""Tests of flight recordings of a private capture: every file is redacted, also after the tables were reset."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class SecretNet(nn.Module):
 
 
 class SecretError(Exception):
-    """Its name and message are the program's own."""
+    """Error whose name and message belong to the program."""
 
 
 def check_redacted(path: Path) -> None:
-    """It is whole, what calls refer to is there, and nothing in it tells whose it is."""
+    """Check that a file is complete and consistent, and reveals nothing about the program."""
     text = path.read_text()
     assert "secret" not in text.lower()
     assert str(CARD)[:6] not in text
@@ -53,7 +53,7 @@ def test_the_last_calls_of_a_private_capture_are_redacted(
     capture = Capture(tmp_path / "t.jsonl", last=40, private=True, write_ahead=write_ahead, stack_depth=3)
     with pytest.raises(SecretError), capture:
         for size in range(1, 41):
-            # each has another signature, and values that are like those of one before, or new
+            # each call has a new signature, with values similar to an earlier call's or new ones
             model(torch.tensor([7, size % 3, size] * size))
             assert capture._flusher is not None
             capture._flusher.flush()

@@ -1,4 +1,4 @@
-"""Captures that keep whole values: what comes back is what the program had, and nothing else changes."""
+"""Tests of captures with whole values: the program's exact values come back, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def net():
 
 
 def snapshot(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """A tensor's layout, and the bytes of each element as its memory holds them."""
+    """Return a tensor's layout, and the bytes of each element as in memory."""
     memory = torch.tensor(list(tensor.untyped_storage()), dtype=torch.uint8)
     width = tensor.dtype.itemsize
     steps = (*(step * width for step in tensor.stride()), 1)
@@ -53,7 +53,7 @@ def snapshot(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 class Spy(TorchDispatchMode):
-    """Sees the tensors of every call before it runs."""
+    """Mode that records the tensors of every call before it runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def lost(trace: Trace) -> set[str]:
 
 
 def replayed(trace: Trace) -> dict[int, list[tuple[Any, ...]]]:
-    """By signature that takes some, the tensors that a replay makes."""
+    """Return the tensors that a replay creates, by signature."""
     found = {}
     for case in make_cases(trace):
         signature = case.signature
@@ -176,7 +176,7 @@ def test_replayed_arguments_are_the_programs_bit_for_bit(tmp_path: Path, program
     calls = list(zip(trace.calls["op"], map(int, trace.calls["signature"]), strict=True))
     seen: dict[int, list[tuple[Any, ...]]] = {}
     for op, found in spy.seen:
-        # the capture is around the spy
+        # the capture mode is outside of the spy and sees further calls
         while has_detached_views() and calls[0][0] == "aten.detach.default" != op:
             calls.pop(0)
         name, number = calls.pop(0)

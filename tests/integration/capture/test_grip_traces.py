@@ -1,4 +1,4 @@
-"""Gripped calls in a trace stand above their operators, which stand for themselves as before."""
+"""Tests of gripped calls in a trace: they enclose their operators, which are recorded as without gripping."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def rows(trace: Trace) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Trace]:
-    """The same step without and with gripped functions."""
+    """Return traces of the same step without and with gripped functions."""
     folder = tmp_path_factory.mktemp("traces")
     plain, expected = captured(folder / "plain.jsonl")
     gripped, result = captured(folder / "gripped.jsonl", "gripping:*")

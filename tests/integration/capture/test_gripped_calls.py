@@ -1,4 +1,4 @@
-"""A sample's calls survive the way through its folder."""
+"""Tests that calls of a sample are the same after writing and reading its folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLASSES = vars(gripping)
 
 
 def kept(*args: Any, results: Any = None, **kwargs: Any) -> Gripped:
-    """A function's one call."""
+    """Return a function with its only call."""
     call = GrippedCall(args, kwargs, results, None, None, 0, 0, 1)
     return Gripped(gripping.scaled, None, "scaled", "scaled", frozenset(), (call,))
 

@@ -1,4 +1,4 @@
-"""Operators that take functions: what runs inside them is recorded, and they give what they give unwatched."""
+"""Tests of operators that take functions: their inner calls are recorded, and results equal those without a capture."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def branches() -> Any:
 
 
 def branches_with_gradients() -> Any:
-    """The gradient of what a branch takes, and of what it closes over."""
+    """Return the gradients of a branch's argument and of a variable that it closes over."""
     x, weight = X.clone().requires_grad_(), torch.full((3,), 2.0, requires_grad=True)
     result = torch.cond(x.sum() > 1, lambda x: x.sin() * weight, lambda x: x.cos(), (x,))
     result.sum().backward()
@@ -77,7 +77,7 @@ PROGRAMS: list[tuple[Callable[[], Any], str, set[str]]] = [
     (attention, "flex_attention", {"sub", "add", "matmul", "_safe_softmax"}),
 ]
 CASES = [
-    # torch takes a second to compile each
+    # torch takes a second to compile each case
     pytest.param(*case, compiled, marks=pytest.mark.slow if compiled == "opaque" or place > 1 else ())
     for compiled in ("operators", "opaque")
     for place, case in enumerate(PROGRAMS)
@@ -111,7 +111,7 @@ def test_the_operators_inside_are_recorded_and_results_are_the_same(
     assert inside["gripped"].all()
     assert not inside["file"].str.contains("<").any()
     assert (calls["op"] == outer).sum() == (2 if program is branches_with_gradients else 1)
-    # the outer call's time is that of those inside, which stand for it
+    # the outer call's time is attributed to its inner calls
     assert outer not in set(trace.own_calls["op"])
     assert set(inside["op"]) <= {case.op for case in make_cases(trace)}
 
@@ -176,7 +176,7 @@ def test_the_compiler_is_as_it_was_afterwards(tmp_path: Path) -> None:
 
 def test_a_program_that_compiles_nothing_goes_on_so(tmp_path: Path) -> None:
     def program() -> Any:
-        # torch refuses to compile a branch that gives what it takes
+        # torch refuses to compile a branch that returns its argument
         return torch.cond(X.sum() > 1, lambda x: x, lambda x: x.cos(), (X,))
 
     with pytest.raises(RuntimeError, match="alias"), Capture(tmp_path / "compiled.jsonl"):

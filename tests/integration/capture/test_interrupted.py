@@ -1,4 +1,4 @@
-"""Exceptions that interrupt a captured program, and threads that meet everything at once."""
+"""Tests of exceptions that interrupt a captured program, and of threads with many new signatures at once."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def raise_without_arguments(signum: int, frame: FrameType | None) -> None:
 
 
 def is_programs(run: Callable[[], object]) -> list[bool]:
-    """Return whether what a function raises is the program's, as a hook around it would find."""
+    """Return whether each exception from a function is the program's, as a hook around the function sees it."""
     answers: list[bool] = []
     try:
         run()
@@ -173,7 +173,7 @@ def test_a_signal_in_a_hook_reaches_the_program_and_leaves_a_valid_trace(
             try:
                 for _ in range(300):
                     trainer()
-                    # with new signatures, and storages to sweep
+                    # new signatures, and storages to sweep
                     torch.ones(rows, 8) * 2
                     rows += 1
                     if not armed.is_set():
@@ -188,7 +188,7 @@ def test_a_signal_in_a_hook_reaches_the_program_and_leaves_a_valid_trace(
     assert arrived == 6
     assert capture.problem is None
     assert validate(tmp_path / "t.jsonl").findings == []
-    # the places that it was in have been left
+    # its scopes were left
     calls = load(tmp_path / "t.jsonl").calls
     assert list(calls["op"])[-1] == "aten.full.default"
     assert list(calls["module"])[-1] == ""
@@ -230,7 +230,7 @@ def test_a_limit_of_pytest_timeout_ends_a_captured_loop(tmp_path: Path) -> None:
 
 
 def run_program(name: str, mode: str, folder: Path) -> tuple[int, str]:
-    """Run a program of the field under `opcapture`; return its exit status and output."""
+    """Run a corpus program under `opcapture`; return its exit status and output."""
     command = [str(Path(sys.executable).with_name("opcapture")), "-o", "t.jsonl", "--force", *OPTIONS[mode]]
     done = subprocess.run(
         [*command, "--", str(PROGRAMS / name)], cwd=folder, capture_output=True, text=True, timeout=120, check=False
@@ -244,7 +244,7 @@ def run_program(name: str, mode: str, folder: Path) -> tuple[int, str]:
 def test_programs_with_threads_and_signals_run_as_without_a_capture(tmp_path: Path, name: str, mode: str) -> None:
     command = [sys.executable, str(PROGRAMS / name)]
     plain = [subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(3)]
-    # torch's own threads abort many runs of p31 when they end, without a capture too
+    # torch's own threads abort many runs of p31 at exit, without a capture too
     assert {done.returncode for done in plain} <= {0, -signal.SIGABRT}
     for _ in range(3):
         status, output = run_program(name, mode, tmp_path)

@@ -1,5 +1,6 @@
-"""Times of kernels. No GPU is at hand here: launches, kernels and devices are made up after the interface of the real
-profiler's events, at the moments and in the threads in which the real profiler saw the calls' operators on the CPU.
+"""Tests of kernel times, without a GPU: launches, kernels and devices imitate the interface of the real profiler's
+events,
+with the times and threads at which the real profiler saw the calls' operators on the CPU.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DURATIONS = {"aten::sin": 700, "aten::cos": 900, "aten::mul": 50}
 
 @dataclass(frozen=True)
 class Event:
-    """What `launched_by` asks of a `torch._C._autograd._KinetoEvent`."""
+    """Attributes of `torch._C._autograd._KinetoEvent` that `launched_by` reads."""
 
     kind: str
     correlation: int
@@ -59,7 +60,7 @@ class Event:
 
 
 class ProfileOnCpu:
-    """A profile in which each innermost operator of `DURATIONS` launched a kernel where it began."""
+    """Profile in which each innermost operator of `DURATIONS` launched a kernel at its begin."""
 
     def __init__(self) -> None:
         self._profile = ActivityProfile([ProfilerActivity.CPU])
@@ -73,7 +74,7 @@ class ProfileOnCpu:
 
 
 def innermost(events: Iterable[Any]) -> Iterator[Any]:
-    """The events with none of their name inside of them: the others begin before the capture sees the call."""
+    """Yield the events without an inner event of the same name: outer ones begin before the capture sees the call."""
     ordered = sorted(events, key=lambda event: event.start_ns())
     for event in ordered:
         inside = (other for other in ordered if event.start_ns() < other.start_ns() < event.end_ns())
@@ -82,7 +83,7 @@ def innermost(events: Iterable[Any]) -> Iterator[Any]:
 
 
 def launch(number: int, operator: Any) -> tuple[Event, Event]:
-    """What a GPU's records have of an operator's kernel."""
+    """Return a GPU's events for an operator's kernel."""
     name, thread = operator.name(), operator.device_resource_id()
     return (
         Event("cuda_runtime", number, "cudaLaunchKernel", operator.start_ns(), 10, thread),
@@ -139,7 +140,7 @@ def test_kernels_of_another_thread_go_to_its_calls(tmp_path: Path) -> None:
 
     with Capture(tmp_path / "t.jsonl", device_time="kernels"):
         thread = Thread(target=sines)
-        # the real profiler sees operators of its own thread alone
+        # the real profiler sees operators of its own thread only
         large.cos()
         thread.start()
         thread.join()

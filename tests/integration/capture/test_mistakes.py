@@ -1,4 +1,4 @@
-"""What a newcomer gets wrong with `opcapture` and `Capture`, and what is said of it."""
+"""Tests of mistakes that new users make with `opcapture` and `Capture`, and of the resulting messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Later calls of a signature: their values and results are in the trace where these decide what a call costs."""
+"""Tests of later calls of a signature: values and results that determine a call's cost are in the trace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from opgrip.traces import Trace, load
 
 
 def rows_of(trace: Trace, op: str) -> list[int]:
-    """How many rows each call of an operator gave that the trace tells of."""
+    """Return the observed number of result rows of each call of an operator."""
     (signature,) = [item for item in trace.signatures if item.op == op]
     outputs = [signature.outputs, *(item.outputs for item in trace.observed.get(signature.number, []))]
     return [output.shape[0] for output in outputs]
@@ -65,7 +65,7 @@ def test_calls_whose_values_do_not_matter_are_not_looked_at(tmp_path: Path) -> N
 
 def test_looking_takes_nothing_from_a_call_s_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mask = torch.rand(100) > 0.5
-    # longer than any test may run
+    # longer than any test runs
     took_ns, passed_ns = 10**13, 0
     for module in (dispatch, call_recording, page_faults):
         monkeypatch.setattr(module, "perf_counter_ns", lambda: perf_counter_ns() + passed_ns)
@@ -87,7 +87,7 @@ def test_looking_takes_nothing_from_a_call_s_time(tmp_path: Path, monkeypatch: p
 
 
 class Mark:
-    """Stands for an event of a device: what was recorded has come at the third question."""
+    """Device event that is complete at the third query."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -101,7 +101,7 @@ class Mark:
 
 
 def test_values_on_a_device_are_fitted_when_they_have_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # no GPU is at hand here: where tensors are, and its events, are stand-ins
+    # without a GPU: the tensors' device and its events are stand-ins
     monkeypatch.setattr("opgrip.capture.signatures.fitting.is_deferred", lambda tensor: True)
     monkeypatch.setattr(deferred, "_mark", lambda device: Mark())
     monkeypatch.setattr(deferred, "is_capturing", lambda kind: False)

@@ -1,4 +1,4 @@
-"""Programs that run at full speed until somebody asks for a recording."""
+"""Tests of programs that run at full speed until a client requests a recording."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ while True:
     print(len(failed), is_on, nn.Module.__call__ is call, flush=True)
 """
 STEP = ["aten.t.default", "aten.addmm.default", "aten.t.default", "aten.addmm.default", "aten.relu.default"]
-"""What one call of the server's network calls."""
+"""operators that one call of the server's network runs"""
 
 
 def ops(path: Path) -> dict[str, list[str]]:
-    """The operators that each thread of a trace called, marks of steps left out."""
+    """Return the operators that each thread of a trace called, without marks of steps."""
     calls = load(path, partial=False).calls
     calls = calls[~calls["op"].astype(str).str.startswith("profiler.")].astype({"op": str, "thread": str})
     return {str(thread): own["op"].tolist() for thread, own in calls.groupby("thread")}
@@ -91,7 +91,7 @@ def test_steps_of_threads_that_ran_before_are_recorded_whole_and_nothing_stays_o
         wait_for(lambda: len((server / "said.txt").read_text()) > before + 100, process)
         last = (server / "said.txt").read_text().splitlines()[-2]
         assert last == "0 False True"
-        # a file of that name is there: another one is written
+        # a file of that name exists, so another name is used
         assert ask(server, "trigger", process.pid, "--steps", "1", "-o", "t.jsonl").stdout.split() == [
             str(server / "t.2.jsonl")
         ]
@@ -102,7 +102,7 @@ def test_only_its_user_can_open_the_socket(server: Path) -> None:
         (path,) = (server / "opgrip").glob("*.sock")
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    # killed: nobody is there any more, and the next one who looks cleans up
+    # the process was killed, and the next client cleans up
     assert "no process can be asked" in ask(server, "list").stderr
     assert not list((server / "opgrip").glob("*.sock"))
 
@@ -251,9 +251,9 @@ print(status, asked.wait(60), asked.problem)
 
 @pytest.fixture
 def own_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    # the agent of this process outlives the test, and is not to be found by others
+    # the agent of this process outlives the test, and other tests must not find it
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_name(tmp_path)))
-    # no test before has said anything of steps
+    # forget the steps that earlier tests have marked
     monkeypatch.setattr(marks, "_next", count().__next__)
     monkeypatch.setattr(marks, "_last", -1)
     return tmp_path
@@ -399,7 +399,7 @@ def test_the_oldest_samples_leave_and_no_other_file(tmp_path: Path) -> None:
         path.write_text(header % ("false" if number == 1 else "true"), encoding="utf-8")
         os.utime(path, (number, number))
     (tmp_path / "s-9.jsonl").write_text("mine", encoding="utf-8")
-    # what a full disk left costs none of it
+    # an empty file left by a full disk is ignored
     (tmp_path / "s-8.jsonl").write_bytes(b"")
     assert [path.name for path in make_room(pattern, 2500)] == ["s-2.jsonl", "s-3.jsonl"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [

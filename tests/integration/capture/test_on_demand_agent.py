@@ -1,4 +1,4 @@
-"""An agent stays one, whatever its process and those who ask it run into."""
+"""Tests of an agent that survives failures in its process and in its clients."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def agent(sockets: Path) -> Iterator[Agent]:
 
 
 def failing_first(function: Callable[..., Any], times: int, error: Exception, of: str = "") -> Callable[..., Any]:
-    """A method that fails so many times, where its object has the name."""
+    """Return a method that fails a number of times if its object has the name."""
     errors = [error] * times
 
     def failing(self: Any, *args: Any) -> Any:
@@ -96,7 +96,7 @@ def failing_first(function: Callable[..., Any], times: int, error: Exception, of
 
 
 def names() -> list[str]:
-    # those of another folder are other tests'
+    # agents in other folders belong to other tests
     own = Path(os.environ["XDG_RUNTIME_DIR"]) / "opgrip"
     return [item.name for item in processes() if item.pid == os.getpid() and item.socket.parent == own]
 

@@ -1,4 +1,4 @@
-"""Engines as they run in production are recorded in the middle of their load, and go on as before."""
+"""Tests of production engines that are recorded under load and continue as before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opgrip.traces import Trace, load
 pytestmark = pytest.mark.slow
 
 WORST = 5.0
-"""Of the median latency after a recording to that before: a mode that stayed on would be noticed elsewhere first."""
+"""largest ratio of the median latency after a recording to the one before: a mode that stayed on would exceed it"""
 SERVICE = """
 import asyncio, json, sys, threading, time, torch, uvicorn, httpx
 from fastapi import FastAPI
@@ -118,7 +118,7 @@ def steps_of(trace: Trace) -> int:
 
 
 def replays(path: Path) -> None:
-    """A trace replays elsewhere: its products of matrices, each as eager PyTorch runs it."""
+    """Check that a trace replays elsewhere: its matrix products, each as eager PyTorch runs it."""
     done = run_command("opreplay", path, "--op", "*mm*", "--top", "2", "--budget", "0.1", "--strict", cwd=path.parent)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -139,9 +139,9 @@ def test_a_service_under_load_answers_all_requests_alike(tmp_path: Path) -> None
     assert statistics.median(latencies[-50:]) < WORST * statistics.median(latencies[10:60])
     trace = load(tmp_path / "service.jsonl", partial=False)
     assert steps_of(trace) == 12
-    # each step is a whole pass: it ends in the projection to the vocabulary
+    # each step is a whole pass, which ends in the projection to the vocabulary
     heads = trace.calls[trace.calls["module"] == "lm_head"]
-    # in inference mode, one call; without gradients, those that it is made of
+    # in inference mode linear is a single call; without gradients it is made of several
     assert heads["op"].astype(str).isin(["aten.mm.default", "aten.linear.default"]).sum() == 12
     assert set(trace.calls["thread"]) == {"AnyIO worker thread"}
     replays(tmp_path / "service.jsonl")
@@ -163,7 +163,7 @@ def test_ranks_of_a_job_record_the_same_step(tmp_path: Path) -> None:
     for rank in (0, 1):
         trace = load(tmp_path / f"rank{rank}.jsonl", partial=False)
         assert steps_of(trace) == 2
-        # the value that the first step's input is filled with tells which step of the program it is
+        # the fill value of a step's input identifies the step of the program
         fills = [item.args[1] for item in trace.signatures if item.op.startswith("aten.full")]
         seen.append(fills)
     assert len(done.stdout.split()) == 2

@@ -1,4 +1,4 @@
-"""Real models of OpenMMLab, whole: what ran is in the trace, and the model did not notice."""
+"""Tests with whole OpenMMLab models: their calls are in the trace, and their results are unchanged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ EXTENSIONS = {
         "mmcv._ext:roi_align_backward",
     },
 }
-# what a trace cannot hold: memory itself, and the handle of a profiler's range
+# arguments that a trace cannot hold: memory itself, and the handle of a profiler's range
 UNREPLAYABLE = {"torch.storage.UntypedStorage", "profiler._RecordFunction"}
 
 pytestmark = [needs("mmdet"), pytest.mark.slow]
@@ -61,7 +61,7 @@ class Run:
 
 
 def one_step(kind: str, run: str, watch: Any) -> list[torch.Tensor]:
-    """Build the model anew and run a step while something watches; outputs, parameters, gradients, RNG state."""
+    """Build the model, run a step inside `watch`, and return outputs, parameters, gradients and RNG state."""
     options = ModelOptions(run=run, input_size=SIZE, cfg_options=NARROW[MODELS[kind]])
     torch.manual_seed(0)
     program = load_program(MODELS[kind], options)
@@ -170,14 +170,14 @@ def test_a_segmentation_model_is_captured_in_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "size", "options"),
     [
-        # its assigner takes masks, where there are any, for tensors
+        # its assigner mistakes masks for tensors
         ("rtmdet_tiny_8xb32-300e_coco.py", 160, ()),
-        # which assigner it uses depends on the epoch, and the size of a batch on the iteration
+        # its assigner depends on the epoch, and the batch size on the iteration
         ("tood_r50_fpn_1x_coco.py", 160, (BACKBONE, "model.neck.in_channels=[32,64,128,256]")),
         ("yolox_tiny_8xb8-300e_coco.py", 160, ()),
-        # it tells faces from the rest, so its labels have one class
+        # it detects only faces, so its labels have one class
         ("retinanet_r50_fpn_1x_widerface.py", 96, (BACKBONE, "model.neck.in_channels=[32,64,128,256]")),
-        # it is given videos
+        # its inputs are videos
         ("qdtrack_faster-rcnn_r50_fpn_8xb2-4e_mot17halftrain_test-mot17halfval.py", 128, ()),
     ],
 )

@@ -1,4 +1,4 @@
-"""Operators by themselves: `opcapture --model opinfo:NAME`."""
+"""Tests of captures of single operators: `opcapture --model opinfo:NAME`."""
 
 from __future__ import annotations
 

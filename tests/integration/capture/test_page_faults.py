@@ -1,4 +1,4 @@
-"""Page faults of calls: real memory, real faults."""
+"""Tests of page faults of calls, with real memory and real faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opgrip.capture.timing import page_faults
 from opgrip.traces import load
 
 PAGES = 4 * (1 << 20) // 4096
-"""Of a result of four megabytes."""
+"""pages of a result of four megabytes"""
 
 
 KEPT_AND_GIVEN_BACK = """
@@ -37,14 +37,14 @@ for _ in range(40):
 
 
 def test_a_call_that_gets_fresh_memory_says_so_and_one_that_reuses_it_does_not(tmp_path: Path) -> None:
-    # a program of its own: where NumPy had large arrays before, results get huge pages
+    # a separate program, because results get huge pages in a process in which NumPy has had large arrays
     (tmp_path / "program.py").write_text(KEPT_AND_GIVEN_BACK)
     done = run_command("opcapture", "-o", "t.jsonl", "--", "program.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     calls = load(tmp_path / "t.jsonl").calls
     faults = {op: calls[calls["op"] == f"aten.{op}.default"]["page_faults"] for op in ("cos", "sin")}
     assert (faults["sin"] > 0.9 * PAGES).mean() > 0.9
-    # where its block lies moves a little with each call, so some get fresh pages even so
+    # the block moves a little with each call, so a few calls get new pages anyway
     assert (faults["cos"] < 0.1 * PAGES).any()
 
 
@@ -65,7 +65,7 @@ def test_calls_lie_within_those_that_made_them_however_long_counting_takes(
     usage, waits = page_faults._usage, iter([0.02])
 
     def slow() -> object:
-        # the first count is that of the outer call, before it runs
+        # the first reading belongs to the outer call, before it runs
         time.sleep(next(waits, 0.0))
         return usage()
 

@@ -1,4 +1,4 @@
-"""Calls that ran right after the capture's own work are marked, and their times are not those of the program."""
+"""Tests of perturbed calls, which run right after the capture's own work: they are marked, and their times not used."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_hiccup_of_the_capture_is_not_the_first_row(tmp_path: Path) -> None:
             began = time.perf_counter_ns()
             time.sleep(0.001)
             mode.own_work.add(began)
-            # where the capture still learns, it works between these too
+            # while the capture learns, it also works between these
             for _ in range(10):
                 small.sqrt()
     trace = load(tmp_path / "t.jsonl")
@@ -101,7 +101,7 @@ def test_after_a_step_that_warms_up_no_call_is_marked(tmp_path: Path) -> None:
     assert len(trace.own_calls) == 3 * 6
     assert watched.calls == 3 * 6
     assert not trace.calls["perturbed"].any()
-    # what only steps that warmed up met is not in the trace
+    # signatures that only warm-up steps have met are not in the trace
     assert {signature.op for signature in trace.signatures} == {"aten.sin.default", "aten.cos.default"}
     assert watched.signatures == len(trace.signatures) == 4
     assert trace.end is not None

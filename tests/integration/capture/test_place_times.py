@@ -1,4 +1,4 @@
-"""Calls of one signature that take other times in some places: values of each such place are looked at."""
+"""Tests of calls of one signature whose times differ by scope: values are recorded for each such scope."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from opgrip.traces.values.exact import Constant
 from opgrip.traces.values.floats import Floats
 
 DENORMAL = 1e-41
-"""Of which the square root takes many times as long as of others."""
+"""denormal number, whose square root takes many times as long as that of others"""
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def note(times: PlaceTimes, *calls: tuple[int, int, int, int]) -> set[tuple[int, PlaceKey]]:
-    """Note calls, each a signature, scope, memory, and time in us."""
+    """Record calls of (signature, scope, memory, time in us) and return the scopes to look at."""
     signatures, scopes, memory, durations = zip(*calls, strict=True)
     return set(times.note(signatures, scopes, memory, np.array(durations) * 1000))
 
@@ -105,7 +105,7 @@ def test_places_are_bounded() -> None:
 def test_an_optimizer_s_states_of_one_shape_are_looked_at_where_they_differ(tmp_path: Path) -> None:
     tiny = torch.full((512, 128), DENORMAL)
     tensors = [torch.rand(512, 128), tiny, *(torch.rand(512, 128) for _ in range(3))]
-    # no call of torch changes them
+    # NumPy changes them, without a call of torch
     arrays = [tensors[0].numpy(), tensors[2].numpy()]
     schedule = Schedule(warmup=3, active=4)
     with Capture(tmp_path / "t.jsonl", schedule=schedule) as watched:
@@ -113,7 +113,7 @@ def test_an_optimizer_s_states_of_one_shape_are_looked_at_where_they_differ(tmp_
             for tensor in tensors:
                 tensor.sqrt()
             watched.step()
-            # so that what a later look meets is new to the trace
+            # change the values, so that a later look finds values new to the trace
             for array in arrays:
                 array[:] *= 1.5
     trace = load(tmp_path / "t.jsonl", partial=False)

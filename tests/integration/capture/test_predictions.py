@@ -1,4 +1,4 @@
-"""Calls that are recognized by what followed last time are recorded as if they were looked at one by one."""
+"""Tests of predicted calls, which must be recorded exactly as calls that are examined individually."""
 
 from __future__ import annotations
 

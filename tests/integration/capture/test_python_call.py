@@ -1,4 +1,4 @@
-"""A model captured as a Python program asks for it."""
+"""Tests of the Python function that captures a model."""
 
 from __future__ import annotations
 

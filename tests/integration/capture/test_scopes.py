@@ -1,4 +1,4 @@
-"""Where calls come from: modules, functions, lines, phases, settings."""
+"""Tests of where calls come from: modules, functions, lines, phases, settings."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_double_backward_is_backward_too(tmp_path: Path) -> None:
         first.sum().backward()
 
     trace = capture(tmp_path, program)
-    # the derivative of the cosine that the first pass ran
+    # the derivative of the first pass's cosine
     (row,) = trace.calls[trace.calls["op"] == "aten.neg.default"].itertuples()
     assert row.phase == "backward"
 

@@ -1,4 +1,4 @@
-"""Recordings of which those stay that call something new, and a day's counts of all."""
+"""Tests of recordings that are kept only if they contain new signatures, and of daily counts of all calls."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ with torch.no_grad():
 
 @pytest.fixture
 def go_to_day(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Lets it be another day, from 1970-01-01 on."""
+    """Return a function that sets the current day, counted from 1970-01-01."""
     return lambda number: monkeypatch.setattr(seen, "time", _Clock(number))
 
 
 class _Clock:
-    """The time of a day, for one module."""
+    """Clock of one module."""
 
     strftime = staticmethod(time.strftime)
 
@@ -141,7 +141,7 @@ def test_days_are_held_against_each_other(tmp_path: Path, go_to_day: Callable[[i
     assert form["counts"]["went"] >= 1
     same = [row for row in form["signatures"] if row["counts"] == [1, 1]]
     assert any("200000" in row["call"] for row in same)
-    # beside a trace too
+    # also together with a trace
     assert load_side([files[0], tmp_path / "1.jsonl"], False, False).calls == 8
 
 

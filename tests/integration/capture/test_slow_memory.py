@@ -1,4 +1,4 @@
-"""Calls whose page faults were slow are marked, and count without what these took longer than usual."""
+"""Tests of calls with slow page faults: they are marked, and the excess time is not counted."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from opgrip.traces.schema.records import Calls, End, Scope, Signature, Thread
 
 USUAL_NS, SLOW_NS = 2_000, 12_000
 PAGES, WORK_NS = 3_000, 4_000_000
-"""Page faults of a call that makes 12 MB, and what it takes besides."""
+"""page faults of a call that creates 12 MB, and its remaining time"""
 
 
 def counted(cost_ns: float, calls: int, work_ns: int = WORK_NS, pages: int = PAGES) -> dict[int, CountedCall]:
-    """Calls whose page faults cost this, as a kernel counts them that samples every 4 ms."""
+    """Return calls whose page faults have the given cost, as counted by a kernel that samples every 4 ms."""
     wanted = [place * pages * cost_ns for place in range(calls + 1)]
     ticks = [int(time // TICK_NS) for time in wanted]
     durations = [int(pages * cost_ns + work_ns)] * calls
@@ -47,7 +47,7 @@ def test_the_excess_of_slow_faults_is_estimated(calls: int, cost_ns: float, thre
     found = SlowMemory(USUAL_NS).slow_calls(counted(cost_ns, calls), [0] * calls)
     expected = PAGES * (cost_ns - USUAL_NS)
     if expected * calls < 15 * TICK_NS:
-        # chance makes some ticks
+        # some ticks occur by chance
         return
     assert [place for place, _ in found] == [*range(calls)]
     assert sum(excess for _, excess in found) == pytest.approx(expected * calls, rel=0.15)
@@ -100,7 +100,7 @@ def test_slow_memory_is_not_in_medians_and_shares(slow: list[int], is_marked: bo
 
 @pytest.fixture
 def slow_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that takes long to provide memory: faults cost less than any that this one has."""
+    """Simulate a machine that is slow to provide memory: expected faults cost less than any real one."""
     monkeypatch.setattr("opgrip.capture.recording.recorder.usual_fault_ns", lambda: 20.0)
 
 
@@ -108,7 +108,7 @@ def slow_faults(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_capture_on_slow_memory_says_so(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl") as capture:
         for _ in range(60):
-            # larger than what the C library keeps
+            # larger than blocks that the C library keeps
             torch.zeros(12 << 20)
     assert any(line.startswith("the machine was slow to provide memory") for line in closing_lines(capture))
     calls = load(tmp_path / "t.jsonl").calls
@@ -118,7 +118,7 @@ def test_a_capture_on_slow_memory_says_so(tmp_path: Path) -> None:
 
 
 class Busy:
-    """Contention that is always there."""
+    """Permanent contention."""
 
     def __init__(self, ignored: int) -> None:
         assert ignored
@@ -151,7 +151,7 @@ def test_the_usual_cost_of_a_page_fault_is_of_memory_at_hand() -> None:
 
 
 def test_slow_memory_of_this_machine_is_found(tmp_path: Path) -> None:
-    """On a virtual machine with free page reporting, as far as it is slow now."""
+    """Find slow memory on a virtual machine with free page reporting, if it is slow at the moment."""
     usual = usual_fault_ns()
     if usual is None:
         pytest.skip("the usual cost of a page fault is not known here")
@@ -167,7 +167,7 @@ def test_slow_memory_of_this_machine_is_found(tmp_path: Path) -> None:
 
 
 def system_ns_of_a_fault(kept: ExitStack) -> float:
-    """Time in the kernel for each page of 128 MB that is taken and kept."""
+    """Return the time in the kernel per page of 128 MB that are allocated and kept."""
     size = 128 << 20
     memory = kept.enter_context(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_stime

@@ -1,4 +1,4 @@
-"""Parts of a long program: schedules, limits, decorated functions."""
+"""Tests of captures of parts of a long program: schedules, limits, decorated functions."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_function_that_fails_when_decorated_fails_as_it_did(tmp_path: Path) ->
 
 
 def various_calls(number: int) -> None:
-    """Calls of which each other one has a signature of its own."""
+    """Make calls of which every other one has a new signature."""
     for step in range(number):
         torch.ones(3 + step) + 1
         X.sin()
@@ -151,7 +151,7 @@ def test_a_limit_of_bytes_is_passed_by_no_more_than_a_call(tmp_path: Path, most:
     with Capture(tmp_path / "t.jsonl", max_bytes=most) as watched:
         various_calls(2000)
     size = (tmp_path / "t.jsonl").stat().st_size
-    # a header, a call with all that it needs, and the closing record
+    # a header, one call with everything it needs, and the closing record
     assert most <= size <= most + 2_500
     trace = load(tmp_path / "t.jsonl", partial=False)
     assert len(trace.calls) == watched.calls >= 1

@@ -1,4 +1,4 @@
-"""Models of transformers from their configs: built, run, captured."""
+"""Tests of transformers models that are built from their configs, run and captured."""
 
 from __future__ import annotations
 

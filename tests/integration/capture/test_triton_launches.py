@@ -1,4 +1,4 @@
-"""Launches of Triton kernels, on the CPU by Triton's interpreter."""
+"""Tests of launches of Triton kernels on the CPU, by Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     optional("triton")
     yield importlib.import_module("launched_kernels")
-    # its operator may be registered once, and the next test asks for the module with no configuration chosen
+    # the module stays loaded because its operator can be registered only once; forget the chosen configuration
     sys.modules["launched_kernels"].count_kernel.cache.clear()
 
 

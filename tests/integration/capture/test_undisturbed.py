@@ -1,4 +1,4 @@
-"""Small models of many kinds run bit for bit as they do without a capture, also where they or the capture fail."""
+"""Tests that small models of many kinds run bit for bit as without a capture, also if they or the capture fail."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from opgrip.capture.signatures import predictions
 from opgrip.traces import Trace, load
 
 STEPS = 3
-"""The first meets each call, the others find it foreseen."""
+"""steps per run: the first one meets each call, the others predict it"""
 RUNS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "train": nullcontext,
     "predict without gradients": torch.no_grad,
     "predict in inference mode": torch.inference_mode,
 }
 SECOND_RUNS = ("predict without gradients",)
-"""Left to the slow tests."""
+"""programs left to the slow tests"""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
@@ -62,7 +62,7 @@ def without_capture(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 def observe(build: Callable[[], SmallProgram], run: str, watch: Watch) -> Observed:
-    """Build the program anew and run its steps while something watches; all that the program can see of them."""
+    """Build the program, run its steps inside `watch`, and return everything that the program can observe."""
     torch.manual_seed(0)
     program = build()
     training = run == "train"
@@ -90,7 +90,7 @@ def facts(program: SmallProgram, outputs: Any) -> Iterator[tuple[str, Any]]:
 
 
 def as_seen(tensor: Tensor) -> tuple[Any, ...]:
-    """What a program can see of a tensor, its numbers by their bits: nan equals itself, and 0.0 is not -0.0."""
+    """Return what a program can observe of a tensor, with numbers as bits: nan equals itself, and 0.0 is not -0.0."""
     bits = tensor.detach().clone().reshape(-1).contiguous().view(torch.uint8)
     made_by = type(tensor.grad_fn).__name__
     return (
@@ -124,7 +124,7 @@ def run_of(build: Callable[[], SmallProgram], run: str, path: Path) -> Run:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    # with more, the gradients of the detector's indexing differ from run to run, also without a capture
+    # with more threads, the gradients of the detector's indexing differ from run to run, also without a capture
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -171,7 +171,7 @@ def test_operator_counts_equal_those_of_an_independent_mode(run: Run) -> None:
 
 
 class Broken(Exception):
-    """An error with arguments that its message does not tell."""
+    """Error with arguments that are not in its message."""
 
     def __str__(self) -> str:
         return "broken"
@@ -190,7 +190,7 @@ class RaisesInBackward(torch.autograd.Function):
 
 
 class Raising(nn.Module):
-    """Raises an error where it is told to."""
+    """Module that raises an error at a chosen place."""
 
     def __init__(self, where: str, error: BaseException) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ def test_an_error_of_an_operator_reaches_the_program_as_it_was_raised(tmp_path: 
 
 
 class Stepping(nn.Module):
-    """Takes a step of its optimizer in forward, which fails."""
+    """Module whose forward makes an optimizer step and fails."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -281,7 +281,7 @@ def test_fake_tensors_work_in_a_capture(tmp_path: Path) -> None:
 
 
 def resize_memory() -> list[Tensor]:
-    """Free memory and get it back, as FSDP does, and let outputs grow, after each was calculated with."""
+    """Free and reallocate storages, as FSDP does, and let outputs grow, each after use in a computation."""
     weight = nn.Parameter(torch.full((100, 100), 0.5))
     weight.data.mul_(2)
     flags = torch.ones(90, 90) > 0
@@ -312,7 +312,7 @@ def test_memory_is_freed_and_grows_as_without_a_capture(tmp_path: Path, values: 
     assert capture.dropped == 0
 
 
-# `_keep` holds its own guard: what it calls is in its place
+# skip `_keep`, which has its own guard; its callees are replaced instead
 HOOKS = [
     (RecordingMode, "_find"),
     (RecordingMode, "_match_storages"),
@@ -345,7 +345,7 @@ def test_a_fault_of_a_hook_is_counted_and_the_program_does_not_notice(
 
     plain = observe(SMALL_PROGRAMS[name], "train", without_capture)
     monkeypatch.setattr(owner, hook, faulty)
-    # so that the three steps of a program come to where calls are recognized
+    # low enough that three steps of a program reach the prediction of calls
     monkeypatch.setattr(predictions, "SIGHTINGS", 2)
     captured = observe(SMALL_PROGRAMS[name], "train", capture)
     assert differences(plain, captured) == []

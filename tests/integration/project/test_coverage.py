@@ -1,4 +1,4 @@
-"""What `benchmarks/coverage.py` keeps of models: of trials that end early, and in a journal that a kill cut."""
+"""Tests of the records that `benchmarks/coverage.py` keeps of trials that end early, and in a journal cut by a kill."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CAPTURED: dict[str, Any] = {"missing": {}, "surplus": {}, "dropped": 0, "is_same
 
 @pytest.fixture
 def coverage() -> ModuleType:
-    # by its file: pytest-cov's package has the same name
+    # load it by path, since pytest-cov's package has the same name
     path = ROOT / "benchmarks/coverage.py"
     spec = util.spec_from_file_location("coverage_of_models", path)
     assert spec is not None

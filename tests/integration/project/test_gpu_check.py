@@ -1,4 +1,4 @@
-"""The check of a GPU, as far as a machine without one tells: what becomes of its steps, and what it leaves."""
+"""Tests of the GPU check that work without a GPU: the outcome of its steps, and the files that it leaves."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_mode_that_multiplies_in_tf32_is_held_against_an_eager_that_does(
 
     monkeypatch.setattr(modes, "find_mode", lambda name: (SimpleNamespace(in_graphs=False), ""))
     monkeypatch.setattr(modes, "check_runtime", lambda name: None)
-    # what the capture finds set is what the replay sets
+    # the replay must set the precision that the capture sees
     monkeypatch.setattr(modes, "capture_layers", lambda place: torch.get_float32_matmul_precision())
     monkeypatch.setattr(modes, "replay_rows", rows_of)
     for name in ("tensorrt", "onnxruntime"):

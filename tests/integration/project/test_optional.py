@@ -1,4 +1,4 @@
-"""What tests can do without is what the extras install, and is asked for in one way."""
+"""Tests that optional packages of the test suite come from extras, and are requested in one way."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MODULES_OF = {
     "tensorflow-cpu": "tensorflow",
     "axe-playwright-python": "axe_playwright_python",
 }
-"""Modules of the distributions that have another name."""
+"""modules of distributions with another name"""
 
 OF_NO_EXTRA = ("PIL", "flashinfer_bench", "nsys", "ncu", "gdb", "c++", "ninja", "chromium")
-"""What no extra and no target installs."""
+"""modules that no extra and no make target installs"""
 
 OF_SOME_VERSIONS = ("duckdb", "polars")
-"""What developing brings where there is one for the version of Python."""
+"""development packages that exist only for some versions of Python"""
 
 IN_A_WAY_OF_ITS_OWN = re.compile(r"importorskip|find_spec|shutil\.which|except (ImportError|ModuleNotFoundError)")
 
@@ -40,7 +40,7 @@ def all_extras() -> dict[str, list[str]]:
 
 
 def modules_of_extras() -> dict[str, set[str]]:
-    """What each module's extras are called, of those that may be missing."""
+    """Return the names of the extras of each optional module."""
     extras: dict[str, set[str]] = {}
     for extra, requirements in all_extras().items():
         for name in map(distribution, requirements):
@@ -72,7 +72,7 @@ def test_what_is_said_to_install_a_module_does(name: str) -> None:
     command = optional.COMMANDS[name]
     extras = modules_of_extras().get(name, set())
     if target := re.fullmatch(r"make (\w+)", command):
-        # the target installs an extra of the module's, or names it
+        # the target installs an extra of the module, or names it
         recipe = (ROOT / "Makefile").read_text().partition(f"\n$({target[1].upper()}):")[2].partition("\n\n")[0]
         words = set(re.findall(r"[\w-]+", recipe))
         names = {distribution for distribution, module in MODULES_OF.items() if module == name} | {name}

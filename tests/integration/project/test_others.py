@@ -1,4 +1,4 @@
-"""Benchmarks say that others disturbed them, rather than printing numbers that mean nothing."""
+"""Tests that benchmarks report contention instead of printing meaningless numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUIET, BUSY = Part(0.0, 0.01), Part(0.0, 0.4)
 
 
 def usages(*shares_of_others: float) -> Iterator[Usage]:
-    """What processors did before and after parts in which others took these shares."""
+    """Yield processor usage before and after parts in which other processes used the given shares."""
     whole_s = busy_s = 0.0
     for share in shares_of_others:
         yield Usage(whole_s, busy_s, 0.0)
@@ -52,7 +52,7 @@ def test_rounds_are_too_few_where_most_were_disturbed() -> None:
 
 
 def program(rng: np.random.Generator, rounds: int) -> list[Times]:
-    """Times of thirty operators that vary by nothing but chance."""
+    """Return times of thirty operators with random variation only."""
     return [{f"op{number}": [*(1000 + rng.normal(size=3))] for number in range(30)} for _ in range(rounds)]
 
 

@@ -1,4 +1,4 @@
-"""Quick tests are left out after packages were added only where they passed before; slow ones are run in parts."""
+"""Tests of skipping: after new packages only quick tests that passed are skipped; slow tests run in parts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ INSTALLED = {"torch": "2.13.0", "numpy": "2.1.0"}
 
 
 class Cache(dict[str, Any]):
-    """As much of pytest's cache as is used; what is set is got."""
+    """Part of pytest's cache that is used: a dictionary."""
 
     set = dict.__setitem__
 
 
 def item(name: str, *marks: str) -> Any:
-    """A test, such as `traces/test_reader.py::test_one`."""
+    """Return a test item of a name such as `traces/test_reader.py::test_one`."""
     return SimpleNamespace(
         nodeid=f"tests/{name}",
         path=TESTS / name.partition("::")[0],
@@ -36,7 +36,7 @@ def report(name: str, outcome: str, when: str = "call") -> Any:
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Of a run in which a test of each kind was run."""
+    """Return the cache after a run with one test of each kind."""
     monkeypatch.setattr(passed, "installed", lambda: INSTALLED)
     cache = Cache()
     plugin = Passed(cache)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What the documents tell a user to type works, typed in their order into a fresh folder."""
+"""Tests that the commands in the documents work when typed in order in an empty folder."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ DOCUMENTS = [
     if commands_in((ROOT / name).read_text(encoding="utf-8"))
 ]
 MEASURES = ("docs/ci.md",)
-"""Documents whose commands fail if other processes use the cores."""
+"""documents whose commands fail if other processes use the cores"""
 
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a user's machine keeps from one command to the next, such as how fast it is; one for all documents."""
+    """Return a cache folder for measurements of the machine, shared by all documents."""
     folder = tmp_path_factory.getbasetemp()
     return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "pasted-cache"
 

@@ -1,4 +1,4 @@
-"""Figures and their thresholds: what fails a run of `benchmarks/thresholds.py`, and its table."""
+"""Tests of performance thresholds: failures of `benchmarks/thresholds.py`, and its table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NOISY = [(2.0, 1.0), (0.5, 1.0), (4.0, 1.0), (0.9, 1.0), (2.5, 1.0)]
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    # benchmarks set these for themselves when they are loaded
+    # benchmarks set these when they are imported
     for name in ("TORCH_CPP_LOG_LEVEL", "KINETO_LOG_LEVEL"):
         monkeypatch.setenv(name, "9")
     import thresholds as benchmark
@@ -56,8 +56,8 @@ def run(
     arguments: Sequence[str] = (),
     later: Rounds = STEADY,
 ) -> int:
-    """The exit status of a run whose one figure is 2; a whole run's rounds are `later`."""
-    # built in, so that a fresh process can load it
+    """Return the exit status of a run whose only figure is 2; a complete run's rounds are `later`."""
+    # a builtin method, so that a new process can load it
     measure = {3: [later], 1: [STEADY]}.__getitem__
     monkeypatch.setattr(benchmark, "EXPERIMENTS", (Experiment("made up", (COST,), measure, rounds=3, quick_rounds=1),))
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Tests that measure have the machine to themselves."""
+"""Tests that measuring tests run while no other test does."""
 
 from __future__ import annotations
 

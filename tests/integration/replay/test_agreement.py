@@ -1,4 +1,4 @@
-"""Sizes that operators trust to agree with each other."""
+"""Tests of arguments whose sizes operators assume to agree."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def n(*shape: int) -> torch.Tensor:
 
 
 def one(*shape: int) -> torch.Tensor:
-    """A single element in memory, seen as many."""
+    """Return a tensor that repeats a single element in memory."""
     return torch.zeros(()).expand(shape)
 
 

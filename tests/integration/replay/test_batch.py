@@ -1,4 +1,4 @@
-"""Larger batches: what a trace of a small batch says of a larger one is what a trace of that says."""
+"""Tests of batch scaling: a scaled trace of a small batch equals a trace of the larger batch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ConvNet(nn.Module):
 
 
 class Block(nn.Module):
-    """A block of a transformer, with heads of its own and with torch's, and a class token."""
+    """Transformer block with its own attention and torch's, and a class token."""
 
     def __init__(self, width: int = 15, heads: int = 3) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def captured(folder: Path, program: Callable[[], object]) -> Trace:
 
 
 def described(signature: Any) -> str:
-    """A call's tensors and numbers; strides of dimensions of one element mean nothing."""
+    """Return a call's tensors and numbers, ignoring strides of dimensions of size 1."""
 
     def told(leaf: object) -> object:
         if not isinstance(leaf, TensorSpec):
@@ -153,7 +153,7 @@ def test_a_part_of_a_signature_s_calls_grows_as_all_of_them(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("length", [4, 2])
 def test_the_batch_is_followed_into_rows_of_a_larger_dimension(tmp_path: Path, length: int) -> None:
-    # of different widths, so that no signature is of both
+    # different widths, so that the two have no signature in common
     linear, other, x = nn.Linear(5, 3), nn.Linear(5, 4), torch.randn(2, length, 5)
 
     def program(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Functions timed on inputs that a Python program gives."""
+"""Tests of `benchmark`: functions timed on inputs from a Python program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAST = {"iterations": 3, "warmup": 0}
 
 
 def sigmoid_gelu(x: Tensor) -> Tensor:
-    """The same function by another formula."""
+    """Return the same function computed by another formula."""
     return x * (1 + torch.erf(x / 2**0.5)) / 2
 
 
@@ -66,7 +66,7 @@ def test_several_functions_run_on_the_same_inputs_under_modes() -> None:
     ]
     assert [row.op.rpartition(".")[2] for row in results[::2]] == ["gelu", "sigmoid_gelu", "gelu", "sigmoid_gelu"]
     assert results[0].op == "torch.nn.functional.gelu"
-    # the reference in eager has nothing to be compared with
+    # the eager reference has no ratio
     is_reference = [row.op == "torch.nn.functional.gelu" and row.mode == "eager" for row in results]
     assert [row.ratio is None for row in results] == is_reference
     assert [row.max_abs is None for row in results] == is_reference
@@ -142,7 +142,7 @@ def test_a_candidate_is_compared_with_the_first_function(name: str) -> None:
     if status == "wrong" and "elements differ" in said:
         assert f"by {row.max_abs:.2g} (rel {row.max_rel:.2g})" in row.error
     assert (row.ratio is None) == (status != "ok" or "reference failed" in said)
-    # nobody's writes reach another function
+    # writes of one function never reach the inputs of another
     assert last.status == ("failed" if "reference raises" in name else "ok")
 
 
@@ -154,7 +154,7 @@ def test_gradients_of_a_candidate_are_compared() -> None:
         *[("forward", "ok"), ("backward", "ok")] * 2,
         *[("forward", "ok"), ("backward", "wrong")],
     ]
-    # of ones, the gradient of softmax is zero
+    # for an output gradient of ones, the gradient of softmax is zero
     results = benchmark([softmax, softmax, lambda x: softmax(x).detach() + 0 * x], [[(4, 8)]], backward=True, **FAST)
     assert [row.status for row in results if row.direction == "backward"] == ["ok", "ok", "wrong"]
 

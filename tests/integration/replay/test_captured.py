@@ -1,4 +1,4 @@
-"""Captured times: what counts for a case, how far its calls differ, and how a table marks those that are doubtful."""
+"""Tests of captured times: calls that count for a case, the spread of its calls, and marks of doubtful times."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPEC = TensorSpec((2, 3), (3, 1), torch.float32, "cpu")
 
 
 def case_of(path: Path, durations_us: Sequence[int], perturbed: Sequence[tuple[int, int]] = ()) -> Case:
-    """The case of calls that took so long."""
+    """Return the case of calls with these durations."""
     count = len(durations_us)
     starts, durations = [place * 10**9 for place in range(count)], [time * 1000 for time in durations_us]
     calls = Calls(0, [0] * count, [0] * count, starts, durations, [2] * count, [1, 2] * count)

@@ -1,4 +1,4 @@
-"""Options and columns, each declared once, in what is made of them."""
+"""Tests of everything derived from the declarations of options and columns."""
 
 from __future__ import annotations
 

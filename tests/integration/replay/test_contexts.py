@@ -1,4 +1,4 @@
-"""Cases run under the settings that they were captured under."""
+"""Tests that cases run under the settings of their capture."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ PRECISION = pytest.mark.skipif(read_precision("cuda.matmul") is None, reason="to
 
 @pytest.fixture
 def tf32() -> Iterator[None]:
-    """Products on a GPU in TF32, as programs say it since torch 2.9; then torch's older setting cannot be read."""
+    """Allow TF32 products with torch's newer setting (2.9 and later), after which the older setting cannot be read."""
     before = read_precision("cuda.matmul")
     set_precision("cuda.matmul", "tf32")
     yield

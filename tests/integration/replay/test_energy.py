@@ -1,4 +1,4 @@
-"""Energy and clocks of a GPU. None is needed: a stand-in for NVML counts what one would take."""
+"""Tests of energy and clocks of a GPU, without a GPU: a stand-in for NVML counts energy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_energy_is_that_of_a_gpu_that_is_kept_busy_although_reading_it_takes_lon
 def test_nothing_is_read_between_runs_but_by_another_thread() -> None:
     nvml = Nvml()
     Meter(Gpu(nvml, "GPU")).measure(nvml.run, nothing, **QUICK)
-    # before and after the idle time, and before and after the runs
+    # readings before and after the idle time, and before and after the runs
     assert nvml.readings == [COUNTER] * 4
 
 
@@ -70,7 +70,7 @@ def test_a_gpu_that_counts_no_energy_has_that_of_power_and_time() -> None:
     nvml = Nvml(COUNTER)
     energy = Meter(Gpu(nvml, "GPU")).measure(nvml.run, nothing, **QUICK)
     assert energy.millijoules is not None
-    # the stand-in tells the power of an idle GPU, of runs that take a millisecond and more
+    # the stand-in reports idle power for runs of a millisecond or more
     assert energy.millijoules > IDLE_W * 0.9
     assert energy.idle_w == pytest.approx(IDLE_W)
 
@@ -166,7 +166,7 @@ def test_nothing_is_read_and_nobody_is_in_the_way_where_there_is_no_gpu() -> Non
 
 def test_a_device_is_kept_busy_once_before_anything_is_timed_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     products = list[str]()
-    # what runs on a GPU runs here on the CPU
+    # run the GPU's work on the CPU
     monkeypatch.setattr(clocks, "synchronizer", lambda device: nothing)
     monkeypatch.setattr(torch, "ones", lambda *size, device: torch.zeros(2, 2))
     monkeypatch.setattr(torch, "mm", lambda one, other: products.append("mm"))

@@ -1,4 +1,4 @@
-"""Gradients under --backward of calls whose source does not say which tensors require them."""
+"""Tests of gradients under --backward for calls whose source does not record which tensors require them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RELU, MATRIX = "aten.relu.default", "aten.mm.default"
 
 
 def backward_rows(target: str) -> dict[str, Result]:
-    """Return the backward row of each operator, made ready and not timed."""
+    """Return the backward row of each operator, prepared but not timed."""
     plan = RunRequest(timing=TimingOptions(backward=True), effort=Effort(warmup=0))
     loaded = load_workload(replace(plan, trace=str(target)))
     rows = [row for case in loaded.cases for _, row, _ in prepare(case, loaded)]

@@ -1,4 +1,4 @@
-"""What changes what a row measures is in its identity; every option of opreplay says what it changes."""
+"""Tests that a row's identity contains everything that changes its measurement, for each option of opreplay."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_row_says_in_which_dtype_it_ran(program: Path) -> None:
     assert relu.key == cast_relu.key
     assert relu.identity != cast_relu.identity
     assert cast_relu.variant == "float64"
-    # what cannot be cast, or is of that dtype already, is the same row
+    # cases that cannot be cast, or have that dtype already, keep their identity
     name = "aten.cumsum.default eager"
     assert recorded[name] == cast[name]
     assert rows_with(program, dtype="float32") == recorded

@@ -1,4 +1,4 @@
-"""The file beside the results that keeps what an interrupted replay can go on with."""
+"""Tests of the journal next to the results, from which an interrupted replay resumes."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_results_that_are_whole_are_gone_on_with_by_the_same_replay_alone(tmp_pa
         (row.case, row.values, row.median_us) for row in rows
     ]
     others: list[dict[str, Any]] = [{"values": "recorded"}, {"op": []}, {"threads": "1"}, {"cache": "cold"}]
-    # a table does not say how often a case was run
+    # a table does not contain the number of runs
     others += [{"iterations": 2}] if suffix == ".json" else []
     for changes in others:
         with pytest.raises(UserError, match=f"r{suffix} holds other results: choose another name, or replace it"):
@@ -145,7 +145,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFIN
 from opgrip.replay.command.opreplay import main
 sys.exit(main(sys.argv[2:]))
 """
-"""A command whose files may have so many bytes, which stands for a disk that is full."""
+"""command prefix that limits the size of files, to simulate a full disk"""
 
 
 @pytest.mark.parametrize("size", [6_000, 13_000])

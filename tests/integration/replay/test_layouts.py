@@ -1,4 +1,4 @@
-"""Tensors of every layout come back from a captured program as they were."""
+"""Tests that tensors of every layout come back from a captured program unchanged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def inputs_of(case: Case, **options: Any) -> Inputs:
 
 
 def detached(path: Path, tensor: torch.Tensor) -> Inputs:
-    """The inputs of a call that every kind of tensor can be the argument of."""
+    """Return the inputs of a call of `detach`, which accepts every kind of tensor."""
     return inputs_of(captured(path, lambda: torch.ops.aten.detach(tensor), "aten.detach.default"))
 
 
@@ -140,7 +140,7 @@ def test_an_operator_on_such_tensors_gives_what_it_gave(tmp_path: Path, name: st
         args, kwargs = inputs_of(case).make()
         result = find_operator(case.signature).function(*args, **kwargs)
     if name in ("coalesce",):
-        # how many indices are alike is by chance
+        # the number of equal indices is random
         assert result.shape == expected.shape
     elif result.layout is torch.sparse_coo:
         assert (result.shape, result._nnz()) == (expected.shape, expected._nnz())

@@ -1,4 +1,4 @@
-"""Modes, run as a user runs them, with some that another package brings and that go wrong."""
+"""Tests of modes through the command line, including faulty ones from another package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAST = ("--iterations", "2", "--warmup", "0", "--threads", "1", "--jobs", "1")
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Calls of few operators, of which one writes into its argument, and one is random."""
+    """Return a trace of few operators, one of which writes into its argument, and one of which is random."""
     path = tmp_path_factory.mktemp("modes") / "calls.jsonl"
     torch.manual_seed(0)
     left, right = torch.randn(16, 8), torch.randn(8, 8)
@@ -37,7 +37,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a command where a package with modes is installed."""
+    """Return the environment of a command in which a package with modes is installed."""
     store = tmp_path_factory.mktemp("store")
     return with_package(tmp_path_factory.mktemp("site"), {"opgrip.modes": "planted_modes"}) | {
         "OPGRIP_CACHE": str(store)

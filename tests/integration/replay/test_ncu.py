@@ -1,9 +1,9 @@
-"""opreplay under Nsight Compute.
+"""Tests of opreplay under Nsight Compute.
 
-ncu needs a GPU, and tests run where there is none: a stand-in takes its place, a script that is called as ncu is, and
-writes and prints reports in the form that ncu's documentation gives. It shows that opreplay asks for the right things
-and copes with what comes back, and not that ncu understands them; reports that `benchmarks/gpu_check.py` kept are
-parsed by tests/unit/replay/test_kept_reports.py.
+ncu needs a GPU, which the test machines lack, so a script replaces it that accepts ncu's arguments and writes reports
+in
+the documented form. This shows that opreplay makes the right requests and handles the answers, but not that ncu
+understands them; reports that `benchmarks/gpu_check.py` kept are parsed by tests/unit/replay/test_kept_reports.py.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ Path(report).write_text("".join([told["head"], *(told["kernels"][str(case)] for 
 
 
 class StandIn:
-    """A stand-in for ncu that is told what to find, and remembers how it was called."""
+    """Stand-in for ncu with configurable reports, which records its calls."""
 
     def __init__(self, folder: Path, rows: pd.DataFrame) -> None:
         self.binary, self._told, self._log = folder / "ncu", folder / "told.json", folder / "log.jsonl"
@@ -129,7 +129,7 @@ class StandIn:
 
 
 def lines(kernels: list[tuple[str, str, float]], metrics: dict[str, float] | None = None) -> str:
-    """Lines of a raw page: ranges that kernels were launched in, their names and times in ns."""
+    """Return lines of a raw page: ranges in which kernels were launched, kernel names and times in ns."""
     text = io.StringIO()
     writer = csv.writer(text, quoting=csv.QUOTE_ALL)
     for number, (named, name, duration) in enumerate(kernels):
@@ -141,7 +141,7 @@ def lines(kernels: list[tuple[str, str, float]], metrics: dict[str, float] | Non
 
 
 def table(kernels: list[tuple[str, str, float]]) -> str:
-    """A raw page: headings, units, and a line a kernel."""
+    """Return a raw page: headings, units, and one line per kernel."""
     text = io.StringIO()
     writer = csv.writer(text, quoting=csv.QUOTE_ALL)
     writer.writerow([*HEADING, *BASIC])
@@ -263,7 +263,7 @@ def test_a_metric_that_a_chip_lacks_is_left_out_and_the_others_are_measured(
     stand_in: StandIn, tiny_trace: Path, tmp_path: Path
 ) -> None:
     tensor, memory = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active", "dram__bytes_read.sum"
-    # older versions say the name, newer ones the pattern that they make of it
+    # older versions report the metric's name, newer ones the pattern that they derive from it
     stand_in.tell(lacks={tensor: tensor, memory: r"regex:^dram__bytes_read\.sum$"})
     done = stand_in.replay(tiny_trace, tmp_path / "out.json")
     assert done.returncode == 0, done.stderr
@@ -273,7 +273,7 @@ def test_a_metric_that_a_chip_lacks_is_left_out_and_the_others_are_measured(
     table = load_results(tmp_path / "out.json")
     table = table[table["status"] == "ok"]
     assert set(table["ncu_us"]) == {4.0}
-    # the batches after the first ask for what there is at once
+    # batches after the first request only available metrics
     asked = [next(word for word in call["argv"] if word.startswith("--metrics=")) for call in stand_in.calls()]  # type: ignore[attr-defined]
     assert [(tensor in metrics, memory in metrics) for metrics in asked] == [
         *[(True, True), (False, True)],
@@ -402,7 +402,7 @@ def load_report(path):
 def test_the_module_that_comes_with_ncu_is_preferred_and_its_failure_is_not_ours(
     stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The module is a stand-in too, with the part of its documented interface that is used."""
+    """The module is a stand-in as well, with the used part of its documented interface."""
     monkeypatch.setenv("STAND_IN", stand_in.environment["STAND_IN"])
     folder = tmp_path / "extras" / "python"
     folder.mkdir(parents=True)
@@ -432,7 +432,7 @@ def test_a_command_stands_in_a_template_as_words_or_as_text() -> None:
 
 @needs("nsys")
 def test_ranges_for_ncu_are_named_as_rows_are_looked_for(tiny_trace: Path, tmp_path: Path) -> None:
-    """What runs under ncu is real here; nsys, which needs no GPU, sees its ranges in the place of ncu."""
+    """Programs under ncu run unchanged here; nsys, which needs no GPU, sees their ranges instead of ncu."""
     job = request_with(tiny_trace, top=3, mode=["eager", "jit"], iterations=2, warmup=0)
     job = replace(job, profiled=NCU)
     command = target.profiled_command(tmp_path, job, set(), 120)

@@ -1,4 +1,4 @@
-"""What Nsight Systems sees of a replay; its kernels are of a report that is made up here, since there is no GPU."""
+"""Tests of replays under Nsight Systems; kernels are added to the reports, since the tests have no GPU."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_case_has_its_ranges_and_nsys_times_agree_with_ours(detector_trace
     ratios = slow["nsys_us"] / slow["nsys_own_us"]
     with compared_times():
         assert 0.98 < ratios.median() < 1.02
-        # another program can take the processor between the readings of the two clocks
+        # another program may take the processor between the readings of the two clocks
         assert ratios.between(0.9, 1.1).sum() >= len(slow) - 1, ratios.to_dict()
 
 
@@ -68,7 +68,7 @@ def test_each_row_of_a_case_has_ranges_of_its_own(detector_trace: Path, tmp_path
     assert done.returncode == 0, done.stderr
     rows = load_results(output)
     assert rows[["mode", "threads"]].values.tolist() == [["eager", 1], ["jit", 1], ["eager", 2], ["jit", 2]]
-    # the rows of a case get as many runs as each other, also where some of one are dropped
+    # all rows of a case get the same number of runs, also if some runs are dropped
     assert rows["nsys_runs"].between(4, 4 + MOST_DROPPED).all()
 
 
@@ -184,7 +184,9 @@ def test_what_nsys_says_against_an_argument_is_in_the_error(tiny_trace: Path, tm
 
 
 def made_up_report(path: Path, kernels: bool = True) -> Path:
-    """Two runs of case 7 and one of case 8, each after the phase `ready`; in the layout of nsys 2022.4."""
+    """Write a report of two runs of case 7 and one of case 8, each after the phase `ready`, in the layout of nsys
+    2022.4.
+    """
     ranges = [(100, 199, READY, 7), (200, 300, "aten.mm", 7), (400, 500, "aten.mm", 7), (600, 650, "aten.sin", 8)]
     with closing(sqlite3.connect(path)) as database:
         database.executescript(
@@ -223,7 +225,7 @@ def add_kernels(database: sqlite3.Connection, names: Sequence[str]) -> None:
     ran = [(220, 250, 1, gemm), (260, 270, 2, reduce), (420, 450, 3, gemm), (560, 570, 5, gemm)]
     rows = [(start, end, PID << 24, number, name) for start, end, number, name in ran]
     database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?)", rows)
-    # it runs on while its call has long returned
+    # the copy continues long after its call has returned
     database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (520, 540, ?, 4, 4096)", (PID << 24,))
 
 
@@ -244,7 +246,7 @@ def test_kernels_and_copies_belong_to_the_call_that_launched_them_on_whatever_th
     assert met.nsys_kernels == "gemm x1; reduce x0.5"
     assert met.nsys_launches == 1.5
     assert met.nsys_gpu_us == pytest.approx((30 + 10 + 30) / 2 / 1e3)
-    # 250 to 260 in the first run, 450 to 520 in the second
+    # gaps: 250 to 260 in the first run, 450 to 520 in the second
     assert met.nsys_gap_us == pytest.approx((10 + 70) / 2 / 1e3)
     assert (met.nsys_copies, met.nsys_copied_bytes) == (0.5, 2048)
     assert NsysColumns.of(with_seen(row(8), None, seen)).nsys_launches is None

@@ -1,4 +1,4 @@
-"""What Nsight Systems sees of a replay on a GPU: reports of the documented schema, by a stand-in for nsys."""
+"""Tests of replays on a GPU under Nsight Systems, with reports in the documented schema from a stand-in for nsys."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def columns_of(path: Path, case: int = 7) -> NsysColumns:
 
 
 def window(path: Path, case: int) -> Path:
-    """A report of one part of the cases; its times begin anew."""
+    """Write a report of a part of the cases, with times that start from zero."""
     kernel = {"start": 210, "end": 220, "correlationId": 1, "name": f"kernel{case}"}
     return write_report(path, [(200, 300, f"aten.op{case}", case)], [(205, 1)], {"KERNEL": [kernel]})
 
@@ -64,7 +64,7 @@ def test_a_trace_of_a_gpu_is_profiled_on_it_though_no_device_is_named(
     stand_in = NsysStandIn(tmp_path / "bin", windows[:1])
     job = request_with(tiny_trace, top=1)
     loaded = load_workload(job)
-    # as settings are for a trace whose tensors were on a GPU
+    # settings of a trace whose tensors were on a GPU
     loaded = replace(loaded, device="cuda:0")
     session = AnalysisSession(loaded, tmp_path / "rows.json", False, False, Reporter("opreplay"))
     assert job.inputs.device is None
@@ -85,7 +85,7 @@ def test_kernels_of_each_part_of_the_cases_belong_to_the_parts_own(
     kernels = [NsysColumns.of(item).nsys_kernels for item in rows]
     assert kernels == [f"kernel{case} x1" for case in range(WINDOWS)]
     assert [NsysColumns.of(item).nsys_runs for item in rows] == [1] * WINDOWS
-    # the tenth after the ninth, not after the first
+    # numerical order: the tenth follows the ninth, not the first
     kept = [tmp_path / "rows.nsys-rep", *(tmp_path / f"rows.{number}.nsys-rep" for number in range(2, WINDOWS + 1))]
     assert [span.case for path in kept for span in read_report(path).spans] == list(range(WINDOWS))
     assert said == [f"open it in Nsight Systems: {path}" for path in kept]
@@ -115,7 +115,7 @@ def test_kernels_of_a_cuda_graph_belong_to_the_run_that_launched_it(tmp_path: Pa
 def test_a_cuda_graph_that_was_traced_as_a_whole_is_one_launch(tmp_path: Path) -> None:
     work = {
         "GRAPH_TRACE": [{"start": 210, "end": 250, "correlationId": 1}, {"start": 320, "end": 330, "correlationId": 2}],
-        # a version that traces both tells the time of the second graph twice
+        # a version that traces both reports the time of the second graph twice
         "KERNEL": [{"start": 320, "end": 330, "correlationId": 2, "name": "kernel"}],
     }
     ranges = [(200, 300, "aten.mm", 7), (310, 400, "aten.mm", 7)]
@@ -147,7 +147,7 @@ def test_work_of_calls_before_a_run_of_flushes_and_of_restores_is_not_told_as_lo
         for start, number in launches
     ]
     runs, outside = joined(read_report(write_report(tmp_path / "report", ranges, launches, {"KERNEL": kernels})))
-    # the first and the last are in none of our ranges
+    # the first and the last kernel are outside of our ranges
     assert outside == 2
     assert [work.name for work in runs[7, "eager"][0].work] == ["kernel4"]
     assert set(runs) == {(7, "eager")}
@@ -189,7 +189,7 @@ def test_calls_that_run_before_others_stand_in_a_range_of_ours(
     rows_of(loaded.cases, settings, loaded.surroundings, announce)
     in_ranges = [case for message, case in begun if message == BEFORE]
     assert in_ranges
-    # those that are made ready to run before others are announced so too
+    # rows that are prepared before others run are announced in the same way
     assert in_ranges == before[-len(in_ranges) :]
 
 
@@ -219,7 +219,7 @@ def test_runs_of_several_reports_of_the_real_nsys_are_joined_each_alone(tmp_path
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     reports = [_exported(tmp_path / f"report.{number}.nsys-rep") for number in (1, 2)]
     first, second = (report.spans[0] for report in reports)
-    # time begins anew in each
+    # times start from zero in each report
     assert first.process == second.process
     assert second.start_ns < first.start_ns + 40_000_000
     runs, outside = joined_alone(reports)

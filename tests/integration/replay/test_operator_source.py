@@ -1,4 +1,4 @@
-"""Operators that a command line names: `opreplay --operator NAME --inputs JSON`."""
+"""Tests of operators named on the command line: `opreplay --operator NAME --inputs JSON`."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
 
 @pytest.fixture
 def own_operators(tmp_path: Path) -> Path:
-    """A folder with a module that registers an operator."""
+    """Return a folder with a module that registers an operator."""
     (tmp_path / "myops.py").write_text(OWN)
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""A replay as a Python program asks for it."""
+"""Tests of `replay()` called from Python."""
 
 from __future__ import annotations
 

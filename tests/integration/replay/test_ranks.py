@@ -1,4 +1,4 @@
-"""Which collectives of several ranks belong together, what they move, and where they have to be waited for."""
+"""Tests of collectives of several ranks: which belong together, how many bytes they move, where ranks wait for them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_collective_is_read_from_its_signature() -> None:
         signature("c10d.allreduce_.default", [tensor(8)], PAIR, ReductionSpec("MAX"), None, False)
     )
     assert (reduced.kind, reduced.reduction, reduced.member_bytes, reduced.is_async) == ("all_reduce", "MAX", 32, False)
-    # what a signature leaves out is the default: the program went on
+    # a value absent from a signature is the default: asynchronous
     assert read_collective(signature("c10d.allreduce_.default", [tensor(8)], PAIR, ReductionSpec("SUM"))).is_async
     gathered = read_collective(signature("c10d._allgather_base_.default", tensor(16), tensor(8), PAIR))
     assert (gathered.kind, gathered.member_bytes) == ("all_gather", 32)
@@ -117,7 +117,7 @@ def test_a_reduction_runs_where_torch_has_it(on_gloo: bool) -> None:
     assert [reduced(name) for name in ("SUM", "AVG", "PREMUL_SUM", "max")] == [""] * 4
     assert reduced("SUM", torch.complex64) == reduced("BAND", torch.int32) == ""
     assert "has no reduction NEWEST" in reduced("NEWEST")
-    # what gloo says only when it runs one, as it says that a rank has ended
+    # gloo reports this only when it runs the collective, in the same way as the end of a rank
     assert ("gloo does not take float32" in reduced("BAND")) == on_gloo
     assert ("gloo does not take float8_e4m3fn" in reduced("SUM", torch.float8_e4m3fn)) == on_gloo
     sent = read_collective(signature("c10d.send.default", [tensor(3, dtype=torch.int16)], PAIR, 1, 0))
@@ -182,7 +182,7 @@ def test_a_trace_that_was_cut_leaves_out_what_the_others_have_more() -> None:
 
 def test_what_a_backend_cannot_run_keeps_its_turn() -> None:
     group = (0, 1)
-    # rank 1 alone can tell that it cannot be run
+    # only rank 1 can find that it cannot run
     plan = make_plan(
         tables_of(
             [offer("all_reduce", group, 0), offer("broadcast", group, 0, 0)],
@@ -235,7 +235,7 @@ def test_fewer_ranks_leave_groups_out_or_shrink_them() -> None:
     assert "--scale-ranks" in left.left_out[0][0]
     scaled = make_plan(tables, scale=True)
     assert scaled.groups == {(tensors, "g"): tensors, (whole, "g"): (0, 1)}
-    # 8 bytes of each member that is there
+    # 8 bytes of each member that is present
     assert {meeting.group[0]: meeting.bytes for meeting in scaled.meetings} == {tensors: 8, whole: 16}
     assert [sorted(places) for places in scaled.left_out] == [[2], [2]]
 
@@ -279,7 +279,7 @@ def flow_of(*calls: tuple[tuple[int, ...], tuple[int, ...]]) -> ProgramFlow:
 def test_a_collective_is_waited_for_where_its_memory_is_taken() -> None:
     flow = flow_of(((1,), (1,)), ((2,), (2,)), ((3,), (4,)), ((4, 2), (5,)), ((1,), (6,)))
     assert wait_points(flow, [0, 1]) == {3: [1], 4: [0]}
-    # without the computation between them, before the next that is run
+    # without computation between them, it waits before the next collective that runs
     assert wait_points(flow_of(((1,), (1,)), ((1,), (2,)), ((3,), (3,))), [0, 2], [0, 2]) == {1: [0]}
 
 
@@ -288,7 +288,7 @@ def test_times_are_from_the_last_arrival_to_the_last_end() -> None:
     meeting = Meeting("all_reduce", ((0, 1), "g"), (0, 1), 4_000, "float32", "SUM", places)
     stamps = [
         [Stamps([0], [1_000], [9_000], [2_000]), Stamps([0], [1_000], [9_000], [2_000])],
-        # its clock is 500 ns ahead
+        # this rank's clock is 500 ns ahead
         [Stamps([0], [5_500], [8_500], [3_000]), Stamps([0], [5_500], [8_500], [3_000])],
     ]
     times = CollectiveStepTimes([meeting], stamps, [[7], [9]], [0, 500])
@@ -343,7 +343,7 @@ def test_the_part_of_a_rank_needs_no_table_of_the_others(tmp_path: Path) -> None
 
 
 def _storages(calls: pd.DataFrame, storages: Integers) -> list[list[int]]:
-    """The memory of each call's tensors."""
+    """Return the storages of each call's tensors."""
     return [
         storages[first : first + count].tolist()
         for first, count in zip(calls["first_storage"], calls["tensors"], strict=True)

@@ -1,4 +1,4 @@
-"""Replaying: names are looked up safely, bad cases cost a row, times are of the call alone."""
+"""Tests of replay: names are looked up safely, a bad case costs only its row, and only the call is timed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = settings_of(warmup=1, iterations=3)
 
 
 def replayed(folder: Path, program: Any, settings: Workload = SETTINGS) -> dict[str, Result]:
-    """Results of what a program runs, by operator."""
+    """Return the results of a program's calls, by operator."""
     with Capture(folder / "t.jsonl", extensions=settings.request.inputs.extensions):
         program()
     return {result.op: result for result in rows_of(make_cases(load(folder / "t.jsonl")), settings)}
@@ -144,7 +144,7 @@ def test_bad_cases_cost_their_rows_alone(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_other_output_shapes_are_told(tmp_path: Path) -> None:
     def program() -> None:
-        # which rows are equal is not in the models of their elements
+        # value models of elements do not show which rows are equal
         torch.randint(0, 10, (5, 3)).repeat(100, 1).unique(dim=0)
 
     assert replayed(tmp_path, program)["aten.unique_dim.default"].faithful is False

@@ -1,4 +1,4 @@
-"""The roofline: what calls have to do, what the machine gives, and what binds a call."""
+"""Tests of the roofline: work of calls, peaks of the machine, and the limiting resource of a call."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def done(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Work:
 
 
 F = 4
-"""Bytes of a float."""
+"""bytes of a float"""
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_gradients_have_the_work_of_the_operators_that_compute_them() -> None:
         (0, 500_000, None, 1, 1, False, 10.0, "bandwidth", "L2"),
         (0, 500_000, None, 1, 1, True, 50.0, "bandwidth", "memory"),
         (0, 2_000_000, None, 1, 1, False, 200.0, "bandwidth", "memory"),
-        # four private caches hold four times as much, one that four share does not
+        # four private caches hold four times as much, a shared one does not
         (0, 100 << 10, None, 1, 4, False, 1.0, "launch", "L1"),
         (0, 4_000_000, None, 1, 4, False, 200.0, "bandwidth", "memory"),
         (1_000_000, 1000, "float32", 1, 1, False, 10.0, "arithmetic", "L1"),
@@ -263,7 +263,7 @@ def test_without_matplotlib_a_drawing_names_the_extra(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"matplotlib is not installed.*opgrip\[plot\]"):
         write_figure(lambda: draw([], CEILINGS, 1, ""), "svg", io.BytesIO())
-    # before any case runs
+    # raised before any case runs
     with pytest.raises(UserError, match="matplotlib is not installed"):
         replay(detector_trace, roofline=True, output=tmp_path / "x.svg")
 
@@ -351,6 +351,6 @@ def test_a_machine_is_measured_and_the_file_kept(tmp_path: Path, measured: dict[
     assert found.levels[-1].name == "memory"
     assert found.rates["float32"][1] > 0
     assert str(ceilings_path("cpu")) in shown.stderr
-    # a copy of more bytes than a cache holds is no quicker, as the file has it
+    # the file has no bandwidth that grows with the number of bytes
     for near, far in zip(found.levels, found.levels[1:], strict=False):
         assert all(near.bandwidth[count] >= far.bandwidth[count] for count in near.bandwidth)

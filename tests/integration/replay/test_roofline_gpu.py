@@ -1,4 +1,4 @@
-"""Limits and ceilings of a GPU, as far as they can be seen without one."""
+"""Tests of a GPU's limits and peaks that work without a GPU."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def limit_of(row: Result) -> LimitColumns:
 @pytest.mark.parametrize(
     ("operator", "context", "is_rounded"),
     [
-        # cuDNN rounds unless it is told not to, products do not unless they are told to
+        # by default cuDNN uses TF32, and matrix products do not
         (CONVOLUTION, {}, True),
         (PRODUCT, {}, False),
         (CONVOLUTION, {"cudnn_tf32": False}, False),
@@ -68,7 +68,7 @@ def limit_of(row: Result) -> LimitColumns:
         (PRODUCT, {"matmul_precision": "highest", "cudnn_tf32": True}, False),
         (PRODUCT, {"fp32_precision": "cuda.matmul:tf32"}, True),
         (PRODUCT, {"fp32_precision": "mkldnn.matmul:tf32"}, False),
-        # a unit has operators of both kinds
+        # a subgraph case has operators of both kinds
         ("backbone.layer1", {}, True),
         ("backbone.layer1", {"cudnn_tf32": False}, False),
     ],
@@ -107,7 +107,7 @@ def test_cases_are_held_against_the_ceiling_of_the_settings_that_they_run_under(
 
 
 def test_float8_is_held_against_its_own_ceiling_or_none() -> None:
-    # all forms are as quick as each other
+    # all variants of the format have the same peak
     assert limit_of(row_of(math_dtype="float8_e5m2")).limit_us == 4.0
     assert limit_of(row_of(math_dtype="float8_e5m2", flops=32_000_000)).limit_us == 10.0
     without = replace(CEILINGS, rates={"float32": {1: 100.0}})
@@ -156,7 +156,7 @@ def test_products_are_of_random_numbers_that_every_dtype_holds(product: measurin
         numbers = matrix.double()
         assert numbers.isfinite().all()
         assert numbers.unique().numel() > 50
-    # the oldest torch multiplies float8 on GPUs alone
+    # the oldest supported torch multiplies float8 only on GPUs
     with suppress(NotImplementedError):
         assert product.multiply(first, second).double().isfinite().all()
 
@@ -202,7 +202,7 @@ def test_copies_within_a_cache_are_launched_at_once(monkeypatch: pytest.MonkeyPa
     for name, stand_in in (("CUDAGraph", Graph), ("graph", block), ("device", block)):
         monkeypatch.setattr(torch.cuda, name, stand_in)
     launch = machine_ceilings._launched_at_once(lambda: runs.append("run"), "cuda:1")
-    # on the device that is measured, once to set libraries up, and once for the graph
+    # on the measured device, first to initialize libraries and then for the graph
     assert captured[0] == "cuda:1"
     assert isinstance(captured[1], Graph)
     assert len(runs) == 2

@@ -1,4 +1,4 @@
-"""How runs are made and timed: what a run finds, what is not timed, and when it is made again."""
+"""Tests of timed runs: the state at the begin of a run, what is not timed, and when a run is repeated."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_an_operator_that_writes_into_its_argument_finds_it_in_its_first_state_a
 
 
 class Clock:
-    """Goes on only where something says how long it takes."""
+    """Clock that advances only when a test says so."""
 
     now_ns = 0
 
@@ -92,7 +92,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock by which runs are timed."""
+    """Return the clock that times the runs."""
     clock = Clock()
     monkeypatch.setattr(stopwatch, "perf_counter_ns", clock.read_ns)
     return clock
@@ -133,7 +133,7 @@ def test_many_runs_timed_as_one_take_as_long_each_as_one_alone() -> None:
         shares.append(together._size / block_size(1e3 * alone_us))
         ratios.append(together.samples.quantile_us(0.5) / alone_us)
     with compared_times():
-        # the first run alone, which takes longer than others, decides how many there are in a block
+        # only the first run, which takes longer, determines the number of runs in a block
         assert statistics.median(sizes) > 1, sizes
         assert statistics.median(shares) > 0.15, shares
         assert 0.4 < statistics.median(ratios) < 1.6, ratios
@@ -157,7 +157,7 @@ def test_a_run_that_fails_ends_its_case_and_no_other(tmp_path: Path, monkeypatch
 
 
 class Pace:
-    """A processor that is slowed down at some of the checks."""
+    """Processor that is slowed down at some checks."""
 
     slowed: Callable[[int], bool] = staticmethod(lambda check: False)
 
@@ -170,7 +170,7 @@ class Pace:
 
 
 class Contention:
-    """A machine on which others take the processors in some of the spans that are asked about, or do not."""
+    """Machine with contention in some of the queried spans, or in none."""
 
     contended: Callable[[int], bool] = staticmethod(lambda check: False)
     has_room = True
@@ -195,7 +195,7 @@ class Contention:
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine is quiet, whatever runs on it."""
+    """Simulate a machine without contention."""
     monkeypatch.setattr(rounds, "Pace", Pace)
     monkeypatch.setattr(rounds, "Contention", Contention)
 
@@ -236,7 +236,7 @@ def test_clean_runs_between_contended_ones_decide(monkeypatch: pytest.MonkeyPatc
 
     def run(_: torch.Tensor) -> None:
         runs.append(len(runs))
-        # a slice of the scheduler, but for each tenth run
+        # a time slice of the scheduler, except in every tenth run
         clock.pass_by(1000 if is_clean() else 4_000_000)
 
     def is_clean() -> bool:
@@ -376,7 +376,8 @@ def test_what_was_just_used_is_used_again_and_what_was_not_is_not(tmp_path: Path
     surroundings, near = make_preceding_calls(trace), recent_bytes("cpu")
     case_of = {case.op: case for case in make_cases(trace)}
     (place,) = surroundings.places_of(case_of["aten.mul.Tensor"], near)
-    # the first argument was just made; the other was last read before 32 MB of other things, a view of it reads nothing
+    # the first argument was just created; the other was last read 32 MB of other data ago, and a view of it reads
+    # nothing
     assert place.recent == (0,)
     assert surroundings.places_of(case_of["aten.slice.Tensor"], near)[0].recent == ()
 
@@ -504,7 +505,7 @@ def test_a_case_has_its_rows_before_others_are_done(tmp_path: Path, cache: str) 
     cases = cases_of(tmp_path, lambda: (x.sin(), x.cos()))
     slow, quick = (replace(case, operator=Operator(sleep, False)) for case, sleep in zip(cases, SLEEPS, strict=True))
     announced: list[int] = []
-    # three runs of the one spend its budget, the other has ten
+    # three runs of the slow case use up its budget; the quick case has ten
     settings = settings_of(warmup=0, budget=0.25, precision=1e-9, cache=cache)
     rows = measure_cases([slow, quick], settings, None, lambda number, row: announced.append(number))
     assert next(rows)[0].case == slow.number
@@ -543,7 +544,7 @@ def test_page_faults_are_slow_by_what_the_kernel_took_for_them(monkeypatch: pyte
     count = pages.FaultCount()
     usage.ru_minflt, usage.ru_stime = 3_000, 0.020
     assert count.were_slow(20e6)
-    # other threads of the process were in the kernel meanwhile
+    # other threads of the process spent time in the kernel meanwhile
     assert not count.were_slow(0.9e6)
     usage.ru_stime = 0.012
     assert not count.were_slow(12e6)

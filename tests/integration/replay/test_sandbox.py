@@ -1,4 +1,4 @@
-"""Child processes: their heartbeat, how they end, and what one in bubblewrap may not do."""
+"""Tests of child processes: heartbeat, ways to end, and restrictions in bubblewrap."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_heartbeat_read_while_it_is_written_is_one_entry(heartbeat: Heartbeat) -
         os.kill(worker, signal.SIGKILL)
         os.waitpid(worker, 0)
     assert len(cases) > 1
-    # whatever it was at when it was killed
+    # consistent at whatever moment it was killed
     assert heartbeat.read().part == 3 * heartbeat.read().item >= last.part
 
 

@@ -1,4 +1,4 @@
-"""Replaying a whole sequence: memory flows as it did, what cannot flow is told, and nothing is left behind."""
+"""Tests of step replay: memory flows as recorded, calls that cannot take part are reported, and no memory stays."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def capture(folder: Path, function: Callable[[], Any], **options: Any) -> Trace:
 
 
 def after_dry_run(trace: Trace) -> DryRun:
-    """A sequence after its dry run, with the memory as the last pass left it."""
+    """Return a sequence after its dry run, with the memory of the last pass."""
     flow = make_flow(trace)
     memory = StepMemory(flow.needs, flow.outside, trace.values, SETTINGS.place, 0, ROOM)
     dry_run = DryRun(
@@ -102,7 +102,7 @@ def train_conv_net(optimizer: Callable[..., torch.optim.Optimizer]) -> Callable[
         nn.functional.cross_entropy(model(images), labels).backward()
         updater.step()
 
-    # a first step makes the optimizer's state
+    # the first step creates the optimizer's state
     step()
     return step
 
@@ -127,7 +127,7 @@ def test_a_training_step_flows_whole_and_takes_the_memory_that_it_took(tmp_path:
 
 def test_values_flow_to_what_the_program_came_to(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    # so small that the trace holds their values; no two of a shape, which would share a value model
+    # small enough that the trace holds their values; all shapes differ, since equal ones would share a value model
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9, foreach=False)
     images = torch.randn(6, 4)
@@ -190,7 +190,7 @@ def test_memory_is_freed_when_no_later_call_mentions_it(tmp_path: Path, monkeypa
     monkeypatch.setattr(StepMemory, "give", watched)
     result = replay_sequence(trace, SETTINGS)
     assert len(seen) > 30
-    # the result of a call, and of that before
+    # results of a call and of the call before it
     assert max(alive) == 2
     assert result.replayed_peak_bytes == result.captured_peak_bytes == 2 * 4000
     gc.collect()
@@ -202,7 +202,7 @@ def test_a_result_takes_the_memory_that_its_own_consumers_tell(tmp_path: Path) -
 
     def program() -> None:
         large.nonzero().add_(1)
-        # of the same signature
+        # same signature
         few = small.nonzero()
         torch.ones(4000).add_(few[0])
 
@@ -212,7 +212,7 @@ def test_a_result_takes_the_memory_that_its_own_consumers_tell(tmp_path: Path) -
 
 
 def test_what_depends_on_values_is_drawn_or_substituted_and_told(tmp_path: Path) -> None:
-    # others than a replay draws
+    # a seed that replays do not use
     torch.manual_seed(1234)
 
     def program() -> None:
@@ -220,17 +220,17 @@ def test_what_depends_on_values_is_drawn_or_substituted_and_told(tmp_path: Path)
         chosen = x[x > 1.5]
         chosen.sort().values.cumsum(0)
         torch.randint(0, 3000, (3000,)).unique().float().sqrt()
-        # which rows are equal, no value model tells
+        # value models do not show which rows are equal
         torch.randint(0, 10, (500, 3)).unique(dim=0).float().sqrt()
 
     trace = capture(tmp_path, program)
     result = replay_sequence(trace, SETTINGS)
-    # the mask, and numbers of which as many differ; what takes the substitutes takes them as they are
+    # the mask, and numbers with as many distinct values; calls that take the substitutes use them unchanged
     assert redrawn(after_dry_run(trace)) == {"aten.index.Tensor": {1}, "aten._unique2.default": {0}}
     assert result.redrawn == 2
     assert told(result) == {"aten.unique_dim.default": f"substituted: {OTHER_SHAPES}"}
     assert (result.substituted, result.unsupported) == (1, 0)
-    # it ran all the same
+    # it ran in spite of the substitute
     (unique,) = (item for item in result.signatures if item.substituted)
     assert unique.signature in numbers_of(trace, "aten.unique_dim.default")
     assert unique.status == OK
@@ -259,7 +259,7 @@ def test_indices_that_an_operator_does_not_check_stay_in_the_recorded_range(tmp_
 
     def program() -> None:
         indices = torch.full((100,), 10**12)
-        # written where no dispatcher sees it
+        # write past the dispatcher
         indices.numpy()[:] = 7
         torch.ops.aten.embedding_dense_backward(grad, indices, 10, -1, True)
 
@@ -491,7 +491,7 @@ HUGE = 1 << 62
 
 
 def hostile(folder: Path, signature: Signature, storages: list[int], values: list[Values] = []) -> SequenceResult:  # noqa: B006
-    """What becomes of a call that a stranger wrote, between two that are as they should be."""
+    """Return the result of an untrusted call between two valid ones."""
     spec = TensorSpec((8,), (1,), torch.float32, "cpu")
     fine = Signature(1, "operator", "aten.sin.default", (spec,), {}, spec)
     records: list[Record] = [*values, signature, fine, Scope(0, "", "", "forward"), Thread(0, "MainThread")]
@@ -543,7 +543,7 @@ def test_whatever_numbers_a_stranger_writes_nothing_raises_but_a_line(
     stride = tuple(reversed(range(1, len(shape) + 1)))
     spec = TensorSpec(tuple(shape), stride, torch.int64, "cpu", offset=offset, values=5)
     signature = Signature(0, "operator", "aten.add_.Tensor", (spec, spec), {}, spec)
-    # storages whose differences are no whole numbers of 64 bits are a record that is not read
+    # storages whose differences are not 64-bit integers make the record unreadable
     with suppress(UserError):
         hostile(tmp_path_factory.mktemp("hostile"), signature, storages, [Values(5, Exact([1, HUGE]))])
 

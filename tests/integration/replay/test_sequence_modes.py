@@ -1,4 +1,4 @@
-"""A sequence under a mode: each call runs as the mode makes it, and in eager what it cannot make: data flows."""
+"""Tests of step replay in a mode: calls that the mode cannot run are run in eager, and data flows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCALE = 3.0
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a mode of the tests ran; it refuses cosines, and sines are wrong under it."""
+    """Return the operators that a test mode ran; it refuses cosines, and its sines are wrong."""
     names: list[str] = []
 
     def make(task: Task) -> Program:
@@ -46,7 +46,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return Program(run, note="watched")
 
     get = modes.get
-    # no pass is made again, whatever else the machine does
+    # never repeat a pass because of contention
     monkeypatch.setattr(Slowdown, "is_slowed", False)
     monkeypatch.setattr(modes, "get", lambda name: Mode(make) if name == "watched" else get(name))
     return names
@@ -76,7 +76,7 @@ def test_calls_run_as_the_mode_makes_them_and_else_in_eager(tmp_path: Path, runs
     assert (sine.status, sine.median_us) == (WRONG, None)
     assert sine.error is not None
     assert sine.max_abs == pytest.approx(1)
-    # made ready once, and run in each of two passes; what is wrong is not run again
+    # one run to prepare, and one in each of two passes; calls with wrong results are not run again
     counts = {name: sum(name in run for run in runs) for name in ("mul", "add_", "sqrt_", "sin")}
     assert counts == {"mul": 3, "add_": 3, "sqrt_": 3, "sin": 1}
 

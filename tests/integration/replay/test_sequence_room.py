@@ -1,4 +1,4 @@
-"""A sequence with less room than it wants: what there is no memory for costs its calls, and nothing else is lost."""
+"""Tests of step replay with too little memory: calls without memory are lost, and nothing else."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def reasons_of(result: SequenceResult) -> dict[str, str]:
 
 
 def trace_of(path: Path, *calls: tuple[Signature, int, int], values: list[Record] = []) -> Trace:  # noqa: B006
-    """A trace of calls: what they run, the memory that they take, and the memory that they give."""
+    """Write a trace of calls with their operators, input storages and output storages."""
     count = len(calls)
     signatures = {call[0].number: call[0] for call in calls}
     block = Calls(
@@ -85,7 +85,7 @@ def test_results_that_live_in_no_memory_are_found_in_the_rehearsal(tmp_path: Pat
 
 
 def test_room_for_what_calls_that_cannot_run_had_drawn_is_free_again(tmp_path: Path) -> None:
-    # there is no such dimension
+    # the dimension is out of range
     bad = [Signature(number, OPERATOR, "aten.cumsum.default", (LARGE, 5 + number), {}, LARGE) for number in range(10)]
     sin = Signature(10, OPERATOR, "aten.sin.default", (LARGE,), {}, LARGE)
     calls = [(signature, 0, 1 + place) for place, signature in enumerate([*bad, sin])]

@@ -1,4 +1,4 @@
-"""A sequence gives the rows that other replays give, in all file forms, beside what the whole step took."""
+"""Tests of the rows of a step replay: the same as other replays' in all file formats, next to the step's totals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PASSES = 2
 
 @pytest.fixture(scope="module")
 def _quiet() -> Iterator[None]:
-    """Let the module's replays take the machine for quiet, whatever runs on it; they run in this process for that."""
+    """Simulate a machine without contention for this module's replays, which run in this process for that purpose."""
 
     def replay_here(workload: Workload, *__: object) -> SequenceResult:
         return replay_sequence(workload.trace, sequence_settings(workload))
@@ -56,14 +56,14 @@ def results(tiny_trace: Path, _quiet: None) -> Results:
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory, _quiet: None) -> tuple[Trace, SequenceResult]:
-    """A program with calls that do not run on what flows, and some that do not run."""
+    """Return the trace and replay of a program with substituted calls and calls that do not run."""
     path, x = tmp_path_factory.mktemp("odd") / "t.jsonl", torch.ones(100)
     torch.manual_seed(1234)
     with Capture(path):
         torch.empty(0).set_(x.clone().untyped_storage())
         with pytest.raises(RuntimeError):
             torch.mm(x, x)
-        # which rows are equal, no value model tells
+        # value models do not show which rows are equal
         torch.randint(0, 10, (500, 3)).unique(dim=0).float().sqrt()
     trace = load(path)
     settings = workload_for(RunRequest(), trace)
@@ -201,7 +201,7 @@ def test_what_is_timed_is_the_operator_itself(tiny_trace: Path, monkeypatch: pyt
     monkeypatch.setattr("opgrip.replay.sequences.step_replay.HostTimer", Watch)
     trace = load(tiny_trace)
     replay_sequence(trace, replace(sequence_settings(workload_for(RunRequest(), trace)), repeats=1))
-    # its indices are brought into bounds before
+    # its indices are first brought into bounds
     assert torch.ops.aten.nll_loss_backward.default in timed
     assert {type(function) for function in timed} == {torch._ops.OpOverload}
 

@@ -1,4 +1,4 @@
-"""Calls of a sequence during which other processes used the cores: run again within bounds, or contended."""
+"""Tests of calls in a step replay during contention: repeated within bounds, or marked as contended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS = SequenceSettings(device_map("cpu", None), "cpu", repeats=3)
 
 
 class Machine:
-    """Whose processors others have at some of the times that it is asked."""
+    """Machine with contention at some of the queried times."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = self.looks = 0
@@ -59,7 +59,7 @@ class Machine:
 
         monkeypatch.setattr(slowdown, "Contention", Contention)
         monkeypatch.setattr(slowdown, "Pace", Pace)
-        # a pass is asked before and after, and not in between
+        # check before and after a pass only
         monkeypatch.setattr(slowdown, "CHECK_NS", 1 << 62)
         monkeypatch.setattr(slowdown, "WATCHFUL_NS", 0)
 
@@ -117,18 +117,18 @@ def test_calls_that_are_clean_in_some_passes_count_though_no_pass_is_clean(
     tiny_trace: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slowdown, "CHECK_NS", 0)
-    # however long a half of the calls takes
+    # however long half of the calls take
     monkeypatch.setattr(slowdown, "SHARE", 0.0)
     signatures = load(tiny_trace).own_calls["signature"].tolist()
     half = len(signatures) // 2
-    # all calls of the last signature, and those right after them, which count as contended too
+    # calls of the last signature, and calls directly after them, which also count as contended
     always = {place for place, signature in enumerate(signatures) if signature == signatures[-1]}
     contended = set(signatures) - {
         signature for place, signature in enumerate(signatures) if place not in always and place - 1 not in always
     }
 
     def is_contended(asked: int) -> bool:
-        # asked before the first call, after each, and at the end of a pass
+        # checked before the first call, after each call, and at the end of a pass
         number, place = divmod(asked - 1, len(signatures) + 2)
         return place - 1 in always or (place > half + 1 if number % 2 else place <= half)
 

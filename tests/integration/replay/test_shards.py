@@ -1,4 +1,4 @@
-"""Shards: equal parts of a replay, and how they become one run again."""
+"""Tests of shards: equal parts of a replay, and merging them into one run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_shards_of_a_shipped_trace_are_balanced_by_captured_time_and_a_worker_co
     assert max(loads) <= sum(loads) / 4 + longest
     shares = [case.share for case in parts[1]]
     assert shares == sorted(shares, reverse=True)
-    # as a worker process is told it
+    # sent as to a worker process
     same = load_workload(RunRequest.from_plain(json.loads(json.dumps(asdict(job)))))
     assert [case.number for case in same.cases] == [case.number for case in parts[1]]
 
@@ -97,7 +97,7 @@ def test_a_launcher_says_the_shard(variables: dict[str, str], expected: str) -> 
     "variables",
     [
         {},
-        # a batch script, whose processes srun would start
+        # a batch script whose processes srun would start
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
         {"RANK": "x", "WORLD_SIZE": "8"},
         {"RANK": "8", "WORLD_SIZE": "8"},
@@ -175,7 +175,7 @@ def test_merged_shards_of_several_traces_are_what_one_replay_gives(folder: Path,
 def test_a_shard_goes_on_where_it_was_and_not_with_the_rows_of_another(folder: Path, tmp_path: Path) -> None:
     output, trace = tmp_path / "r.json", folder / "net.predict.jsonl"
     rows = replay(trace, shard="1/2", output=output, **FAST).rows
-    # as an interrupted run leaves it
+    # as left by an interrupted run
     journal = tmp_path / "r.json.journal"
     lines = [
         {**identity(request_with(trace, shard="1/2", **FAST)), MACHINE_KIND: this_machine("cpu").kind},

@@ -1,4 +1,4 @@
-"""How cases are dealt to devices, and how what the processes of several say is heard."""
+"""Tests of distributing cases to devices, and of reading the output of several processes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_devices_are_equal_by_name_memory_and_capability() -> None:
 
 
 class Pipe:
-    """Stands for a process that says a byte for each of its rows."""
+    """Stand-in for a process that writes one byte for each of its rows."""
 
     def __init__(self) -> None:
         self._from, self.to = os.pipe()
@@ -118,7 +118,7 @@ def test_rows_come_as_they_are_said_and_a_silent_process_is_looked_after_meanwhi
     for _ in range(2):
         os.write(busy.to, b"a")
         assert next(rows) == ["busy"]
-    # one that hangs is found so while another has always something to say
+    # a hanging process is detected even if another one writes all the time
     assert heard.count("silent") == 1
     os.write(silent.to, b"a")
     assert next(rows) == ["silent"]

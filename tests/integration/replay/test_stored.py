@@ -1,4 +1,4 @@
-"""Drawing the values that a trace was captured with, from a file that may be anything."""
+"""Tests of inputs with captured values, read from a file that is untrusted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values.booleans import Booleans
 
 VALUES = torch.linspace(0, 10, 100).sin()
-"""Values that no model holds exactly."""
+"""values that no value model represents exactly"""
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_file_that_goes_later_is_no_error(folder: Path) -> None:
 
 
 def test_windows_that_no_file_holds_are_drawn_once_from_the_model(folder: Path) -> None:
-    # drawing all of it would take more memory than there is
+    # drawing all of it would exceed the memory
     spec = TensorSpec((1 << 20, 1 << 20), (1, 1), torch.float32, "cpu", values=0)
     (case,) = make_cases(load(folder / "t.jsonl"))
     (values,) = case.values.values()

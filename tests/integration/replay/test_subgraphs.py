@@ -1,4 +1,4 @@
-"""Units: all calls of a module or a function as one, which gives what the program gave."""
+"""Tests of subgraph cases: all calls of a module or function as one case, with the program's results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SETTINGS = settings_of(warmup=1, iterations=2)
 
 
 class Residual(nn.Module):
-    """No two layers have calls of the same signature: a trace holds the values of the first of these alone."""
+    """Module whose layers all differ in signature, since a trace holds only the values of a signature's first call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Attention(nn.Module):
 
 
 class Writes(nn.Module):
-    """Writes into views of what it made, and reads the whole of it and other views."""
+    """Module that writes into views of a result, and reads the whole of it and other views."""
 
     def forward(self, x: Tensor) -> Tensor:
         made = x * 2
@@ -78,7 +78,7 @@ class Writes(nn.Module):
 
 
 class Named(nn.Module):
-    """A model of one module, and something after it."""
+    """Model of one module followed by further operators."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def rows(cases: Sequence[Case], settings: Workload = SETTINGS) -> dict[str, Resu
 
 
 def block_of(folder: Path, block: nn.Module, *shape: int) -> tuple[Case, Tensor]:
-    """The unit of a block, and what the block gave."""
+    """Return the subgraph case of a block, and the block's output."""
     torch.manual_seed(0)
     model, x = Named(block.eval()), torch.randn(shape)
     given: list[Tensor] = []
@@ -159,7 +159,7 @@ def test_compilers_and_exporters_take_a_unit(
 
 
 class Bound(nn.Module):
-    """A unit with the settings that it takes after its tensors."""
+    """Module with settings after its tensor arguments."""
 
     def __init__(self, function: Callable[..., Any], settings: Sequence[Any]) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ def test_tensors_from_outside_that_share_memory_share_it_again(tmp_path: Path) -
     assert case.operator is not None
     assert case.operator.mutates
     left, right = arguments(case)
-    # drawn as it was when it was taken, after the write
+    # drawn with the values at the time of the read, after the write
     right.zero_()
     (output,) = case.operator.function(left, right)
     assert torch.equal(output, torch.tensor([3.0, 3.0, 0.0, 0.0]))
@@ -267,7 +267,7 @@ def test_captured_times_are_sums_over_a_units_calls(tmp_path: Path) -> None:
     (case,) = make_units(trace, Selection(op=["*:scaled"]), FUNCTION)
     calls = trace.calls[trace.calls["function"] == "scaled"]
     assert case.captured_total_us == pytest.approx(calls["duration_ns"].sum() / 1e3)
-    # those that the capture's own work disturbed count as the others
+    # calls that the capture perturbed count as the others do
     times = calls["time_ns"].to_numpy().reshape(3, -1).sum(axis=1)
     assert case.captured_us == pytest.approx(sorted(times)[1] / 1e3)
     assert case.share == 1
@@ -277,7 +277,7 @@ def test_captured_times_are_sums_over_a_units_calls(tmp_path: Path) -> None:
 def test_runs_with_a_perturbed_call_are_counted(places: list[int], tmp_path: Path) -> None:
     signature = Signature(0, OPERATOR, "aten.neg.default", (SPEC,), {}, SPEC)
     scopes = [Scope(number, name, "M", "forward") for number, name in enumerate(("m", "n"))]
-    # three runs of two calls in `m`, one in `n` after each
+    # three runs of two calls in `m`, each followed by one in `n`
     numbers, starts = [0, 0, 1] * 3, [place * 1000 for place in range(9)]
     calls = Calls(0, [0] * 9, numbers, starts, [500] * 9, [2] * 9, list(range(18)))
     calls = replace(calls, perturbed=[(place // 2 * 3 + place % 2, 1) for place in places])
@@ -291,7 +291,7 @@ def test_runs_with_a_perturbed_call_are_counted(places: list[int], tmp_path: Pat
 def test_units_share_out_all_of_a_programs_time(tiny_trace: Path, path: Path | None, unit: str) -> None:
     trace = load(path or tiny_trace)
     cases = make_units(trace, Selection(), unit)
-    # calls inside an extension function are its own
+    # calls inside an extension function have their own rows
     own = trace.own_calls
     assert sum(case.captured_total_us for case in cases) == pytest.approx(own["duration_ns"].sum() / 1e3)
     assert sum(case.share for case in cases) == pytest.approx(1)
@@ -320,7 +320,7 @@ def test_every_unit_of_a_training_step_runs(tiny_trace: Path) -> None:
 
 
 def test_gradients_go_through_a_unit(tmp_path: Path) -> None:
-    # in training, its norms write into buffers from outside
+    # in training mode, its norms write into buffers from outside
     model = Named(Residual()).eval()
     trace = captured(tmp_path, lambda: model(torch.randn(2, 4, 5, 5)).sum().backward(), model=model)
     (case,) = (case for case in make_units(trace, Selection(module=["block"]), MODULE) if case.phase == "forward")
@@ -330,7 +330,7 @@ def test_gradients_go_through_a_unit(tmp_path: Path) -> None:
 
 def test_gradients_pass_what_was_detached_by(tmp_path: Path) -> None:
     def partly(x: Tensor) -> Tensor:
-        # autograd keeps the result of exp, detached
+        # autograd keeps the detached result of exp
         made = x.exp() * 1
         return made * made.detach()
 
@@ -448,7 +448,7 @@ def test_what_decides_sizes_inside_is_taken_as_it_comes(tmp_path: Path) -> None:
     cases = make_units(captured(tmp_path, program), Selection(op=["*.selected"]), FUNCTION)
     assert len(cases) == 2
     for case in cases:
-        # both of the same signature, whose values are those of its first call
+        # both have the same signature, with the values of its first call
         assert torch.equal(run(case)[0], torch.full((3,), 2.0))
 
 

@@ -1,4 +1,4 @@
-"""A signature whose calls take other times in some places is replayed with the values of each, in its share."""
+"""Tests of timing clusters: a signature is replayed with the values of each cluster, in proportion to its calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from opgrip.traces.values.exact import Constant
 SPEC = TensorSpec((512, 128), (128, 1), torch.float32, "cpu", values=0)
 OUTPUT = TensorSpec((512, 128), (128, 1), torch.float32, "cpu")
 STEP_US = (40, 200, 44, 42, 41)
-"""Calls of a step, each on memory of its own; the second one's values are others."""
+"""times of the calls of a step, each on separate memory; the values of the second one differ"""
 DENORMAL = 1e-41
 
 
@@ -45,14 +45,14 @@ def write_trace(
     other_thread: bool = False,
     before_ns: int = 0,
 ) -> Path:
-    """A trace of steps that take the same square roots, of which some are looked at in the first step.
+    """Write a trace of steps with the same square roots, some of which are looked at in the first step.
 
     Parameters
     ----------
-    modules : of the calls of a step, in turn
-    perturbed : as `Calls` has it
-    other_thread : another one calls the same on memory of its own, right after each look began
-    before_ns : by which all is earlier
+    modules : modules of the calls of a step, in turn
+    perturbed : as in `Calls`
+    other_thread : another thread makes the same calls on separate memory, right after the begin of each look
+    before_ns : time by which everything is earlier
     """
     count = steps * len(times)
     starts = [1_000_000 * (1 + place) - before_ns for place in range(count)]
@@ -85,7 +85,7 @@ def write_trace(
 
 
 def drawn(case: Case) -> list[float]:
-    """The constant that each input_set of a case is drawn from."""
+    """Return the constant of each input set of a case."""
     numbers = [signature.args[0].values for signature in (case.signature, *case.input_sets)]
     return [case.values[number].value for number in numbers]  # type: ignore[union-attr]
 
@@ -96,7 +96,7 @@ def test_a_case_has_the_values_of_each_place_and_their_shares(tmp_path: Path) ->
     assert drawn(case) == [2.0, DENORMAL]
     assert [len(item.calls) for item in case.timing_clusters] == [12, 3]
     assert [item.captured_us for item in case.timing_clusters] == pytest.approx([41.5, 200])
-    # each place for itself is not scattered
+    # times within a single scope hardly vary
     assert case.captured_spread is not None
     assert case.captured_spread < 0.1
 
@@ -133,7 +133,7 @@ def test_a_row_tells_the_ways_apart_and_each_runs_in_its_share(tmp_path: Path) -
     assert told.behaviours_captured_us == pytest.approx([41.5, 200])
     assert told.behaviours_us is not None
     assert told.behaviours_us[1] > 1.5 * told.behaviours_us[0]
-    # most calls behave so
+    # most calls belong to this cluster
     assert row.median_us == pytest.approx(told.behaviours_us[0], rel=0.5)
     text = io.StringIO()
     print_results([row], text)
@@ -144,7 +144,7 @@ def test_a_row_tells_the_ways_apart_and_each_runs_in_its_share(tmp_path: Path) -
 def test_merged_traces_know_the_places(tmp_path: Path) -> None:
     paths = [
         write_trace(tmp_path / "a.jsonl"),
-        # its calls begin between the looks of the other process and what these are of
+        # its calls begin between the other process's looks and the calls looked at
         write_trace(tmp_path / "b.jsonl", times=(200, 40, 44, 42, 41), before_ns=100_000),
     ]
     merge(paths, tmp_path / "all.jsonl", partial=True)
@@ -185,7 +185,7 @@ def test_selected_calls_have_the_values_of_calls_that_behave_as_they_do(
     (case,) = make_cases(trace, Selection(module=(modules,)))
     assert drawn(case) == values
     assert [len(item.calls) for item in case.timing_clusters] == counts
-    # numbers do not depend on the selection
+    # case numbers do not depend on the selection
     everywhere = {drawn(case)[0]: case.number for case in make_cases(trace, Selection(split=True))}
     parts = make_cases(trace, Selection(module=(modules,), split=True))
     assert {drawn(part)[0]: part.number for part in parts} == {value: everywhere[value] for value in values}
@@ -229,7 +229,7 @@ def test_a_perturbed_call_counts_as_those_that_behave_as_it_does(
 
 
 def with_calls_between(path: Path) -> Path:
-    """The same trace, another operator running after each call."""
+    """Write the same trace with another operator after each call."""
     lines = [json.loads(line) for line in write_trace(path).read_text(encoding="utf-8").splitlines()]
     after = [{**line, "id": 1, "op": "aten.cos.default"} for line in lines if line["type"] == "signature"]
     block = lines.pop()
@@ -252,11 +252,11 @@ def test_split_cases_run_after_the_calls_that_theirs_came_after(tmp_path: Path) 
     assert slow.trace_number == fast.trace_number == 0
     places = [[place.position for place in surroundings.places[case.number]] for case in (slow, fast)]
     assert places == [[2, 12, 22], [place for place in range(0, 30, 2) if place not in (2, 12, 22)]]
-    # also before those of one part, all calls of the signature are one
+    # all calls of the signature count as one case, also as preceding calls of a single part
     assert [case.number for case in surroundings.around([slow])] == [0, 1]
     assert [case.number for case in surroundings.around([after])] == [0]
     assert surroundings.cases[0].count == 15
-    # what is selected beside does not matter
+    # other selected cases make no difference
     selected = load_workload(request_with(path, split=True, partial=True, op="aten.sqrt*", top=1))
     assert [case.number for case in selected.cases] == [slow.number]
     assert selected.surroundings.places[slow.number] == surroundings.places[slow.number]

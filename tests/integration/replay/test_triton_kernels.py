@@ -1,4 +1,4 @@
-"""Triton kernels of a trace: they run where the user names the module that holds them."""
+"""Tests of a trace's Triton kernels, which run if the user names the module that defines them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results that only an operator's backward takes decide where the program uses them."""
+"""Tests of results that only an operator's backward uses: they decide in which place the program uses them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A step with attention and a norm that predicts, and one that trains."""
+    """Return traces of a step with attention and a norm, for prediction and for training."""
     folder = tmp_path_factory.mktemp("unused")
     torch.manual_seed(0)
     query, weight = torch.randn(2, 4, 8, 16), torch.ones(16, requires_grad=True)
@@ -75,7 +75,7 @@ def test_the_places_are_results_of_registered_operators() -> None:
     for packet, places in FOR_BACKWARD.items():
         operator = getattr(torch.ops.aten, packet)
         returns = [len(getattr(operator, name)._schema.returns) for name in operator.overloads()]
-        # the result that the caller gets is never among them
+        # the result that the caller gets is never unused
         assert 0 not in places
         assert max(places) < max(returns), packet
 

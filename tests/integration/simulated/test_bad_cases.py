@@ -1,4 +1,4 @@
-"""Cases that fail on an accelerator: each costs its row, and the right one although errors come late."""
+"""Tests of cases that fail on an accelerator: each costs only its own row, although errors arrive late."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MB = 1 << 20
 
 
 def settings_on(device: str, **options: Any) -> Workload:
-    """Settings of a few runs on a device."""
+    """Return settings of a few runs on a device."""
     few = {"iterations": 3, "warmup": 2, "cache": "warm", "clock_warmup": 0} | options
     use_device(device)
     return settings_of(device=device, memory=True, **few)
@@ -42,7 +42,7 @@ def case_of(number: int, function: Callable[[torch.Tensor], Any], size: int = 4)
 
 
 def failing(is_bad: Callable[[torch.Tensor], bool]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function whose kernel fails for what is bad, which shows at the next wait."""
+    """Return a function whose kernel fails if `is_bad`, which shows at the next synchronization."""
 
     def call(x: torch.Tensor) -> torch.Tensor:
         if x.device.type == "sim" and is_bad(x):
@@ -53,13 +53,13 @@ def failing(is_bad: Callable[[torch.Tensor], bool]) -> Callable[[torch.Tensor], 
 
 
 def in_run(run: int) -> Callable[[torch.Tensor], bool]:
-    """Whether it is this run on a device, counted from one."""
+    """Return a predicate that is true in this run on a device, counted from one."""
     runs = count(1)
     return lambda x: x.device.type == "sim" and next(runs) == run
 
 
 def blamed(bad: Case, settings: Workload) -> tuple[int, int]:
-    """The case and row that were announced when the device was lost, where good cases stand around a bad one."""
+    """Return the case and row announced when the device was lost, for a bad case between good ones."""
     announced = []
     cases = [case_of(0, torch.sin), bad, case_of(2, torch.tan)]
     with pytest.raises(DeviceLostError, match=ASSERT):
@@ -79,7 +79,7 @@ WAYS: list[tuple[Callable[[torch.Tensor], bool], dict[str, str]]] = [
     (lambda x: not x.any(), {"values": "recorded,zeros"}),
     (lambda _: torch.get_num_threads() == 2, {"threads": "1,2"}),
 ]
-"""What is bad in the second row of a case alone, and the options with which it has two."""
+"""failures in the second row of a case only, with the options that create two rows"""
 
 
 @on_simulator(SIM_DEVICES="4")
@@ -96,7 +96,7 @@ def test_an_assert_under_one_mode_values_or_threads_costs_that_row_alone() -> No
 def statuses(
     cases: list[Case], settings: Workload, cached_rows: Mapping[int, Mapping[int, Result]] | None = None
 ) -> dict[int, list[str]]:
-    """Of the rows of each case."""
+    """Return the statuses of the rows of each case."""
     all_rows = measure_cases(cases, settings, cached_rows=cached_rows)
     return {rows[0].case: [row.status for row in rows] for rows in all_rows}
 

@@ -1,4 +1,4 @@
-"""The simulated accelerator: it works as a device of torch, and fails at what CUDA forbids."""
+"""Tests of the simulated accelerator: it works as a device of torch, and fails for operations that CUDA forbids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG_US = 200_000.0
 
 
 def start_long_write(device: str = "sim:0") -> torch.Tensor:
-    """A tensor that the current stream will write for long."""
+    """Return a tensor that the current stream takes long to write."""
     torch.sim.set_duration("aten::sin", LONG_US)
     return torch.ones(4, device=device).sin()
 

@@ -1,4 +1,4 @@
-"""Replays as graphs, on the simulated accelerator, whose captures fail where CUDA's do."""
+"""Tests of replays as graphs on the simulated accelerator, whose captures fail for the same operations as CUDA's."""
 
 from __future__ import annotations
 

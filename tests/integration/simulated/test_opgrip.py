@@ -1,4 +1,4 @@
-"""opgrip on the simulated accelerator: what works there, and what fails as it does on a GPU."""
+"""Tests of opgrip on the simulated accelerator: successes, and the failures expected on a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONG_US = 300_000.0
 
 
 def capture_layers(path: Path, device: str = "sim:0") -> Capture:
-    """A trace of a forward and a backward."""
+    """Capture a forward and backward pass."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(device)
     images, labels = torch.randn(5, 4).to(device), torch.tensor([0, 1, 0, 1, 1]).to(device)
@@ -37,7 +37,7 @@ def capture_layers(path: Path, device: str = "sim:0") -> Capture:
 
 
 def replay_rows(trace: Path, *options: str) -> list[dict[str, Any]]:
-    """The rows of a replay that is told to be quick."""
+    """Return the rows of a quick replay."""
     out = trace.with_suffix(".rows.json")
     assert opreplay([str(trace), "--budget", "0.01", "-o", str(out), *options]) == 0
     rows: list[dict[str, Any]] = json.loads(out.read_text())["results"]
@@ -49,7 +49,7 @@ def test_a_capture_on_the_device_has_all_calls(tmp_path: Path) -> None:
     capture = capture_layers(tmp_path / "t.jsonl")
     trace = load(tmp_path / "t.jsonl", partial=False)
     assert capture.dropped == 0
-    # the program had started the device before the capture began
+    # the program had started the device before the capture
     assert "sim:1" in json.loads((tmp_path / "t.jsonl").read_text().splitlines()[0])["accelerator"]["devices"]
     assert {"forward", "backward"} <= set(trace.calls["phase"])
     assert list(trace.calls["op"]).count("aten.addmm.default") == 2

@@ -1,4 +1,4 @@
-"""A simulated accelerator's time is the time: which calls have it, and what is told by it."""
+"""Tests of device times on the simulated accelerator: calls that have them, and figures derived from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def waves(x: torch.Tensor) -> torch.Tensor:
 
 
 def capture_waves(path: Path) -> Trace:
-    """Host work, then waves on the device."""
+    """Capture host work, followed by waves on the device."""
     x, host = torch.ones(3, device="sim:0"), torch.rand(200, 200)
     with Capture(path):
         for _ in range(4):
@@ -67,7 +67,7 @@ def test_commands_tell_that_times_are_of_the_device(tmp_path: Path) -> None:
 
 
 def printed(words: list[str]) -> str:
-    """What a command of opgrip prints."""
+    """Return the output of an opgrip command."""
     import contextlib
     import io
 
@@ -77,7 +77,7 @@ def printed(words: list[str]) -> str:
     return out.getvalue()
 
 
-# long beside what the host computes on a busy machine
+# long compared with host work on a busy machine
 @on_simulator(SIM_DURATIONS="aten::sin=400000")
 def test_the_critical_path_goes_by_the_time_of_the_device(tmp_path: Path) -> None:
     x, host = torch.ones(3, device="sim:0"), torch.rand(50, 50)

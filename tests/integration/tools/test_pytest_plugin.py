@@ -1,4 +1,4 @@
-"""The plug-in of pytest, run by pytest in a project of its own."""
+"""Tests of the pytest plug-in, run by pytest in a separate project."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ print(int(status), *sorted(names & sys.modules.keys()))
 
 @pytest.fixture(scope="module", autouse=True)
 def _modules_loaded() -> None:
-    """Import what tests need: pytester forgets what is first imported later, and numpy and dynamo load only once."""
+    """Import modules before the tests: pytester unloads later imports, but numpy and dynamo can load only once."""
     importlib.import_module("torch._dynamo")
     compare(made_run(1, cases=2), made_run(2, cases=2))
 
 
 @pytest.fixture
 def run(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
-    """Runs pytest as a user does, in a process of its own."""
+    """Return a function that runs pytest as a user does, in a separate process."""
 
     def run_pytest(*words: str) -> pytest.RunResult:
         done = run_python("-m", "pytest", "-p", "no:cacheprovider", *words, cwd=pytester.path, timeout=500)
@@ -80,7 +80,9 @@ def run(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
 
 @pytest.fixture
 def run_here(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
-    """Runs pytest in this process, where torch is loaded; it puts back what `MADE_RUNS` replaces."""
+    """Return a function that runs pytest in this process, where torch is loaded, and restores what `MADE_RUNS`
+    replaces.
+    """
     monkeypatch.setattr(opgrip.replay, "replay", opgrip.replay.replay)
 
     def run_pytest(*words: str) -> pytest.RunResult:
@@ -91,7 +93,7 @@ def run_here(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Call
 
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> Path:
-    """Two tests that replay what takes the same time in each run."""
+    """Return a project of two tests whose replays take the same time in each run."""
     pytester.makeconftest(MADE_RUNS)
     pytester.makepyfile(test_net=TESTS)
     for name, seed in (("a", 1), ("b", 2)):
@@ -168,7 +170,7 @@ def test_a_file_of_opreplay_is_a_baseline_too(run_here: Any, project: Path) -> N
     words = ("--opgrip-compare", "a.json", "--opgrip-compare-fail", "slower<=5%", "-k", "net[a]")
     run_here(*words).assert_outcomes(passed=1, deselected=1)
     change_times(project / "a.json", 4.0)
-    # the base is as it was
+    # restore the base
     results = made_run(1, cases=6, longer_than_us=0.0)
     write_results(results.rows, results.header, project / "base.json", force=False)
     done = run_here(*words[:1], "base.json", *words[2:])

@@ -1,4 +1,4 @@
-"""How a trace of the zoo is written as it ships."""
+"""Tests of the form in which traces of the zoo ship."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of a device in traces that were made up: which calls have them, and what goes by them."""
+"""Tests of device times in constructed traces: calls that have them, and figures that use them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RECORDS: list[Record] = [
     Scope(2, "", "", "forward", "kernels:nms", "scale", "net.py", 3),
     Thread(0, "MainThread"),
     Thread(1, "other"),
-    # those inside end first: mul in nms, nms and mul in scale, scale, mul
+    # inner calls end first: mul in nms, nms and mul in scale, scale, mul
     Calls(
         0,
         *([MULTIPLY, EXTENSION_CALL, MULTIPLY, GRIPPED, MULTIPLY], [2, 1, 1, 0, 0]),

@@ -1,4 +1,4 @@
-"""The few cases that stand for many models."""
+"""Tests of the distilled set: few cases that represent many models."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_check_goes_by_the_trace_that_a_case_is_written_from(folder: Path) -> 
     distilled = distill(corpus, 2)
     frame = corpus.frame
     pairs = zip(frame["trace"], frame["key"], frame["median_us"], strict=True)
-    # elsewhere a case takes other times, which a replay of the distilled trace does not see
+    # other traces have different times for the case, which a replay of the distilled trace does not see
     times = {(trace, key): us if distilled.sources.get(key, trace) == trace else 3 * us for trace, key, us in pairs}
     for item in check_of(corpus, distilled, times):
         assert item.predicted_us == pytest.approx(distilled.predicted_us(item.trace, distilled.times_us))
@@ -130,7 +130,7 @@ def test_an_error_is_of_what_is_predicted() -> None:
 
 
 def test_models_are_counted_by_their_totals_and_traces_by_themselves() -> None:
-    """One run of `a` misses by far and weighs little in its total; that of `b` misses."""
+    """One run of `a` has a large error and a small share of its total; the run of `b` has an error too."""
     checks = [Check("a.x", "a", 1000.0, 1020.0), Check("a.y", "a", 10.0, 20.0), Check("b.x", "b", 100.0, 120.0)]
     text = io.StringIO()
     print_check(checks, text)
@@ -150,13 +150,13 @@ def test_times_are_of_one_replay_where_most_are_the_same_to_five_digits() -> Non
     rounded = {pair: float(f"{us:.5g}") for pair, us in times.items()}
     assert is_replay_of(rounded, {**times, ("b", "0"): 1.0})
     assert not is_replay_of({pair: us * 1.01 for pair, us in times.items()}, times)
-    # two replays have some in common by chance
+    # two replays share some times by chance
     assert not is_replay_of({pair: us if pair[1] < "3" else 2 * us for pair, us in times.items()}, times)
     assert not is_replay_of({}, times)
 
 
 def run_of(folder: Path, path: Path, factors: dict[str, float]) -> Path:
-    """Results of the traces of a folder, of a machine on which each model's cases take such times as long."""
+    """Write results of a folder's traces on a machine with these time factors for the cases of each model."""
     corpus = named_by_files(read_corpus([str(folder)]))
     cases = zip(*(corpus.frame[name].tolist() for name in ("trace", "model", "key")), strict=True)
     rows = []
@@ -173,7 +173,7 @@ def test_a_check_by_another_replay_tells_the_model_that_it_misses(folder: Path, 
     options = ("--cases", "1", "--times", one, "--check", two, "-o", "bench.jsonl")
     done = run_command("opgrip", "corpus", "distill", folder, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    # of one case, which is a model's own, the other model's times are predicted to change as those of this one do
+    # with one case, of the first model, the other model's times are predicted to change by the same factor
     assert "1 of 2 models are predicted within 10%" in done.stdout
     errors = {line.split()[0]: line.split()[-1] for line in done.stdout.splitlines() if line.endswith("%")}
     assert (errors["net"], errors["other"]) in {("+0.0%", "-33.3%"), ("+50.0%", "+0.0%")}
@@ -249,13 +249,13 @@ def test_the_cases_of_the_distilled_set_that_ships_are_those_that_its_header_nam
 
 @pytest.mark.slow
 def test_a_replay_of_the_distilled_set_that_ships_ends_in_a_score(tmp_path: Path) -> None:
-    """Of the cases of operators that move no data, which are its shortest."""
+    """The run is limited to operators that move no data, whose cases are the shortest."""
     views = [word for name in ("t", "view", "slice", "permute") for word in ("--op", f"aten.{name}.*")]
     results = tmp_path / "results.json"
     done = run_command("opreplay", "trace:zoo_500", *views, "--iterations", "1", "-o", results, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "score under eager" in line]
-    # models that have none of these cases have no score, which makes it partial
+    # models without such cases have no score, so the result is partial
     assert re.match(
         r"score under eager: \d+\.\d{3}, partial over \d+ of the baseline's 172 traces over cases of ", line
     )
@@ -331,7 +331,7 @@ def test_a_chosen_case_stands_among_the_calls_of_its_program(tmp_path: Path) -> 
 
 
 def described(trace: Trace, places: Sequence[CallPosition]) -> list[tuple[object, ...]]:
-    """What stands before calls, and which of their arguments were just used."""
+    """Return the preceding calls of each case, and which of its arguments were just used."""
     ops = {signature.number: (signature.op, repr(signature.args)[:40]) for signature in trace.signatures}
     return [(tuple(ops[number] for number in place.before), place.recent) for place in places]
 
@@ -353,7 +353,7 @@ def test_a_trace_that_says_nonsense_of_what_it_stands_for_is_refused_in_a_line(r
         results.header[FIELD] = {"keys": keys, "traces": {"a": {"cases": cases, "us": us}}}
         with pytest.raises(UserError, match="does not say what its cases stand for"):
             distilled_scores(results)
-        # before any of its cases is run
+        # raised before any case runs
         with pytest.raises(UserError, match="does not say what its cases stand for"):
             standing_of(results.header)
     about = {"a": {"cases": [0], "us": [1.0]}}

@@ -1,4 +1,4 @@
-"""What a small file from a stranger may cost: bombs end in one line, and what honest programs write is read."""
+"""Tests of the cost of small untrusted files: bombs end in a one-line error, while files of real programs are read."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from opgrip.traces.table.step_starts import unfinished_calls
 HEADER = b'{"type":"header","format":"opgrip-trace","version":"1.3"}\n'
 MEGABYTE = b" " * (1 << 20)
 PRIME = 2**61 - 1
-"""What Python takes whole numbers modulo of, for their hash."""
+"""modulus of Python's hash of integers"""
 
 
 def packed(path: Path, pieces: Iterable[bytes]) -> Path:
-    """A file compressed as its name says."""
+    """Write a file, compressed according to its suffix."""
     with path.open("wb") as raw:
         if path.suffix == ".gz":
             with gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as file:
@@ -146,7 +146,7 @@ def test_names_of_unknown_fields_are_counted_up_to_a_bound(tmp_path: Path) -> No
 
 
 def test_entered_calls_of_many_threads_are_looked_up_in_their_own_blocks(tmp_path: Path) -> None:
-    """Each of 3,000 threads in all of 3,000 blocks would be nine million looks."""
+    """Looking up each of 3,000 threads in all of 3,000 blocks would take nine million steps."""
     looks = 0
 
     class Counted(int):

@@ -1,4 +1,4 @@
-"""Long traces: read again instead of kept, summed up, gone through in parts, and chosen from while they are read."""
+"""Tests of long traces: read again instead of kept, summed, processed in parts, and filtered while reading."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def long_trace(tiny_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let traces of any length be read as long ones are."""
+    """Process traces of any length like long ones."""
     monkeypatch.setattr(sources, "KEPT_CALLS", -1)
     monkeypatch.setattr(made_calls, "KEPT_CALLS", -1)
     monkeypatch.setattr(summing, "PART_CALLS", 300)
@@ -59,7 +59,7 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def told_of(trace: Trace) -> dict[str, Any]:
-    """What is asked of traces, without their table of calls."""
+    """Return results that do not need the table of calls."""
     columns = [(), ("module", "phase"), ("device", "stream"), ("file", "line", "function", "phase")]
     longtail = find_longtail([trace], lambda _: 1e10)
     return {
@@ -94,7 +94,7 @@ def test_a_trace_that_is_not_kept_tells_the_same(path: Any, long_trace: Path, re
     assert not compare_traces(kept, trace, ("a", "b")).changed
     assert len(trace.distinct_calls) < len(table)
     assert trace.distinct_calls["count"].sum() == len(table)
-    # what calls by their place need has made it for the shipped one
+    # for the shipped trace, times by scope have already created the table
     assert path == SHIPPED or not is_made(trace, "calls")
     pd.testing.assert_frame_equal(trace.calls, table)
     assert (trace.storages == kept.storages).all()
@@ -172,7 +172,7 @@ def test_what_is_chosen_while_reading_is_what_the_table_has(
         if name != "steps":
             flags &= calls[name].astype(str).map(lambda text, patterns=patterns: _matches(text, patterns))
     if "steps" in choice:
-        # each of the three steps makes the same calls
+        # all three steps make the same calls
         flags &= own_calls(calls).index.to_series().reindex(calls.index).notna()
         flags &= calls.index >= len(calls) // 3
         trace_calls = own_calls(trace.calls)
@@ -220,14 +220,14 @@ def test_steps_that_are_not_there_are_refused(tiny_trace: Path) -> None:
 def test_the_steps_of_a_merged_trace_are_those_of_each_rank(
     is_kept: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    # rank 1 makes two steps more
+    # rank 1 makes two more steps
     paths = [made_rank(tmp_path / f"{rank}.jsonl", rank, 2, 30 + 20 * rank, every=10) for rank in range(2)]
     merge(paths, tmp_path / "all.jsonl", align=False)
     if not is_kept:
         request.getfixturevalue("_nothing_kept")
     calls = load(tmp_path / "all.jsonl", steps=1).calls
     assert calls["process"].value_counts().to_dict() == {0: 10, 1: 10}
-    # a step begins with the collective before it; what came before the first is of that too
+    # a step begins with the preceding collective; calls before the first one belong to the first step
     assert load(tmp_path / "all.jsonl", steps=0).calls["process"].value_counts().to_dict() == {0: 19, 1: 19}
     assert load(tmp_path / "all.jsonl", steps=range(3, 9)).calls["process"].value_counts().to_dict() == {0: 0, 1: 11}
     with pytest.raises(UserError, match="there is no step 5: the trace has the steps 0 to 4"):
@@ -294,7 +294,7 @@ def test_where_hardly_two_calls_take_the_same_time_times_are_told_to_a_thousandt
     expected = exact.summary("op", "phase")
     monkeypatch.setattr(summing, "BATCH", 256)
     monkeypatch.setattr(summing, "MOST_ROWS", 1000)
-    # so few calls of so many kinds have no fewer rows by fewer bits
+    # with few calls of many kinds, fewer bits would not reduce the number of rows
     monkeypatch.setattr(summing, "COARSEST", summing.FINEST)
     trace = load(path)
     assert len(trace.distinct_calls) < len(exact.distinct_calls)
@@ -314,7 +314,7 @@ def test_times_that_count_as_one_differ_by_their_last_bits(times: list[int], bit
 
 
 def jittered(source: Path, target: Path) -> Path:
-    """The same trace, no two of whose calls take the same time."""
+    """Write the same trace with a different time for each call."""
     noise = np.random.default_rng(0)
     records = [
         replace(record, duration_ns=[int(time * noise.lognormal(0, 0.3)) for time in record.duration_ns])
@@ -337,13 +337,13 @@ from opgrip.traces import load
 print(int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) // 1024)
 """
     peaks_mb = []
-    # of the detector's calls, a fifth are of signatures that were looked at in their places
+    # a fifth of the detector's calls have signatures that were looked at by scope
     for calls in (1_400_000, 2_800_000) if is_of_cases else (700_000, 2_800_000):
         repeat_calls(SHIPPED if is_of_cases else tiny_trace, tmp_path / "t.jsonl", calls, spread=0.5)
         done = run_python("-c", code, str(tmp_path / "t.jsonl"), fresh=True)
         assert done.returncode == 0, done.stderr
         peaks_mb.append(json.loads(done.stdout))
-    # a byte for each call would be 2 MB
+    # one byte per call would be 2 MB
     assert peaks_mb[1] - peaks_mb[0] < 10
     assert peaks_mb[1] < 600
 
@@ -360,7 +360,7 @@ def test_cases_of_a_long_trace_count_all_calls_of_what_was_looked_at_in_places(
     monkeypatch.setattr(timing_clusters, "MOST_CALLS", 1000)
     trace = load(path)
     looked_at = timing_clusters.calls_looked_at(trace)
-    # of the beginning and of the end, and not all
+    # some at the beginning and some at the end, but not all
     assert len(looked_at) < 3000
     assert looked_at.index.min() < 1000
     assert looked_at.index.max() > 15_000

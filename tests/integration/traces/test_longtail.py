@@ -1,4 +1,4 @@
-"""Long-tail functions, found in traces of programs whose functions are known."""
+"""Tests that long-tail functions are found in traces of programs whose functions are known."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_operators_and_calls_of_a_function_are_counted(tmp_path: Path) -> None:
             doubled(centers(boxes))
             centers(centers(boxes))
 
-    # torch.stack is one operator or five, by the version of torch
+    # torch.stack is one operator or five, depending on the version of torch
     each = len(captured(tmp_path, lambda: centers(boxes), "one.jsonl").calls)
     found = by_name(find(captured(tmp_path, program)))
     item = found["centers"]
@@ -186,7 +186,7 @@ def test_a_damaged_trace_and_one_of_unknown_functions_are_read(tmp_path: Path) -
 def test_the_time_of_a_function_is_about_that_without_a_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # measured now, as the machine is now
+    # an empty cache, so that the machine is measured now
     monkeypatch.setenv("OPGRIP_CACHE", str(tmp_path))
     boxes = torch.rand(64, 4)
 
@@ -207,7 +207,7 @@ def test_the_time_of_a_function_is_about_that_without_a_capture(
         ratios.append(item.wall_ns / item.calls / direct)
         (tmp_path / "t.jsonl").unlink()
     with compared_times():
-        # another program may run beside this one in any of the measurements
+        # other programs may run during any of the measurements
         assert 1 / 3 < statistics.median(ratios) < 3, ratios
 
 

@@ -1,4 +1,4 @@
-"""A merged trace has the records of its parts, under numbers of its own."""
+"""Tests that a merged trace contains the records of its parts, renumbered."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_merged_trace_is_no_distilled_one(tmp_path: Path) -> None:
     paths = []
     for name, sizes in {"first": (10, 20, 30), "second": (10, 500, 700)}.items():
         corpus = read_corpus([str(small_trace(tmp_path / f"{name}.jsonl", sizes))])
-        # not in the order in which the calls follow each other
+        # an order different from that of the calls
         keys = corpus.frame["key"].tolist()[::-1]
         paths.append(tmp_path / f"{name}-cases.jsonl")
         write_cases(corpus, keys, paths[-1], fields={FIELD: {"keys": keys[:1], "traces": {}}})
@@ -85,7 +85,7 @@ SMALL_NUMBERS = st.integers(0, 2)
 
 @st.composite
 def parts(draw: st.DrawFn) -> list[Record]:
-    """The records of a process, with numbers of its own for what other processes have too."""
+    """Draw the records of a process, with its own numbers for things that other processes have too."""
     number_of = {
         kind: draw(st.permutations([3, 11, 59])) for kind in ("signature", "scope", "context", "values", "thread")
     }
@@ -105,7 +105,7 @@ def parts(draw: st.DrawFn) -> list[Record]:
     thread, scope = number_of["thread"][0], number_of["scope"][draw(SMALL_NUMBERS)]
     records.append(Thread(thread, "MainThread"))
     has_ended = [draw(st.booleans()) for _ in signatures]
-    # a call that runs when the flusher looks has no signature in the trace yet
+    # a call that runs during a flush has no signature in the trace yet
     for place, signature in enumerate(signatures):
         if draw(st.booleans()):
             opened = replace(signature, outputs=Opaque("not recorded"))
@@ -137,7 +137,7 @@ def test_a_merged_trace_says_of_each_process_what_its_own_trace_says(
     assert [item.message for item in validation.findings if item.kind == "reference"] == []
     by_process = meanings(TraceReader(tmp_path / "all.jsonl"))
     own = [meanings(TraceReader(path)) for path in paths]
-    # signatures and what is known of them are not of one process
+    # signatures and the facts about them belong to no process
     assert by_process.pop(None, set()) == set().union(*(statements.get(None, set()) for statements in own))
     of_threads = [{key: words for key, words in statements.items() if key is not None} for statements in own]
     assert by_process == {process: said[0] for process, said in enumerate(of_threads) if said}
@@ -152,13 +152,13 @@ def test_a_merged_trace_says_of_each_process_what_its_own_trace_says(
 
 
 def meanings(reader: TraceReader) -> dict[int | None, set[tuple[object, ...]]]:
-    """What records say, with the names of what they refer to in place of numbers, by process."""
+    """Return the facts in records by process, with names in place of numbers."""
     records = list(reader)
     op = {item.number: item.op for item in records if isinstance(item, Signature)}
     scope = {item.number: item for item in records if isinstance(item, Scope)}
     context = {item.number: item.settings["threads"] for item in records if isinstance(item, Context)}
     models = {item.number: item.model for item in records if isinstance(item, Values)}
-    # a trace of one process says nothing of processes
+    # a trace of one process does not mention processes
     process = {item.number: item.process or 0 for item in records if isinstance(item, Thread)}
     statements: dict[int | None, set[tuple[object, ...]]] = {}
 
@@ -189,7 +189,7 @@ def meanings(reader: TraceReader) -> dict[int | None, set[tuple[object, ...]]]:
             case Entered():
                 opened = record.opened
                 name = op[record.signature] if opened is None else opened.op
-                # where a call of it ended, both are one signature
+                # if a call of it ended, both signatures are the same
                 assert op.get(record.signature, name) == name
                 described = None if opened is None else values((opened.args,))
                 say(process[record.thread], "entered", name, place(record.scope), record.start_ns, described)

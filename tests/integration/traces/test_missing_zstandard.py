@@ -1,4 +1,4 @@
-"""Names that end in `.zst` where the package that compresses them is not installed."""
+"""Tests of file names that end in `.zst` when zstandard is not installed."""
 
 from __future__ import annotations
 

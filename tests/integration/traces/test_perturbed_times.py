@@ -1,4 +1,4 @@
-"""Times of calls that the capture's own work perturbed are not what is computed from times."""
+"""Tests that times of perturbed calls are excluded from computed times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GAP_NS, PERTURBED_GAP_NS = 5_000, 30_000_000
 def trace_of(
     path: Path, perturbed: Sequence[int], device_ns: Sequence[int] = (), exps: int = 3, interrupted: Sequence[int] = ()
 ) -> Trace:
-    """Four sines, each of the one before, then exponentials of their own, some perturbed or interrupted."""
+    """Write a trace of a chain of four sines, then independent exponentials, some perturbed or interrupted."""
     ops = ("aten.sin.default", "aten.exp.default")
     calls = 4 + exps
     signature = [0] * 4 + [1] * exps

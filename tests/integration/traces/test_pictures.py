@@ -1,4 +1,4 @@
-"""Where the time of a trace goes, drawn: every call is in a bar, and names of strangers stay text."""
+"""Tests of plots of a trace's time: every call is in a bar, and untrusted names stay text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def trace(tiny_trace: Path) -> Trace:
 
 
 def bars(figure: Any) -> dict[str, float]:
-    """The length of each bar in us, by its label."""
+    """Return the length of each bar in us, by label."""
     (axes,) = figure.axes
     lengths: dict[str, float] = dict.fromkeys((label.get_text() for label in axes.get_yticklabels()), 0.0)
     for container in axes.containers:

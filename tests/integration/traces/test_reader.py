@@ -1,4 +1,4 @@
-"""Reading a trace: whole, cut anywhere, damaged, foreign, newer."""
+"""Tests of reading traces: whole, cut anywhere, damaged, of other origin, and of newer versions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_trace_loads_as_a_table_in_the_order_in_which_calls_started(tmp_path: 
     assert trace.calls["start_ns"].tolist() == [10, 50, 70, 90]
     assert trace.calls["op"].tolist() == ["aten.mul.Tensor"] * 3 + ["mmcv._ext:nms"]
     assert trace.calls["own_module"].tolist() == ["backbone.überconv", "", "", "backbone.überconv"]
-    # what ran backward counts to what it was caused by
+    # backward calls count to the module whose forward call caused them
     assert trace.calls["module"].tolist() == ["backbone.überconv"] * 4
     assert trace.calls["phase"].tolist() == ["forward", "backward", "backward", "forward"]
     assert trace.calls["thread"].tolist() == ["MainThread", "MainThread", "autograd", "MainThread"]
@@ -44,7 +44,7 @@ def test_a_trace_loads_as_a_table_in_the_order_in_which_calls_started(tmp_path: 
     assert trace.end is not None
     assert trace.end.dropped == [Dropped("aten.x", "ValueError: no", 2)]
     summary = trace.summary().set_index("op")
-    # calls that an extension function made are its own
+    # calls made by an extension function are counted separately
     assert summary.at["aten.mul.Tensor", "calls"] == 1
     assert summary["share"].sum() == pytest.approx(1)
 
@@ -58,7 +58,7 @@ def test_a_person_can_read_it_with_json_and_pandas(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, tiny_trace: Path) -> dict[str, bytes]:
-    """A real trace's bytes, plain and compressed, in pieces as a capture flushes them."""
+    """Return the bytes of a real trace, plain and compressed, in pieces as a capture flushes them."""
     folder = tmp_path_factory.mktemp("whole")
     records = list(read(tiny_trace))
     files = {}
@@ -107,7 +107,7 @@ def test_a_trace_cut_at_any_byte_loads_up_to_the_cut(
 
 
 def read_what_there_is(reader: TraceReader) -> list[Record]:
-    """The records; none where a compressed header is cut."""
+    """Return the readable records; none if a compressed header is cut."""
     try:
         return list(reader)
     except UserError:

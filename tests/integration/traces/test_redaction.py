@@ -1,4 +1,4 @@
-"""A redacted trace says nothing of whose it is, and can be replayed."""
+"""Tests that a redacted trace reveals nothing about its owner and can be replayed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from opgrip.traces.values import fit_argument, value_models
 from opgrip.traces.values.exact import Exact
 
 WRITTEN = {"type", "format", "version"}
-"""Header fields that the writer adds."""
+"""header fields that the writer adds"""
 SECRET = "SECRET-xyz"
 CARD = 4111111111111111
 SCHEMA = json.loads((ROOT / "traces" / "schema.json").read_text(encoding="utf-8"))
@@ -63,7 +63,7 @@ def tensor(shape: tuple[int, ...], dtype: torch.dtype, number: int | None, **opt
 
 
 def planted(secret: str = SECRET) -> list[Record]:
-    """Records of every type with a secret wherever one can stand."""
+    """Return records of every type with a secret in every possible place."""
     ints, floats = tensor((2,), torch.int64, 0), tensor((1,), torch.float64, 1, cls=secret)
     opened = Signature(9, "function", f"{secret}:{secret}", (secret, ints), {secret: secret})
     head = ModuleSpec(f"{secret}:Head", {secret: floats}, {}, {}, {secret: secret})
@@ -134,7 +134,7 @@ def lines(written: list[Record], policy: Policy) -> bytes:
 
 
 def declared_types() -> Iterator[type]:
-    """Yield every dataclass that a record consists of."""
+    """Yield every dataclass that is part of a record."""
     for module in (records, arguments, tensor_specs, python_objects):
         for item in vars(module).values():
             if isinstance(item, type) and is_dataclass(item) and item.__module__ == module.__name__:
@@ -199,7 +199,7 @@ def test_no_secret_leaves(tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", planted(), **header())
     text = source.read_text()
     unknown = json.dumps({"type": "future", "text": SECRET}) + "\n"
-    # fields and types of records that a later version wrote
+    # fields and record types of a later version
     text = text.replace('{"type":"thread",', f'{unknown}{{"type":"thread","later":"{SECRET}",', 1)
     source.write_text(text)
     done = redact(source, tmp_path / "b.jsonl", Policy(hide_operators=True))

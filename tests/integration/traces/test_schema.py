@@ -1,4 +1,4 @@
-"""The JSON Schema says what the writer writes."""
+"""Tests that the JSON Schema matches the writer's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls as Python files that need torch alone."""
+"""Tests of calls written as Python files that need only torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALONE = {"argparse", "base64", "math", "statistics", "time", "zlib", "torch"}
 
 
 def check_source(source: str) -> None:
-    """It imports nothing of ours, and is text that any editor shows as it is."""
+    """Check that a script imports nothing of opgrip, and contains no invisible characters."""
     source.encode("ascii")
     imported = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
     assert {name.name for node in imported for name in node.names} <= ALONE
@@ -47,7 +47,7 @@ def run_script(source: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> dict
 
 
 def run_all(trace: Trace, cases: Collection[Case], folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Run the scripts of cases: what was refused."""
+    """Run the scripts of cases, and return the refusals."""
     refused: list[str] = []
     for case in cases:
         try:
@@ -156,7 +156,7 @@ VALUES_DECIDE: dict[str, Callable[[torch.Tensor], object]] = {
 def test_results_have_the_shapes_that_they_had(op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(300, 12)
     source = exported(tmp_path / "t.jsonl", lambda: VALUES_DECIDE[op](x), op)
-    # else the script would not check them
+    # otherwise the script would not check the results
     assert "RESULTS = [" in source
     run_script(source, tmp_path / "case.py", monkeypatch)
 

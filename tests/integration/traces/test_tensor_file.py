@@ -1,4 +1,4 @@
-"""The file of whole values: its name, its forms, and what a stranger may have put there."""
+"""Tests of the file of whole values: its name, its forms, and untrusted contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tensors are made of survives the way through the file, and what cannot be is refused."""
+"""Tests that properties of tensors survive writing and reading, and that impossible tensors are refused."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_calls_of_the_same_tensors_with_other_numbers_share_the_values_of_parts(
 
 
 def models_of(path: Path) -> list[tuple[str, tuple[str, ...]]]:
-    """The operator of each case, and the value models of its arguments' parts as text."""
+    """Return the operator of each case, with the value models of its arguments' parts as text."""
     found = []
     for case in make_cases(load(path)):
         numbers = [number for spec in tensors(case.signature.args) for number in value_numbers(spec)]
@@ -204,12 +204,12 @@ def test_a_form_that_was_tampered_with_harms_nobody(name: str, changes: list[tup
         (made,), _ = Inputs((spec,), {}, models, HERE, seed=0).make()
     except (FormatError, Unsupported):
         return
-    # what passed is one that can be worked with
+    # an accepted tensor must be usable
     if made.is_nested:
         made.values().sum()
     elif made.layout is not torch.strided and made.numel() < 1 << 20:
         made.to_dense()
     elif made.is_quantized and made.numel() < 1 << 20:
-        # some schemes lack some strides
+        # some quantization schemes do not support all strides
         with suppress(RuntimeError):
             made.dequantize()

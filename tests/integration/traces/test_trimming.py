@@ -1,4 +1,4 @@
-"""Parts of traces: what they hold is what the whole holds of these calls, and they are traces that are right."""
+"""Tests of trimmed traces: they are valid, and contain the same facts about their calls as the whole trace."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_only_what_calls_refer_to_is_there(tiny_trace: Path, tmp_path: Path) -> 
         number for item in part.signatures for number in (arg.values for arg in item.args[:3]) if number is not None
     }
     assert {item.number for item in part.scopes} == set(part.calls["scope"])
-    # numbers are those of the whole
+    # numbers are those of the whole trace
     assert all(item in whole.signatures for item in part.signatures)
 
 
@@ -139,7 +139,7 @@ def test_a_part_is_replayed_as_the_whole_is(tmp_path: Path) -> None:
     whole = {case.key: case for case in make_cases(load(SHIPPED))}
     part = make_cases(trimmed(SHIPPED, tmp_path, TracePart(phases=("forward",), steps=(0, 1))))
     assert len(part) > 100
-    # values may be those of another of its calls
+    # values may come from another call of the case
     assert all(case.trace_number == whole[case.key].trace_number for case in part)
 
 

@@ -1,4 +1,4 @@
-"""What is wrong in a trace is found, record by record, and nothing is found in a good one."""
+"""Tests that validation finds every kind of fault in a trace, and nothing in a valid one."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _repeat_end(lines: list[Line]) -> None:
 
 def _lengthen_call(lines: list[Line]) -> None:
     block = of_type(lines, "calls")
-    # the second now ends halfway through the third
+    # the second call now ends halfway through the third
     block["duration_ns"][1] = block["after_ns"][2] + block["duration_ns"][2] // 2
 
 
@@ -170,9 +170,9 @@ def test_a_cut_line_is_found_with_what_lacks_behind_it(tiny_trace: Path, tmp_pat
         ([0, 5], [10, 10], True),
         ([5, 0], [3, 10], False),
         ([0, 10], [10, 5], False),
-        # an inner one of an inner one, in the order of their ends
+        # three nested calls, in the order of their ends
         ([2, 1, 0], [1, 4, 9], False),
-        # around the second, but not around the first, which it meets
+        # around the second call, but overlapping the first
         ([0, 6, 3], [5, 1, 9], True),
     ],
 )
@@ -197,7 +197,7 @@ def test_calls_may_be_beside_or_inside_of_each_other_alone(
 
 
 def test_records_of_every_type_are_looked_at(tmp_path: Path) -> None:
-    # threads come before what refers to them in a trace that is captured
+    # in a captured trace, threads come before records that refer to them
     kinds = {kind for _, kind, _ in findings(write(tmp_path / "t.jsonl"))}
     assert kinds <= {"reference", "time"}
 

@@ -1,4 +1,4 @@
-"""Values that are drawn make operators behave as the recorded ones did."""
+"""Tests that operators behave on drawn values as on recorded ones."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_tensor_with_one_other_element_is_no_constant() -> None:
 @settings(deadline=None)
 def test_as_many_booleans_are_true_in_as_many_runs(count: int, share: float, stay: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    # pieces of equal value, longer the likelier an element is to stay what the one before it is
+    # runs of equal values, longer the more likely an element equals the one before
     pieces = (torch.rand(count, generator=generator) >= stay).cumsum(0)
     tensor = (torch.rand(count + 1, generator=generator) < share)[pieces]
     tensor[0], tensor[-1] = True, False

@@ -1,4 +1,4 @@
-"""Values for arguments of which nothing is recorded: operators take them, and they are spread as real ones are."""
+"""Tests of default values for unrecorded arguments: operators accept them, and their spread is realistic."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ cnt: 1, ((T([1000, 64], f32), T([200], i64), T([10], i64)), {})
 
 
 def values_of(op: str, *args: object, **kwargs: object) -> tuple[torch.Tensor, ...]:
-    """The tensors that a call of an operator gets of whose arguments nothing is recorded."""
+    """Return the tensors for a call of an operator whose arguments are unrecorded."""
     signature, models = with_values(Signature(0, OPERATOR, op, args, kwargs), {}, RECORDED)
     made, named = Inputs(signature.args, signature.kwargs, models, device_map("cpu", None), 0).make()
     flat = [*made, *named.values()]
@@ -99,7 +99,7 @@ def test_recorded_values_stay_and_calls_of_nothing_known_too() -> None:
     args, kwargs, models = default_values("aten.logical_not.default", (recorded,), {})
     assert (args, kwargs, models) == ((recorded,), {}, {})
     assert default_values("mmcv.nms.default", (tensor(4),), {}) == ((tensor(4),), {}, {})
-    # an operator that is called with nonsense
+    # an operator called with nonsense
     assert default_values("aten.gather.default", (1, "x", tensor(4, dtype=torch.int64)), {})[2] == {}
 
 

@@ -1,4 +1,4 @@
-"""The zoo: its manifest, and the files that it speaks of."""
+"""Tests of the zoo: its manifest, and the files that it refers to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from opgrip.zoo.making.making import record_of, write_manifest
 TRACES = read_manifest()
 MADE = [trace for trace in TRACES if trace.recording is not None]
 MOST_BYTES = 25_000_000
-"""Of all files together."""
+"""limit of the size of all files together"""
 
 
 def names_of(traces: list[ZooTrace]) -> list[str]:
@@ -92,7 +92,7 @@ def test_the_wheel_holds_files_that_there_are() -> None:
 
 
 def counts_on_the_page() -> dict[str, int]:
-    """What docs/zoo.md says is distinct over all traces."""
+    """Return the counts of distinct items over all traces in docs/zoo.md."""
     text = (ROOT / "docs" / "zoo.md").read_text()
     line = re.search(
         r"^Over all of them \((?P<traces>\S+) traces\) there are \*\*(?P<operators>\S+) operators\*\*, "
@@ -106,7 +106,7 @@ def counts_on_the_page() -> dict[str, int]:
 
 
 def test_the_zoo_holds_as_much_as_it_was_made_to() -> None:
-    """By what its page says, which another test counts; and the page is of all traces that there are now."""
+    """The counts are on the zoo's page, which another test compares with the traces that ship."""
     counts = counts_on_the_page()
     assert counts["traces"] == len(MADE)
     assert counts["operators"] >= 300

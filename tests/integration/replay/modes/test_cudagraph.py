@@ -1,6 +1,6 @@
-"""The mode `cudagraph`. No GPU is needed: a stand-in for CUDA's graphs runs operators again on the same memory.
+"""Tests of the mode `cudagraph` without a GPU: a stand-in for CUDA's graphs runs operators again on the same memory.
 
-So it shows where a graph reads and writes, and nothing of what CUDA allows in a capture.
+They show where a graph reads and writes, but not what CUDA allows during a capture.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from opgrip.traces.schema.arguments import leaves
 
 
 class Graph(TorchDispatchMode):
-    """Operators in the order of their capture, each with the tensors that it read and made."""
+    """Operators in capture order, each with the tensors that it read and created."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Graph(TorchDispatchMode):
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        # a capture runs nothing
+        # operators must have no effect during a capture, so undo it
         for storage, before in self._before.values():
             storage.copy_(before)
 
@@ -57,11 +57,11 @@ class Graph(TorchDispatchMode):
 
 class Stream:
     def wait_stream(self, stream: object) -> None:
-        """There is nothing to wait for."""
+        pass
 
 
 class Cuda:
-    """What is captured, from which pool, and where torch raises for what waits for the device."""
+    """Stand-in that records captures and their pools, and raises errors for operations that wait for the device."""
 
     def __init__(self) -> None:
         self.captures: list[Graph] = []
@@ -158,7 +158,7 @@ def test_graphs_share_a_pool_and_tell_what_they_took_of_it(cuda: Cuda) -> None:
     captured(torch.ops.aten.exp.default, vector)
     assert memory is not None
     assert memory.allocated >= 2 * vector.nbytes
-    # the first graph is the one without work, which keeps the pool
+    # the first graph has no work and only keeps the pool
     assert cuda.pools == [None, (0, 1), (0, 1)]
 
 

@@ -1,4 +1,4 @@
-"""Times by module, phase and line: calls of one signature count to every module that made some of them."""
+"""Tests of times by module, phase and line: calls of a signature are shared among all modules that made them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def encoder() -> nn.Module:
 
 @pytest.fixture(scope="module", params=["encoder", "blocks"])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trace of a training step of four encoder layers, or of three identical blocks."""
+    """Return the trace of a training step of four encoder layers, or of three identical blocks."""
     torch.manual_seed(0)
     model = encoder() if request.param == "encoder" else nn.Sequential(Block(), Block(), Block())
     optimizer, x = torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(4, 6, 16)
@@ -87,7 +87,7 @@ def page_shares(results: Results, place: int, cell: str) -> dict[str, float]:
 
 
 def summed(trace: Trace, column: str) -> dict[str, float]:
-    """Return the shares of time as `opgrip trace info` shows them."""
+    """Return the shares of time that `opgrip trace info` shows."""
     table = trace.summary(column)
     return dict(zip(table[column].fillna("").astype(str), table["share"], strict=True))
 
@@ -112,7 +112,7 @@ def test_a_replay_of_identical_blocks_shares_its_time_among_them(trained: Path, 
     times = read_run(tmp_path / "r.json").by_call_site.groupby(["module", "phase"])["total_us"].sum()
     blocks = sorted({name.split(".fc")[0] for name in times.index.get_level_values("module") if name.endswith(".fc")})
     if blocks:
-        # the first one's input needs no gradient, so that its calls have other signatures
+        # the first block's input needs no gradient, so its calls have other signatures
         _, *forward = (times[f"{block}.fc", "forward"] for block in blocks)
         assert forward == pytest.approx([forward[0]] * 2)
     else:
@@ -128,7 +128,7 @@ def test_the_plain_frame_names_no_module_for_the_calls_of_several(trained: Path)
         assert row.module in modules if len(modules) == 1 else row.module.endswith("*") or "*." in row.module
         assert row.phase.split(", ") == [phase for phase in PHASES if phase in {site.phase for site in row.sites}]
     assert any("*" in row.module for row in results)
-    # as many calls, and all of their time
+    # splitting keeps the number of calls and the total time
     split = results.by_call_site
     assert split["count"].sum() == results.frame["count"].sum()
     assert split["captured_total_us"].sum() == pytest.approx(results.frame["captured_total_us"].sum(), rel=1e-6)

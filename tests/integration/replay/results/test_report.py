@@ -1,4 +1,4 @@
-"""The page of results and traces, in a real browser."""
+"""Tests of the HTML report of results and traces, in a real browser."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)><a href='h
 
 @pytest.fixture(scope="module")
 def report(detector_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of two runs of a detector's trace, one under two modes."""
+    """Return a report of two runs of a detector's trace, one of them in two modes."""
     folder = tmp_path_factory.mktemp("report")
     words = ("--top", "40", "--iterations", "3", "--cache", "warm")
     for name, more in {"one": ("--mode", "eager,jit"), "two": ()}.items():
@@ -190,7 +190,7 @@ def test_names_of_strangers_run_nothing(tmp_path: Path) -> None:
             page.goto(f"{(tmp_path / 'r.html').as_uri()}#/{view}")
             page.wait_for_timeout(300)
             assert page.locator("main img, main script").count() == 0
-            # a link in what a chart writes would lead to a stranger's page
+            # an SVG link in a chart could lead to a third party's page
             assert page.locator("main svg a").count() == 0
         page.click("nav a[href='#/cases']")
         page.locator("table.dataTable tbody a").first.click()

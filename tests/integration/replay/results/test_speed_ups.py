@@ -1,4 +1,4 @@
-"""A speed-up is one number everywhere: the quotient of the medians that stand beside it."""
+"""Tests that a speed-up is the same number everywhere: the quotient of the medians shown with it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_place_shows_the_quotient_of_the_medians(tmp_path: Path) -> None:
     results = Results(rows, HEADER)
     assert [row.speed_up for row in rows] == [None, 0.5, None, 0.25]
     assert results.frame["speed_up"].tolist()[1::2] == [0.5, 0.25]
-    # paired runs of the second say another thing
+    # paired runs of the second case contradict it
     assert [row.is_speed_up_doubtful for row in rows] == [False, False, False, True]
     table = text_of(rows)
     assert " 0.50 " in table
@@ -112,7 +112,7 @@ def test_a_row_that_other_processes_contended_has_no_speed_up() -> None:
 def test_ratios_of_paired_runs_in_older_files_are_replaced() -> None:
     old = [made_row(0, [10.0]), made_row(0, [20.0], mode="jit", ratio=1.1, ratio_p10=1.0, ratio_p90=1.2)]
     assert [row.ratio for row in with_ratios_by_case(old, "eager")] == [None, 2.0]
-    # a ratio over a row of another case is kept
+    # a ratio to a row of another case is kept
     other = replace(made_row(0, [20.0]), ratio=4.0)
     assert with_ratios_by_case([other], "eager") == [other]
 
@@ -159,7 +159,7 @@ def test_marks_of_a_status_are_in_every_report(column: str, tmp_path: Path) -> N
     results.save(tmp_path / "r.csv")
     assert word in (tmp_path / "r.csv").read_text(encoding="utf-8")
     assert [item.marked_status for item in read_run(tmp_path / "r.csv")] == [f"ok, {word}", "ok"]
-    # and none for what has no time
+    # a row without a time is not marked
     assert replace(row, status="failed").marked_status == "failed"
 
 

@@ -1,4 +1,4 @@
-"""Several traces in one table: what each model counts with, what they have in common, and what one alone has."""
+"""Tests of several traces in one table: the weight of each model, and shared and unshared cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BackendBench's operators and their inputs as traces, and traces as those."""
+"""Tests of reading BackendBench's operator inputs as traces, and of writing traces as such."""
 
 from __future__ import annotations
 

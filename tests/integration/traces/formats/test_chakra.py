@@ -1,4 +1,4 @@
-"""Chakra execution traces as traces, and traces as those."""
+"""Tests of reading Chakra execution traces, and of writing traces as such."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ X, Y, Z = (tensor(number, number + 1, [2, 2], [2, 1]) for number in (10, 20, 30)
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trace of ours."""
     path = tmp_path_factory.mktemp("watched") / "ours.jsonl"
     capture(make_program(), path)
     return path

@@ -1,4 +1,4 @@
-"""Traces of torch.profiler as traces, against what a capture of the same program gives."""
+"""Tests of reading torch.profiler traces, compared with captures of the same programs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def profiled(path: Path, function: Callable[[], object] = step, **settings: Any)
 
 
 def calls_of(trace: Trace) -> list[tuple[str, list[tuple[int, ...]], str]]:
-    """Operator, shapes and strides of what it took, and phase; numbers are tensors without sizes to the profiler."""
+    """Return operator, argument shapes and strides, and phase of each call; the profiler shows numbers as empty
+    shapes.
+    """
     signatures = {item.number: item for item in trace.signatures}
     calls = []
     for row in trace.own_calls.sort_values("start_ns").itertuples():

@@ -1,4 +1,4 @@
-"""DLOP-Bench's tables of operators as traces."""
+"""Tests of reading DLOP-Bench's operator tables as traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch execution traces as traces, and traces as those."""
+"""Tests of reading PyTorch execution traces, and of writing traces as such."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ONE: tuple[Any, ...] = (1, [], "Int", [])
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The same program's execution trace by torch, and our trace."""
+    """Return torch's execution trace and our trace of the same program."""
     folder = tmp_path_factory.mktemp("watched")
     program = make_program()
     paths = folder / "torch.json", folder / "ours.jsonl"
@@ -52,7 +52,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         observe(program, paths[0])
         paths[1].unlink(missing_ok=True)
         capture(program, paths[1])
-        # torch numbers memory by its address, which a later tensor can have: then it seems to depend on the earlier one
+        # torch numbers memory by address; if a later tensor reuses an address, it seems to depend on the earlier tensor
         if dependencies_of(load(paths[0])) == dependencies_of(load(paths[1])):
             break
     return paths
@@ -130,7 +130,7 @@ def test_real_files_load_whole_and_survive_a_round_trip(path: Path, tmp_path: Pa
 
     write_as("execution_trace", trace, tmp_path / "again.json")
     again = load(tmp_path / "again.json")
-    # the operators of c10d have other parameters now
+    # the parameters of c10d's operators change in the conversion
     assert [call for call in calls_of(again) if "c10d" not in call[0]] == [
         call for call in calls_of(trace) if "c10d" not in call[0]
     ]
@@ -372,7 +372,7 @@ def test_a_file_in_which_anything_is_anything_is_read_or_refused_in_one_line(
         node(5, 3, "aten::add", ADD, inputs=[X, Y, ONE], outputs=[Z], attributes={"tensor_range": '{"0": [1, 2]}'}),
         node(6, 5, "kernel", cat="kernel", stream=1, ts=1.0, exclusive_dur=2.0),
     ]
-    # parts are shared with other examples
+    # copy, because examples share parts
     nodes = copy.deepcopy(nodes)
     for _ in range(data.draw(st.integers(1, 3))):
         place: Any = nodes

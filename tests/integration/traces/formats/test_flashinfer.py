@@ -1,4 +1,4 @@
-"""FlashInfer-Bench's definitions and workloads as traces, and traces as those."""
+"""Tests of reading FlashInfer-Bench's definitions and workloads as traces, and of writing traces as such."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def workload(name: str, axes: dict[str, Any], inputs: dict[str, Any] | None = No
 
 
 def data_set(root: Path, *definitions: dict[str, Any], lines: str) -> Path:
-    """A data set of these definitions; the file of its workloads."""
+    """Write a data set of these definitions and return its workload file."""
     for definition in definitions:
         path = root / "definitions" / definition["op_type"] / f"{definition['name']}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ def test_a_call_with_many_stored_values_is_replayed(tmp_path: Path) -> None:
     fill = {**GATHER, "axes": {"k": {"type": "var"}}, "inputs": shape, "reference": text}
     path = data_set(tmp_path, fill, lines=workload("index_select_1", {"k": count}, {"mask": source}))
     write_foreign_tensors(tmp_path / "a.safetensors", {"mask": torch.arange(count) % 9 == 0})
-    # a fork of a process whose operators ran in several threads would never end
+    # a new process, because a fork after operators ran in several threads would never end
     done = run_command("opreplay", path, "--iterations", "1", "--strict", cwd=tmp_path, fresh=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
@@ -202,7 +202,7 @@ def written(trace: Trace, folder: Path) -> Losses:
 
 
 def plain(trace: Trace) -> set[str]:
-    """Operators with their arguments' shapes, dtypes and plain values, tuples as lists."""
+    """Return operators with their arguments' shapes, dtypes and plain values, with tuples as lists."""
 
     def form(value: Any) -> Any:
         match value:
@@ -228,7 +228,7 @@ def test_a_trace_of_ours_is_the_same_calls_again_but_for_what_is_said(tmp_path: 
     missing = {text.partition(" ")[0] for text in plain(trace) - plain(again)}
     assert missing <= {op for op, _ in losses.skipped}
     assert len(again.calls) >= 0.9 * trace.own_calls["signature"].nunique()
-    # what decides where an operator reads or writes is there again
+    # values that decide where an operator reads or writes are restored
     indices = [
         leaf
         for item in again.signatures

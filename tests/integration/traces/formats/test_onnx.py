@@ -1,4 +1,4 @@
-"""ONNX models as traces: those that torch exports, and nodes by hand against onnx's own evaluation."""
+"""Tests of reading ONNX models: exported by torch, and single nodes compared with onnx's own evaluation."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_exported_model_runs_by_its_nodes(
     assert len(trace.calls) >= 0.95 * len(nodes)
     assert set(trace.calls["op"]) >= names
     if exporter == "dynamo":
-        # a batch normalization is folded into its convolution, under whose name it then stands
+        # the export folds batch normalizations into the convolutions before them
         assert set(trace.calls["module"]) >= modules - {"stem.0", "layers.0.conv"}
     check_results(trace)
 
@@ -113,7 +113,7 @@ def export(model: nn.Module, example: torch.Tensor, path: Path, exporter: str) -
 
 
 def check_results(trace: Trace) -> None:
-    """Every call gives what the model's node does: shapes and types."""
+    """Check that shapes and types of every call's results equal those of the model's node."""
     for signature, results in results_of(trace):
         for actual, expected in zip(leaves(results), leaves(signature.outputs), strict=True):
             if isinstance(expected, TensorSpec):
@@ -212,14 +212,14 @@ def test_a_node_computes_what_onnx_says(op: str, tmp_path: Path) -> None:
     assert trace.end is not None
     assert not trace.end.dropped
     actual = run_calls(trace, [torch.from_numpy(np.array(value)) for value in values.values()])
-    # aten's pooling gives indices too
+    # aten's pooling also returns indices
     assert [item.dtype for item in actual[len(expected) :]] == ([torch.int64] if op == "MaxPool" else [])
     for mine, theirs in zip(actual[: len(expected)], expected, strict=True):
         torch.testing.assert_close(mine.contiguous(), torch.from_numpy(np.array(theirs)), rtol=1e-4, atol=1e-5)
 
 
 def run_calls(trace: Trace, operands: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The results of the last call, when memory with the first numbers holds a node's operands in their order."""
+    """Return the results of the last call after running all calls on a node's operands."""
     memory = dict(enumerate(operands))
     signatures = {item.number: item for item in trace.signatures}
     results: list[Any] = []
@@ -234,7 +234,7 @@ def run_calls(trace: Trace, operands: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def call_by(signature: Signature, operands: list[torch.Tensor]) -> Any:
-    """What an operator returns for tensors in the memory of these."""
+    """Return the result of an operator on tensors in the given memory."""
     remaining = iter(operands)
 
     def make(leaf: Any) -> Any:
@@ -370,7 +370,7 @@ def test_lists_that_double_take_no_memory(tmp_path: Path) -> None:
 
 
 def functions_of(bodies: dict[str, list[Any]], first: str) -> Any:
-    """A model that calls one of its own functions."""
+    """Return a model that calls one of its own functions."""
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
     functions = [helper.make_function("own", name, ["a"], ["b"], body, imports) for name, body in bodies.items()]
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
@@ -380,7 +380,7 @@ def functions_of(bodies: dict[str, list[Any]], first: str) -> Any:
 
 
 def chained(op: str, times: int) -> list[Any]:
-    """Nodes of an own function, one on what the other gives."""
+    """Return nodes of an own function, each applied to the result of the one before."""
     names = ["a", *(f"t{place}" for place in range(times - 1)), "b"]
     return [helper.make_node(op, [names[at]], [names[at + 1]], domain="own") for at in range(times)]
 
@@ -419,7 +419,7 @@ def test_functions_without_end_are_not_followed(bodies: dict[str, list[Any]], re
 def test_a_model_of_a_million_empty_parts_is_refused_before_it_takes_memory(field: int, tmp_path: Path) -> None:
     part = bytes([field << 3 | 2, 0])
     path = tmp_path / "model.onnx"
-    # its version; then its graph
+    # the version, then the graph
     path.write_bytes(b"\x08\x09\x3a" + with_length(part * (1 << 20)))
     with pytest.raises(UserError, match="more than 1,048,576 fields"):
         load(path)

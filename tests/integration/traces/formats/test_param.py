@@ -1,4 +1,4 @@
-"""PARAM's operator configurations as traces, and traces as those."""
+"""Tests of reading PARAM's operator configurations as traces, and of writing traces as such."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_real_files_are_replayed(name: str, tmp_path: Path) -> None:
 
 
 def plain(signature: Signature) -> str:
-    """A signature as the format can say it."""
+    """Return a signature as text, limited to what the format expresses."""
 
     def told(leaf: Any) -> Any:
         if not isinstance(leaf, TensorSpec):
@@ -173,7 +173,7 @@ def plain(signature: Signature) -> str:
 
 
 def counted(trace: Trace) -> dict[str, int]:
-    """Calls by what the format can say of them."""
+    """Return the number of calls by their text in the format."""
     told = {signature.number: plain(signature) for signature in trace.signatures}
     counts: dict[str, int] = trace.own_calls["signature"].map(told).value_counts().to_dict()
     return counts
@@ -216,7 +216,7 @@ def test_real_files_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def without_defaults(call: str) -> str:
-    """What the writer gives as all other defaults."""
+    """Return a call's text with the writer's defaults in place of all other defaults."""
     return call.replace("{'beta': 1, 'alpha': 1}", "{}")
 
 

@@ -1,4 +1,4 @@
-"""PARAM's operator configurations that are none, or are meant to cost their reader."""
+"""Tests of malformed PARAM configurations, and of configurations made to cost the reader time or memory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ HUGE_LAYER = number(600_000), number(600_000)
             "makes more than 20,000 calls",
         ),
         (
-            # on the processor by its name, where its weight would have 1.4 TB
+            # on the CPU, named explicitly, where its weight would take 1.4 TB
             {"torch.nn.Linear": operator(entry(tensor(2, 3)), build=[entry(*HUGE_LAYER, device=number("cpu", "str"))])},
             "reduction dim",
         ),

@@ -1,4 +1,4 @@
-"""Traces of ours as Parquet."""
+"""Tests of traces as Parquet files."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_calls_have_the_rank_and_the_step_that_they_are_of(tmp_path: Path) -> No
     merge([tmp_path / f"t.rank{rank}.jsonl" for rank in (3, 5)], tmp_path / "all.jsonl")
     table = pd.read_parquet(write(TraceReader(tmp_path / "all.jsonl"), tmp_path / "t.parquet"))
     assert table.groupby("process")["rank"].unique().map(list).to_dict() == {0: [3], 1: [5]}
-    # each step begins with the collective, which it has once; what came before the first is of that too
+    # each step begins with its only collective; earlier calls belong to the first step
     assert table.groupby("rank")["step"].value_counts().to_dict() == {
         **{(rank, 0): 19 for rank in (3, 5)},
         **{(rank, step): 10 for rank in (3, 5) for step in (1, 2)},
@@ -115,7 +115,7 @@ def test_calls_have_the_rank_and_the_step_that_they_are_of(tmp_path: Path) -> No
 
 
 def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    """One whose storages stand among the records."""
+    """Read a file whose storages are among the records."""
     path = write(BLOCKS, tmp_path / "t.parquet")
     table = parquet.read_table(path)
     texts = table.column("records").to_pylist()
@@ -243,7 +243,7 @@ def test_a_text_that_is_no_unicode_is_damage(tmp_path: Path) -> None:
 
 
 def read_records(path: Path, rows: int = 10, batch_texts: int = 1 << 20, **settings: Any) -> int:
-    """Number of rows of a file that has one column of texts."""
+    """Return the number of rows of a file with one text column."""
     file = ForeignFile(path, **settings)
     with open_parquet(file, {"record": "string"}, rows=rows, batch_texts=batch_texts) as content:
         return sum(1 for _ in content.records())
@@ -268,7 +268,7 @@ def test_a_file_whose_pages_are_larger_than_its_footer_says_is_refused(tmp_path:
     for size in {parquet.ParquetFile(path).metadata.row_group(0).total_byte_size, column.total_uncompressed_size}:
         number = encoder._VarintBytes(size << 1)
         assert number in content
-        # the same length, by bytes that add nothing
+        # same length, padded with bytes that add nothing to the number
         content = content.replace(number, b"\x80" * (len(number) - 1) + b"\x00")
     path.write_bytes(content)
     assert parquet.ParquetFile(path).metadata.row_group(0).total_byte_size == 0
@@ -281,7 +281,7 @@ def test_a_file_whose_pages_are_larger_than_its_footer_says_is_refused(tmp_path:
 def test_a_column_whose_statistics_have_other_levels_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "levels.parquet"
     parquet.write_table(pyarrow.table({"record": ["{}", None]}), path)
-    # pyarrow's view of the column's metadata ends the process, without an exception
+    # pyarrow's view of the column's metadata crashes the process without an exception
     path.write_bytes(with_required_column(path.read_bytes(), "record"))
     with pytest.raises(UserError, match="histogram size mismatch"):
         read_records(path)

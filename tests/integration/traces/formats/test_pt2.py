@@ -1,4 +1,4 @@
-"""Programs of torch.export as traces, against what a capture of the same program gives."""
+"""Tests of reading torch.export programs, compared with captures of the same programs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def exported(dynamic: bool = False) -> torch.export.ExportedProgram:
 
 
 def calls_of(trace: Trace) -> list[tuple[str, list[tuple[int, ...]], list[tuple[int, ...]]]]:
-    """Operator, shapes of arguments and shapes of results, in order."""
+    """Return operator, argument shapes and result shapes of each call in order."""
     signatures = {item.number: item for item in trace.signatures}
     calls = (signatures[number] for number in trace.own_calls.sort_values("start_ns")["signature"])
     return [
@@ -68,7 +68,7 @@ def calls_of(trace: Trace) -> list[tuple[str, list[tuple[int, ...]], list[tuple[
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
 def test_a_program_has_the_calls_that_a_capture_of_it_has(dynamic: bool, tmp_path: Path) -> None:
-    # a capture sees what is left of composite operators, and so does a program without them
+    # decompose composite operators, since a capture sees only their parts
     program = exported(dynamic).run_decompositions()
     with torch.no_grad(), Capture(tmp_path / "own.jsonl"):
         program.module()(*EXAMPLE)
@@ -143,7 +143,7 @@ def test_sizes_that_depend_on_values_are_the_least_and_it_is_said(tmp_path: Path
 
 
 class Trap:
-    """Something that would run where it is unpickled."""
+    """Object with code that would run if it were unpickled."""
 
     def __reduce__(self) -> Any:
         return (exec, ("raise SystemExit('it ran')",))
@@ -168,7 +168,7 @@ def rewrite(path: Path, change: Any) -> None:
 
 
 def test_the_older_layout_of_the_archive_is_read(tmp_path: Path) -> None:
-    """As torch 2.6 and 2.7 wrote it."""
+    """The layout is that of torch 2.6 and 2.7."""
     path = save(exported(), tmp_path / "a.pt2")
     with zipfile.ZipFile(path) as archive:
         (name,) = (name for name in archive.namelist() if PROGRAM.fullmatch(name))

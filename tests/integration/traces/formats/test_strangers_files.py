@@ -1,4 +1,4 @@
-"""Files of other tools as strangers might make them: every reader that is registered raises nothing but `UserError`."""
+"""Tests of untrusted files of other tools: every registered reader raises only `UserError`."""
 
 from __future__ import annotations
 

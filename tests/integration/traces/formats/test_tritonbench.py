@@ -1,4 +1,4 @@
-"""TritonBench's operator inputs as traces, and traces as those."""
+"""Tests of reading TritonBench's operator inputs as traces, and of writing traces as such."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_real_files_load_and_what_cannot_is_counted(path: Path, tmp_path: Path) 
     reader = TraceReader(path)
     trace = load(path, reader=reader)
     assert trace.end is not None
-    # overloads that this torch does not have are read as those that it has, which is said
+    # overloads unknown to this torch are replaced by known ones, which is reported
     dropped = {item.op for item in trace.end.dropped} | {text.partition(":")[0] for text in reader.losses.defaults}
     operators = {line.split()[1] for line in path.read_text().splitlines() if line.startswith("Operator:")}
     assert len(set(trace.calls["op"])) >= 0.95 * len(operators)
@@ -84,7 +84,7 @@ def test_a_trace_of_ours_is_written_but_for_what_the_format_lacks(tmp_path: Path
         "((T([99999999999999999999999999], f32),), {})",
         "((), {**{}})x",
         "((torch.load,), {})",
-        # no decimal text of it can be written
+        # too long to be written as decimal text
         "((0x" + "f" * 5000 + ",), {})",
         "((-0x" + "f" * 5000 + ",), {})",
         "(({0x" + "f" * 5000 + ": 1},), {})",
@@ -96,7 +96,7 @@ def test_what_is_no_call_is_refused_and_nothing_is_run(text: str) -> None:
 
 
 COLLIDING = "{" + ", ".join(f"{key}: 1" for key in product((-1, -2), repeat=8)) + "},"
-"""Keys of one hash, since -1 and -2 have the same."""
+"""keys with equal hashes, since hash(-1) == hash(-2)"""
 
 
 @pytest.mark.parametrize("items", ["0, " * 100_000, COLLIDING])

@@ -1,4 +1,4 @@
-"""Ranks of a program: their clocks, and who waits for whom."""
+"""Tests of the ranks of a program: their clocks, and which rank waits for which."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_of_many_collectives_ranks_keep_the_same(first: int, second: int, most: 
         kept.append(thinned(scan.events(), kinds, most).ordinal.tolist())
     for ordinals, count in zip(kept, (first, second), strict=True):
         assert min(most, count) / 2 <= len(ordinals) <= most
-    # of the rank that met more often, at least as many are left out
+    # of the rank with more meetings, the same number or more are left out
     coarse, fine = (kept[0], kept[1]) if first >= second else (kept[1], kept[0])
     assert {ordinal for ordinal in coarse if ordinal < min(first, second)} <= set(fine)
 
@@ -93,7 +93,7 @@ def test_the_slow_rank_is_whom_the_others_wait_for(tmp_path: Path) -> None:
     merge(ranks_of(tmp_path, 3, slow=2, clocks=[0, 9_000_000, 4_000_000]), tmp_path / "all.jsonl")
     waits = find_waits(tmp_path / "all.jsonl")
     ranks = waits.ranks.set_index("rank")
-    # 99 additions of 5 us more in each round; the last round has no call behind it that tells its end
+    # 99 additions take 5 us more in each round; the last round counts no wait, as no later call shows its end
     expected_ms = 19 * 99 * 5_000 / 1e6
     assert ranks["waiting_ms"].tolist() == pytest.approx([expected_ms, expected_ms, 0.0], rel=0.01)
     assert ranks["caused_ms"].tolist() == pytest.approx([0.0, 0.0, 2 * expected_ms], rel=0.01)
@@ -160,7 +160,7 @@ SIGNATURES = (ASYNC, AT_ONCE, ADD, VIEW, WAIT)
 
 
 def block(*calls: tuple[int, int, int, int], thread: int = 0) -> CallBlock:
-    """Calls by signature, start, duration and the one storage that they take."""
+    """Return a block of calls of signature, start, duration and their only storage."""
     numbers, starts, durations, storages = map(list, zip(*calls, strict=True))
     return block_of(Calls(thread, numbers, [0] * len(calls), starts, durations, [1] * len(calls), storages))
 
@@ -168,7 +168,7 @@ def block(*calls: tuple[int, int, int, int], thread: int = 0) -> CallBlock:
 def test_a_collective_that_is_waited_for_ends_with_the_next_call() -> None:
     told = scanned(*SIGNATURES, block((1, 10, 5, 0), (2, 40, 5, 1)))
     assert (told["wait_ns"], told["end_ns"]) == ([15], [40])
-    # which may stand in another block; a call around the collective ends after it
+    # the wait may be in another block; a call around the collective ends after it
     told = scanned(*SIGNATURES, block((1, 10, 5, 0)), block((2, 0, 90, 1), thread=1), block((2, 8, 20, 1)))
     assert told["end_ns"] == [28]
     assert scanned(*SIGNATURES, block((1, 10, 5, 0)))["end_ns"] == [UNKNOWN]
@@ -176,7 +176,7 @@ def test_a_collective_that_is_waited_for_ends_with_the_next_call() -> None:
 
 def test_a_collective_in_flight_ends_before_what_takes_its_result() -> None:
     told = scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1), (3, 26, 1, 7), (2, 50, 5, 7)))
-    # the view may stand before the wait or behind it, as in DDP
+    # the view may precede or follow the wait, as in DDP
     assert (told["wait_ns"], told["end_ns"]) == ([25], [50])
     told = scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1)), block((3, 26, 1, 7)), block((2, 50, 5, 7)))
     assert (told["wait_ns"], told["end_ns"]) == ([25], [50])
