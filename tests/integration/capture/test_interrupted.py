@@ -73,7 +73,7 @@ def raise_without_arguments(signum: int, frame: FrameType | None) -> None:
 
 
 def is_programs(run: Callable[[], object]) -> list[bool]:
-    """Return whether each exception from a function is the program's, as a hook around the function sees it."""
+    """Run a function and return whether its exception is the program's; empty if it raises none."""
     answers: list[bool] = []
     try:
         run()

@@ -140,7 +140,7 @@ def test_kernels_of_another_thread_go_to_its_calls(tmp_path: Path) -> None:
 
     with Capture(tmp_path / "t.jsonl", device_time="kernels"):
         thread = Thread(target=sines)
-        # the real profiler sees operators of its own thread only
+        # the real profiler sees only operators of the thread that started it
         large.cos()
         thread.start()
         thread.join()

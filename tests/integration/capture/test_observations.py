@@ -21,7 +21,7 @@ from opgrip.traces import Trace, load
 
 
 def rows_of(trace: Trace, op: str) -> list[int]:
-    """Return the observed number of result rows of each call of an operator."""
+    """Return the number of result rows in an operator's signature and in each of its observed calls."""
     (signature,) = [item for item in trace.signatures if item.op == op]
     outputs = [signature.outputs, *(item.outputs for item in trace.observed.get(signature.number, []))]
     return [output.shape[0] for output in outputs]

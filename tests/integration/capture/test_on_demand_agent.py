@@ -84,7 +84,7 @@ def agent(sockets: Path) -> Iterator[Agent]:
 
 
 def failing_first(function: Callable[..., Any], times: int, error: Exception, of: str = "") -> Callable[..., Any]:
-    """Return a method that fails a number of times if its object has the name."""
+    """Return a method that fails the first `times` times on objects whose name contains `of`."""
     errors = [error] * times
 
     def failing(self: Any, *args: Any) -> Any:

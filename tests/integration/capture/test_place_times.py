@@ -31,7 +31,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def note(times: PlaceTimes, *calls: tuple[int, int, int, int]) -> set[tuple[int, PlaceKey]]:
-    """Record calls of (signature, scope, memory, time in us) and return the scopes to look at."""
+    """Pass (signature, scope, memory, time in us) of calls to `times`, and return the keys to look at."""
     signatures, scopes, memory, durations = zip(*calls, strict=True)
     return set(times.note(signatures, scopes, memory, np.array(durations) * 1000))
 

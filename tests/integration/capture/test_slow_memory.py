@@ -47,7 +47,7 @@ def test_the_excess_of_slow_faults_is_estimated(calls: int, cost_ns: float, thre
     found = SlowMemory(USUAL_NS).slow_calls(counted(cost_ns, calls), [0] * calls)
     expected = PAGES * (cost_ns - USUAL_NS)
     if expected * calls < 15 * TICK_NS:
-        # some ticks occur by chance
+        # the number of ticks is too small for an estimate
         return
     assert [place for place, _ in found] == [*range(calls)]
     assert sum(excess for _, excess in found) == pytest.approx(expected * calls, rel=0.15)
@@ -100,7 +100,7 @@ def test_slow_memory_is_not_in_medians_and_shares(slow: list[int], is_marked: bo
 
 @pytest.fixture
 def slow_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate a machine that is slow to provide memory: expected faults cost less than any real one."""
+    """Simulate a machine that is slow to provide memory: set the usual cost of a fault below any real one."""
     monkeypatch.setattr("opgrip.capture.recording.recorder.usual_fault_ns", lambda: 20.0)
 
 
@@ -151,7 +151,7 @@ def test_the_usual_cost_of_a_page_fault_is_of_memory_at_hand() -> None:
 
 
 def test_slow_memory_of_this_machine_is_found(tmp_path: Path) -> None:
-    """Find slow memory on a virtual machine with free page reporting, if it is slow at the moment."""
+    """Memory is slow on some virtual machines with free page reporting; elsewhere the test is skipped."""
     usual = usual_fault_ns()
     if usual is None:
         pytest.skip("the usual cost of a page fault is not known here")

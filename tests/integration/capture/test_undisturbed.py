@@ -37,7 +37,7 @@ RUNS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "predict in inference mode": torch.inference_mode,
 }
 SECOND_RUNS = ("predict without gradients",)
-"""programs left to the slow tests"""
+"""kinds of runs left to the slow tests"""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),

@@ -70,7 +70,7 @@ def test_a_gpu_that_counts_no_energy_has_that_of_power_and_time() -> None:
     nvml = Nvml(COUNTER)
     energy = Meter(Gpu(nvml, "GPU")).measure(nvml.run, nothing, **QUICK)
     assert energy.millijoules is not None
-    # the stand-in reports idle power for runs of a millisecond or more
+    # the stand-in reports idle power, and a run takes a millisecond or more
     assert energy.millijoules > IDLE_W * 0.9
     assert energy.idle_w == pytest.approx(IDLE_W)
 

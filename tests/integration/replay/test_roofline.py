@@ -351,6 +351,6 @@ def test_a_machine_is_measured_and_the_file_kept(tmp_path: Path, measured: dict[
     assert found.levels[-1].name == "memory"
     assert found.rates["float32"][1] > 0
     assert str(ceilings_path("cpu")) in shown.stderr
-    # the file has no bandwidth that grows with the number of bytes
+    # in the file, no level has more bandwidth than the one before it
     for near, far in zip(found.levels, found.levels[1:], strict=False):
         assert all(near.bandwidth[count] >= far.bandwidth[count] for count in near.bandwidth)

@@ -1,4 +1,4 @@
-"""Tests of timed runs: the state at the begin of a run, what is not timed, and when a run is repeated."""
+"""Tests of timed runs: the state at the begin of a run, work outside of the timed part, and repetition of runs."""
 
 from __future__ import annotations
 

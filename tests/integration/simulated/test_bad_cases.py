@@ -106,7 +106,7 @@ def test_an_assert_of_cases_on_streams_is_blamed_on_one_that_ran() -> None:
     for run in range(1, 12):
         bad = case_of(1, failing(in_run(run)))
         number, row = blamed(bad, settings_on(f"sim:{run}", streams="2"))
-        # once they run at once, any of the streams may tell of it first
+        # once they run at once, any of the streams may report the failure first
         is_alone = run < 6
         assert (number, row) == (1, 0) if is_alone else row == 0, f"in run {run}"
 

@@ -173,7 +173,7 @@ def test_a_check_by_another_replay_tells_the_model_that_it_misses(folder: Path, 
     options = ("--cases", "1", "--times", one, "--check", two, "-o", "bench.jsonl")
     done = run_command("opgrip", "corpus", "distill", folder, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    # with one case, of the first model, the other model's times are predicted to change by the same factor
+    # with a single case, from one of the models, the other model's times are predicted to change like this case
     assert "1 of 2 models are predicted within 10%" in done.stdout
     errors = {line.split()[0]: line.split()[-1] for line in done.stdout.splitlines() if line.endswith("%")}
     assert (errors["net"], errors["other"]) in {("+0.0%", "-33.3%"), ("+50.0%", "+0.0%")}
@@ -331,7 +331,7 @@ def test_a_chosen_case_stands_among_the_calls_of_its_program(tmp_path: Path) -> 
 
 
 def described(trace: Trace, places: Sequence[CallPosition]) -> list[tuple[object, ...]]:
-    """Return the preceding calls of each case, and which of its arguments were just used."""
+    """Return the preceding calls at each position, and which arguments were just used."""
     ops = {signature.number: (signature.op, repr(signature.args)[:40]) for signature in trace.signatures}
     return [(tuple(ops[number] for number in place.before), place.recent) for place in places]
 

@@ -87,7 +87,7 @@ def test_only_what_calls_refer_to_is_there(tiny_trace: Path, tmp_path: Path) -> 
         number for item in part.signatures for number in (arg.values for arg in item.args[:3]) if number is not None
     }
     assert {item.number for item in part.scopes} == set(part.calls["scope"])
-    # numbers are those of the whole trace
+    # numbers are the same as in the whole trace
     assert all(item in whole.signatures for item in part.signatures)
 
 

@@ -113,7 +113,7 @@ def export(model: nn.Module, example: torch.Tensor, path: Path, exporter: str) -
 
 
 def check_results(trace: Trace) -> None:
-    """Check that shapes and types of every call's results equal those of the model's node."""
+    """Check that every call's results have the shapes and types of the model's node."""
     for signature, results in results_of(trace):
         for actual, expected in zip(leaves(results), leaves(signature.outputs), strict=True):
             if isinstance(expected, TensorSpec):
@@ -219,7 +219,7 @@ def test_a_node_computes_what_onnx_says(op: str, tmp_path: Path) -> None:
 
 
 def run_calls(trace: Trace, operands: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the results of the last call after running all calls on a node's operands."""
+    """Return the results of the last call, with a node's operands in the first storages."""
     memory = dict(enumerate(operands))
     signatures = {item.number: item for item in trace.signatures}
     results: list[Any] = []
@@ -370,7 +370,7 @@ def test_lists_that_double_take_no_memory(tmp_path: Path) -> None:
 
 
 def functions_of(bodies: dict[str, list[Any]], first: str) -> Any:
-    """Return a model that calls one of its own functions."""
+    """Return a model that calls a function defined in it."""
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
     functions = [helper.make_function("own", name, ["a"], ["b"], body, imports) for name, body in bodies.items()]
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])

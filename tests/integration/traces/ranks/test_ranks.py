@@ -84,7 +84,7 @@ def test_of_many_collectives_ranks_keep_the_same(first: int, second: int, most: 
         kept.append(thinned(scan.events(), kinds, most).ordinal.tolist())
     for ordinals, count in zip(kept, (first, second), strict=True):
         assert min(most, count) / 2 <= len(ordinals) <= most
-    # of the rank with more meetings, the same number or more are left out
+    # the rank with more meetings keeps a subset of the meetings that the other one keeps
     coarse, fine = (kept[0], kept[1]) if first >= second else (kept[1], kept[0])
     assert {ordinal for ordinal in coarse if ordinal < min(first, second)} <= set(fine)
 
