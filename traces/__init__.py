@@ -1,4 +1,4 @@
-"""The trace: its records, its files, and what is kept of values."""
+"""The trace: its records, its files, and the value models of its tensors."""
 
 from typing import TYPE_CHECKING
 

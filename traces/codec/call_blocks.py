@@ -152,7 +152,7 @@ class CallsForm(msgspec.Struct, Generic[Column], tag_field="type", tag="calls", 
 
     Attributes
     ----------
-    start_ns : start of the first call, since the start of the capture
+    start_ns : start of the first call relative to the start of the capture
     after_ns : start of each call relative to that of the previous one; 0 for the first
     storages : storages of the calls' tensors, encoded by `encode_storages`
     """

@@ -1,8 +1,8 @@
 """Arguments of a call: the values that operators take, and their form in a trace's JSON.
 
-Every value survives the round trip exactly: `decode(encode(value))` equals `value`, with the same types. What JSON
-has of its own (null, true, integers, finite floats, strings, lists) stands as it is; all else is an object of one key
-that names its kind.
+Every value survives the round trip exactly: `decode(encode(value))` equals `value`, with the same types. Values that
+JSON has (null, true, integers, finite floats, strings, lists) are written unchanged; any other value is an object with
+one key that names its kind.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class GeneratorSpec:
-    """A random number generator argument: its device and the seed that it was started from."""
+    """A random number generator argument: its device and its initial seed."""
 
     device: Annotated[DeviceName, hashed("device")]
     seed: Annotated[int, coarse("seed")]
@@ -86,13 +86,13 @@ class GeneratorSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """A group of processes that a collective runs in.
+    """The process group of a collective.
 
     Attributes
     ----------
     backend : such as `gloo` or `nccl`
-    ranks : of its members in the whole program
-    rank : of this process in the group
+    ranks : ranks of its members in the whole program
+    rank : rank of this process in the group
     """
 
     name: Annotated[str, hashed("text")]
@@ -103,14 +103,14 @@ class GroupSpec:
 
 @dataclass(frozen=True, slots=True)
 class ReductionSpec:
-    """What a collective reduces by: `SUM`, `MAX`, ..."""
+    """The reduction of a collective: `SUM`, `MAX`, ..."""
 
     name: Annotated[str, hashed("reduction")]
 
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """An argument that a trace cannot hold, by the name of its type."""
+    """An argument that a trace cannot hold, represented by the name of its type."""
 
     type_name: Annotated[str, hashed("type")]
 
@@ -135,11 +135,11 @@ def encode(value: object) -> Json:
 
 
 def decode(form: Json) -> Any:
-    """Return the argument that `encode` gave this form.
+    """Return the argument that `encode` converted to this form.
 
     Raises
     ------
-    FormatError : for a form that no argument has
+    FormatError : if the form does not represent an argument
     """
     if form is None or isinstance(form, bool | int | float | str):
         return form
@@ -160,7 +160,7 @@ def decode(form: Json) -> Any:
 
 
 def fields_form(value: Any) -> dict[str, Json]:
-    """Return the JSON object of a dataclass; fields that have their default are left out if they are not `ALWAYS`."""
+    """Return the JSON object of a dataclass, without fields that have their default and are not `ALWAYS` written."""
     form = {}
     for name, key, default, write in _writers(type(value)):  # type: ignore[arg-type]
         item = getattr(value, name)
@@ -185,7 +185,7 @@ def _writers(kind: type) -> list[tuple[str, str, Any, Write | None]]:
 
 
 def _writer(hint: Any) -> Write | None:
-    """Return what makes the JSON form of values of a type; None if they are JSON already."""
+    """Return the function that converts values of a type to JSON, or None if they already are JSON."""
     if hint in (torch.dtype, torch.layout):
         return plain_name
     if is_dataclass(hint):
@@ -199,12 +199,12 @@ def _writer(hint: Any) -> Write | None:
         return None if write is None else lambda value: {key: write(item) for key, item in value.items()}
     if origin in (list, tuple):
         return list if write is None else lambda value: [write(item) for item in value]
-    # of several types that are not None, none needs a writer
+    # for unions of several types other than None, no writer is necessary
     return write if len(inner) == 1 else None
 
 
 def _parts_form(value: Any) -> Json:
-    """Return the form of a tensor that is part of another, or of what a tensor is made of, by its kind."""
+    """Return the form of a tensor within another one, or of the parts that a tensor consists of, with their kind."""
     name = _NAME_OF_PARTS.get(type(value))
     return fields_form(value) if name is None else {name: fields_form(value)}
 
@@ -214,7 +214,7 @@ writers |= {Argument: encode, AnyMadeOf: _parts_form, AnyPart: _parts_form}
 
 
 def leaves(value: object) -> Iterator[object]:
-    """All values in a tree of lists, tuples, dictionaries and objects, in order."""
+    """Yield all values in a tree of lists, tuples, dictionaries and objects, in order."""
     inner = children(value)
     if inner is None:
         yield value
@@ -224,24 +224,24 @@ def leaves(value: object) -> Iterator[object]:
 
 
 def tensors(value: object) -> Iterator[TensorSpec]:
-    """The tensor arguments in a tree of arguments, in order."""
+    """Return an iterator over the tensor arguments in a tree of arguments, in order."""
     return (leaf for leaf in leaves(value) if isinstance(leaf, TensorSpec))
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """The same tree with `function` applied to every leaf."""
+    """Return the tree with `function` applied to every leaf."""
     if type(value) is torch.Size or children(value) is None:
         return function(value)
     return with_children(value, lambda item: map_leaves(function, item))
 
 
 def numbers_of(tree: Any) -> list[int | None]:
-    """The numbers of the value models that the tensors in a tree of arguments refer to, in their order."""
+    """Return the numbers of the value models that the tensors in a tree of arguments refer to, in order."""
     return [number for spec in tensors(tree) for number in value_numbers(spec)]
 
 
 def with_numbers(tree: Any, numbers: Iterable[int | None]) -> Any:
-    """The same tree with other numbers of value models, in the order of `numbers_of`."""
+    """Return the tree with other numbers of value models, in the order of `numbers_of`."""
     remaining = iter(numbers)
 
     def numbered(leaf: Any) -> Any:
@@ -251,12 +251,13 @@ def with_numbers(tree: Any, numbers: Iterable[int | None]) -> Any:
 
 
 class ArgumentKind(NamedTuple):
-    """A kind of argument whose JSON form is an object of one key, the name of the kind.
+    """A kind of argument whose JSON form is an object with one key, the name of the kind.
 
     Attributes
     ----------
-    form : type of the body, which `convert` checks; None if `read` does that
-    read, write : make the argument of a converted body, and the body of an argument
+    form : type of the JSON body, which `convert` checks; None if `read` checks it
+    read : function that returns the argument of a converted body
+    write : function that returns the body of an argument
     """
 
     type: type
@@ -363,6 +364,6 @@ KINDS: dict[str, ArgumentKind] = {
     "bytes": ArgumentKind(bytes, bytes, bytes, lambda value: base64.b64encode(value).decode("ascii")),
     "ellipsis": ArgumentKind(type(...), bool, lambda body: ..., lambda value: True),
 }
-"""Kinds of arguments that JSON has no form of its own for, by name."""
+"""kinds of arguments that are not plain JSON, by name"""
 _KIND_BY_TYPE = {kind.type: name for name, kind in KINDS.items()}
 readers[Argument] = decode

@@ -1,4 +1,4 @@
-"""Values of JSON: the types that declarations of records use, and how untrusted values are converted to them."""
+"""JSON values: types for the fields of records, and conversion of untrusted values to them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from opgrip.traces.schema.limits import NAME_LENGTH
 Json: TypeAlias = Any
 
 LIMIT = 1 << 63
-"""Bound of the integers in a trace."""
+"""bound of the integers in a trace"""
 LATEST_NS = 1 << 62
-"""Bound of when calls start and end: differences of two such times fit in 64 bits."""
+"""bound of start and end times of calls: the difference of two such times fits in 64 bits"""
 
 Int64: TypeAlias = Annotated[int, Meta(ge=-LIMIT, le=LIMIT - 1)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=LIMIT - 1)]
-"""An integer from 0 on: a count, a number of a record, a size or a duration in ns."""
+"""a non-negative integer: a count, a number of a record, a size or a duration in ns"""
 Name: TypeAlias = Annotated[str, Meta(max_length=NAME_LENGTH)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 TensorKey: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32,128}\Z")]
-"""The key of a tensor in a file of whole values."""
+"""key of a tensor in a file of whole values"""
 DeviceName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z_]+[0-9]*(:[0-9]+)?\Z")]
-"""A device's name, not checked against this torch: a trace of a device that this machine lacks still loads."""
+"""name of a device, not checked against torch, so that traces of devices that this machine lacks can be loaded"""
 
 
 class AnyValue(type):
-    """Metaclass of types whose values are converted by a function in `readers`, to values of any type."""
+    """Metaclass of types whose values are converted by a function in `readers` and may have any Python type."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return True
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
 else:
 
     class Argument(metaclass=AnyValue):
-        """A value that an operator takes; `arguments.encode` makes its JSON form."""
+        """A value that an operator takes; `arguments.encode` returns its JSON form."""
 
 
 ID: Mapping[str, str] = {"key": "id"}
 CLASS: Mapping[str, str] = {"key": "class"}
-"""Metadata of a field whose key in JSON is not its name."""
+"""metadata of a field whose JSON key differs from its name"""
 ALWAYS: Mapping[str, bool] = {"always": True}
-"""Metadata of a field that is written even where it has its default."""
+"""metadata of a field that is written even if it has its default"""
 
 readers: dict[Any, Callable[[Any], Any]] = {}
-"""Functions that read types which msgspec does not know, such as `torch.dtype`, by type."""
+"""functions that read types unknown to msgspec, such as `torch.dtype`, by type"""
 writers: dict[Any, Callable[[Any], Any]] = {}
-"""Functions that write types of the metaclass `AnyValue`, by type."""
+"""functions that write types of the metaclass `AnyValue`, by type"""
 
 _PLAIN_TYPES = {
     "int": "an integer",
@@ -73,9 +73,9 @@ _EXPECTED = re.compile(r"Expected `([^`]*)`(?:, got `\w+`)?(.*)")
 
 
 def convert(value: Json, kind: Any, place: str = "") -> Any:
-    """Return the value of a type from what `msgspec.json.decode` or `json.loads` made of it.
+    """Return the value of a type for the output of `msgspec.json.decode` or `json.loads`.
 
-    Dataclasses are made from objects by the keys that their fields have in JSON; other keys are passed over.
+    Dataclasses are created from objects by the JSON keys of their fields; other keys are ignored.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def _read(kind: Any, value: Json) -> Any:
 
 
 def _plain_message(message: str, value: Json, place: str) -> str:
-    """Return msgspec's message in plain English, with the offending value where its path leads to one."""
+    """Return msgspec's message in plain English, with the offending value if its path leads to one."""
     text, path = _MESSAGE.fullmatch(message).groups()  # type: ignore[union-attr]
     steps = re.findall(r"[^.\[\]]+", path or "")
     for step in steps:
@@ -117,7 +117,7 @@ def _plain_message(message: str, value: Json, place: str) -> str:
 
 @lru_cache(maxsize=256)
 def json_keys(kind: Any) -> dict[str, str]:
-    """Return the field names of a dataclass by their keys in JSON; an empty mapping for another type."""
+    """Return the field names of a dataclass by their JSON keys, or an empty mapping for other types."""
     return {key_of(field): field.name for field in fields(kind)} if is_dataclass(kind) else {}
 
 
@@ -132,7 +132,7 @@ def _has_other_keys(kind: Any) -> bool:
 
 
 def rename_keys(form: Mapping[str, Json], kind: Any) -> Mapping[str, Json]:
-    """Return an object of JSON by the names of a dataclass's fields."""
+    """Return a JSON object with its keys replaced by the field names of a dataclass."""
     if not _has_other_keys(kind):
         return form
     names = json_keys(kind)
@@ -140,7 +140,7 @@ def rename_keys(form: Mapping[str, Json], kind: Any) -> Mapping[str, Json]:
 
 
 def check_finite(tree: Json) -> None:
-    """Raise `FormatError` for integers that are too large for a float: no file can hold, and no code use them."""
+    """Raise `FormatError` for integers beyond the range of floats, which neither files nor code can use."""
     level = [tree]
     while level:
         item = level.pop()
@@ -158,7 +158,7 @@ def integer(value: Json) -> int:
 
 
 def elapsed_ns(value: Json) -> int:
-    """Return a duration in ns, which is an integer from 0 on, or raise `FormatError`."""
+    """Return a duration in ns, a non-negative integer, or raise `FormatError`."""
     return int(convert(value, Count))
 
 

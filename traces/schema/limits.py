@@ -1,4 +1,4 @@
-"""How much a file from a stranger may cost its reader: a small one neither fills the memory nor takes minutes."""
+"""Limits that keep an untrusted file from filling its reader's memory or taking minutes to read."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any
 from opgrip.errors import FormatError, UserError
 
 LINE_BYTES = 16 << 20
-"""Bytes of one line."""
+"""bytes in one line"""
 LINE_ITEMS = 1 << 20
-"""Lists, objects and what stands in them in one line: each takes some 70 bytes of memory, and two in the file."""
+"""lists, objects and their elements in one line; each takes about 70 bytes of memory, and two in the file"""
 NESTING = 128
-"""Lists and objects inside of each other; what works on arguments calls itself some four times for each."""
+"""depth of nested lists and objects; functions on arguments recurse about four times per level"""
 UNKNOWN_RECORDS = 20_000
-"""Records of types that the reader does not know."""
+"""records of types that the reader does not know"""
 UNKNOWN_NAMES = 1_000
-"""Different types and fields that it does not know, which it counts by name."""
+"""distinct unknown types and fields, which are counted by name"""
 NAME_LENGTH = 1 << 16
-"""Characters of an operator's, a module's or a file's name, and of a message."""
+"""characters in the name of an operator, a module or a file, and in a message"""
 COLLISIONS = 50
-"""Members of a set, or keys of a dictionary, that have the hash of another: to look for each costs one step more."""
+"""set members or dictionary keys that have the hash of another one, each of which makes a lookup one step longer"""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What a compressed file may hold, which its own size sets: traces shrink to a fifth to a tenth.
+    """A limit on the content of a compressed file that depends on its size; traces compress to a fifth to a tenth.
 
     Attributes
     ----------
-    least : for a file of no size
-    per_byte : what each byte of the file adds
+    least : limit for an empty file
+    per_byte : increase of the limit for each byte of the file
     """
 
     what: str
@@ -41,7 +41,7 @@ class Allowance:
     per_byte: float
 
     def of(self, file_bytes: int) -> int:
-        """What a file of this size may hold."""
+        """Return the limit for a file of this size."""
         return self.least + int(self.per_byte * file_bytes)
 
 
@@ -51,7 +51,7 @@ ITEMS = Allowance("values", 1 << 20, 5)
 
 
 class SizeMeter:
-    """Counts what one file gives, and refuses more than the bounds."""
+    """Counter of a file's content that refuses files beyond the limits."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -59,15 +59,15 @@ class SizeMeter:
         self._totals: Counter[Allowance] = Counter()
 
     def check_pending(self, length: int) -> None:
-        """Refuse a line that is longer than one may be, before the whole of it is in memory."""
+        """Refuse a line that is too long before all of it is in memory."""
         if length > LINE_BYTES:
             raise self.refusal(f"a line is longer than {LINE_BYTES >> 20} MB")
 
     def check_line(self, line: bytes) -> None:
-        """Count a line."""
+        """Count a line, and refuse the file if a limit is exceeded."""
         self.check_pending(len(line))
         packed_bytes = self._packed_bytes
-        # each is two characters at least
+        # each item has at least two characters
         if packed_bytes is None and len(line) <= LINE_ITEMS:
             return
         items = line.count(b",") + line.count(b"[") + line.count(b"{")
@@ -86,14 +86,14 @@ class SizeMeter:
             raise self.refusal(f"more than {UNKNOWN_RECORDS:,} of its records are of types that no version has")
 
     def refusal(self, reason: str) -> UserError:
-        """What to tell of a file that goes beyond a bound."""
+        """Return the error for a file that exceeds a limit."""
         return UserError(
             f"{self._path} is refused ({reason})", "read it with --unbounded if you trust where it comes from"
         )
 
 
 def check_nesting(line: bytes, form: Any) -> None:
-    """Raise `FormatError` for JSON whose lists and objects stand too deep inside of each other."""
+    """Raise `FormatError` for JSON with lists and objects that are nested too deeply."""
     if line.count(b"[") + line.count(b"{") <= NESTING:
         return
     level = [form]
@@ -110,6 +110,6 @@ def check_nesting(line: bytes, form: Any) -> None:
 
 
 def check_hashes(keys: Sequence[Hashable]) -> None:
-    """Raise `FormatError` for members of a set or keys of a dictionary that were chosen for their equal hashes."""
+    """Raise `FormatError` for set members or dictionary keys that were chosen to have equal hashes."""
     if len(keys) - len(set(map(hash, keys))) > COLLISIONS:
         raise FormatError("keys whose hashes collide")

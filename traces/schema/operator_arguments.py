@@ -1,9 +1,9 @@
 """Arguments of operators: schemas, tensors of a signature, arguments that are written, launches of Triton kernels.
 
-A launch is a call of kind `extension` named `module:kernel`. Its positional arguments are those that the kernel
-takes when it runs, in the order of its parameters; its keyword arguments are `grid`, `constants` (by parameter) and
-`options` of the compiler, such as `num_warps`. A constant that is a type of Triton stands there as torch's dtype,
-another kernel as a `NamedSpec`.
+A launch is a call of kind `extension` named `module:kernel`. Its positional arguments are the kernel's runtime
+arguments, in the order of its parameters; its keyword arguments are `grid`, `constants` (by parameter) and `options` of
+the compiler, such as `num_warps`. A constant that is a Triton type is represented by torch's dtype, and a constant that
+is another kernel by a `NamedSpec`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from opgrip.traces.schema.records import EXTENSION, NO_STORAGE, OPERATOR, Signat
 from opgrip.traces.schema.tensor_specs import plain_name
 
 GRID, CONSTANTS, OPTIONS = LAUNCH = ("grid", "constants", "options")
-"""Keyword arguments of a launch."""
+"""keyword arguments of a launch"""
 TYPES: dict[torch.dtype, str] = {
     torch.bool: "int1",
     torch.float8_e4m3fn: "float8e4nv",
@@ -36,25 +36,25 @@ TYPES: dict[torch.dtype, str] = {
         )
     },
 }
-"""The names that Triton's language has its types by, each by the dtype that stands for it among the constants."""
+"""names of Triton's types, by the dtypes that represent them in constants"""
 MOST_DIMENSIONS = 3
 LARGEST = (1 << 31) - 1
-"""Of a grid's sizes, by CUDA."""
+"""CUDA's limit of a grid's sizes"""
 
 
 def launch_keywords(grid: tuple[int, ...], constants: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of a launch."""
+    """Return the keyword arguments of a launch."""
     return {GRID: grid, CONSTANTS: dict(constants), OPTIONS: dict(options)}
 
 
 def launch_facts(signature: Signature) -> dict[str, Any]:
-    """Grid, constants and options of a launch by their names, as they are told of it."""
+    """Return the grid, constants and options of a launch in one mapping, for display."""
     kwargs = signature.kwargs
     return {GRID: kwargs[GRID], **kwargs[CONSTANTS], **kwargs[OPTIONS]}
 
 
 def is_launch(signature: Signature) -> bool:
-    """Whether a signature is of launches."""
+    """Return True if a signature belongs to launches."""
     kwargs = signature.kwargs
     if signature.kind != EXTENSION or tuple(kwargs) != LAUNCH:
         return False
@@ -67,8 +67,9 @@ class Interface:
 
     Attributes
     ----------
-    takes : those of its arguments, in their order; `gives` those of its first call's results
-    opaque : whether some of its arguments are of a kind that a trace cannot hold
+    takes : tensors in the arguments, in order
+    gives : tensors in the results of the first call
+    opaque : whether some arguments are of a kind that a trace cannot hold
     """
 
     takes: tuple[TensorSpec, ...]
@@ -76,18 +77,18 @@ class Interface:
     opaque: bool = False
 
     def memory_of(self, mentioned: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of the memory that a call mentions, that of each tensor that it takes, and that of those that it gives."""
+        """Return the storages of the argument tensors and of the result tensors, out of all storages of a call."""
         argument_count = len(self.takes)
         takes = mentioned[:argument_count] + (NO_STORAGE,) * (argument_count - len(mentioned))
         gives = mentioned[argument_count:]
         if self.opaque:
-            # arguments that a trace cannot hold have numbers too
+            # arguments that a trace cannot hold have storages, too
             gives = gives[max(0, len(gives) - len(self.gives)) :]
         return takes, gives
 
 
 def interface_of(signature: Signature) -> Interface:
-    """The tensors of a signature."""
+    """Return the tensors of a signature."""
     results = tuple(leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec))
     arguments = [signature.args, signature.kwargs]
     return Interface(tuple(tensors(arguments)), results, any(isinstance(leaf, Opaque) for leaf in leaves(arguments)))
@@ -95,10 +96,10 @@ def interface_of(signature: Signature) -> Interface:
 
 @lru_cache(maxsize=8192)
 def schema_arguments(op: str) -> tuple[tuple[str, str], ...]:
-    """Names and types of an operator's arguments; none where this torch does not have it."""
+    """Return names and types of an operator's arguments; empty if this version of torch lacks the operator."""
     namespace, _, rest = op.partition(".")
     packet, _, overload = rest.partition(".")
-    # torch cannot be asked for every text that a file may hold
+    # torch does not accept every string that a file may contain
     if not op.isascii() or not packet.isidentifier() or not namespace.isidentifier():
         return ()
     for schema in torch._C._jit_get_schemas_for_operator(f"{namespace}::{packet}"):
@@ -108,14 +109,14 @@ def schema_arguments(op: str) -> tuple[tuple[str, str], ...]:
 
 
 def written(signature: Signature) -> list[bool]:
-    """Whether a call may write into each of the tensors among its arguments, in their order."""
+    """Return, for each tensor among a call's arguments, whether the call may write into it."""
     places = _written_places(signature)
     arguments = [*enumerate(signature.args), *signature.kwargs.items()]
     return [place in places for place, value in arguments for _ in tensors(value)]
 
 
 def _written_places(signature: Signature) -> set[int | str]:
-    """The places of the arguments that a call may write into."""
+    """Return the positions and names of the arguments that a call may write into."""
     everything: set[int | str] = {*range(len(signature.args)), *signature.kwargs}
     schema = schema_of(signature)
     if schema is None:
@@ -126,9 +127,9 @@ def _written_places(signature: Signature) -> set[int | str]:
 
 
 def schema_of(signature: Signature) -> Any:
-    """What torch says of a signature's operator; None where it knows none of that name."""
+    """Return torch's schema of a signature's operator, or None if torch does not know the operator."""
     if signature.kind != OPERATOR or not signature.op.isascii():
-        # torch cannot be asked for every text that a file may hold
+        # torch does not accept every string that a file may contain
         return None
     namespace, _, rest = signature.op.partition(".")
     name, _, overload = rest.rpartition(".")

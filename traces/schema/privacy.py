@@ -1,8 +1,8 @@
-"""Privacy of the fields of a trace: what becomes of each when the trace is redacted.
+"""Privacy of the fields of a trace: how each field is treated when the trace is redacted.
 
 A field of a record or of an argument declares its class in its type: `module: Annotated[str, hashed("module")]`. Fields
-of the header and of other dictionaries are declared by name in the tables below. A field without a declaration does not
-go out, and fails a test. `traces/analysis/redaction` applies the classes.
+of the header and of other dictionaries are declared by name in the tables below. A field without a declaration is left
+out, and fails a test. `traces/analysis/redaction` applies the classes.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 T = TypeVar("T")
 Table: TypeAlias = Mapping[str, Any]
-"""Fields of a dictionary by name: each a `Privacy`, a table of its own, or a list with the table of each item."""
+"""fields of a dictionary by name: each a `Privacy`, a nested table, or a list with the table of each item"""
 DEVICE_KEY = "*device"
-"""Key of a table for all keys that name a device."""
+"""key of a table that represents all keys that name a device"""
 
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """The class of a field.
+    """The privacy class of a field.
 
     Attributes
     ----------
-    treatment : `public` fields go out as they are if they are what `kind` names, else they are hashed or left out;
-        `hashed` ones as salted hashes, except for words of torch and Python; `coarse` numbers lose their lower bits;
-        `nested` ones are redacted in turn; `dropped` ones are left out
-    kind : what the field holds, by which a redaction finds the function for it; empty for any value
-    table : for a dictionary, what becomes of its fields
+    treatment : `public` fields are kept if they are known words or forms of `kind`, else they are hashed or left out;
+        `hashed` fields are replaced by salted hashes, except for words of torch and Python; `coarse` numbers lose their
+        lower bits; `nested` fields are redacted recursively; `dropped` fields are left out
+    kind : kind of content, by which a redaction finds the function for it; empty for any value
+    table : for a dictionary, the privacy of its fields
     """
 
     treatment: str
@@ -40,18 +40,18 @@ class Privacy:
 PUBLIC = Privacy("public")
 NESTED = Privacy("nested")
 ATTRIBUTES = Privacy("nested", "attributes")
-"""A dictionary of attributes, whose names are hashed as those of functions are."""
+"""a dictionary of attributes, whose names are hashed in the same way as function names"""
 DROPPED = Privacy("dropped")
 Public: TypeAlias = Annotated[T, PUBLIC]
 
 
 def public(kind: str) -> Privacy:
-    """Declare a field that goes out if it is one of the known words or forms of this kind."""
+    """Declare a field that is kept if it is a known word or form of this kind."""
     return Privacy("public", kind)
 
 
 def hashed(kind: str) -> Privacy:
-    """Declare a field whose names of this kind are hashed."""
+    """Declare a field in which names of this kind are hashed."""
     return Privacy("hashed", kind)
 
 
@@ -61,13 +61,13 @@ def table(fields: Table) -> Privacy:
 
 
 def coarse(kind: str) -> Privacy:
-    """Declare a number that is rounded as this kind asks."""
+    """Declare a number that is rounded in the way of this kind."""
     return Privacy("coarse", kind)
 
 
 @cache
 def privacy_of(cls: type[Any]) -> Mapping[str, Privacy | None]:
-    """Return the class of each field of a dataclass; None for a field that declares none."""
+    """Return the privacy of each field of a dataclass, or None for a field without a declaration."""
     privacy: dict[str, Privacy | None] = dict.fromkeys(item.name for item in fields(cls))
     for name, hint in get_type_hints(cls, include_extras=True).items():
         for item in getattr(hint, "__metadata__", ()):
@@ -103,7 +103,7 @@ CONTEXT_SETTINGS: Table = dict.fromkeys(
 )
 THINNED_COUNTS: Table = dict.fromkeys(("values", "scopes", "steps"), COUNT)
 HEADER_FIELDS: Table = {
-    # the writer adds these
+    # added by the writer
     **dict.fromkeys(("type", "format", "version"), DROPPED),
     **dict.fromkeys(("opgrip", "torch", "python"), VERSION),
     "platform": public("platform"),
@@ -114,7 +114,7 @@ HEADER_FIELDS: Table = {
     "timed": FLAG,
     "converted_from": public("format"),
     "model": {"name": hashed("model"), "class": hashed("model"), "run": public("run"), "autocast": SETTING},
-    # ranks of one program, and a merge, need how far apart they started
+    # merging the ranks of a program requires the offsets between their starts
     "started_unix_ns": coarse("start"),
     "processes": NESTED,
     "clocks": {

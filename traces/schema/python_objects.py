@@ -1,6 +1,6 @@
 """Arguments that only functions take: objects, modules, arrays.
 
-A reader builds nothing but these; to make the objects themselves, `making.py` asks its caller for their classes.
+A reader creates only these specs; `making.py` turns them into the objects themselves, with classes from its caller.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from opgrip.traces.schema.privacy import ATTRIBUTES, NESTED, Public, hashed, pub
 
 @dataclass(frozen=True, slots=True)
 class ObjectSpec:
-    """An object of a class, dataclasses and named tuples among them.
+    """An object of a class; this includes dataclasses and named tuples.
 
     Attributes
     ----------
     cls : `module:qualname`
     fields : attributes by name
-    content : what it holds as the builtin that its class extends: the items of a named tuple as a tuple, those of a
-        dictionary as a dict, a tensor; None where its class extends none
+    content : its value as the builtin type that its class extends: the items of a named tuple as a tuple, the entries
+        of a dictionary as a dict, a tensor; None if the class does not extend a builtin type
     """
 
     cls: Annotated[str, hashed("object")] = field(metadata=CLASS)
@@ -40,8 +40,8 @@ class ModuleSpec:
     Attributes
     ----------
     cls : `module:qualname`
-    parameters, buffers, modules : by name; None for one that is registered as none
-    fields : all other attributes by name, `training` among them
+    parameters, buffers, modules : by name; None for a name that is registered without a value
+    fields : all other attributes by name, including `training`
     """
 
     cls: Annotated[str, hashed("object")] = field(metadata=CLASS)
@@ -53,14 +53,14 @@ class ModuleSpec:
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """A numpy array, as the tensor over its memory."""
+    """A numpy array, represented by the tensor over its memory."""
 
     tensor: Annotated[Argument, NESTED]
 
 
 @dataclass(frozen=True, slots=True)
 class ScalarSpec:
-    """A numpy scalar: the name of its dtype, and its value as Python has it."""
+    """A numpy scalar: the name of its dtype and its value as a Python number."""
 
     dtype: Annotated[str, public("dtype")]
     value: Annotated[Argument, NESTED]
@@ -75,7 +75,7 @@ class NamedSpec:
 
 @dataclass(frozen=True, slots=True)
 class SharedSpec:
-    """A list, dictionary or object that stands in several places; this is the first."""
+    """The first occurrence of a list, dictionary or object that occurs several times."""
 
     number: Public[Count] = field(metadata=ID)
     value: Annotated[Argument, NESTED]
@@ -83,17 +83,17 @@ class SharedSpec:
 
 @dataclass(frozen=True, slots=True)
 class SameSpec:
-    """The same thing as the `SharedSpec` of this number, which it may stand inside of."""
+    """A further occurrence of the `SharedSpec` with this number, possibly inside of it."""
 
     number: Public[Count]
 
 
 BRANCHES = (ObjectSpec, ModuleSpec, ArraySpec, SharedSpec)
-"""Those that other arguments stand in."""
+"""specs that contain other arguments"""
 
 
 def children(value: object) -> Sequence[Any] | None:
-    """The arguments that stand in one, in order; None for a leaf."""
+    """Return the arguments directly inside of an argument, in order, or None for a leaf."""
     match value:
         case list() | tuple():
             return value
@@ -111,7 +111,7 @@ def children(value: object) -> Sequence[Any] | None:
 
 
 def with_children(value: Any, function: Callable[[Any], Any]) -> Any:
-    """The same argument with `function` applied to each that stands in it; a leaf as it is."""
+    """Return the argument with `function` applied to each of its children; a leaf is returned unchanged."""
     match value:
         case torch.Size():
             return value
@@ -133,7 +133,7 @@ def with_children(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _alike(value: Any, children: Any) -> Any:
-    """A list, tuple or dictionary as one of the class of another, which has as many."""
+    """Return the children, a list, tuple or dictionary, in a container of the class of `value`."""
     if type(value) is type(children):
         return children
     if isinstance(value, tuple):
@@ -145,11 +145,12 @@ def _alike(value: Any, children: Any) -> Any:
 
 
 def _copy(value: Any) -> Any:
-    """A list or dictionary of a class of its own, copied; a dictionary perhaps without its entries."""
+    """Return a copy of a list or dictionary of a subclass; the copy of a dictionary may lack its entries."""
     try:
         return copy.copy(value)
     except Exception:
-        # Python 3.10 asks `__getattr__` for `__getstate__`, and one that reads entries raises KeyError
+        # Python 3.10 calls `__getattr__` for `__getstate__`, and a class whose `__getattr__` reads entries raises
+        # KeyError
         cls: Any = type(value)
         twin = cls.__new__(cls)
         vars(twin).update(vars(value))
@@ -159,7 +160,7 @@ def _copy(value: Any) -> Any:
 
 
 def outline(value: object) -> tuple[object, ...]:
-    """All of a branch but what stands in it, to tell it from others."""
+    """Return everything but the children of a branch, to distinguish it from others."""
     match value:
         case ObjectSpec(cls, fields, _):
             return (cls, *fields)

@@ -27,23 +27,24 @@ from opgrip.traces.schema.privacy import (
 
 
 class Drawable(Protocol):
-    """What values can be drawn from."""
+    """A source from which values can be drawn."""
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """New values on the generator's device, contiguous but where dimensions are expanded.
+        """Return new values on the generator's device, contiguous except for expanded dimensions.
 
-        Of any shape and dtype, in memory that these bound.
+        Any shape and dtype must work, in memory that is bounded by them.
         """
 
 
 class ValueModel(Drawable, Protocol):
-    """A frozen dataclass whose fields are plain values, as JSON and `encode` know them.
+    """A frozen dataclass whose fields are plain values that JSON and `encode` can represent.
 
-    A field that came later has a default: older traces do not have it, and newer ones leave it out where it is that.
+    A field that was added later has a default, because older traces lack it and newer ones omit it if it has that
+    value.
 
     Attributes
     ----------
-    priority : models are tried in rising order; the first whose `fit` gives one is kept
+    priority : models are tried in ascending order; the first whose `fit` returns a model is used
     """
 
     priority: ClassVar[int]
@@ -51,13 +52,13 @@ class ValueModel(Drawable, Protocol):
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> ValueModel | None:
-        """The model of this tensor's values; None where this kind of model is not for them.
+        """Return the model of this tensor's values, or None if this kind of model does not apply to them.
 
-        Draws no random numbers and leaves the tensor, which is not empty, as it is.
+        The tensor is not empty. Fitting must not draw random numbers or change the tensor.
         """
 
     def check(self) -> None:
-        """Raise `FormatError` where the fields, which may come from a stranger's file, cannot be drawn from."""
+        """Raise `FormatError` if values cannot be drawn from the fields, which may come from an untrusted file."""
 
 
 FORMAT = "opgrip-trace"
@@ -69,37 +70,37 @@ COMPILED = "compiled"
 FUNCTION = "function"
 KINDS = (OPERATOR, EXTENSION, COMPILED, FUNCTION)
 PHASES = ("forward", "backward", "optimizer")
-"""Of a step, as captures name them."""
+"""phases of a step, by their names in captures"""
 
 HIGHER_ORDER = "torch.ops.higher_order:"
-"""What the names of operators that take functions begin with: their calls are those of a `function`."""
+"""prefix of operators that take functions, whose calls are of kind `function`"""
 
 NO_STORAGE = -1
-"""Number of the storage of a tensor that has none of its own."""
+"""storage number of a tensor without a storage"""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first record: what wrote the trace, of what, where and when."""
+    """The first record: the program that wrote the trace, the traced model, the machine and the time."""
 
     fields: Annotated[dict[str, Any], table(HEADER_FIELDS)]
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """All that replaying a call needs.
+    """Everything needed to replay a call.
 
     Attributes
     ----------
-    number : what calls refer to it by
-    kind : `operator` for the dispatcher's, `extension` for a function of an extension module or a Triton kernel,
-        `compiled` for a region that torch.compile made, `function` for a gripped function or an operator that takes
-        functions
-    op : `aten.addmm.default`; `mmcv._ext:nms` for an extension's function, and so for a Triton kernel and a gripped
-        function; in a sample its name
+    number : number by which calls refer to it
+    kind : `operator` for the dispatcher's operators, `extension` for a function of an extension module or a Triton
+        kernel, `compiled` for a region compiled by torch.compile, `function` for a gripped function or an operator that
+        takes functions
+    op : `aten.addmm.default`; `mmcv._ext:nms` for a function of an extension, and likewise for a Triton kernel and a
+        gripped function; the sample's name in the trace of a sample
     args, kwargs : trees of values and `TensorSpec`
-    outputs : what the first call returned, in the same form; `Opaque` where that is not known
-    raised : the error that the first call ended in, in one line; None where it returned
+    outputs : result of the first call, in the same form; `Opaque` if it is not known
+    raised : error that ended the first call, in one line; None if it returned
     """
 
     number: Public[Count] = field(metadata=ID)
@@ -113,20 +114,20 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What another call of a signature met than its first, where values decide what a call costs or gives.
+    """What a later call of a signature had, if values determine the cost or the outputs of a call.
 
-    Where calls of a signature take other times in some places of the program than in others, a call in each of these.
+    If calls of a signature take different times at different call sites, there is one record per call site.
 
     Attributes
     ----------
-    signature : its number
-    values : numbers of the value models of what the call took, in the order of the signature's tensors; None where
-        there is none
-    outputs : what the call returned, in a signature's form
-    since_ns : of a call that stands for its place: it is the signature's first to begin after this, counted from the
-        start of the capture
-    storage : of such a call, the memory of the first tensor that it took, as `Calls` has it: it is the first of those
-        in this memory, as another thread may have called meanwhile; None where it took no tensor
+    signature : number of the signature
+    values : numbers of the value models of the call's arguments, in the order of the signature's tensors; None for a
+        tensor without a value model
+    outputs : result of the call, in the form of a signature's outputs
+    since_ns : for a call that represents its call site: the call is the first one of the signature that starts after
+        this time, since the start of the capture
+    storage : for such a call, the storage of its first tensor, as in `Calls`: the call is the first one in this
+        storage, because another thread may have made a call meanwhile; None if it took no tensor
     """
 
     signature: Public[Int64]
@@ -138,21 +139,21 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Where calls came from.
+    """The origin of calls.
 
     Attributes
     ----------
-    module : path of the innermost running module from its root, which is itself the empty path
-    module_type : name of that module's class; empty outside all modules
+    module : path of the innermost running module from the root module, whose path is empty
+    module_type : class name of that module; empty outside of all modules
     phase : `forward`, `backward` or `optimizer`
-    inside : what made the call where the program did not: an extension function, a Triton kernel, an operator that
-        launches one, a gripped function, an operator that takes functions, a compiled region
-    gripped : whether `inside` is a gripped function, or an operator that takes functions: what it calls is recorded,
-        and stands for itself too
-    function, file, line : the innermost frame of the program, torch's own passed over; empty where there is none
-    callers : the frames around it, from the inside, each as `file:line function`
+    inside : function that made the call instead of the program itself: an extension function, a Triton kernel, an
+        operator that launches one, a gripped function, an operator that takes functions, or a compiled region
+    gripped : whether `inside` is a gripped function or an operator that takes functions, whose inner calls are recorded
+        as calls of the program
+    function, file, line : innermost frame of the program outside of torch; empty if there is none
+    callers : outer frames, innermost first, each as `file:line function`
     context : number of the settings that the calls ran under
-    forward : number of the scope of the forward calls that caused these calls of a backward pass
+    forward : for calls in a backward pass, number of the scope of the forward calls that caused them
     """
 
     number: Public[Count] = field(metadata=ID)
@@ -171,15 +172,15 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What is known of a gripped call beyond its arguments and results, in the trace of a sample.
+    """Effects of a gripped call beyond its arguments and results, in the trace of a sample.
 
     Attributes
     ----------
-    signature : the call's
-    operators : how many it launched
-    operator_ns : their time
-    after : positional and named arguments after the call, where it wrote into them
-    random_state : torch's CPU generator before the call, (N,) uint8, where the call drew from it
+    signature : number of the call's signature
+    operators : number of operators that the call launched
+    operator_ns : total time of these operators
+    after : positional and named arguments after the call, if the call wrote into them
+    random_state : state of torch's CPU generator before the call, (N,) uint8, if the call drew from it
     """
 
     signature: Public[Int64]
@@ -191,7 +192,7 @@ class Effects:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Settings that change how operators run: gradient and inference mode, autocast, threads and the like."""
+    """Settings that change how operators run: gradient and inference mode, autocast, threads and similar settings."""
 
     number: Public[Count] = field(metadata=ID)
     settings: Annotated[dict[str, bool | int | float | str | None], table(CONTEXT_SETTINGS)]
@@ -199,11 +200,11 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A value model under the number that tensors refer to it by.
+    """A value model and the number by which tensors refer to it.
 
     Attributes
     ----------
-    tensor : key of the values themselves in the file beside the trace, None where they were not kept
+    tensor : key of the whole values in the file next to the trace; None if they were not kept
     """
 
     number: Annotated[Count, NESTED] = field(metadata=ID)
@@ -217,7 +218,7 @@ class Thread:
 
     Attributes
     ----------
-    process : number of its process, in a trace that was merged from those of several; None in others
+    process : number of its process in a trace merged from several processes; None in other traces
     """
 
     number: Public[Count] = field(metadata=ID)
@@ -231,22 +232,22 @@ class Calls:
 
     Attributes
     ----------
-    signature, scope : numbers, one a call
-    start_ns : since the start of the capture, one a call
-    duration_ns : one a call
-    tensors : how many tensors a call took and gave, one a call
-    storages : the memory that these tensors live in, `sum(tensors)` numbers: of each call those of its arguments, in
-        their order, then those of its results. A number stands for the same memory in the whole trace.
-    newest : the largest number of a storage in the blocks before; numbers are written by their distance to it
-    device_ns : how long each call kept an accelerator busy, -1 for one that ran on the host alone; empty where none did
-    page_faults : (place in this block, pages that the system gave) of the calls that got fresh memory
-    streams : torch's number of the stream of its accelerator that each call gave work to; empty where that is 0, the
-        default one, for all
-    perturbed : (place in this block, how many calls from there on) of the calls that ran right after, or around, so
-        much of the capture's own work that they found other caches and memory, that met slow memory, or that may have
-        been interrupted because other processes used the processors
-    slow_memory : (place in this block, ns) of the calls whose page faults took much longer than is usual on the
-        machine, and an estimate of how much longer; they are among those that are perturbed
+    signature, scope : numbers, one per call
+    start_ns : start time relative to the start of the capture, one per call
+    duration_ns : duration, one per call
+    tensors : number of tensors in the arguments and results, one per call
+    storages : storages of these tensors, `sum(tensors)` numbers: for each call the storages of its arguments in order,
+        then the storages of its results. Equal numbers mean the same memory in the whole trace.
+    newest : largest storage number in earlier blocks, relative to which numbers are written
+    device_ns : time for which each call kept an accelerator busy, -1 for a call that ran only on the host; empty if no
+        call used an accelerator
+    page_faults : (position in this block, pages that the system mapped) of the calls that got new pages
+    streams : torch's number of the accelerator stream that each call used; empty if all used the default stream, 0
+    perturbed : (position in this block, number of consecutive calls) of calls that ran right after, or contain, so much
+        work of the capture that the state of caches and memory was changed, that met slow memory, or that may have been
+        interrupted because other processes used the processors
+    slow_memory : (position in this block, ns) of calls whose page faults took much longer than usual on the machine,
+        with an estimate of the excess; these calls are perturbed, too
     """
 
     thread: Public[Int64]
@@ -266,12 +267,12 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """How long calls kept an accelerator busy, where that was known only after they were written.
+    """Times for which calls kept an accelerator busy, if they became known only after the calls were written.
 
     Attributes
     ----------
-    first : place of the first call among those of its thread, in the order in which the trace has them
-    device_ns : of this call and those that follow it, as `Calls` has it
+    first : position of the first call among the calls of its thread, in the order of the trace
+    device_ns : times of this call and the following ones, as in `Calls`
     """
 
     thread: Public[Int64]
@@ -281,12 +282,12 @@ class DeviceTimes:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What the calls of a signature ran on an accelerator: kernels, copies and fills. Several records of one add up.
+    """Kernels, copies and fills that the calls of a signature ran on an accelerator. Several records add up.
 
     Attributes
     ----------
-    names : as the accelerator's driver has them
-    launches, device_ns : how often each ran, and for how long in all
+    names : names reported by the accelerator's driver
+    launches, device_ns : number of launches and total time of each
     """
 
     signature: Public[Int64]
@@ -300,18 +301,18 @@ if TYPE_CHECKING:
 else:
 
     class OpenedSignature(metaclass=AnyValue):
-        """A signature within a record: keys of dataclasses are renamed one object at a time."""
+        """A signature within a record, whose JSON keys are renamed object by object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """A call that had not ended when this was written. If it did end, the trace also has it among its calls.
+    """A call that had not ended when this was written. If it ended later, it is also listed in the calls of the trace.
 
     Attributes
     ----------
-    start_ns : since the start of the capture
-    signature : number of its signature, which the trace holds where a call of it has ended before
-    opened : what was known of the signature, where none had
+    start_ns : start time relative to the start of the capture
+    signature : number of its signature, which the trace contains if a call of it has ended before
+    opened : known part of the signature if no call of it had ended
     """
 
     thread: Public[Int64]
@@ -323,7 +324,7 @@ class Entered:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What could not be recorded, by operator and reason."""
+    """The number of calls that could not be recorded, by operator and reason."""
 
     op: Annotated[Name, hashed("operator")]
     reason: Annotated[Name, hashed("reason")]
@@ -331,12 +332,12 @@ class Dropped:
 
 
 def listed(counts: Counter[tuple[str, str]]) -> list[Dropped]:
-    """Counts by operator and reason as the last record holds them."""
+    """Return counts by operator and reason in the form of the last record."""
     return [Dropped(op, reason, count) for (op, reason), count in sorted(counts.items())]
 
 
 THINNED = ("values", "scopes", "steps")
-"""What a capture leaves out to keep within its budget, in this order."""
+"""content that a capture leaves out to stay within its budget, in this order"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,19 +346,19 @@ class End:
 
     Attributes
     ----------
-    duration_ns : of the whole capture
+    duration_ns : duration of the whole capture
     dropped : calls that are not in the trace
-    passed_by : calls that are in the trace as those that they were made of
-    stopped : the limit that ended the recording while the program went on; None where none did
-    without_values : tensors that are, without a value model
+    passed_by : calls that are in the trace only as the calls that they made
+    stopped : limit that ended the recording while the program continued; None if no limit did
+    without_values : recorded tensors without a value model
     devices : names of the accelerators that the program had started by then
-    accelerator : of these the properties, the libraries and their settings, as `describe_accelerators` gives them
-    before : of a trace that has the last calls alone, how many there were before these; None in others
-    thinned : how often a capture left out what, to keep within its budget: `values` of signatures, `scopes` of modules,
-        whole `steps`
+    accelerator : properties of these accelerators, libraries and their settings, as returned by `describe_accelerators`
+    before : in a trace of only the last calls, number of calls before them; None in other traces
+    thinned : how often a capture left something out to stay within its budget: `values` of signatures, `scopes` of
+        modules, whole `steps`
     contended : share of the recorded time in which other processes used the processors that the program waited for
-    step_starts_ns : when each recorded step began, since the start of the capture, where the program or its optimizer
-        showed that and the header does not say how many steps there are
+    step_starts_ns : start of each recorded step since the start of the capture, if the program or its optimizer marked
+        it and the header does not declare the number of steps
     """
 
     calls: Public[Int64]

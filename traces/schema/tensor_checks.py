@@ -1,6 +1,6 @@
-"""Tensors read from JSON, and checks that their metadata can make them.
+"""Tensors read from JSON, and checks that a tensor can be created from their metadata.
 
-A trace may be untrusted, and some of torch's constructors do not check what they are given.
+A trace may be untrusted, and some of torch's constructors do not check their arguments.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from opgrip.traces.schema.tensor_specs import (
 
 
 def check_made_of(spec: TensorSpec) -> None:
-    """Raise `FormatError` where a tensor's parts or quantizer cannot make it."""
+    """Raise `FormatError` if the tensor cannot be created from its parts or quantizer."""
     for part in spec.parts:
         _ask(part.layout is torch.strided and part.stride is not None, "a part of a tensor that has no strides")
         _ask(part.cls is None, "a part of a tensor that is no plain tensor")
@@ -122,7 +122,7 @@ def _ask(holds: bool, problem: str) -> None:
 
 
 def read_tensor(body: Json) -> TensorSpec:
-    """Return the tensor of a JSON object, or raise `FormatError` if its metadata cannot make one."""
+    """Return the tensor of a JSON object, or raise `FormatError` if it cannot be created from its metadata."""
     spec: TensorSpec = convert(body, TensorSpec)
     if spec.stride is not None and len(spec.stride) != len(spec.shape):
         raise FormatError(f"a tensor of {len(spec.shape)} dimensions and {len(spec.stride)} strides")
@@ -149,7 +149,7 @@ def _read_made_of(form: Json) -> MadeOf | None:
     if not isinstance(form, dict) or len(form) != 1:
         raise FormatError(f"expected an object of one key, got {str(form)[:60]!r}")
     ((name, body),) = form.items()
-    # the tensor cannot be made if a later version knows this kind, but all else can be read
+    # a kind from a later version: the tensor cannot be created, but the rest of the trace can be read
     return convert(body, MADE_OF[name], name) if name in MADE_OF else None
 
 

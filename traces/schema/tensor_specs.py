@@ -1,4 +1,4 @@
-"""What a trace holds of a tensor, and torch's types by name."""
+"""Tensor metadata in a trace, and torch's types by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opgrip.traces.schema.privacy import NESTED, Public, coarse, hashed, public
 
 
 def plain_name(value: object) -> str:
-    """The name of a dtype, layout or memory format."""
+    """Return the name of a dtype, layout or memory format."""
     return str(value).removeprefix("torch.")
 
 
@@ -31,12 +31,12 @@ DTYPES: dict[str, torch.dtype] = {
 
 
 def tensor_outline(dtype: torch.dtype, shape: Iterable[int]) -> str:
-    """A tensor in short: `float32[64,256]`."""
+    """Return a short description of a tensor: `float32[64,256]`."""
     return f"{plain_name(dtype)}[{','.join(map(str, shape))}]"
 
 
 COMPRESSED_LAYOUTS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-"""Sparse layouts that compress the indices of their rows or columns."""
+"""sparse layouts that compress the indices of their rows or columns"""
 COMPRESSES_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
 QUANTIZED: dict[torch.dtype, torch.dtype] = {
@@ -46,9 +46,9 @@ QUANTIZED: dict[torch.dtype, torch.dtype] = {
     torch.quint4x2: torch.uint8,
     torch.quint2x4: torch.uint8,
 }
-"""Quantized dtypes, and that of the whole numbers that stand for the values."""
+"""quantized dtypes, with the integer dtype of their stored values"""
 PACKED = (torch.quint4x2, torch.quint2x4)
-"""Quantized dtypes with several elements in a byte."""
+"""quantized dtypes with several elements per byte"""
 
 _BITS = re.compile(r"torch\.(bits\d.*|u?int[1-7]|float4.*)")
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 else:
 
     class AnyMadeOf(metaclass=AnyValue):
-        """What a sparse, quantized or nested tensor consists of, by its kind."""
+        """The parts of a sparse, quantized or nested tensor, with their kind."""
 
     class AnyPart(metaclass=AnyValue):
         """A tensor that is part of another one."""
@@ -71,19 +71,18 @@ class TensorSpec:
 
     Attributes
     ----------
-    shape, stride : sizes and steps in elements; `stride` is None for layouts that have none, and for nested tensors,
-        whose shape is the smallest that holds each of them
-    dtype, layout : as torch's
+    shape, stride : sizes, and strides in elements; `stride` is None for layouts without strides and for nested tensors,
+        whose shape is the smallest one that contains each of their tensors
+    dtype, layout : torch's dtype and layout
     device : `cpu`, `cuda:0`
-    offset : of the first element in its storage, in elements
-    requires_grad : as the program had it
-    storage : number shared by those arguments of one call that lie in the same memory, None where no other does
-    values : number of the value model that draws this tensor's values, as `memory_dtype` reads them; None where none
-        was fitted
+    offset : offset of the first element in the storage, in elements
+    requires_grad : whether the program required gradients
+    storage : number that arguments of a call have in common if they share memory; None if the memory is not shared
+    values : number of the value model from which values are drawn, in `memory_dtype`; None without a value model
     conj, neg : torch's lazy conjugation and negation bits
-    cls : name of the tensor's class where it is not `torch.Tensor`
-    pinned : whether the memory was pinned for an accelerator, at the first call of the signature
-    made_of : what a sparse, quantized or nested tensor consists of; None for all others, and where it is not known
+    cls : class name of the tensor unless it is `torch.Tensor`
+    pinned : whether the memory was pinned for an accelerator at the first call of the signature
+    made_of : parts of a sparse, quantized or nested tensor; None for other tensors, and if the parts are not known
     """
 
     shape: Public[tuple[Count, ...]]
@@ -103,7 +102,7 @@ class TensorSpec:
 
     @property
     def extent(self) -> int:
-        """Bytes from the start of the storage to the end of the tensor in it; 0 for a layout without strides."""
+        """Return the number of bytes from the start of the storage to the end of the tensor; 0 without strides."""
         if 0 in self.shape or self.stride is None:
             return 0
         last = self.offset + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
@@ -111,7 +110,7 @@ class TensorSpec:
 
     @property
     def parts(self) -> tuple[TensorSpec, ...]:
-        """The tensors that a sparse or nested one is made of."""
+        """Return the tensors that a sparse or nested tensor consists of."""
         match self.made_of:
             case Coo(indices, _, values):
                 return (indices, values)
@@ -124,14 +123,14 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Coo:
-    """A sparse tensor's elements and where they stand.
+    """The elements of a sparse tensor and their positions.
 
     Attributes
     ----------
     indices : (sparse dimensions, nnz) int64, without a value model
     rows : number of the value model of each row of the indices
     values : (nnz, *dense dimensions)
-    coalesced : indices ascend and are distinct, and torch knows
+    coalesced : whether indices are ascending and distinct, and torch knows it
     """
 
     indices: Annotated[AnyPart, NESTED]
@@ -142,12 +141,12 @@ class Coo:
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """A sparse tensor whose elements, or blocks of them, stand row by row, or column by column.
+    """A sparse tensor whose elements, or blocks of elements, are stored row by row or column by column.
 
     Attributes
     ----------
-    compressed : (*batch, rows + 1), where each row begins in `plain`; its value model draws how long each row is
-    plain : (*batch, nnz), the column of each element
+    compressed : (*batch, rows + 1), start of each row in `plain`; its value model draws the lengths of rows
+    plain : (*batch, nnz), column of each element
     values : (*batch, nnz, *block, *dense dimensions)
     """
 
@@ -158,7 +157,7 @@ class Compressed:
 
 @dataclass(frozen=True, slots=True)
 class PerTensor:
-    """Quantization of all elements alike: value = (stored - zero_point) * scale."""
+    """Quantization with the same parameters for all elements: value = (stored - zero_point) * scale."""
 
     scale: Annotated[Argument, coarse("number")]
     zero_point: Annotated[Int64, coarse("number")]
@@ -170,7 +169,7 @@ class PerChannel:
 
     Attributes
     ----------
-    zero_points : whole numbers, or floats where torch calls the scheme one of float parameters
+    zero_points : integers, or floats for torch's scheme with float parameters
     """
 
     scales: Annotated[tuple[Argument, ...], coarse("number")]
@@ -180,13 +179,13 @@ class PerChannel:
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """A list of tensors of different sizes in one piece of memory.
+    """A list of tensors of different sizes in one buffer.
 
     Attributes
     ----------
     buffer : (elements,)
-    sizes, strides : of each tensor
-    offsets : of each tensor in the buffer
+    sizes, strides : sizes and strides of each tensor
+    offsets : offset of each tensor in the buffer
     """
 
     buffer: Annotated[AnyPart, NESTED]
@@ -199,7 +198,7 @@ MadeOf: TypeAlias = Coo | Compressed | PerTensor | PerChannel | Nested
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor whose elements lie one after the other."""
+    """Return the strides of a contiguous tensor."""
     strides = []
     step = 1
     for size in reversed(shape):
@@ -209,28 +208,28 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """A tensor's shape; that of a nested one is the smallest that holds each of its tensors."""
+    """Return a tensor's shape; for a nested tensor, the smallest shape that contains each of its tensors."""
     if not tensor.is_nested or tensor.layout is not torch.strided:
         return tuple(map(int, tensor.shape))
-    # torch has no table of the sizes of none
+    # torch has no table of sizes for an empty nested tensor
     sizes = tensor._nested_tensor_size().tolist() if tensor.size(0) else []
     return bounding_shape(sizes, tensor.dim())
 
 
 def bounding_shape(sizes: list[list[int]] | tuple[tuple[int, ...], ...], dimensions: int) -> tuple[int, ...]:
-    """The number of tensors and the largest of their sizes in each dimension."""
+    """Return the number of tensors and their largest size in each dimension."""
     return (len(sizes), *(max((item[place] for item in sizes), default=0) for place in range(dimensions - 1)))
 
 
 def memory_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What memory of a dtype is read and written as: torch has no values of quantized dtypes and of those of bits."""
+    """Return the dtype for access to memory of a dtype: torch cannot access values of quantized and bits dtypes."""
     if _BITS.fullmatch(str(dtype)):
         return torch.uint8 if dtype.itemsize == 1 else torch.int16
     return QUANTIZED.get(dtype, dtype)
 
 
 def stored_elements(spec: TensorSpec) -> int:
-    """Elements that a tensor holds: of an expanded one those that differ, of a sparse or nested one its values."""
+    """Return the number of stored elements; expanded dimensions count once, sparse and nested tensors by values."""
     if spec.parts:
         return prod(spec.parts[-1].shape)
     steps = spec.stride or (1,) * len(spec.shape)
@@ -238,7 +237,7 @@ def stored_elements(spec: TensorSpec) -> int:
 
 
 def value_numbers(spec: TensorSpec) -> Iterator[int | None]:
-    """The numbers of all value models that a tensor refers to, its parts' included."""
+    """Yield the numbers of all value models that a tensor and its parts refer to."""
     match spec.made_of:
         case Coo(_, rows, values):
             yield from (*rows, values.values)
@@ -249,7 +248,7 @@ def value_numbers(spec: TensorSpec) -> Iterator[int | None]:
 
 
 def map_values(function: Callable[[int | None], int | None], spec: TensorSpec) -> TensorSpec:
-    """The same tensor with other numbers of value models, asked for in the order of `value_numbers`."""
+    """Return the tensor with `function` applied to the numbers of its value models, in the order of `value_numbers`."""
 
     def moved(part: TensorSpec) -> TensorSpec:
         return replace(part, values=function(part.values))
@@ -267,9 +266,9 @@ def map_values(function: Callable[[int | None], int | None], spec: TensorSpec) -
 
 
 def compressed_grid(spec: TensorSpec) -> tuple[int, int]:
-    """How many rows a compressed sparse tensor has, of how many blocks; columns of rows where it is by column.
+    """Return the number of rows of a compressed sparse tensor and the number of blocks per row, or columns and rows.
 
-    A block is one element in the layouts that have none.
+    The second form applies to layouts that are compressed by column. In layouts without blocks, a block is one element.
     """
     assert isinstance(spec.made_of, Compressed), "the caller's business"
     plain, values = spec.made_of.plain, spec.made_of.values
