@@ -1,1 +1,1 @@
-"""What a trace says: dataflow, differences, parts, faults, long-tail functions, ranks."""
+"""Analyses of traces: dataflow, differences, parts, validation, long-tail functions, ranks, redaction."""

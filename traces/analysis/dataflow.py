@@ -1,7 +1,7 @@
-"""Dataflow of a trace, call by call: which call made what another one took.
+"""Dataflow of a trace: for each call, the calls that made or last wrote the memory that it takes.
 
-The calls are traversed twice: to find the last call that uses each storage, and to follow it from call to call. This
-keeps 8 bytes for each storage, and more for those that are alive.
+The calls are traversed twice: to find the last call that uses each storage, and to follow storages from call to call.
+This keeps 8 bytes for each storage, and more for storages that are alive.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNKNOWN = -1
 
 
 class MemoryNumbers:
-    """Integers below 2 ** 31 by storage; a trace counts its storages from 0."""
+    """Map from storages to integers below 2 ** 31; a trace numbers its storages from 0."""
 
     def __init__(self) -> None:
         self._near = array("i")
@@ -39,7 +39,7 @@ class MemoryNumbers:
     def set(self, storage: int, number: int) -> None:
         """Set the number of a storage."""
         self._count += 1
-        # damaged traces have any numbers
+        # damaged traces can have any numbers
         if storage in self._far or not 0 <= storage < self._end:
             self._far[storage] = number
             return
@@ -47,7 +47,7 @@ class MemoryNumbers:
         self._near[storage] = number
 
     def raise_to(self, storages: Integers, numbers: Integers) -> None:
-        """Set numbers, (N,) both, where they are larger than the present ones."""
+        """Set numbers that are larger than the present ones; both arrays are (N,)."""
         self._count += len(storages)
         far = (storages < 0) | (storages >= self._end)
         if self._far:
@@ -76,15 +76,15 @@ COLUMNS = (
 
 @dataclass(slots=True)
 class DataflowStep:
-    """One call of a graph.
+    """Call with the storages that it uses and the calls that it depends on.
 
     Attributes
     ----------
-    number : place of the call in the trace's table
-    duration_ns, host_ns : on the host; `host_ns` of a perturbed call is as the trace has it
-    device_ns : time that it kept an accelerator busy; None for a call on the host only
-    time_ns : on the device if the call worked on one, else `host_ns`
-    after : calls that made or last wrote the memory that this one takes
+    number : index of the call in the trace's table
+    duration_ns, host_ns : times on the host; for a perturbed call, `host_ns` is the value in the trace
+    device_ns : time that the call kept an accelerator busy; None for a call on the host only
+    time_ns : time on the device if the call ran on one, else `host_ns`
+    after : calls that made or last wrote the memory that this call takes
     takes, gives : storages of its arguments and results
     writes : storages of arguments that it writes into
     """
@@ -107,12 +107,12 @@ class DataflowStep:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Memory that tensors live in.
+    """Memory that holds tensors.
 
     Attributes
     ----------
-    bytes : up to the end of the last tensor that a call takes in it, or gives if none takes one
-    made_by : call that gave it first; None if it exists before, such as parameters
+    bytes : size up to the end of the last tensor that calls take from it or, if no call takes one, return in it
+    made_by : call that first returned it; None for memory that exists before, such as parameters
     first, last : first and last call that uses it
     """
 
@@ -124,12 +124,13 @@ class Storage:
 
 
 class Dataflow:
-    """The calls of a trace that count by themselves, with the calls that they depend on. It can be iterated repeatedly.
+    """Calls of a trace with the calls that they depend on; work of nested calls counts once. It can be iterated
+    repeatedly.
 
     Attributes
     ----------
     has_memory : True if the trace records the memory of its calls
-    writers : during iteration, by live storage, the call that made it or wrote it last
+    writers : during iteration, the call that made or last wrote each live storage
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -143,7 +144,7 @@ class Dataflow:
             self._note(own_calls(calls), memory)
 
     def __iter__(self) -> Iterator[tuple[DataflowStep, list[Storage]]]:
-        """Yield each call in start order, with the storages that it uses first."""
+        """Yield each call in start order, with the storages that it is the first to use."""
         writers: dict[int, int] = {}
         self.writers = writers
         last_of_alive: dict[int, int] = {}
@@ -167,7 +168,7 @@ class Dataflow:
                     writers.pop(number, None)
 
     def _note(self, own: pd.DataFrame, memory: Integers) -> None:
-        """Note what calls use."""
+        """Record the last use and the size of the storages of some calls."""
         counts = own["tensors"].to_numpy(dtype=np.int64)
         before = np.cumsum(counts) - counts
         place = np.arange(counts.sum()) - np.repeat(before, counts)
@@ -198,11 +199,11 @@ class Dataflow:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Tensors of a signature: how many it takes, how far each reaches, which it writes.
+    """Tensors of a signature: number of arguments, extent of each tensor, and which arguments calls write.
 
     Attributes
     ----------
-    extents : numbers of extents, `UNKNOWN` for a tensor that the signature lacks
+    extents : ranks of extents, `UNKNOWN` for a tensor that the signature lacks
     """
 
     argument_count: int
@@ -213,8 +214,9 @@ class _Shape:
 class _Shapes:
     """Tensors of all signatures of a trace.
 
-    An extent, in bytes, has a number that grows with it. Numbers of arguments exceed those of results: a signature
-    holds the results of its first call only, while the arguments are those of all calls.
+    An extent in bytes is represented by a rank that grows with it. Ranks of arguments exceed those of results, because
+    a
+    signature holds the results of its first call only, but arguments that all its calls share.
     """
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
@@ -230,7 +232,7 @@ class _Shapes:
         self._written: dict[int, list[int]] = {}
 
     def of(self, signature: int, count: int) -> _Shape:
-        """Return the tensors of a call with this many."""
+        """Return the tensors of a call of a signature with `count` tensors."""
         shape = self._shapes.get((signature, count))
         if shape is None:
             shape = self._shapes[signature, count] = self._make(signature, count)
@@ -247,7 +249,7 @@ class _Shapes:
         return _Shape(number, extents + [UNKNOWN] * (count - len(extents)), places)
 
     def _written_in(self, record: Signature) -> list[int]:
-        """Return the indices of tensors that calls of a signature may write."""
+        """Return the indices of arguments that calls of a signature may write."""
         places = self._written.get(record.number)
         if places is None:
             places = [place for place, is_written in enumerate(written(record)) if is_written]
@@ -255,12 +257,12 @@ class _Shapes:
         return places
 
     def extents(self, signatures: Integers, counts: Integers, place: Integers) -> Integers:
-        """Return numbers of extents of the tensors of calls.
+        """Return the ranks of the extents of all tensors of some calls.
 
         Parameters
         ----------
-        signatures, counts : of each call, and its number of tensors, (N,)
-        place : of each tensor among those of its call, (sum of `counts`,)
+        signatures, counts : (N,), signature and number of tensors of each call
+        place : (sum of `counts`,), index of each tensor in its call
         """
         pairs, of_call = np.unique(np.column_stack([signatures, counts]), axis=0, return_inverse=True)
         pieces = [self.of(signature, count).extents for signature, count in pairs.tolist()]
@@ -270,7 +272,7 @@ class _Shapes:
         return numbers
 
     def extent(self, number: int) -> int:
-        """Return the bytes of an extent number, 0 if unknown."""
+        """Return the extent in bytes for a rank, 0 if unknown."""
         return 0 if number == UNKNOWN else self._sizes[number % len(self._sizes)]
 
 

@@ -1,4 +1,4 @@
-"""Facts that follow from the dataflow of a trace: its critical path and its live memory."""
+"""Facts derived from the dataflow of a trace: its critical path and its live memory."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from opgrip.traces.analysis.dataflow import Dataflow, DataflowStep, Storage
 from opgrip.traces.table.trace import Trace
 
 PRUNED = 1 << 12
-"""Chains beyond those of live memory that are kept before they are pruned."""
+"""number of chains, in addition to those of live memory, after which chains are pruned"""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """Facts about a whole graph.
+    """Facts about the dataflow graph of a trace.
 
     Attributes
     ----------
-    calls, dependencies, storages : numbers of them
-    time_ns, host_ns : sums over all calls, by device for those that worked on one, and on the host
-    has_device : True if some worked on one
-    critical_path : the slowest chain of calls that each depend on the one before
-    critical_ns, critical_host_ns : sums of their times, likewise
-    peak_bytes : most memory used before and after a call at once, without what exists before the first one
-    peak_at, peak_op : that call and its operator
+    calls, dependencies, storages : numbers of calls, dependencies and storages
+    time_ns : sum of the times of all calls, on the device for calls that ran on one
+    host_ns : sum of the times of all calls on the host
+    has_device : True if some calls ran on a device
+    critical_path : the slowest chain of calls in which each depends on the previous one
+    critical_ns, critical_host_ns : the same sums for the calls of this chain
+    peak_bytes : maximum memory in use at once, without memory that exists before the first call
+    peak_at, peak_op : call at this maximum, and its operator
     outside_bytes : memory that exists before the first call
     """
 
@@ -46,12 +47,12 @@ class GraphFacts:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """All calls and storages.
+    """All calls and storages of a trace.
 
     Attributes
     ----------
-    steps : by number; calls made inside another one belong to that
-    storages : by number
+    steps : calls by number; calls made inside another call belong to that call
+    storages : storages by number
     """
 
     steps: dict[int, DataflowStep]
@@ -60,7 +61,7 @@ class Graph:
 
 
 def make_graph(trace: Trace) -> Graph:
-    """Return the dataflow of a trace at once."""
+    """Return the whole dataflow of a trace in memory."""
     flow, watch = Dataflow(trace), _Watch()
     steps: dict[int, DataflowStep] = {}
     storages: dict[int, Storage] = {}
@@ -72,7 +73,7 @@ def make_graph(trace: Trace) -> Graph:
 
 
 def graph_facts(flow: Dataflow) -> GraphFacts:
-    """Return the facts of a graph, with 4 bytes for each call."""
+    """Return the facts of a graph, using 4 bytes for each call."""
     watch = _Watch()
     for step, new in flow:
         watch.add(step, new, flow.writers)
@@ -80,7 +81,7 @@ def graph_facts(flow: Dataflow) -> GraphFacts:
 
 
 class _Watch:
-    """Accumulates the facts of a graph."""
+    """Accumulator of the facts of a graph."""
 
     def __init__(self) -> None:
         self._path, self._memory = _CriticalPath(), _LiveMemory()
@@ -88,7 +89,7 @@ class _Watch:
         self._has_device = False
 
     def add(self, step: DataflowStep, new: Iterable[Storage], writers: dict[int, int]) -> None:
-        """Add a call with the storages that it uses first."""
+        """Add a call with the storages that it is the first to use."""
         self._path.add(step, writers)
         self._calls += 1
         self._dependencies += len(step.after)
@@ -98,7 +99,7 @@ class _Watch:
         self._has_device |= step.device_ns is not None
 
     def facts(self) -> GraphFacts:
-        """Return the facts."""
+        """Return the facts of the calls added so far."""
         path, memory = self._path, self._memory
         return GraphFacts(
             *(self._calls, self._dependencies, self._storages, self._time_ns, self._host_ns, self._has_device),
@@ -113,14 +114,14 @@ class _Watch:
 
 
 class _CriticalPath:
-    """The slowest chain of calls that depend on each other."""
+    """Slowest chain of calls that depend on each other."""
 
     def __init__(self) -> None:
         self.time_ns = self.host_ns = 0
         self._last: int | None = None
         # for each call, its predecessor in the longest chain that ends with it, or -1
         self._before = array("i")
-        # times of chains by last call; no chain continues from a call without live memory
+        # times of chains by their last call; no chain continues from a call without live memory
         self._chains: dict[int, tuple[int, int]] = {}
 
     def add(self, step: DataflowStep, writers: dict[int, int]) -> None:
@@ -146,7 +147,7 @@ class _CriticalPath:
 
 
 class _LiveMemory:
-    """Memory used before and after a call."""
+    """Memory that is live during a call, from its first use to its last."""
 
     def __init__(self) -> None:
         self.peak_bytes = self.outside_bytes = 0
@@ -157,7 +158,7 @@ class _LiveMemory:
         self._ends: dict[int, int] = {}
 
     def add(self, step: DataflowStep, new: Iterable[Storage]) -> int:
-        """Add a call with the storages that it uses first; return how many these are."""
+        """Add a call with the storages that it is the first to use; return the number of these."""
         count = 0
         for storage in new:
             count += 1

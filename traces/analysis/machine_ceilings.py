@@ -1,7 +1,7 @@
-"""Peaks of a machine: bandwidth of each memory level, arithmetic by dtype, launch time; measured once and kept in a
-file.
+"""Peaks of a machine: bandwidth of each memory level, arithmetic by dtype, launch time.
 
-Bandwidths are of copies, and the fastest run counts, since nothing exceeds a peak.
+They are measured once and kept in a file. Bandwidths are measured by copying, and the fastest run counts, since no run
+exceeds a peak.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.table.trace import Trace
 
 FORM = 2
-"""Version of the file; other versions are ignored."""
+"""version of the file; files of other versions are ignored"""
 TF32 = "tf32"
-"""Name of the rate of float32 products that a GPU may round to 10 bits before."""
+"""name of the rate of float32 products whose inputs a GPU may round to 10 bits"""
 FLOAT8 = "float8"
-"""Prefix of the names of all float8 types."""
+"""prefix of the names of all float8 types"""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A cache, or the memory.
+    """Memory level: a cache or the main memory.
 
     Attributes
     ----------
     name : `L1`, `L2`, `L3`, `memory`
     size : bytes of one cache; None for the memory
-    sharing : processors that share it
+    sharing : number of processors that share it
     bandwidth : GB/s of a copy, reads plus writes, by number of threads
     """
 
@@ -59,7 +59,7 @@ class Level:
     bandwidth: dict[int, float]
 
     def holds(self, size: int, threads: int) -> bool:
-        """Return True if this many bytes fit when this many threads divide them."""
+        """Return True if this many bytes, divided among this many threads, fit."""
         return self.size is None or size <= self.size * max(1, threads // self.sharing)
 
 
@@ -69,13 +69,13 @@ class Ceilings:
 
     Attributes
     ----------
-    machine : processor or GPU, and what else they depend on
-    threads : largest number that was measured
-    levels : from the nearest cache to the memory
+    machine : processor or GPU, and other facts that the peaks depend on
+    threads : largest number of threads that was measured
+    levels : memory levels, nearest cache first
     rates : Gflop/s of a matrix product by dtype and number of threads
     launch_us : time of an operator on one element: launch and allocation
     dispatch_us : time of an operator that makes a view
-    torch, time : version, and time of measurement
+    torch, time : version of torch, and time of the measurement
     """
 
     machine: tuple[str, ...]
@@ -89,15 +89,15 @@ class Ceilings:
     time: str
 
     def level(self, size: int, threads: int, cold: bool) -> Level:
-        """Return the nearest level that holds this many bytes; with cold caches the memory."""
+        """Return the nearest level that holds this many bytes; with cold caches, the memory."""
         return next(level for level in self.levels if level.size is None or (not cold and level.holds(size, threads)))
 
     def bandwidth(self, level: Level, threads: int) -> float:
-        """Return GB/s of a level."""
+        """Return the bandwidth of a level in GB/s."""
         return _between(level.bandwidth, threads)
 
     def rate(self, dtype: str | None, threads: int) -> float | None:
-        """Return Gflop/s of a dtype or `TF32`, of float32 if it was not measured, or None.
+        """Return Gflop/s of a dtype or `TF32`; if it was not measured, that of float32, or None.
 
         All float8 types are equally fast, and no other type is as fast.
         """
@@ -110,14 +110,14 @@ class Ceilings:
 
 
 def ceilings_path(device: str) -> Path:
-    """Return the file of this machine's peaks."""
+    """Return the path of the file with this machine's peaks."""
     depends = [*processor(device), str(_processors()), torch.__version__, str(FORM)]
     key = hashlib.blake2b("\n".join(depends).encode(), digest_size=8).hexdigest()
     return cache_folder() / "machine" / f"{torch.device(device).type}-{key}.json"
 
 
 def read_cached_ceilings(device: str) -> Ceilings | None:
-    """Return the peaks measured before; None if there is no readable file."""
+    """Return the peaks in this machine's file, or None if the file cannot be read."""
     try:
         return from_json(json.loads(ceilings_path(device).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -125,7 +125,7 @@ def read_cached_ceilings(device: str) -> Ceilings | None:
 
 
 def keep(ceilings: Ceilings, device: str) -> Path:
-    """Write the peaks where they are found again, and return that path."""
+    """Write the peaks to this machine's file and return its path."""
     path = ceilings_path(device)
     path.parent.mkdir(parents=True, exist_ok=True)
     write(ceilings, path, force=True)
@@ -133,7 +133,6 @@ def keep(ceilings: Ceilings, device: str) -> Path:
 
 
 def write(ceilings: Ceilings, path: Path, force: bool) -> None:
-    """Write the peaks to a file."""
     with whole_file(path, force) as file:
         file.write(json.dumps(to_json(ceilings), indent=1).encode() + b"\n")
 
@@ -144,7 +143,7 @@ def to_json(ceilings: Ceilings) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> Ceilings:
-    """Return the peaks of a file; raise ValueError, KeyError, TypeError or AttributeError if it is damaged."""
+    """Return the peaks of a file; raise ValueError, KeyError, TypeError or AttributeError if the file is damaged."""
     if fields["form"] != FORM:
         raise ValueError(f"form {fields['form']}")
     levels = tuple(
@@ -173,7 +172,7 @@ def _by_threads(values: dict[str, float]) -> dict[int, float]:
 
 
 def _between(measured: dict[int, float], threads: int) -> float:
-    """Interpolate the value for a number of threads."""
+    """Return the value for a number of threads, interpolated between measured numbers."""
     points = sorted(measured.items())
     below = [point for point in points if point[0] <= threads] or points[:1]
     above = [point for point in points if point[0] >= threads] or points[-1:]
@@ -186,33 +185,33 @@ def _processors() -> int:
 
 
 REPEATS, REPEAT_S = 6, 0.2
-"""Minimal number and time of runs of which the fastest counts."""
+"""minimum number of runs, and their minimum total time in seconds; the fastest run counts"""
 SHARE_OF_CACHE = 0.5
-"""Share of a cache that both buffers take, since it holds other things too."""
+"""share of a cache that both buffers take, since the cache also holds other data"""
 MEMORY_BYTES = 256 << 20
-"""Bytes of both buffers on the CPU, or eight times the last cache if that is more."""
+"""bytes of both buffers on the CPU, or eight times the last cache if that is more"""
 MOST_BYTES = 4 << 30
 MOST_COPIES = 200
-"""Bound of copies on a device before its clock is read."""
+"""maximum number of copies on a device between two readings of its clock"""
 BYTES_OF_FLOAT = 4
 BYTES_A_RUN = 256 << 20
-"""Bytes that copies within a cache move before the clock is read."""
+"""bytes that copies within a cache move between two readings of the clock"""
 CACHES = "/sys/devices/system/cpu/cpu0/cache"
 
 
 def levels(device: str, threads: Sequence[int]) -> list[Level]:
-    """Measure the caches of a device and its memory.
+    """Measure the caches and the memory of a device.
 
     Parameters
     ----------
-    threads : numbers of copying threads, on the CPU
+    threads : numbers of copying threads to measure on the CPU
     """
     if torch.device(device).type == "cpu":
         levels = [*_cpu_caches(threads), memory(device, threads)]
     else:
         cache = last_cache_bytes(device)
         levels = [_on_device(device, "L2", cache, int(cache * SHARE_OF_CACHE)), memory(device, threads)]
-    # a level is at least as fast as the one behind it, although it may seem slower under load
+    # a level is at least as fast as the next one, although it may seem slower under load
     best = levels[-1].bandwidth
     for place, level in reversed(list(enumerate(levels))):
         best = {count: max(best[count], value) for count, value in level.bandwidth.items()}
@@ -238,12 +237,12 @@ def _cpu_caches(threads: Sequence[int]) -> Iterator[Level]:
 
 
 def no_less(rates: dict[int, float]) -> dict[int, float]:
-    """Return rates that do not fall with more threads; on a busy machine they may seem to."""
+    """Return rates corrected so that they do not fall with more threads, as they may seem to on a busy machine."""
     return {count: max(value for other, value in rates.items() if other <= count) for count in rates}
 
 
 def _copy_rate(size: int, threads: int) -> float:
-    """Return GB/s of this many threads, each copying between buffers of `size` bytes in all."""
+    """Return GB/s of this many threads, each of which copies between two buffers of `size` bytes in total."""
     half = max(size // 2, 64) // 64 * 64
     count = max(1, BYTES_A_RUN // (2 * half))
     sets = [_repeating_arrays(half, count) for _ in range(threads)]
@@ -260,10 +259,10 @@ def _copy_rate(size: int, threads: int) -> float:
 
 
 def _repeating_arrays(size: int, count: int) -> tuple[Any, Any]:
-    """Return two arrays of `count` elements of `size` bytes that all share one location.
+    """Return two arrays of `count` elements of `size` bytes; all elements of an array share one location.
 
-    Copying one to the other is `count` copies in one call: code between them would take longer than a copy in the
-    nearest cache.
+    Copying one array to the other makes `count` copies in one call; code between single copies would take longer than a
+    copy in the nearest cache.
     """
     buffers = (np.zeros(size, np.uint8).view(f"V{size}") for _ in range(2))
     target, source = (np.lib.stride_tricks.as_strided(buffer, (count,), (0,)) for buffer in buffers)
@@ -271,7 +270,7 @@ def _repeating_arrays(size: int, count: int) -> tuple[Any, Any]:
 
 
 def caches(folder: str = CACHES) -> list[tuple[str, int, int]]:
-    """Return name, bytes and number of sharing processors of the first processor's data caches."""
+    """Return name, bytes and number of sharing processors of each data cache of the first processor."""
     levels = []
     for index in sorted(Path(folder).glob("index*")):
         facts = {name: "".join(lines(str(index / name))) for name in ("level", "type", "size", "shared_cpu_list")}
@@ -281,7 +280,7 @@ def caches(folder: str = CACHES) -> list[tuple[str, int, int]]:
 
 
 def _on_device(device: str, name: str, size: int | None, both: int) -> Level:
-    """Measure a level by copies between two buffers of `both` bytes in all."""
+    """Measure a level by copies between two buffers of `both` bytes in total."""
     elements = max(both // 2 // BYTES_OF_FLOAT, 1)
     target, source = (torch.zeros(elements, device=device) for _ in range(2))
     once_s = _on_device_s(lambda: _copy(source, target), device, repeats=2)
@@ -296,12 +295,12 @@ def _on_device(device: str, name: str, size: int | None, both: int) -> Level:
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    # a kernel: a graph starts it sooner than a copy
+    # a kernel, because a CUDA graph starts it sooner than a copy
     torch.neg(source, out=target)
 
 
 def _launched_at_once(run: Callable[[], None], device: str) -> Callable[[], None]:
-    """Return the run as a CUDA graph if possible: a launch can take longer than a copy within a cache."""
+    """Return the run as a CUDA graph if possible, since a launch can take longer than a copy within a cache."""
     if torch.device(device).type != "cuda":
         return run
     with torch.cuda.device(device):
@@ -313,7 +312,7 @@ def _launched_at_once(run: Callable[[], None], device: str) -> Callable[[], None
 
 
 def _on_device_s(run: Callable[[], None], device: str, repeats: int = REPEATS) -> float:
-    """Return the seconds of the fastest run by the device's clock."""
+    """Return the time of the fastest run in seconds, by the device's clock."""
     module = getattr(torch, torch.device(device).type)
 
     def timed() -> float:
@@ -330,7 +329,7 @@ def _on_device_s(run: Callable[[], None], device: str, repeats: int = REPEATS) -
 
 
 def best_s(run: Callable[[], object], enough_s: float = 1.0) -> float:
-    """Return the seconds of the fastest of some runs after a first; only the first if that took long."""
+    """Return the time of the fastest run in seconds, after a first run; only the first run counts if it took long."""
     start = perf_counter()
     run()
     best = perf_counter() - start
@@ -350,9 +349,9 @@ def _count(listed: str) -> int:
 
 
 def bandwidth(device: str = "cpu") -> float:
-    """Return the bytes that this machine reads and writes in a second of copying with torch's threads.
+    """Return the bytes per second that this machine reads and writes when torch's threads copy memory.
 
-    As measured by `opgrip machine`, or now, or at an earlier time.
+    The figure is taken from `opgrip machine` if it was run, else from an earlier measurement, else measured now.
 
     Raises
     ------
@@ -367,7 +366,7 @@ def bandwidth(device: str = "cpu") -> float:
 
 
 def bandwidth_of(trace: Trace) -> float:
-    """Return the bandwidth of the device that a trace's tensors were on; raise `UserError` if it is missing here."""
+    """Return the memory bandwidth of a trace's device; raise `UserError` if this machine lacks the device."""
     devices = {spec.device for item in trace.signatures for spec in tensors([item.args, item.kwargs, item.outputs])}
     device = min(devices - {"cpu", "meta"}, default="cpu")
     try:

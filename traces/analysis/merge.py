@@ -53,21 +53,23 @@ def merge(
     unbounded: bool = False,
     align: bool = True,
 ) -> End:
-    """Write one trace with the calls of all, on one clock, and return its end; records that are equal are written once.
+    """Write one trace with the calls of all traces, on one clock, and return its end; equal records are written once.
 
     Memory does not grow with the calls: blocks are copied one by one, in the order of the files.
 
     Parameters
     ----------
-    align : correct the clocks of ranks by the collectives that they share; the header's `clocks` says how
+    align : correct the clocks of ranks by the collectives that they share; the header's `clocks` records the
+    corrections
     force : replace an existing file
     partial : accept cut and damaged traces
     unbounded : as in `TraceReader`
 
     Raises
     ------
-    UserError : for a file that is no trace, is already merged, is named twice, is a copy of another, or is cut and
-        `partial` is false; nothing is written then
+    UserError : if a file is not a trace, is already merged, is named twice, is a copy of another, or is cut and
+    `partial`
+        is false; nothing is written then
     """
     _check_once(paths)
     headers = [read_header(path, unbounded).fields for path in paths]
@@ -104,13 +106,13 @@ def merge(
 
 
 def _started(header: Mapping[str, Any]) -> int | None:
-    """Return when a capture began, in ns since 1970, or None."""
+    """Return when a capture began, in ns since 1970, or None if unknown."""
     start = header.get("started_unix_ns")
     return start if type(start) is int and 0 <= start < LATEST_NS else None
 
 
 def _check_once(paths: Sequence[Path]) -> None:
-    """Raise `UserError` if a file is named twice, by whatever path."""
+    """Raise `UserError` if two paths lead to the same file."""
     path_of_file: dict[Path, Path] = {}
     for path in paths:
         file = trace_file(path).resolve()
@@ -121,7 +123,7 @@ def _check_once(paths: Sequence[Path]) -> None:
 
 
 def _check_recorded_once(paths: Sequence[Path], headers: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `UserError` if two files are of one recording: of one process, begun in the same nanosecond."""
+    """Raise `UserError` if two files have the same recording: the same process, started in the same nanosecond."""
     path_of_recording: dict[tuple[int, int], Path] = {}
     for path, header in zip(paths, headers, strict=True):
         start, process = _started(header), header.get("pid")
@@ -133,12 +135,12 @@ def _check_recorded_once(paths: Sequence[Path], headers: Sequence[Mapping[str, A
 
 
 _OWN = ("format", "version", "rank", "distilled", HEADER_FIELD)
-"""Header fields of single traces only: `distilled` refers to signatures by their numbers in one trace."""
+"""header fields that make sense only in single traces: `distilled` refers to signature numbers of one trace"""
 
 
 @dataclass(slots=True)
 class _Numbers:
-    """New numbers of one file's records."""
+    """New numbers of the records of one file."""
 
     signatures: dict[int, int] = field(default_factory=dict)
     scopes: dict[int, int] = field(default_factory=dict)
@@ -157,7 +159,7 @@ class _Join:
         self._running: list[tuple[Entered, _Numbers]] = []
 
     def add(self, reader: TraceReader, process: int, shift_ns: int, partial: bool) -> None:
-        """Write the records of one file; its threads belong to one process."""
+        """Write the records of one file, whose threads belong to one process."""
         numbers, first_storage = _Numbers(), self._newest + 1
         for record in reader.columns():
             match record:
@@ -206,7 +208,7 @@ class _Join:
         return replace(self._end, calls=self._counts["calls"], signatures=self._counts["signature"])
 
     def _once(self, kind: str, record: Any) -> int:
-        """Return the number of a record that is written only if none equals it."""
+        """Write a record unless an equal one was written, and return its number."""
         text = json.dumps([kind, to_json(replace(record, number=0))], sort_keys=True)
         # the texts themselves would take half a gigabyte for some tens of ranks
         digest = blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).digest()
@@ -287,7 +289,7 @@ class _Join:
     def _entered(self, record: Entered, numbers: _Numbers, process: int, shift_ns: int) -> None:
         """Keep the record of an unfinished call until all signatures have numbers.
 
-        Its signature is written when a call of it ends, which may be later, or never.
+        Its signature is written only when a call of it ends, which may be later or never.
         """
         moved = replace(
             record,
@@ -299,7 +301,7 @@ class _Join:
         self._running.append((moved, numbers))
 
     def _write_running(self) -> None:
-        """Write the unfinished calls; a signature without a finished call is numbered after all others."""
+        """Write the unfinished calls; signatures without a finished call get numbers after all others."""
         unused = count(self._counts["signature"])
         for record, numbers in self._running:
             if record.signature not in numbers.signatures:

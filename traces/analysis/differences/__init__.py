@@ -1,4 +1,4 @@
-"""Differences between traces, independent of how each numbers its signatures."""
+"""Differences between traces, independent of how each trace numbers its signatures."""
 
 from opgrip.traces.analysis.differences.compare import (
     KINDS,

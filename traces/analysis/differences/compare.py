@@ -1,4 +1,4 @@
-"""Comparison of two traces: signatures, call counts, shares of time and values; and its files."""
+"""Comparison of two traces by signatures, call counts, shares of time and values, and its output files."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from opgrip.traces.table.trace import Trace
 from opgrip.traces.values import ValueModel, value_models
 
 SAMPLED = 4096
-"""Values drawn of a model: their mean is off by a sixtieth of their spread."""
+"""number of values drawn from a model; the standard error of their mean is a sixtieth of their spread"""
 SEED = 0
 
 Statistics = Mapping[str, float]
 
 
 def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
-    """Return mean, spread, range and shares of drawn values; of booleans, the mean is the share of True."""
+    """Return mean, spread, range and shares of drawn values; for booleans, the mean is the share of True."""
     generator = torch.Generator().manual_seed(SEED)
     shape = spec.shape if prod(spec.shape) <= SAMPLED else (SAMPLED,)
     if 0 in shape:
@@ -36,7 +36,7 @@ def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
     try:
         drawn = model.draw(shape, memory_dtype(spec.dtype), generator)
     except (RuntimeError, ValueError, OverflowError, IndexError, NotImplementedError):
-        # numbers of an untrusted file need not fit the tensor
+        # numbers of an untrusted file may not fit the tensor
         return {}
     values = (torch.view_as_real(drawn.to(torch.complex128)) if drawn.is_complex() else drawn.double()).reshape(-1)
     finite = values[values.isfinite()]
@@ -53,7 +53,10 @@ def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
 
 
 def changed_statistics(before: Statistics, after: Statistics, tolerance: float) -> dict[str, tuple[float, float]]:
-    """Return the statistics that differ by more than a part of the values' spread or, for shares, of all values."""
+    """Return the statistics that changed, with their values before and after.
+
+    A change must exceed `tolerance` times the spread of the values or, for shares, `tolerance` of all values.
+    """
     changed = {}
     spread = max(before.get("std", 0.0), after.get("std", 0.0))
     scale = max(spread, 1e-6 * max(abs(before.get("mean", 0.0)), abs(after.get("mean", 0.0))))
@@ -62,7 +65,7 @@ def changed_statistics(before: Statistics, after: Statistics, tolerance: float) 
         if one is None or other is None:
             continue
         unit = 1.0 if name in ("zeros", "nan", "inf") else scale
-        # ends of a range come from single values
+        # the ends of a range depend on single values
         allowed = tolerance * unit * (10 if name in ("low", "high") else 1)
         if one != other and not (isfinite(one) and isfinite(other) and abs(one - other) <= allowed):
             changed[name] = (one, other)
@@ -71,21 +74,21 @@ def changed_statistics(before: Statistics, after: Statistics, tolerance: float) 
 
 CAME, WENT, COUNTS, SHARES, VALUES = "came", "went", "counts", "shares", "values"
 KINDS = (CAME, WENT, COUNTS, SHARES, VALUES)
-"""Ways in which signatures differ."""
+"""kinds of differences between signatures"""
 FACTS = ("opgrip", "torch", "python", "model", "run", "device", "devices", "seed", "steps", "command")
-"""Header fields that are compared."""
+"""header fields that are compared"""
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """Differences that do not count.
+    """Limits below which differences do not count.
 
     Attributes
     ----------
-    counts : relative to the larger of two numbers of calls, in a step if steps are known
-    shares : of the whole time, 0 to 1
-    values : relative to the spread, or, for shares of zeros, nan and infinities, to all values
-    least : share of the time from which a signature counts that came, went, or is called more or less often
+    counts : relative to the larger of two numbers of calls, per step if steps are known
+    shares : shares of the whole time, 0 to 1
+    values : relative to the spread or, for shares of zeros, nan and infinities, to all values
+    least : minimal share of the time of a signature that was added, removed, or is called more or less often
     """
 
     counts: float = 0.0
@@ -96,17 +99,17 @@ class Tolerances:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A signature of one or both traces.
+    """Comparison of one signature, which occurs in one or both traces.
 
     Attributes
     ----------
     key : identity in any trace
     call : outline with arguments
-    counts : calls in each
-    shares : of the time of each trace, 0 to 1
-    median_us : of a call in each, or None
+    counts : number of calls in each trace
+    shares : share of the time of each trace, 0 to 1
+    median_us : median time of a call in each trace, or None
     values : changed statistics: index of the tensor, statistic, before, after
-    kinds : ways in which it differs
+    kinds : kinds of differences
     """
 
     key: str
@@ -121,11 +124,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """An operator whose share moved, over all shapes.
+    """Operator whose share changed, over all shapes.
 
     Attributes
     ----------
-    shares, call_shares : of the time and of the calls of each side, 0 to 1
+    shares, call_shares : shares of the time and of the calls of each side, 0 to 1
     """
 
     op: str
@@ -135,14 +138,14 @@ class OperatorRow:
 
 @dataclass(frozen=True, slots=True)
 class TraceDifference:
-    """Differences between two traces, or several on each side.
+    """Differences between two sides, each of which has one or several traces.
 
     Attributes
     ----------
     facts : header fields that differ: name, before, after
-    rows : all signatures, those with the largest change of time first
-    unit, units : what calls are counted by (`step`, `trace`, `call`), and how many each side has
-    operators : those whose share moved
+    rows : all signatures, largest change of time first
+    unit, units : unit by which calls are counted (`step`, `trace`, `call`), and how many units each side has
+    operators : operators whose share changed
     """
 
     names: tuple[str, str]
@@ -153,12 +156,12 @@ class TraceDifference:
     operators: list[OperatorRow] = field(default_factory=list)
 
     def of_kind(self, kind: str) -> list[Row]:
-        """Return the rows that differ in this way."""
+        """Return the rows with this kind of difference."""
         return [row for row in self.rows if kind in row.kinds]
 
     @property
     def changed(self) -> list[Row]:
-        """Rows that differ in any way."""
+        """Rows with any difference."""
         return [row for row in self.rows if row.kinds]
 
     def as_json(self) -> dict[str, Any]:
@@ -229,7 +232,7 @@ def _facts(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tupl
 
 
 def _operators(rows: Iterable[Row], tolerances: Tolerances) -> Iterator[OperatorRow]:
-    """Return the operators whose share of time or calls moved too far."""
+    """Yield the operators whose share of time or calls changed by more than the tolerance."""
     by_op: dict[str, list[Row]] = {}
     for row in rows:
         by_op.setdefault(row.op, []).append(row)
@@ -290,19 +293,19 @@ def _name(model: ValueModel | None) -> str | None:
 
 
 def check_form(path: Path) -> None:
-    """Raise `UserError` for a file name of an unsupported form."""
+    """Raise `UserError` if the file name's suffix is not supported."""
     if path.suffix not in _FORMS:
         raise UserError(f"{path} is neither {' nor '.join(_FORMS)}", "name one of these")
 
 
 def write_difference(difference: TraceDifference, path: Path, force: bool) -> None:
-    """Write all rows as JSON, or those that differ as Markdown."""
+    """Write all rows as JSON, or the rows that differ as Markdown."""
     with whole_file(path, force) as file:
         file.writelines(f"{line}\n".encode("utf-8", "replace") for line in _FORMS[path.suffix](difference))
 
 
 def values_text(row: Row) -> str:
-    """Return what changed in a row's values, in words."""
+    """Return a description of what changed in a row's values."""
     return ", ".join(
         f"tensor {place} {name} {_number(one)} → {_number(other)}" for place, name, one, other in row.values
     )

@@ -1,4 +1,4 @@
-"""One side of a comparison: the calls and times of one or several traces, also kept in a small file per day."""
+"""One side of a comparison: calls and times of one or several traces, which can be kept in a small file per day."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from opgrip.traces.table.trace import Trace, load
 from opgrip.traces.values import ValueModel
 
 STEP, TRACE, CALL = "step", "trace", "call"
-"""What calls are counted by: steps if all traces have them, else traces if there is one on each side, else calls."""
+"""Units for counting calls: steps if all traces have them, else traces if there is one on each side, else calls."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Cases:
 
     Attributes
     ----------
-    time_ns : of all; each counts with the median of its signature
+    time_ns : total time; each call counts with the median of its signature
     models : tensors of the first signature with their value models
     """
 
@@ -47,7 +47,7 @@ class Cases:
 
     @property
     def median_us(self) -> float | None:
-        """Median time of a call, of the signature with most calls."""
+        """Median time of a call of the signature with most calls, in us."""
         return max(self.times_us, key=lambda item: item[1])[0] if self.times_us else None
 
 
@@ -57,8 +57,8 @@ class Side:
 
     Attributes
     ----------
-    header : of the first trace
-    steps : of all; None if a trace does not record its steps
+    header : header of the first trace
+    steps : number of steps in all traces; None if a trace does not record its steps
     """
 
     cases: dict[str, Cases] = field(default_factory=dict)
@@ -69,7 +69,6 @@ class Side:
     steps: int | None = 0
 
     def add(self, trace: Trace) -> None:
-        """Add a trace."""
         calls = trace.own_distinct_calls
         counts = calls.groupby("signature")[COUNT].sum()
         medians = quantiles(calls["time_ns"], calls["signature"], calls[COUNT])
@@ -94,7 +93,7 @@ class Side:
         self.time_ns += float(totals.sum())
 
     def include(self, other: Side) -> None:
-        """Add another side, without its models."""
+        """Add the sums of another side, without its models."""
         for key, cases in other.cases.items():
             own = self.cases.setdefault(key, Cases(cases.op, cases.call))
             own.count += cases.count
@@ -113,7 +112,7 @@ class Side:
 
 
 def unit_of(before: Side, after: Side) -> str:
-    """Return what calls of two sides are counted by."""
+    """Return the unit by which calls of two sides are counted."""
     if before.steps and after.steps:
         return STEP
     return TRACE if before.traces == after.traces == 1 else CALL
@@ -135,7 +134,7 @@ def _steps(trace: Trace) -> int:
 
 
 def _contexts(trace: Trace) -> dict[int, Mapping[str, Any]]:
-    """Return by signature the settings of its first call."""
+    """Return the settings of each signature's first call, by signature."""
     context_of = {scope.number: scope.context for scope in trace.scopes}
     first = trace.own_distinct_calls.drop_duplicates("signature")
     pairs = zip(first["signature"].tolist(), first["scope"].tolist(), strict=True)
@@ -150,11 +149,11 @@ def _models(signature: Signature, values: Mapping[int, ValueModel]) -> Iterator[
 SUFFIX = ".shapes.json"
 VERSION = 1
 MOST_BYTES = 32 << 20
-"""Bound of a day's file: a hundred thousand signatures; each byte takes twenty in memory."""
+"""maximum size of a day's file in bytes: a hundred thousand signatures; each byte takes twenty in memory"""
 
 
 def write_day(side: Side, path: Path) -> None:
-    """Write a side, replacing the file."""
+    """Write a side to a file, replacing an existing one."""
     form = {
         "opgrip_shapes": VERSION,
         "header": side.header,
@@ -177,7 +176,7 @@ def write_day(side: Side, path: Path) -> None:
 
 
 def read_day(path: Path) -> Side:
-    """Read a side; raise `UserError` for another or a damaged file."""
+    """Read a side from a file; raise `UserError` if the file is damaged or of another kind."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise FormatError("it is too large")
@@ -212,8 +211,8 @@ PATTERN = "*?["
 
 
 def paths_of(side: Path) -> list[Path]:
-    """Return the traces of a side by name; raise `UserError` if there are none."""
-    # a folder can be what another tool wrote
+    """Return the trace files of a side in order of name; raise `UserError` if there are none."""
+    # a folder can also be the trace of another tool
     if side.is_dir() and format_of(side) is None:
         paths = sorted(path for path in side.iterdir() if path.name.endswith(SUFFIXES))
         if not paths:
@@ -228,7 +227,7 @@ def paths_of(side: Path) -> list[Path]:
 
 
 def load_side(paths: list[Path], partial: bool, unbounded: bool) -> Side:
-    """Return the sums over traces, which are read one after the other."""
+    """Return the sums over traces, which are read one after another."""
     side = Side()
     for path in paths:
         if path.name.endswith(SUFFIX):
@@ -239,13 +238,13 @@ def load_side(paths: list[Path], partial: bool, unbounded: bool) -> Side:
 
 
 MOST = 400
-"""Bound of the characters of a call's arguments."""
+"""maximum number of characters of a call's arguments"""
 MOST_LEAVES = 60
-"""Bound of the arguments that are written one by one."""
+"""maximum number of arguments that are written one by one"""
 
 
 def outline(value: Any) -> str:
-    """Return arguments in short: `(float32[2,3], 1, [2, 2])`."""
+    """Return a short form of arguments: `(float32[2,3], 1, [2, 2])`."""
     many = sum(1 for _ in islice(leaves(value), MOST_LEAVES + 1)) > MOST_LEAVES
     return shortened(_short(value) if not many else _first_leaves(value), MOST)
 
@@ -275,6 +274,6 @@ def _short(value: Any) -> str:
 
 
 def call_outline(signature: Signature) -> str:
-    """Return a signature in short: `aten.mul.Tensor(float32[2,3], 2.5)`."""
+    """Return a short form of a signature: `aten.mul.Tensor(float32[2,3], 2.5)`."""
     words = [f"{name}={outline(value)}" for name, value in signature.kwargs.items()]
     return f"{signature.op}({shortened(', '.join([*map(outline, signature.args), *words]), MOST)})"

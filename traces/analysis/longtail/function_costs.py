@@ -1,9 +1,9 @@
-"""Time of operators and between operators, without what the capture and the system did there.
+"""Time of operators and between operators, without the overhead of the capture and the operating system.
 
 Recording a known call costs some microseconds, which `CaptureCost` holds. Recording a new one (describing arguments,
-fitting values) takes many times as long, in the time between two calls; so does looking again at the values of some
-later calls. Repeated steps are therefore assumed to take their typical time, and calls that are marked as perturbed,
-and gaps before them, do not count if there are others.
+fitting values) takes many times as long and lengthens the gap between two calls; inspecting the values of some later
+calls again does too. Therefore repeated steps are assumed to take their typical time, and perturbed calls, and gaps
+before them, are used only if there are no others.
 
 A call on an accelerator counts with its device time only, since the host runs ahead.
 """
@@ -27,21 +27,21 @@ from opgrip.traces.schema.records import NO_STORAGE
 from opgrip.traces.table.call_table import COUNT
 
 Step: TypeAlias = tuple[int, str, int, str]
-"""From one call to the next: scope and operator of both."""
+"""scopes and operators of two consecutive calls"""
 Gaps: TypeAlias = NDArray[np.int64 | np.uint32]
 LONGEST_NS = (1 << 32) - 1
 
 FEWEST = 20
-"""Minimal number of clean gaps whose typical time is used for steps without any."""
+"""minimum number of clean gaps whose typical time is used for steps without clean gaps"""
 SETTLED = 8
-"""Calls of a signature after which the capture rarely looks at its values."""
+"""number of calls of a signature after which the capture rarely inspects its values"""
 LOW = 0.25
-"""Quantile that counts as typical: capture and system only make times longer."""
+"""quantile used as the typical time: capture and operating system only make times longer"""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureCost:
-    """What recording adds to a call and to the gap before the next one, in ns."""
+    """Time in ns that recording adds to a call and to the gap before the next one."""
 
     operator_ns: float = 0.0
     between_ns: float = 0.0
@@ -53,11 +53,11 @@ class FunctionTimes:
 
     Attributes
     ----------
-    cost : of the capture, subtracted
-    calls : by signature and scope, the typical time of a call on the host
-    device_calls : the same on an accelerator
-    clean : by step, a typical gap in which the capture recorded nothing new
-    typical : for gaps without a clean one
+    cost : cost of the capture, which is subtracted
+    calls : typical time of a call on the host, by signature and scope
+    device_calls : typical time of a call on an accelerator, by signature and scope
+    clean : typical gap in which the capture recorded nothing new, by step
+    typical : gap for steps without a clean one
     """
 
     cost: CaptureCost
@@ -67,21 +67,21 @@ class FunctionTimes:
     typical: int
 
     def between_ns(self, before: MadeCall, after: MadeCall) -> float:
-        """Return the host time between consecutive calls of a run."""
+        """Return the host time between consecutive calls of a run; 0 if either runs on a device."""
         if before.device_ns is not None or after.device_ns is not None:
             return 0.0
         return self.gap_ns(before, after)
 
     def operator_ns(self, call: MadeCall) -> float:
-        """Return the time of a call, on the device if it has one there."""
+        """Return the time of a call, on the device if it ran on one."""
         return self.host_ns(call) if call.device_ns is None else self._on_device(call)
 
     def host_ns(self, call: MadeCall) -> float:
-        """Return the host time of a call, launch included."""
+        """Return the host time of a call, including the launch."""
         return max(0.0, min(call.host_ns, self.calls[call.signature, call.scope]) - self.cost.operator_ns)
 
     def gap_ns(self, before: MadeCall, after: MadeCall) -> float:
-        """Return the host time from a call to the next one of its run."""
+        """Return the host time from the end of a call to the start of the next one of its run."""
         typical_ns = self.clean.get(step_of(before, after), self.typical)
         return max(0.0, min(gap(before, after), typical_ns) - self.cost.between_ns)
 
@@ -90,14 +90,14 @@ class FunctionTimes:
 
 
 def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost) -> FunctionTimes:
-    """Return the times of a trace.
+    """Return the typical times of a trace's calls and gaps.
 
     Parameters
     ----------
-    looked_at : signatures with later calls whose values the capture looked at
+    looked_at : signatures with later calls whose values the capture inspected
     """
     distinct = calls.distinct()
-    # unperturbed calls, or all if all were perturbed
+    # use unperturbed calls, or all if all were perturbed
     place = [distinct["signature"], distinct["scope"]]
     is_quiet = ~distinct["perturbed"] | distinct["perturbed"].groupby(place).transform("all")
     host_times = _low_by_place(distinct[is_quiet], "host_ns")
@@ -111,7 +111,7 @@ def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost
 
 
 def pairs_in_runs(calls: Iterable[MadeCall]) -> Iterator[tuple[MadeCall, MadeCall]]:
-    """Yield consecutive calls of a thread in one run."""
+    """Yield pairs of consecutive calls of a thread that belong to one run."""
     before: MadeCall | None = None
     for _, call, begins in in_runs(calls):
         if before is not None and not begins:
@@ -120,11 +120,11 @@ def pairs_in_runs(calls: Iterable[MadeCall]) -> Iterator[tuple[MadeCall, MadeCal
 
 
 class _Gaps:
-    """Gaps within runs by what happened in them.
+    """Gaps within runs, grouped by what the capture did in them.
 
     Attributes
     ----------
-    clean : by step, gaps in which the capture only recorded a known call
+    clean : gaps in which the capture only recorded a known call, by step
     """
 
     def __init__(self, looked_at: Container[int]) -> None:
@@ -155,14 +155,14 @@ class _Gaps:
                 self._quiet.append(gap_ns)
 
     def typical(self) -> Gaps:
-        """Return the gap for steps without a clean one."""
+        """Return the gaps from which the time of steps without clean gaps is computed."""
         if self._clean_count < FEWEST:
             return np.array(self._quiet or self._all)
         return np.concatenate([np.asarray(items) for items in self.clean.values()])
 
 
 def _low_by_place(calls: pd.DataFrame, column: str) -> dict[tuple[int, int], float]:
-    """Return by signature and scope the low quantile of a time of distinct calls."""
+    """Return the low quantile of a time of distinct calls, by signature and scope."""
     own = calls[["signature", "scope", column, COUNT]].sort_values(["signature", "scope", column])
     groups = own.groupby(["signature", "scope"])[COUNT]
     is_there = groups.cumsum() > (LOW * groups.transform("sum")).astype("int64")
@@ -172,7 +172,7 @@ def _low_by_place(calls: pd.DataFrame, column: str) -> dict[tuple[int, int], flo
 
 
 def gap(before: MadeCall, after: MadeCall) -> int:
-    """Return the time from the end of a call to the start of the next, in ns."""
+    """Return the time in ns from the end of a call to the start of the next."""
     return max(0, after.start_ns - before.start_ns - before.duration_ns)
 
 
@@ -181,7 +181,7 @@ def step_of(before: MadeCall, after: MadeCall) -> Step:
 
 
 def _low(times: Gaps) -> float:
-    """Return the low quantile, reordering the times."""
+    """Return the low quantile of times, which are reordered."""
     if not len(times):
         return 0
     place = int(LOW * len(times))
@@ -190,13 +190,14 @@ def _low(times: Gaps) -> float:
 
 
 IS_USED_ELSEWHERE, IS_READ = 1, 2
-"""Flags of memory: another function takes it; something reads it."""
+"""flags of memory: another function takes it; something reads it"""
 USES = 4
-"""Memory has one number: that of the function that made it, times this, plus its flags."""
+"""factor that encodes the use of memory as one integer: the number of the function that made it, times this, plus flags
+"""
 
 
 class Traffic:
-    """Where the memory of a whole trace comes from and goes to."""
+    """Memory of a whole trace: which function makes it, and whether other functions use it."""
 
     def __init__(self) -> None:
         self._numbers: dict[Function, int] = {}
@@ -223,10 +224,11 @@ class Traffic:
         return self._numbers.setdefault(function_of(call), len(self._numbers))
 
     def cross(self, call: MadeCall, borders: Borders) -> None:
-        """Add the bytes that a call of a run moves into and out of it.
+        """Add the bytes that a call moves into and out of its run.
 
-        What the function itself made, in any phase, can stay in a kernel. What others made is read once; what others
-        take later, or nothing recorded reads, is written once; and so is what existed before.
+        Memory that the function made itself, in any phase, can stay inside a kernel. Memory that others made is read
+        once.
+        Memory that others take later, that no recorded call reads, or that existed before is written once.
         """
         borders.pass_by(call)
         operation = call.operation
@@ -250,12 +252,12 @@ class Traffic:
 
 @dataclass(slots=True)
 class Borders:
-    """Bytes that enter and leave a run: by memory, bytes read of each tensor, their extent, bytes written.
+    """Bytes that enter and leave a run, by memory: bytes read of each tensor, extent, and bytes written.
 
     Attributes
     ----------
     has_dataflow : True if a call of the run records its memory
-    first, last : bytes that the first call with data takes, and that the last one gives
+    first, last : bytes that the first call that moves data takes, and that the last one returns
     """
 
     reads: dict[int, dict[tuple[object, ...], int]] = field(default_factory=dict)
@@ -266,7 +268,7 @@ class Borders:
     last: int = 0
 
     def pass_by(self, call: MadeCall) -> None:
-        """Add the run's next call."""
+        """Update the totals with the run's next call."""
         if any(storage != NO_STORAGE for storage in (*call.takes, *call.gives)):
             self.has_dataflow = True
         if call.operation.moves:
@@ -275,17 +277,18 @@ class Borders:
             self.last = sum(call.operation.result_bytes)
 
     def read(self, storage: int, shape: tuple[object, ...], size: int, extent: int) -> None:
-        """Add bytes read; those of other tensors in the same memory may be the same ones."""
+        """Add bytes read; other tensors in the same memory may include the same bytes."""
         self.reads.setdefault(storage, {})[shape] = size
         self.extents[storage] = max(self.extents.get(storage, 0), extent)
 
     def write(self, storage: int, size: int) -> None:
-        """Add bytes written."""
         self.writes[storage] = max(self.writes.get(storage, 0), size)
 
     @property
     def bytes(self) -> int:
-        """All bytes; views of the same memory may overlap. Without dataflow, only those at both ends."""
+        """Bytes in total, or the bytes at both ends of the run if it lacks dataflow; views of the same memory may
+        overlap.
+        """
         if not self.has_dataflow:
             return (self.first or 0) + self.last
         inwards = sum(min(sum(sizes.values()), self.extents[storage]) for storage, sizes in self.reads.items())

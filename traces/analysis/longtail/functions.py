@@ -1,4 +1,4 @@
-"""Long-tail functions of traces: how often they are called, and what one kernel for each could save at most."""
+"""Long-tail functions of traces: how often each is called, and an upper bound of what one kernel for it could save."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from opgrip.traces.table.trace import Trace
 
 @dataclass(slots=True)
 class _Open:
-    """An unfinished call of a function.
+    """Unfinished call of a function.
 
     Attributes
     ----------
-    line, op : of its first operator
+    line, op : line and name of its first operator
     moved : True if its last operator was on another line
-    last : place of its last operator among those of the thread
+    last : index of its last operator in the thread's calls
     """
 
     line: int
@@ -43,12 +43,14 @@ class _Open:
 
 
 class Invocations:
-    """Counts how often one thread called each function.
+    """Counter of how often one thread called each function.
 
     A trace holds operators, not calls of Python functions. A new call is assumed to begin when its first operator
-    occurs again: the same operator on the same line, after one on another line or after calls of other functions; or
-    on an earlier line, after calls of other functions. So a loop around the whole body counts its iterations. Backward
-    passes begin no call; a function that has nothing else counts as called once.
+    occurs again: the same operator on the same line, after an operator on another line or after calls of other
+    functions;
+    or on an earlier line, after calls of other functions. So a loop around the whole body counts its iterations.
+    Backward
+    passes begin no call; a function that occurs only in them counts as called once.
     """
 
     def __init__(self) -> None:
@@ -82,29 +84,29 @@ def _begins(open_call: _Open, call: MadeCall, index: int) -> bool:
 
 
 FEWEST_LAUNCHES = 3
-"""Minimal operators for each call, backward pass included, of a long-tail function."""
+"""minimum number of operators per call, backward pass included, of a long-tail function"""
 NOTHING = CaptureCost()
 DENSE_SHARE = 0.5
-"""Maximal share of a long-tail function's operator time in dense kernels."""
+"""maximum share of a long-tail function's operator time in dense kernels"""
 
 
 @dataclass(frozen=True, slots=True)
 class LongTailFunction:
-    """A function that consists of many small operators, over all traces.
+    """Function that consists of many small operators, summed over all traces.
 
     Attributes
     ----------
-    pattern : for `--grip`
-    calls : estimated from the lines of its operators: see `Invocations`
-    launches, backward_launches : operators that it and its backward pass called, in total
-    operator_ns : time in these, by device for those that worked on one
-    between_ns : host time between consecutive ones, backward pass included
-    host_ns : host time in all of them, launches included, and between them
-    backward_ns : share of both in backward passes
-    bytes : in and out of the function: see `Traffic`
+    pattern : pattern for `--grip`
+    calls : number of calls, estimated from the lines of its operators: see `Invocations`
+    launches, backward_launches : total number of operators that it and its backward pass called
+    operator_ns : time in these, on the device for operators that ran on one
+    between_ns : host time between consecutive operators, backward pass included
+    host_ns : host time in all operators, launches included, and between them
+    backward_ns : share of operator and between time in backward passes
+    bytes : bytes into and out of the function: see `Traffic`
     fused_ns : time to read and write these bytes
-    traces : number of traces with calls of it
-    command : runs the program again and grips it
+    traces : number of traces that call it
+    command : command that runs the program again and grips the function
     """
 
     name: str
@@ -124,12 +126,12 @@ class LongTailFunction:
 
     @property
     def wall_ns(self) -> float:
-        """Time from its operators' first to last, without functions that it calls."""
+        """Time in and between its operators, without functions that it calls."""
         return self.operator_ns + self.between_ns
 
     @property
     def saving_ns(self) -> float:
-        """Upper bound of what one kernel in its place saves."""
+        """Upper bound of the time that one kernel in place of the function saves."""
         return max(0.0, self.wall_ns - self.fused_ns)
 
 
@@ -139,11 +141,11 @@ class LongTail:
 
     Attributes
     ----------
-    functions : by falling saving
-    traces, launches : numbers of them
-    wall_ns : time of all functions that made calls, long tail or not
+    functions : largest saving first
+    traces, launches : number of traces and of operators
+    wall_ns : time of all functions that called operators, long-tail or not
     bandwidths : bytes per second from which `fused_ns` was computed, over all traces
-    device_launches : launches with a time on a device
+    device_launches : number of operators with a time on a device
     omitted : pattern and reason of functions that are not worth gripping
     """
 
@@ -183,13 +185,13 @@ class _Sum:
 def find_longtail(
     traces: Iterable[Trace], bandwidth: Callable[[Trace], float], cost: CaptureCost = NOTHING
 ) -> LongTail:
-    """Return functions with at least three operators for each call that spend at most half of their time in dense ones.
+    """Return functions with at least three operators per call that spend at most half of their time in dense ones.
 
     Parameters
     ----------
-    traces : read one after the other
-    bandwidth : of the memory that a trace was made on, in bytes per second
-    cost : of the capture, which is subtracted
+    traces : traces, which are read one after another
+    bandwidth : returns the memory bandwidth, in bytes per second, of the device that a trace was made on
+    cost : cost of the capture, which is subtracted
     """
     sums: dict[Function, _Sum] = {}
     launches: list[int] = []
@@ -211,7 +213,7 @@ def find_longtail(
 
 @dataclass(slots=True)
 class _Counts:
-    """Calls of a trace, and those with a time on a device."""
+    """Number of calls of a trace, and of calls with a time on a device."""
 
     calls: int = 0
     device_calls: int = 0
@@ -232,7 +234,7 @@ class _Run:
     borders: Borders = field(default_factory=Borders)
 
     def add(self, call: MadeCall, before: MadeCall | None, times: FunctionTimes) -> None:
-        """Add a call that follows another one."""
+        """Add a call; `before` is the previous call of the run."""
         self.launches += 1
         operator_ns = times.operator_ns(call)
         self.operator_ns += operator_ns
@@ -285,7 +287,7 @@ def _counted(calls: Iterable[MadeCall], counts: _Counts, invocations: Invocation
 
 
 def _runs(calls: Iterable[MadeCall], traffic: Traffic, times: FunctionTimes) -> Iterator[_Run]:
-    """Yield the sums of a thread's runs; a run can have millions of calls."""
+    """Yield the sums of each run of a thread; a run can have millions of calls."""
     run: _Run | None = None
     before: MadeCall | None = None
     for place, call, begins in in_runs(calls):

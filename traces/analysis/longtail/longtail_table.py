@@ -1,4 +1,4 @@
-"""Long-tail functions as a table of text, and as a file of rows."""
+"""Output of long-tail functions as a text table and as a file of rows."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from opgrip.traces.analysis.longtail.functions import LongTail, LongTailFunction
 
 WRITTEN = (".json", ".csv")
 MOST_OMITTED = 5
-"""Functions that are named although they are not recommended."""
+"""maximum number of functions that are named although they are not recommended"""
 
 
 def print_longtail(longtail: LongTail, top: int, file: IO[str]) -> None:
-    """Print one line of totals, then a table of functions, by falling saving.
+    """Print one line of totals, then a table of functions, largest saving first.
 
     Parameters
     ----------
-    top : rows at most
+    top : maximum number of rows
     """
     ranked = longtail.functions
     saving = sum(item.saving_ns for item in ranked)
@@ -72,15 +72,15 @@ COLUMNS = (
     TableColumn("function", lambda row: row[0].name, least=24),
     TableColumn("grip it with", lambda row: row[0].command, below=True, is_command=True, most=1000),
 )
-"""Columns of rows of a function and the time of the whole traces."""
+"""columns of a function's row, and the time of all traces"""
 
 
 def write_rows(longtail: LongTail, path: Path, force: bool) -> None:
-    """Write all functions with all their numbers, one row or object each.
+    """Write all functions with all their figures, one row or object each.
 
     Raises
     ------
-    UserError : for another form than `.json` and `.csv`, and where the file is there and `force` is false
+    UserError : if the suffix is neither `.json` nor `.csv`, or if the file exists and `force` is false
     """
     check_form(path)
     rows = [row_of(item) for item in longtail.functions]
@@ -101,13 +101,13 @@ def write_rows(longtail: LongTail, path: Path, force: bool) -> None:
 
 
 def check_form(path: Path) -> None:
-    """Refuse a file of another form than those that rows are written in."""
+    """Raise `UserError` if rows cannot be written to a file with this suffix."""
     if path.suffix not in WRITTEN:
         raise UserError(f"{path} is neither .json nor .csv", "name one of these")
 
 
 def row_of(item: LongTailFunction) -> dict[str, Any]:
-    """All that is known of a function, by name."""
+    """Return all facts of a function by column."""
     return {**asdict(item), "wall_ns": item.wall_ns, "saving_ns": item.saving_ns}
 
 

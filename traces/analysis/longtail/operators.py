@@ -13,28 +13,28 @@ from opgrip.traces.schema.records import OPERATOR, Signature
 PRODUCTS = frozenset(
     {"mm", "addmm", "addmm_activation", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "int_mm"}
 )
-"""Products of matrices and vectors."""
+"""products of matrices and vectors"""
 DENSE_PARTS = (
     *("convolution", "conv_depthwise", "thnn_conv", "attention", "lstm", "gru", "rnn_", "embedding", "fft_"),
     *("batch_norm", "layer_norm", "group_norm", "rms_norm"),
     *("max_pool", "avg_pool", "upsample_", "grid_sampler"),
 )
-"""Parts of the names of other operators with kernels for much work, backward ones included."""
+"""parts of the names of other operators with kernels that do much work, backward operators included"""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A signature as the analysis sees it.
+    """Facts of a signature for the analysis.
 
     Attributes
     ----------
-    argument_bytes, result_bytes : of each tensor; elements that a stride of 0 repeats count once
-    writes : for each argument, whether it may be written
-    shapes : distinguishes arguments in the same memory
+    argument_bytes, result_bytes : bytes of each tensor; elements that a stride of 0 repeats count once
+    writes : for each argument, whether calls may write it
+    shapes : key that distinguishes arguments in the same memory
     extents : bytes of each argument from the start of its memory to its end
     moves : True if it reads or writes elements; a view does not
     dense : see `is_dense`
-    exchanges : True if it works with other processes or waits for them, which no kernel can speed up
+    exchanges : True if it exchanges data with other processes or waits for them, which no kernel can speed up
     """
 
     op: str
@@ -68,10 +68,10 @@ def operation_of(signature: Signature) -> Operation:
 
 
 def is_dense(signature: Signature) -> bool:
-    """Return True for one kernel that does much work.
+    """Return True if the operator is one kernel that does much work.
 
-    Convolutions, matrix products, attention, recurrent layers, normalization, pooling, resampling, embedding lookups,
-    functions of extensions and compiled regions.
+    These are convolutions, matrix products, attention, recurrent layers, normalization, pooling, resampling, embedding
+    lookups, functions of extensions and compiled regions.
     """
     if signature.kind != OPERATOR:
         return True

@@ -1,4 +1,4 @@
-"""Calls of a trace by thread with the function that made each, and functions that are not worth gripping."""
+"""Calls of a trace by thread, with the function that made each call, and functions that are not worth gripping."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ LOCALS = ".<locals>."
 BACKWARD = "backward"
 
 KEPT_CALLS = 1 << 19
-"""Calls of a trace that are kept, some 500 bytes each; those of a longer one are created when needed."""
+"""maximum number of calls for which all are kept in memory, some 500 bytes each; otherwise they are created when needed
+"""
 
 Thread: TypeAlias = tuple[int, int]
-"""Codes of process and thread in a trace's table."""
+"""codes of process and thread in a trace's table"""
 Function: TypeAlias = tuple[str, str]
-"""File and name of a function; empty outside the program's functions."""
+"""file and name of a function; empty for calls outside the program's functions"""
 
 
 @dataclass(frozen=True, slots=True)
 class MadeCall:
-    """One call.
+    """Call of an operator, with the function that made it.
 
     Attributes
     ----------
-    number : in the trace's table
+    number : index in the trace's table
     place : the function; None outside functions of the program, and for exchanges with other processes
-    module : path of the module that it worked for
-    duration_ns, host_ns : on the host; `host_ns` of a perturbed call is as the trace has it
+    module : path of the module in which the call ran
+    duration_ns, host_ns : times on the host; for a perturbed call, `host_ns` is the value in the trace
     perturbed : True if the capture's own work ran right before or within it
-    device_ns : time that it kept an accelerator busy; None on the host only
+    device_ns : time that the call kept an accelerator busy; None for a call on the host only
     takes, gives : memory of each argument and result
     """
 
@@ -63,7 +64,7 @@ class MadeCall:
 
 
 class MadeCalls:
-    """The calls that a trace's program made itself; those of a long trace are created at each iteration."""
+    """Calls that a trace's program made itself, not inside other calls; a long trace makes them at each iteration."""
 
     def __init__(self, trace: Trace, operations: Mapping[int, Operation]) -> None:
         self._trace = trace
@@ -84,7 +85,7 @@ class MadeCalls:
         return (call for own, call in self._made(thread) if own == thread)
 
     def distinct(self) -> pd.DataFrame:
-        """Return `Trace.distinct_calls` inside functions."""
+        """Return the calls of `Trace.distinct_calls` that functions made."""
         calls = _own(self._trace.distinct_calls)
         return calls[calls["signature"].isin(list(self._operations)) & calls["scope"].isin(list(self._places))]
 
@@ -137,14 +138,14 @@ def _own(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def _places(trace: Trace) -> dict[int, TimelinePlace]:
-    """Return the function of each scope; of a backward pass, that of the forward calls."""
+    """Return the function of each scope; for a backward pass, the function of the forward calls."""
     origin = origins(trace)
     place_by_scope = {scope.number: _function(origin[scope.number], scope.phase) for scope in trace.scopes}
     return {number: place for number, place in place_by_scope.items() if place is not None}
 
 
 def _function(scope: Scope, phase: str) -> TimelinePlace | None:
-    """Return the function of a scope; comprehensions and lambdas belong to the one around them."""
+    """Return the function of a scope; a comprehension or lambda belongs to the function around it."""
     file, name = scope.file, scope.function
     within = 0
     while name.endswith(">") and LOCALS in name:
@@ -162,10 +163,11 @@ def function_of(call: MadeCall) -> Function:
 CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
 INITIALIZERS = ("reset_parameters", "init_weights", "_init_weights")
 LOADING = re.compile(r"(Dataset|Loader)\w*\.|collate", re.IGNORECASE)
-"""Functions that load data."""
+"""names of functions that load data"""
 WHOLE, OWN = 0.8, 0.5
-"""A function that is called once contains the program if it lasts for this share of it, and makes at most this share of
-its calls itself.
+"""Limits for a function that contains the program: it is called once, lasts at least for the first share of the
+program,
+and makes at most the second share of its calls itself.
 """
 
 
@@ -185,7 +187,7 @@ class _Span:
 
 
 class Spans:
-    """When the functions of a thread ran, from their first operator to the last."""
+    """Time spans of the functions of a thread, each from its first operator to its last."""
 
     def __init__(self) -> None:
         self._spans: dict[Function, _Span] = {}
@@ -203,11 +205,12 @@ class Spans:
             self._first_backward_ns = call.start_ns
 
     def containing(self, counts: Mapping[Function, int]) -> set[Function]:
-        """Return the functions that contain the calls of the thread: called once, and others run within them.
+        """Return the functions that contain the thread's other calls: called once, with other functions running within
+        them.
 
         Parameters
         ----------
-        counts : how often each function was called
+        counts : number of calls of each function
         """
         spans = self._spans.values()
         calls = sum(span.calls for span in spans)
@@ -224,7 +227,7 @@ class Spans:
 
 
 def models_forward(trace: Trace) -> set[Function]:
-    """Return the `forward` of the models that the program calls: each contains a step."""
+    """Return the `forward` functions of the models that the program calls; each contains a step."""
     return {
         (scope.file, scope.function)
         for scope in trace.scopes
@@ -233,11 +236,11 @@ def models_forward(trace: Trace) -> set[Function]:
 
 
 def constructors(trace: Trace, counts: Mapping[Function, int]) -> set[Function]:
-    """Return the constructors of modules, and those that the program calls once.
+    """Return the constructors of modules, and other constructors that the program calls once.
 
     Parameters
     ----------
-    counts : how often each function was called
+    counts : number of calls of each function
     """
     module_types = {scope.module_type for scope in trace.scopes}
     return {
@@ -250,7 +253,7 @@ def constructors(trace: Trace, counts: Mapping[Function, int]) -> set[Function]:
 def reason_to_omit(
     header: Mapping[str, Any], function: Function, building: Container[Function], containing: Container[Function]
 ) -> str | None:
-    """Return why a function is not worth gripping; None if it is.
+    """Return why a function is not worth gripping, or None if it is.
 
     Parameters
     ----------
@@ -264,14 +267,14 @@ def reason_to_omit(
         return "loads data"
     if function in containing or (name == "main" and is_script(file, header)):
         return "the program or a step"
-    # a script may have the name of one of Python's modules
+    # a script may have the same name as one of Python's modules
     is_library = file.partition("/")[0].removesuffix(".py") in sys.stdlib_module_names
     return "Python's library" if is_library and not is_script(file, header) else None
 
 
 ALONE = ("-f", "--force", "--find-longtail")
 VALUED = ("-o", "--output", "--top", "--bandwidth", "--max-calls", "--max-bytes")
-"""Options of the recorded command that concern its trace: without and with a value."""
+"""options of the recorded command that do not affect what it runs: without and with a value"""
 
 
 def pattern_of(header: Mapping[str, Any], file: str, function: str) -> str:
@@ -283,7 +286,7 @@ def pattern_of(header: Mapping[str, Any], file: str, function: str) -> str:
 
 
 def grip_command(header: Mapping[str, Any], pattern: str) -> str:
-    """Return the `opcapture` command of a trace, or for the script that recorded it, with `--grip` and the pattern."""
+    """Return an `opcapture` command that runs a trace's program again with `--grip` and the pattern."""
     own, program = _parts(header)
     return shlex.join(["opcapture", *_run_options(own), "--grip", pattern, *(["--", *program] if program else [])])
 
@@ -299,19 +302,19 @@ def _parts(header: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def is_script(file: str, header: Mapping[str, Any]) -> bool:
-    """Return True if a file is what the trace's command runs, which is `__main__` for Python."""
+    """Return True if a file is the script of the trace's command, which Python imports as `__main__`."""
     own, program = _parts(header)
     match program:
         case ["-m", module, *_]:
             return PurePath(file).as_posix().endswith(f"{module.replace('.', '/')}.py")
         case [script, *_]:
-            # a script that captured itself is recorded by its last name alone
+            # the command of a script that captured itself holds only the script's name
             return PurePath(file) == PurePath(script) or (not own and PurePath(file).name == script)
     return False
 
 
 def _run_options(options: Sequence[str]) -> list[str]:
-    """Return the options that say what to run."""
+    """Return the options that select what to run."""
     run_options: list[str] = []
     pending = iter(options)
     for word in pending:

@@ -1,1 +1,1 @@
-"""Traces of several ranks of one program: which collectives they met in, on one clock, and who waited for whom."""
+"""Analysis of traces of several ranks: shared collectives, a common clock, and which rank waited for which."""

@@ -1,8 +1,8 @@
-"""Clocks of ranks aligned by their collectives, which are matched between traces.
+"""Alignment of the clocks of ranks by collectives, which are matched between traces.
 
-Nobody leaves a collective before all have come. So each one bounds the offset of two clocks from both sides, and all
-together leave a range of possible offsets. Within it, the offset is chosen by which most ends agree, since a
-collective ends for all at about the same time.
+No rank leaves a collective before all have arrived. So each collective bounds the offset of two clocks from both sides,
+and all together leave a range of possible offsets. Within this range, the offset is chosen for which most ends agree,
+since a collective ends for all ranks at about the same time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from opgrip.traces.schema.records import Signature
 
 Integers = NDArray[np.int64]
 FEWEST = 3
-"""Collectives needed to compare two clocks."""
+"""minimum number of shared collectives for comparing two clocks"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Clock:
 
     Attributes
     ----------
-    offset_ns : correction beyond the start times of the captures; 0 if clocks agree within the noise
-    measured_ns : what the ends of collectives suggest, or None
-    spread_ns : between the 10th and 90th percentile of single collectives
-    collectives : number of compared ones
+    offset_ns : correction in addition to the start times of the captures; 0 if clocks agree within the noise
+    measured_ns : offset derived from the ends of collectives, or None
+    spread_ns : difference between the 10th and 90th percentile of single collectives
+    collectives : number of compared collectives
     """
 
     offset_ns: int = 0
@@ -51,7 +51,7 @@ class Clock:
 
 
 def align(meetings: Meetings, processes: int) -> list[Clock]:
-    """Return the clock of each process relative to the first that it meets, by a chain of pairs if not all meet."""
+    """Return each process's clock relative to the first process that it meets, by a chain of pairs if not all meet."""
     clocks = [Clock() for _ in range(processes)]
     pairs = _Pairs(meetings)
     seen: set[int] = set()
@@ -73,7 +73,7 @@ def align(meetings: Meetings, processes: int) -> list[Clock]:
 
 
 def _chained(before: Clock, clock: Clock) -> Clock:
-    """Return a clock that was compared with one which has an offset itself."""
+    """Return a clock with the offset of the clock that it was compared with added."""
     assert clock.measured_ns is not None
     return Clock(
         before.offset_ns + clock.offset_ns, before.offset_ns + clock.measured_ns, clock.spread_ns, clock.collectives
@@ -81,7 +81,7 @@ def _chained(before: Clock, clock: Clock) -> Clock:
 
 
 class _Pairs:
-    """Compares clocks by collectives that two processes share."""
+    """Comparison of clocks by collectives that two processes share."""
 
     def __init__(self, meetings: Meetings) -> None:
         symmetric = [kind not in (*FROM_ROOT, *TO_ROOT) for kind in meetings.kinds]
@@ -96,7 +96,7 @@ class _Pairs:
         self._members: Mapping[int, set[int]] = self._together(meetings, chosen)
 
     def _together(self, meetings: Meetings, chosen: NDArray[np.bool_]) -> dict[int, set[int]]:
-        """Return by process those that it met, from the first collective of each group."""
+        """Return the other processes that each process met, using the processes of each group."""
         members: dict[int, set[int]] = {process: set() for process in self._rows}
         pairs = np.unique(np.column_stack([meetings.group[chosen], meetings.process[chosen]]), axis=0)
         for group in np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1):
@@ -109,7 +109,7 @@ class _Pairs:
         return set(self._members.get(process, ()))
 
     def compare(self, process: int, other: int) -> Clock | None:
-        """Return the clock of another process; None if they met too rarely."""
+        """Return the clock of another process, or None if the two met too rarely."""
         number, start, end, at_once = self._rows[process]
         number_2, start_2, end_2, at_once_2 = self._rows[other]
         common, place, place_2 = np.intersect1d(number, number_2, assume_unique=True, return_indices=True)
@@ -132,18 +132,18 @@ class _Pairs:
 
 
 MOST = 1 << 12
-"""Collectives of a group that are compared."""
+"""maximum number of collectives of a group that are compared"""
 
 
 def rank_of(header: Mapping[str, Any]) -> int | None:
-    """Return the rank in a header; None without one, and for a process that a rank forked."""
+    """Return the rank in a header, or None without one and for processes that a rank forked."""
     rank = header.get("rank")
     is_rank = type(rank) is int and 0 <= rank < 1 << 31 and "parent_pid" not in header
     return rank if is_rank else None
 
 
 def is_ambiguous(ranks: Sequence[int | None]) -> bool:
-    """Return True if two processes have one rank, and so belong to several programs."""
+    """Return True if two processes have the same rank, which means that they belong to different programs."""
     numbers = [rank for rank in ranks if rank is not None]
     return len(set(numbers)) < len(numbers)
 
@@ -151,7 +151,7 @@ def is_ambiguous(ranks: Sequence[int | None]) -> bool:
 def measure_clocks(
     paths: Sequence[Path], headers: Sequence[Mapping[str, Any]], shifts: Sequence[int], unbounded: bool = False
 ) -> list[Clock]:
-    """Return the clock of each process beyond its shift, reading each trace once.
+    """Return the clock of each process relative to its shift, reading each trace once.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def thinned(events: Events, kinds: SignatureKinds, most: int = MOST) -> Events:
     groups: dict[str, int] = {}
     numbers = [groups.setdefault(kinds.collectives[number].group, len(groups)) for number in events.signature.tolist()]
     counts = np.bincount(numbers, minlength=1)[numbers] if numbers else np.empty(0, dtype=np.int64)
-    # the smallest power of two that leaves few enough
+    # the smallest power of two that leaves at most this many
     stride = 1 << np.ceil(np.log2(np.maximum(counts / most, 1))).astype(np.int64)
     chosen = events.ordinal % stride == 0
     return Events(**{name: getattr(events, name)[chosen] for name in events.__slots__})
@@ -199,7 +199,7 @@ def match_record(record: object, kinds: SignatureKinds, scan: Scan) -> None:
 
 
 def shifted(events: Events, shift_ns: int) -> Events:
-    """Return events on another clock."""
+    """Return events with their times moved to another clock."""
     names = ("start_ns", "launched_ns", "wait_ns", "end_ns")
     moved = {name: getattr(events, name) + shift_ns for name in names}
     for name in ("wait_ns", "end_ns"):
@@ -209,15 +209,15 @@ def shifted(events: Events, shift_ns: int) -> Events:
 
 @dataclass(frozen=True, slots=True)
 class Meetings:
-    """Participations in collectives, sorted by collective; (N,) arrays.
+    """Calls of collectives, sorted by collective; arrays are (N,).
 
     Attributes
     ----------
-    first : first row of each collective, (M,)
-    kind, group : numbers of names in `kinds` and `groups`
+    first : (M,), first row of each collective
+    kind, group : indices into `kinds` and `groups`
     root : process that is the root, or -1
     signature, start_ns, launched_ns, wait_ns, end_ns : as in `Events`
-    unmatched : participations that no other trace has
+    unmatched : number of calls without a matching call in another trace
     """
 
     kinds: tuple[str, ...]
@@ -253,14 +253,15 @@ def match(
 ) -> Meetings:
     """Return the collectives that at least two processes took part in.
 
-    They match by group and order in it, which is the same in all members; from the first one on whose kinds differ, a
-    group is unmatched.
+    They match by group and order in it, which is the same in all members. A group is unmatched from the first
+    collective
+    on whose kind differs between members.
 
     Parameters
     ----------
-    events : of each process, on a common clock
-    collectives : of each process, by signature
-    ranks : of each process in the whole program
+    events : events of each process, on a common clock
+    collectives : collectives of each process, by signature
+    ranks : rank of each process in the whole program
     """
     kinds, groups, roots = _Numbers(), _Numbers(), {rank: place for place, rank in enumerate(ranks) if rank is not None}
     pieces: list[Integers] = []
@@ -301,7 +302,7 @@ def match(
 
 
 def _agreeing(rows: Integers) -> NDArray[np.bool_]:
-    """Return flags of the rows of shared collectives, up to where a group's kinds differ."""
+    """Return flags of the rows of shared collectives, up to the first whose kind differs within a group."""
     if not len(rows):
         return np.empty(0, dtype=np.bool_)
     kind, group, ordinal = rows[:, 1], rows[:, 2], rows[:, 4]
@@ -315,7 +316,7 @@ def _agreeing(rows: Integers) -> NDArray[np.bool_]:
 
 
 class _Numbers:
-    """Numbers for names in order of occurrence."""
+    """Map from names to numbers in order of occurrence."""
 
     def __init__(self) -> None:
         self.names: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Operators by which processes exchange tensors: what their signatures say, and bandwidth as nccl-tests define it."""
+"""Operators that exchange tensors between processes: facts of signatures, and bandwidth as nccl-tests define it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL = "all_reduce", "reduce_scatt
 BROADCAST, REDUCE, GATHER, SCATTER = "broadcast", "reduce", "gather", "scatter"
 SEND, RECV, BARRIER = "send", "recv", "barrier"
 FROM_ROOT = (BROADCAST, SCATTER)
-"""Kinds in which the others wait only for the root."""
+"""kinds in which the other members wait only for the root"""
 TO_ROOT = (REDUCE, GATHER)
-"""Kinds in which only the root waits."""
+"""kinds in which only the root waits"""
 MESSAGES = (SEND, RECV)
-"""Kinds with two sides instead of a group."""
+"""kinds with two sides instead of a group"""
 
 FLAT, LISTS, OTHER = "flat", "lists", "other"
-"""How tensors hold the members' parts: one tensor with all in order; a list with one for each; another way that is not
-replayed; empty for no parts.
+"""How tensors hold the members' parts: one tensor with all in order; a list with one for each; a form that is not
+replayed. An empty string means no parts.
 """
 WAIT = "wait_tensor"
-"""The functional operator that waits for a result."""
+"""the functional operator that waits for a result"""
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeOp:
-    """How an operator states what it exchanges.
+    """Facts of an operator that exchanges tensors.
 
     Attributes
     ----------
@@ -82,22 +82,22 @@ _EXCHANGES: Mapping[str, Mapping[str, ExchangeOp]] = {
     # name in older versions of torch
     "c10d_functional": _FUNCTIONAL,
 }
-"""By namespace and name of an operator."""
+"""facts by namespace and name of an operator"""
 
 
 def namespace_of(signature: Signature) -> str | None:
-    """Return the namespace of an operator on process groups, or None."""
+    """Return the namespace of an operator on process groups, or None for other operators."""
     namespace = signature.op.partition(".")[0]
     return namespace if namespace in _EXCHANGES else None
 
 
 def name_of(signature: Signature) -> str:
-    """Return the name without namespace and overload."""
+    """Return the operator's name without namespace and overload."""
     return signature.op.split(".")[1] if "." in signature.op else ""
 
 
 def exchange_of(signature: Signature) -> ExchangeOp | None:
-    """Return what a signature's operator exchanges, or None."""
+    """Return the exchange that a signature's operator performs, or None."""
     namespace = namespace_of(signature)
     return None if namespace is None else _EXCHANGES[namespace].get(name_of(signature))
 
@@ -108,7 +108,7 @@ def is_functional(signature: Signature) -> bool:
 
 
 def is_wait(signature: Signature) -> bool:
-    """Return True for a call that waits for a collective."""
+    """Return True if a call waits for a collective."""
     return namespace_of(signature) is not None and name_of(signature) == WAIT
 
 
@@ -118,16 +118,16 @@ def group_of(signature: Signature) -> GroupSpec | None:
 
 
 def peer_of(signature: Signature, exchange: ExchangeOp) -> int | None:
-    """Return the root or the other side by its place in the group, or None."""
+    """Return the place in the group of the root or the other side, or None."""
     if not exchange.has_peer:
         return None
     return next((leaf for leaf in signature.args[exchange.count :] if type(leaf) is int), None)
 
 
 def is_async(signature: Signature, exchange: ExchangeOp) -> bool:
-    """Return True if the program went on before a collective was done.
+    """Return True if the program continued before a collective was done.
 
-    Signatures omit default arguments, and older torch lacks this one: the default is True.
+    Signatures omit default arguments, and older versions of torch lack this argument: the default is True.
     """
     others = (*signature.args[exchange.count :], *signature.kwargs.values())
     return next((leaf for leaf in others if type(leaf) is bool), True)
@@ -135,15 +135,15 @@ def is_async(signature: Signature, exchange: ExchangeOp) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective as one rank calls it.
+    """Collective as called by one rank.
 
     Attributes
     ----------
     kind : `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `barrier`, `broadcast`, ...
-    ranks : of its members in the whole program; empty if unknown
-    rank, root : in the whole program, or None
+    ranks : ranks of its members in the whole program; empty if unknown
+    rank, root : ranks in the whole program, or None
     waits : True if the program waits for the end right after the call
-    size_bytes : of the largest list of tensors that it takes or gives
+    size_bytes : size of the largest list of tensors among arguments and results
     """
 
     kind: str
@@ -179,7 +179,7 @@ def _size(signature: Signature) -> int:
 
 
 SEND_RECV = "send_recv"
-"""Both sides of a message, in a table of collectives."""
+"""kind of both sides of a message in a table of collectives"""
 
 
 def _others(ranks: int) -> float:
@@ -198,14 +198,14 @@ _FACTORS: dict[str, Callable[[int], float]] = {
     SEND_RECV: lambda ranks: 1.0,
 }
 WHOLE = frozenset({REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, GATHER, SCATTER})
-"""Kinds whose size is that of all members' parts together."""
+"""kinds whose size is that of all members' parts together"""
 
 
 def bus_factor(kind: str, ranks: int) -> float:
-    """Return the ratio of bus to algorithm bandwidth; 0 for a barrier, which moves nothing.
+    """Return the ratio of bus to algorithm bandwidth; 0 for a barrier, which moves no data.
 
-    Algorithm bandwidth is size over time; bus bandwidth compares with what a link can carry, for any number of ranks.
-    Source: NVIDIA nccl-tests, doc/PERFORMANCE.md; gather and scatter as in its `gather_perf` and `scatter_perf`.
+    Algorithm bandwidth is size over time. Bus bandwidth can be compared with what a link can carry, for any number of
+    ranks. Source: NVIDIA nccl-tests, doc/PERFORMANCE.md; gather and scatter as in its `gather_perf` and `scatter_perf`.
     """
     factor = _FACTORS.get(SEND_RECV if kind in MESSAGES else kind)
     return 0.0 if factor is None else factor(ranks)
@@ -216,6 +216,6 @@ def size_of(kind: str, member_bytes: int, ranks: int) -> int:
 
     Parameters
     ----------
-    member_bytes : of the part of each member; of an all-to-all, of all that this rank sends
+    member_bytes : size of each member's part; for an all-to-all, of everything that this rank sends
     """
     return member_bytes * ranks if kind in WHOLE - {ALL_TO_ALL} else member_bytes

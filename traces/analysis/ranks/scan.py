@@ -1,8 +1,8 @@
-"""Collectives of one rank, read in memory that grows with its collectives and not with its calls.
+"""Collectives of one rank, read with memory that grows with its collectives and not with its calls.
 
 A collective begins with its call. A trace shows its end in one of three ways: a program that waits at once continues
-with its next call; `wait_tensor` marks it; else the first call that takes its results starts after it, so that at most
-the idle time right before that call was spent waiting.
+with its next call; `wait_tensor` marks the end; otherwise the first call that takes its results starts after the end,
+so that at most the idle time right before that call was spent waiting.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from opgrip.traces.table.call_source import NumberSet
 Integers = NDArray[np.int64]
 COLUMNS = ("signature", "start_ns", "launched_ns", "wait_ns", "end_ns")
 UNKNOWN = int(np.iinfo(np.int64).min)
-"""Placeholder for an unknown time; known ones may be negative."""
+"""placeholder for an unknown time; known times may be negative"""
 MOST_PENDING = 1 << 12
-"""Bound of results that nothing has taken yet."""
+"""maximum number of results that no call has taken yet"""
 _VIEWS = frozenset(
     f"aten.{name}"
     for name in (
@@ -33,17 +33,17 @@ _VIEWS = frozenset(
         *("_reshape_alias", "set_", "resize_"),
     )
 )
-"""Operators that take a tensor without touching its values, and so need not wait for it."""
+"""operators that take a tensor without reading its values, and so need not wait for it"""
 
 
 @dataclass(slots=True)
 class Events:
-    """The collectives of one rank in call order.
+    """Collectives of one rank in call order.
 
     Attributes
     ----------
-    ordinal : how many of its group came before it
-    start_ns, launched_ns : start and end of its call
+    ordinal : number of earlier collectives of the same group
+    start_ns, launched_ns : start and end of the call
     wait_ns, end_ns : when the program began to wait for it, and continued; `UNKNOWN` if the trace does not show it
     """
 
@@ -63,18 +63,18 @@ class _Thread:
     """State of a thread of a rank."""
 
     last_end_ns: int = UNKNOWN
-    """End of the last call that is no view."""
+    """end of the last call other than a view"""
     open_event: int | None = None
-    """Collective that the program waits for until the thread's next call."""
+    """collective that the program waits for until the thread's next call"""
 
 
 @dataclass(slots=True)
 class SignatureKinds:
-    """What the signatures of a trace mean to a scan."""
+    """Signatures of a trace by their role in a scan."""
 
     collectives: dict[int, Collective] = field(default_factory=dict)
     numbers: NumberSet = field(default_factory=NumberSet)
-    """Of collectives."""
+    """signature numbers of collectives"""
     waits: NumberSet = field(default_factory=NumberSet)
     views: NumberSet = field(default_factory=NumberSet)
 
@@ -91,13 +91,13 @@ class SignatureKinds:
 
 
 class Scan:
-    """Collects the collectives in the blocks of one rank."""
+    """Collector of the collectives in the blocks of one rank."""
 
     def __init__(self, kinds: SignatureKinds) -> None:
         self._kinds = kinds
         self._columns = {name: array("q") for name in COLUMNS}
         self._threads: dict[int, _Thread] = {}
-        # from storage of a collective's result to the index of its event, and back
+        # index of the event by storage of a collective's result, and the reverse
         self._pending: dict[int, int] = {}
         self._storages_of: dict[int, list[int]] = {}
 
@@ -120,7 +120,7 @@ class Scan:
         thread.last_end_ns = self._idle_since(block, len(block), thread, UNKNOWN)
 
     def events(self) -> Events:
-        """Return the collectives by start: threads of a rank take turns in a group."""
+        """Return the collectives in order of start, because threads of a rank take turns in a group."""
         columns = {name: np.array(column, dtype=np.int64) for name, column in self._columns.items()}
         order = np.argsort(columns["start_ns"], kind="stable")
         columns = {name: column[order] for name, column in columns.items()}
@@ -182,7 +182,7 @@ class Scan:
             self._forget(event)
 
     def _hits(self, storages: Integers) -> Integers:
-        """Return the positions of pending results among storages."""
+        """Return the positions of pending results in `storages`."""
         if len(storages) < len(self._pending):
             return np.array([place for place, item in enumerate(storages.tolist()) if item in self._pending], np.int64)
         return np.flatnonzero(np.isin(storages, list(self._pending)))
@@ -190,14 +190,16 @@ class Scan:
     def _takers(
         self, block: CallBlock, before: int, stop: int, firsts: Integers, first: int, hits: Integers
     ) -> Iterator[tuple[int, int]]:
-        """Yield the calls that take results of collectives, except views, and which."""
+        """Yield the calls that take results of collectives, except views, and the storage of each result."""
         calls = np.searchsorted(firsts[before:stop], hits + first, side="right") - 1 + before
         for place, hit in zip(calls.tolist(), hits.tolist(), strict=True):
             if int(block.signature[place]) not in self._kinds.views:
                 yield place, int(block.storages[first + hit])
 
     def _idle_since(self, block: CallBlock, place: int, thread: _Thread, start_ns: int) -> int:
-        """Return when the calls before one ended, except views: DDP waits, makes views of results and copies these."""
+        """Return when the calls before this one ended, except views: DDP waits, makes views of results and copies
+        these.
+        """
         for before in range(place - 1, -1, -1):
             if int(block.signature[before]) not in self._kinds.views:
                 return int(block.start_ns[before] + block.duration_ns[before])
@@ -205,12 +207,14 @@ class Scan:
 
     def _forget(self, event: int) -> None:
         for storage in self._storages_of.pop(event):
-            # another collective may have reused it since
+            # another collective may have reused the storage since
             if self._pending.get(storage) == event:
                 del self._pending[storage]
 
 
 def _resumed_ns(block: CallBlock, place: int, launched_ns: int) -> int:
-    """Return when a thread continued after a call: the next one's start, or its end if it began before."""
+    """Return when a thread continued after a call: the next call's start, or its end if it began before the launch
+    ended.
+    """
     start, duration = int(block.start_ns[place]), int(block.duration_ns[place])
     return start if start >= launched_ns else max(start + duration, launched_ns)

@@ -1,7 +1,7 @@
-"""Waits of ranks: what each computed, spent in collectives, and waited for the last one to come.
+"""Waits of ranks: time that each rank computed, spent in collectives, and waited for the last rank to arrive.
 
-Nobody leaves a collective before the last has come. From when a rank was ready until the last one began, it waited for
-that one; the time from there on is the collective's own.
+No rank leaves a collective before the last one has arrived. From when a rank was ready until the last one began, it
+waited for that one; the time after that belongs to the collective.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RankWaits:
-    """What the ranks of a merged trace waited for.
+    """Tables of the waits between ranks of a merged trace.
 
     Attributes
     ----------
-    ranks : for each rank: rank, process, calls, span_ms, compute_ms, collectives, collective_ms, waiting_ms, share (of
-        the span), last (collectives that it came to last), caused_ms (waiting of others for it), unknown (collectives
-        without
-    known end)
-    pairs : by falling time: rank, waits_for, collectives, waiting_ms
-    places : for each operation, group, size and line, by falling time: kind, group, ranks, size_bytes, function, file,
-        line, collectives, waiting_ms (of all ranks), longest_ms, slowest (rank that was last most often, or -1), last
-        (how
-    often)
-    unmatched : calls of collectives that no other trace has
+    ranks : one row for each rank: rank, process, calls, span_ms, compute_ms, collectives, collective_ms, waiting_ms,
+    share
+        (of the span), last (collectives at which it arrived last), caused_ms (time that others waited for it), unknown
+        (collectives without a known end)
+    pairs : largest time first: rank, waits_for, collectives, waiting_ms
+    places : one row for each operation, group, size and line, largest time first: kind, group, ranks, size_bytes,
+    function,
+        file, line, collectives, waiting_ms (of all ranks), longest_ms, slowest (rank that was last most often, or -1),
+        last (how often)
+    unmatched : number of calls of collectives without a matching call in another trace
     """
 
     ranks: pd.DataFrame
@@ -58,11 +58,11 @@ class RankWaits:
 
 
 def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> RankWaits:
-    """Return what the ranks of a merged trace waited for, reading it once.
+    """Return the waits between ranks of a merged trace, reading it once.
 
     Raises
     ------
-    UserError : for a trace of one process, without shared collectives, or a cut one
+    UserError : if the trace is cut, is of one process, or has no shared collectives
     """
     reader = TraceReader(path, unbounded)
     ranks = _read(reader)
@@ -88,7 +88,7 @@ class _Process:
     first_ns: int | None = None
     last_ns: int = 0
     scopes: dict[int, int] = field(default_factory=dict)
-    """By signature of a collective, the scope of its first call."""
+    """scope of the first call, by signature of a collective"""
 
 
 @dataclass(slots=True)
@@ -98,22 +98,22 @@ class _Ranks:
     headers: list[Mapping[str, Any]] = field(default_factory=list)
     process_of: dict[int, int] = field(default_factory=dict)
     idle: NumberSet = field(default_factory=NumberSet)
-    """Signatures that compute nothing: collectives, waits, marks, functions with calls inside."""
+    """signatures that compute nothing: collectives, waits, marks, functions with calls inside"""
     inner: NumberSet = field(default_factory=NumberSet)
-    """Scopes of calls inside a function that counts itself."""
+    """scopes of calls inside a function that is counted as one call"""
     scopes: dict[int, Scope] = field(default_factory=dict)
 
     def names(self) -> list[int]:
-        """Return the rank of each process; its number if no launcher gave ranks."""
+        """Return the rank of each process, or its number if no launcher set ranks."""
         ranks = [rank_of(header) for header in self.headers]
         return [process if rank is None else rank for process, rank in enumerate(ranks)]
 
     def drop_others(self) -> None:
-        """Leave out processes that are no ranks, such as workers of a DataLoader, where others are.
+        """Remove processes without a rank, such as workers of a DataLoader, if others have one.
 
         Raises
         ------
-        UserError : where two processes are of one rank
+        UserError : if two processes have the same rank
         """
         ranks = [rank_of(header) for header in self.headers]
         if is_ambiguous(ranks):
@@ -122,7 +122,7 @@ class _Ranks:
             self.processes = {number: item for number, item in self.processes.items() if ranks[number] is not None}
 
     def match(self) -> Meetings:
-        """The collectives of several processes."""
+        """Return the collectives that several processes took part in."""
         events = {process: item.scan.events() for process, item in sorted(self.processes.items())}
         return match(events, dict.fromkeys(events, self.kinds.collectives), self.names())
 
@@ -176,7 +176,7 @@ def _read(reader: TraceReader) -> _Ranks:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Waiting of each row of the meetings; (N,) arrays."""
+    """Waiting times of each row of the meetings; arrays are (N,)."""
 
     rank: Integers
     waiting_ns: Integers
@@ -212,7 +212,7 @@ def _times(meetings: Meetings, names: Integers) -> _Times:
     of_root = meetings.process == meetings.root
     from_root = np.isin(kind_names, FROM_ROOT)[meetings.kind] & (meetings.root >= 0)
     to_root = np.isin(kind_names, TO_ROOT)[meetings.kind] & (meetings.root >= 0)
-    # whom others wait for: all, or only the root
+    # the members that others wait for: all, or only the root
     counts = ~from_root | of_root
     start = np.where(counts, meetings.start_ns, np.iinfo(np.int64).min)
     latest = np.maximum.reduceat(start, meetings.first)
@@ -268,7 +268,7 @@ PLACE = ["kind", "group", "ranks", "size_bytes", "function", "file", "line"]
 
 
 def _by_place(ranks: _Ranks, meetings: Meetings, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return what the collectives of each place in the program cost; the place is that of the last rank."""
+    """Return the cost of the collectives at each place in the program; the place is that of the last rank."""
     whole = frame.groupby("number").agg(waiting_ns=("waiting_ns", "sum"), longest_ns=("waiting_ns", "max"))
     last = frame[frame["is_last"]].drop_duplicates("number").set_index("number")["rank"]
     facts = [_facts(ranks, int(meetings.process[row]), int(meetings.signature[row])) for row in meetings.first.tolist()]
