@@ -1,7 +1,7 @@
-"""Timeline: a trace as events of the Chrome trace format, and the calls of a thread in runs of one module or function.
+"""Timeline: a trace as events of the Chrome trace format, and runs of a thread's calls in one module or function.
 
 Each thread has a track on which calls are nested in modules, and these in phases. If calls have device times, a second
-track shows what the thread gave the device. Format:
+track shows the work that the thread submitted to the device. Format:
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
@@ -22,20 +22,20 @@ from opgrip.traces.schema.tensor_specs import tensor_outline
 from opgrip.traces.table.trace import Trace
 
 OUTSIDE = "(outside)"
-"""Name of the place of calls outside all modules or functions of the program."""
+"""name of the place of calls outside all modules or functions of the program"""
 
 _CALLER = re.compile(r"(.*):\d+ (.*)")
 
 
 @dataclass(frozen=True, slots=True)
 class TimelinePlace:
-    """A module or function that makes calls.
+    """Module or function that makes calls.
 
     Attributes
     ----------
-    name : a module's path, or a qualified function name
-    file : of the function; empty for a module
-    around : the recorded frames around the function, innermost first
+    name : path of a module, or qualified name of a function
+    file : file of the function; empty for a module
+    around : recorded frames around the function, innermost first
     """
 
     name: str
@@ -51,18 +51,18 @@ class TimelinePlace:
 
 
 class Placed(Protocol):
-    """Something that has a place, or None."""
+    """Protocol of calls with a place."""
 
     @property
     def place(self) -> TimelinePlace | None:
-        """The place."""
+        """Module or function that made the call, or None."""
 
 
 P = TypeVar("P", bound=Placed)
 
 
 def origins(trace: Trace) -> dict[int, Scope]:
-    """Return by scope number where its calls come from; calls of a backward pass come from the forward call."""
+    """Return the scope in which the calls of each scope originate; for a backward pass, the forward call's scope."""
     by_number = {scope.number: scope for scope in trace.scopes}
     return {
         scope.number: scope if scope.forward is None else by_number.get(scope.forward, scope) for scope in trace.scopes
@@ -76,7 +76,7 @@ def frames_of(scope: Scope) -> list[tuple[str, str]]:
 
 
 def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
-    """Yield the runs of one thread's calls; calls without a place end a run and belong to none."""
+    """Yield the runs of one thread's calls; a call without a place ends a run and belongs to none."""
     run: list[P] = []
     around: TimelinePlace | None = None
     for place, call, begins in in_runs(calls):
@@ -90,7 +90,7 @@ def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
 
 
 def in_runs(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, P, bool]]:
-    """Yield the calls that are in runs, each with its run's place so far and whether it begins the run."""
+    """Yield the calls that belong to runs, each with the run's place so far and True if it begins the run."""
     place: TimelinePlace | None = None
     for call in calls:
         if place is not None and call.place is not None and place.goes_on(call.place):
@@ -103,20 +103,20 @@ def in_runs(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, P, bool]]:
 
 
 MODULE, PHASE, CALL, ON_DEVICE = "module", "phase", "operator", "device"
-"""Categories of events."""
+"""categories of events"""
 PROCESS = 1
-"""Process number in a trace of a single process."""
+"""process number in a trace of a single process"""
 
 DEEPEST, LONGEST = 64, 400
-"""Bounds of nested modules and of characters in a name, for untrusted files."""
+"""maximum number of nested modules and of characters in a name, for untrusted files"""
 BATCH = 1 << 15
-"""Calls converted at a time."""
+"""number of calls converted at a time"""
 
 ROW = [
     *("op", "signature", "module", "phase", "function", "file", "line", "inside"),
     *("start_ns", "duration_ns", "device_ns"),
 ]
-"""Columns that events show."""
+"""columns that events show"""
 
 Event = dict[str, Any]
 
@@ -142,7 +142,7 @@ def timeline(trace: Trace) -> Iterator[Event]:
 
 
 def _threads(calls: pd.DataFrame) -> dict[tuple[str, str], bool]:
-    """Return the processes and threads in the order of their first calls, and whether some worked on a device."""
+    """Return the processes and threads in the order of their first calls, with True if some calls ran on a device."""
     names = _names_of_threads(calls)
     has_device = calls["device_ns"].notna().groupby([names["process"], names["thread"]], sort=False).any()
     keys = [(str(process), str(thread)) for process, thread in has_device.index.tolist()]
@@ -191,9 +191,9 @@ def timeline_lines(trace: Trace) -> Iterator[str]:
 def _device_track(
     parts: Iterable[pd.DataFrame], pid: int, tid: int, thread: str, shapes: dict[int, str]
 ) -> Iterator[Event]:
-    """Yield what a thread gave a device.
+    """Yield the work that a thread submitted to a device.
 
-    Its start is unknown: it is at least the start of the call and the end of the work before. Calls inside extension
+    Its start is unknown; the later one of the call's start and the end of earlier work is used. Calls inside extension
     functions are part of these; a function of the program consists of its calls.
     """
     end_ns: float | None = None
@@ -211,14 +211,14 @@ def _device_track(
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A phase or module that calls are in."""
+    """Phase or module that calls are in."""
 
     name: str
     start_ns: int
 
 
 class _Nesting:
-    """The phase and modules that a thread is in."""
+    """Stack of the phase and modules that a thread is in."""
 
     def __init__(self, pid: int, tid: int) -> None:
         self.pid, self.tid = pid, tid
@@ -226,7 +226,7 @@ class _Nesting:
         self._end_ns = 0
 
     def move_to(self, path: tuple[str, ...], start_ns: int, end_ns: int) -> Iterator[Event]:
-        """Yield the events of what is left for a call in `path`."""
+        """Move to the phase and modules in `path`, and yield the events of those that end."""
         shared = 0
         while shared < min(len(path), len(self._stack)) and self._stack[shared].name == path[shared]:
             shared += 1
@@ -271,6 +271,6 @@ def _name_event(kind: str, pid: int, tid: int, name: str) -> Event:
 
 
 def _program(header: Mapping[str, Any]) -> str:
-    """Return the name of what was captured, from an untrusted header."""
+    """Return the name of the captured model from an untrusted header."""
     model = header.get("model")
     return str(model.get("name", "capture")) if isinstance(model, Mapping) else "capture"

@@ -1,4 +1,4 @@
-"""Check of a whole trace: its schema, the numbers that records refer to, the times of calls, and totals."""
+"""Validation of a whole trace: schema, numbers that records refer to, times of calls, and totals."""
 
 from __future__ import annotations
 
@@ -36,20 +36,21 @@ from opgrip.traces.schema.records import (
 )
 
 MOST = 10_000
-"""Findings that are listed; further ones are counted."""
+"""maximum number of findings that are listed; further ones are counted"""
 
 FORM, SCHEMA, NUMBER, REFERENCE, TIME, TOTAL = "form", "schema", "number", "reference", "time", "total"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem.
+    """Problem found in a trace.
 
     Attributes
     ----------
-    record : its number from 1; of the last one for the whole file
-    kind : `form` of an unreadable line, `schema`, `number` that occurs twice, `reference` to nothing, `time` of calls
-        that cross, `total` that differs
+    record : number of the record, from 1; the last record for problems of the whole file
+    kind : `form` for an unreadable line, `schema`, `number` for a duplicate number, `reference` for a dangling
+    reference,
+        `time` for calls that cross, `total` for a wrong total
     """
 
     record: int
@@ -59,13 +60,13 @@ class Finding:
 
 @dataclass(slots=True)
 class Validation:
-    """The problems of a file.
+    """Problems of a file.
 
     Attributes
     ----------
-    findings : the first `MOST`, in record order
-    counts : of all findings, by kind
-    notes : what is not wrong but worth knowing
+    findings : the first `MOST` findings, in record order
+    counts : number of findings by kind
+    notes : facts that are not wrong but worth knowing
     """
 
     path: Path
@@ -92,11 +93,11 @@ class Validation:
 
 
 SHOWN = 5
-"""Dangling numbers of a record that its finding lists."""
+"""maximum number of dangling numbers that a record's finding lists"""
 
 
 class References:
-    """Checks the numbers of records, in order."""
+    """Check of the numbers of records, in file order."""
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation
@@ -222,13 +223,13 @@ def _listed(numbers: Iterable[int]) -> str:
 
 NOT_INSTALLED = "not held against the JSON Schema, for which jsonschema is needed: pip install 'opgrip[schema]'"
 COLUMN = 32
-"""Numbers of a column that are checked by the schema; the reader checks all of them."""
+"""number of items of a column that are checked by the schema; the reader checks all of them"""
 MOST_ERRORS = 3
-"""Errors listed for a record."""
+"""maximum number of errors listed for a record"""
 
 
 class SchemaCheck:
-    """The schema of each type of record."""
+    """Check of records by the schema of their type."""
 
     def __init__(self) -> None:
         self._validators: dict[str, Any] = {}
@@ -258,11 +259,11 @@ def _in_short(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 MOST_OPEN = 1 << 16
-"""Open calls of a thread that later ones are compared with."""
+"""maximum number of open calls of a thread that later calls are compared with"""
 
 
 class TimeCheck:
-    """Checks the times of blocks of calls, in order."""
+    """Check of the times of blocks of calls, in file order."""
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation
@@ -270,7 +271,7 @@ class TimeCheck:
         self._open: dict[int, deque[tuple[int, int]]] = {}
 
     def see(self, place: int, record: Calls) -> None:
-        """Check a block, with one finding for each kind of error."""
+        """Check a block and add one finding for each kind of error."""
         open_calls = self._open.setdefault(record.thread, deque(maxlen=MOST_OPEN))
         crossing: list[int] = []
         disordered: list[int] = []
@@ -296,11 +297,11 @@ class TimeCheck:
 
 
 def validate(path: str | Path, unbounded: bool = False) -> Validation:
-    """Return what is wrong in a file; for one of another tool, in the trace that it is read as.
+    """Return the problems of a file; a file of another tool is validated as the trace that it is read as.
 
     Raises
     ------
-    UserError : if the file is missing, no trace, of a newer major version, or beyond a limit
+    UserError : if the file is missing, is not a trace, has a newer major version, or exceeds a limit
     """
     reader = TraceReader(path, unbounded)
     validation = Validation(reader.path)
@@ -363,7 +364,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 class _Totals:
-    """Checks that there is one header and that the totals match."""
+    """Check that there is one header and that the totals match."""
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation

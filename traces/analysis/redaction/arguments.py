@@ -1,7 +1,7 @@
-"""Redacted arguments: one walk over records and trees of arguments, by the privacy that each field declares.
+"""Redaction of arguments: one walk over records and trees of arguments, by the privacy that each field declares.
 
-Numbers need more than their declaration: the operator's schema and the shapes of the call say whether one is a size,
-which must stay, or a value.
+Numbers need more than their declaration: the operator's schema and the shapes of the call decide whether a number is a
+size, which must stay, or a value.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from opgrip.traces.table.profiler_labels import ENTER
 
 Number = TypeVar("Number", int, float)
 VALUE_TYPES = ("number", "float", "complex", "Scalar")
-"""Schema types of arguments that are values; those of type `int` are sizes, dimensions and flags."""
+"""schema types of arguments that are values; arguments of type `int` are sizes, dimensions and flags"""
 LARGEST_FLAG = 255
-"""Integers up to this that are sizes, dimensions or flags stay whatever the shapes are."""
+"""largest integer that stays whatever the shapes are, if it is a size, dimension or flag"""
 SEEDS = ("seed", "philox_seed", "offset", "philox_offset")
 LOWS, HIGHS = ("low", "from"), ("high", "to")
-"""Bounds of random integers: the low one must stay below the high one."""
+"""bounds of random integers: the low one must stay below the high one"""
 SHAPING_FLOATS = ("scale_factors",)
-"""Arguments whose floats decide the size of an output."""
+"""arguments whose floats decide the size of an output"""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a value stands.
+    """Position of a value in a record.
 
     Attributes
     ----------
-    field : of the record, such as `signature.args`
-    argument : the name of the argument
-    is_value : True if its integers are values, which decide no shape
+    field : field of the record, such as `signature.args`
+    argument : name of the argument
+    is_value : True if integers here are values, which decide no shape
     """
 
     field: str
@@ -59,9 +59,9 @@ class Position:
 
 @cache
 def fields_to_redact(cls: Any) -> list[tuple[str, Privacy | None, Any]]:
-    """Return the fields of a dataclass that do not go out as they are, with their privacy.
+    """Return the fields of a dataclass that need redaction, with their privacy and default.
 
-    The privacy is None for fields that are dropped or declare none, which get their default.
+    The privacy is None for fields that are dropped or declare no privacy; they get their default.
     """
     privacies = privacy_of(cls)
     work: list[tuple[str, Privacy | None, Any]] = []
@@ -76,9 +76,9 @@ def fields_to_redact(cls: Any) -> list[tuple[str, Privacy | None, Any]]:
 
 
 class Redactor:
-    """Redacts records, arguments and everything in them by the privacy that their fields declare.
+    """Redacts records, arguments and their contents by the privacy that their fields declare.
 
-    Numbers of value models stay: `Redaction` replaces them.
+    Numbers of value models stay here; `Redaction` replaces them.
     """
 
     def __init__(self, policy: Policy, names: NameHasher, report: RedactionReport | None) -> None:
@@ -88,7 +88,7 @@ class Redactor:
         self._tables = TableRedactor(policy, names, report)
 
     def signature(self, signature: Signature, record: str, facts: CallFacts) -> Signature:
-        """Return a signature, its value models aside; `facts` learns the images of its integers."""
+        """Return a redacted signature with unchanged value models; `facts` receives the images of its integers."""
         op = signature.op
         ranges = {} if self._keeps_scalars else range_images(signature)
 
@@ -114,18 +114,18 @@ class Redactor:
         return redacted
 
     def outputs(self, op: str, record: str, outputs: Any, facts: CallFacts) -> Any:
-        """Return what a call returned; its numbers come from values, and no replay needs them."""
+        """Return redacted results of a call; their numbers are treated as values, because no replay needs them."""
         own = call_facts(facts.sizes, facts.extent)
         return self.tree(outputs, Position(f"{record}.outputs", op, "outputs", True, own))
 
     def operator(self, field: str, op: str, kind: str = "") -> str:
-        """Return the name of an operator."""
+        """Return the redacted name of an operator."""
         image = self._names.operator(op, kind)
         self.note(field, "operator", op, image, self._names.reason_of_operator(image))
         return image
 
     def fields(self, value: Any, at: Position, **known: Any) -> Any:
-        """Return a record or argument, each field as its type declares, or as in `known`."""
+        """Return a redacted record or argument: each field as its type declares, or as given in `known`."""
         redacted = dict(known)
         cls: Any = type(value)
         for name, privacy, default in fields_to_redact(cls):
@@ -155,7 +155,7 @@ class Redactor:
         return self.word(privacy.kind, name, value, at)
 
     def word(self, kind: str, label: str, value: Any, at: Position) -> Any:
-        """Return a name of this kind, or several of them."""
+        """Return one or several redacted names of this kind."""
         if value is None:
             return None
         if isinstance(value, tuple | list):
@@ -169,12 +169,12 @@ class Redactor:
         return image
 
     def note(self, field: str, label: str, text: str, image: str, why: str) -> None:
-        """Report a text and what became of it."""
+        """Add a text and its image to the report."""
         if self._report is not None:
             self._report.add_text(field, label, text, image, why)
 
     def tree(self, value: Any, at: Position) -> Any:
-        """Return a tree of arguments."""
+        """Return a redacted tree of arguments."""
         cls = type(value)
         if value is None or isinstance(value, bool | torch.Size | EllipsisType):
             return value
@@ -225,19 +225,20 @@ class Redactor:
         elif at.argument in HIGHS:
             image = rounded_up(value) if value > 0 else coarse_int(value)
         else:
-            # beyond everything that a shape holds: a limit, such as the end of a slice, that must stay beyond
+            # larger than every size and position in the shapes: a limit, such as the end of a slice, which must stay
+            # larger
             image = rounded_up(value)
         at.facts.pinned.setdefault(value, image)
         return image
 
     def _floating(self, value: float, at: Position) -> float:
-        # only an operator's schema says that an argument of this name decides a shape
+        # an argument of this name decides a shape only if it is in an operator's schema
         shapes = at.argument in SHAPING_FLOATS and bool(schema_arguments(at.op))
         image = value if self._keeps_scalars or shapes else coarse_float(value)
         return self._number(at, image)
 
     def _number(self, at: Position, image: Number) -> Number:
-        """Report a number, and return it."""
+        """Add the image of a number to the report, and return it."""
         if self._report is not None and at.field in ("signature.args", "signature.kwargs"):
             why = "a size, dimension, index or flag" if type(image) is int else "three bits of a float"
             self._report.add_number(at.field, self._names.operator(at.op), image, ASKED if self._keeps_scalars else why)
@@ -268,15 +269,17 @@ class Redactor:
         redacted: dict[Any, Any] = {}
         for key, item in items.items():
             image = self._names.word(key) if isinstance(key, str) else self.tree(key, at)
-            # two numbers that are equal when coarse
+            # two different numbers can have the same coarse number
             redacted[self._names.word(repr(key)) if image in redacted else image] = self.tree(item, at)
         return redacted
 
 
 def range_images(signature: Signature) -> dict[int | str, int | float]:
-    """Return a range's numbers by position or keyword: from zero on, with as many elements, in coarse steps.
+    """Return the redacted numbers of a range by position or keyword.
 
-    Empty for another call, and for one whose output is not known.
+    The new range starts at zero and has as many elements, with a coarse step. The result is empty for other calls, and
+    for
+    a range whose output is unknown.
     """
     places: list[tuple[int | str, Any]] = [*enumerate(signature.args), *signature.kwargs.items()]
     numbers = {argument_name(signature.op, place)[0]: (place, value) for place, value in places}
@@ -288,7 +291,7 @@ def range_images(signature: Signature) -> dict[int | str, int | float]:
     # `range` includes its end
     count = output.shape[0] - signature.op.startswith("aten.range.")
     images = {"start": 0, "end": step * count, "step": step}
-    # a float stays one: it decides the dtype
+    # a float stays a float, because it decides the dtype
     return {
         place: float(images[name]) if isinstance(value, float) else images[name]
         for name, (place, value) in numbers.items()

@@ -1,4 +1,4 @@
-"""What a call says by itself: its shapes, and what its arguments are called."""
+"""Facts of a call that redaction needs: its sizes, its tensors with value models, and the names of its arguments."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from opgrip.traces.schema.tensor_specs import Compressed, Coo, Nested, memory_dt
 
 @dataclass(frozen=True, slots=True)
 class CallFacts:
-    """What the shapes of a call say about the numbers in it.
+    """Facts about the numbers of a call that follow from its shapes.
 
     Attributes
     ----------
-    sizes : of all dimensions of its arguments and results
-    extent : the largest position in memory, or count of elements, among them
-    pinned : integers and their images elsewhere in the call; redacting its scalars adds theirs
+    sizes : sizes of all dimensions of arguments and results
+    extent : the largest position in memory, or number of elements, of these tensors
+    pinned : integers with their images elsewhere in the call; redacting its scalars adds their images
     """
 
     sizes: frozenset[int]
@@ -31,13 +31,13 @@ class CallFacts:
 
 
 def call_facts(sizes: Collection[int], extent: int, known: Mapping[int, int] | None = None) -> CallFacts:
-    """Return the facts of a call with such sizes; `known` images take precedence over those of the sizes."""
+    """Return the facts of a call with these sizes; images in `known` take precedence over the sizes."""
     pinned = {number: number for size in sizes for number in (size - 1, size) if number > 0}
     return CallFacts(frozenset(sizes), extent, pinned | dict(known or {}))
 
 
 def facts_of(args: Any, outputs: Any) -> CallFacts:
-    """Return what the shapes of a call say."""
+    """Return the facts of a call with these arguments and outputs."""
     sizes: set[int] = set()
     extent = 0
     for spec in tensors([args, outputs]):
@@ -49,12 +49,12 @@ def facts_of(args: Any, outputs: Any) -> CallFacts:
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """A tensor in a call that can have a value model.
+    """Tensor in a call that can have a value model.
 
     Attributes
     ----------
     number : number of its model, or None
-    shape, dtype : of the values that the model draws
+    shape, dtype : shape and dtype of the values that the model draws
     """
 
     op: str
@@ -65,7 +65,7 @@ class TensorSlot:
 
 
 def slots_of(op: str, argument: str, spec: TensorSpec) -> Iterator[TensorSlot]:
-    """Yield the tensors that one is made of, in the order of `value_numbers`."""
+    """Yield the tensors that a tensor consists of, in the order of `value_numbers`."""
     parts: tuple[TensorSpec, ...] = (spec,)
     match spec.made_of:
         case Coo(indices, rows, values):
@@ -79,7 +79,9 @@ def slots_of(op: str, argument: str, spec: TensorSpec) -> Iterator[TensorSlot]:
 
 
 def argument_name(op: str, place: int | str) -> tuple[str, str]:
-    """Return the schema's name and type of an argument; its position or keyword, and no type, if no schema has it."""
+    """Return an argument's name and type in the schema, or its position or keyword and an empty type without a schema
+    entry.
+    """
     parameters = schema_arguments(op)
     if isinstance(place, int):
         return parameters[place] if place < len(parameters) else (str(place), "")

@@ -1,4 +1,4 @@
-"""Coarse numbers, and coarse value models: they keep what decides an operator's time and the sizes of its outputs."""
+"""Coarse numbers and value models that preserve an operator's time and the sizes of its outputs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from opgrip.traces.values.order import Permutation
 from opgrip.traces.values.progression import Offsets, Progression
 
 BITS = 3
-"""Leading bits that a coarse number keeps."""
+"""number of leading bits that a coarse number keeps"""
 LARGEST = (1 << 63) - 1
 
 
 def coarse_int(value: int) -> int:
-    """Return an integer with only its leading bits, rounded towards zero so that a valid index stays one."""
+    """Return an integer with only its leading bits, rounded towards zero so that valid indices stay valid."""
     size = abs(value)
     dropped = max(0, size.bit_length() - BITS)
     size = size >> dropped << dropped
@@ -52,20 +52,20 @@ def coarse(value: int | float) -> int | float:
 
 
 def rounded_up(value: int) -> int:
-    """Return the next power of two that 64 bits hold."""
+    """Return the next power of two, limited to 64 bits."""
     size = min(LARGEST, 1 << (abs(value) - 1).bit_length())
     return size if value >= 0 else -size
 
 
 class IntegerMap:
-    """Maps integers to others in the same order, with the same signs and about the same sizes, none of them larger.
+    """Map of integers to others in the same order, with the same signs and similar sizes, and none of them larger.
 
     Each power of two has as many as before, at equal distances. So equal numbers stay equal, different ones different,
     sorted ones sorted, zeros zero, and indices valid.
 
     Parameters
     ----------
-    pinned : numbers whose image is known: from the call's shapes, or from its scalars
+    pinned : numbers with a known image, from the call's shapes or scalars
     """
 
     def __init__(self, values: Iterable[int], pinned: Mapping[int, int] | None = None) -> None:
@@ -103,25 +103,25 @@ class IntegerMap:
 PLACES = "sizes and places in memory: others lead out of it"
 ARRANGED = "the order of equal values decides the outputs' sizes: other values in that order"
 GROUPED = "how boxes overlap decides how many are kept, and these are too few for a model"
-"""Reasons why values, or their order, stay."""
+"""reasons why values, or their order, stay"""
 LENGTHS = ("repeats", "lengths", "input_lengths", "target_lengths")
-"""Arguments whose elements add up to a size."""
+"""arguments whose elements add up to a size"""
 
 _SKETCHES: tuple[Any, ...] = (
     *(Factorable, Triangular, Constant, OneHot, Booleans, Permutation, Probabilities, Boxes, Integers, Floats),
 )
-"""Models that can replace the values of a small tensor, in the order in which they are tried."""
+"""models that can replace the values of a small tensor, in the order in which they are tried"""
 _REQUESTED = {Factorable: "factorable", Triangular: "triangular", Boxes: "boxes", Probabilities: "probabilities"}
-"""Models that only some arguments may get: fitted to few values, they would reveal more than others."""
+"""models that only some arguments may get; fitted to few values, they reveal more than other models"""
 
 
 @dataclass(frozen=True, slots=True)
 class RedactedModel:
-    """A redacted value model.
+    """Redacted value model.
 
     Attributes
     ----------
-    model : None if nothing of it can stay
+    model : None if no part of the model can stay
     kept : why values or their order stayed; empty if they did not
     """
 
@@ -130,7 +130,7 @@ class RedactedModel:
 
 
 def redact_model(model: ValueModel, slot: TensorSlot, facts: CallFacts, outputs: Any) -> RedactedModel:
-    """Return the redacted model of a tensor in a call whose outputs are a tree of `TensorSpec`."""
+    """Return the redacted model of a tensor in a call; `outputs` is the call's tree of `TensorSpec`."""
     if reads_places(slot.op, slot.argument, slot.dtype) and _fits_shapes(model, facts):
         return RedactedModel(model, PLACES)
     if isinstance(model, Exact):
@@ -161,7 +161,7 @@ def _fits_shapes(model: ValueModel, facts: CallFacts) -> bool:
 
 
 def _sketch(model: Exact, slot: TensorSlot, facts: CallFacts, outputs: Any) -> RedactedModel:
-    """Return a model in place of the values of a small tensor."""
+    """Return a model that replaces the values of a small tensor."""
     shape = slot.shape if prod(slot.shape) == len(model.data) else (len(model.data),)
     values = model.draw(shape, slot.dtype, torch.Generator())
     if _is_whole(values):
@@ -194,7 +194,7 @@ def _fit(values: torch.Tensor, requested: frozenset[str]) -> ValueModel | None:
 
 
 def _without_marks(model: ValueModel, values: torch.Tensor) -> ValueModel:
-    """Return the model with the number of distinct values, but without quantiles, which would be the values."""
+    """Return the model with the number of distinct values but without quantiles, since these are single values."""
     match model:
         case Floats():
             distinct = len(set(map(str, values.reshape(-1).tolist()))) if not values.is_complex() else None
@@ -206,14 +206,14 @@ def _without_marks(model: ValueModel, values: torch.Tensor) -> ValueModel:
 
 
 def _with_sum(sketch: ValueModel, values: torch.Tensor, slot: TensorSlot, facts: CallFacts) -> ValueModel:
-    """Return a sketch of lengths whose total is a size of the call."""
+    """Return a sketch with the sum of the values if they are lengths that add up to a size of the call."""
     total = int(values.to(torch.int64).sum()) if isinstance(sketch, Integers) else None
     is_told = total in facts.sizes and slot.argument in LENGTHS
     return replace(sketch, total=total) if is_told and isinstance(sketch, Integers) else sketch
 
 
 def _decides_alike(sketch: ValueModel, slot: TensorSlot) -> bool:
-    """Return True if values drawn from a sketch give outputs of the recorded sizes."""
+    """Return True if values drawn from a sketch lead to outputs of the recorded sizes."""
     if "nms" in slot.op:
         return isinstance(sketch, Boxes) or prod(slot.shape[:1]) <= 1
     if isinstance(sketch, Booleans | Constant | Permutation):
@@ -226,14 +226,13 @@ def _is_whole(values: torch.Tensor) -> bool:
 
 
 def _runs(values: torch.Tensor) -> torch.Tensor:
-    """Return zeros and ones that change wherever the values do."""
+    """Return zeros and ones that change wherever the values change."""
     changes = (values[1:] != values[:-1]).to(torch.int64)
     runs = torch.cat([changes.new_zeros(1), changes.cumsum(0)]).remainder(2)
     return runs if _is_whole(values) else runs.double()
 
 
 def _ranks(values: torch.Tensor) -> torch.Tensor:
-    """Return the ranks of the values."""
     comparable = torch.view_as_real(values).sum(-1) if values.is_complex() else values
     ranks: torch.Tensor = comparable.unique(return_inverse=True)[1]
     return ranks if _is_whole(values) else ranks.double()
@@ -247,7 +246,7 @@ def _constant(model: Constant, pinned: Mapping[int, int]) -> Constant:
 
 
 def _one_hot(model: OneHot, pinned: Mapping[int, int]) -> OneHot:
-    # which classes are frequent reveals the data, and sets no time
+    # the most frequent classes reveal the data and do not affect the time
     return replace(model, frequent=[[place, count] for place, (_, count) in enumerate(model.frequent)])
 
 
@@ -283,7 +282,7 @@ def _integers(model: Integers, pinned: Mapping[int, int]) -> Integers:
     low, high = (None if bound is None else numbers[bound] for bound in (model.low, model.high))
     if low is not None and high is not None and model.low is not None and model.high is not None:
         others = max(1, (model.distinct or 1) - sum(count > 0 for _, count in model.frequent))
-        # leave room for as many distinct values as before
+        # leave enough integers for as many distinct values as before
         high = max(high, low, min(low + others - 1, max(high, model.high)))
     return replace(model, frequent=frequent, low=low, high=high, step=_step(model.step), zipf=round(model.zipf, 1))
 

@@ -1,4 +1,4 @@
-"""Redacted dictionaries of the header, of settings and of hardware, by the tables that declare their fields."""
+"""Redaction of dictionaries in the header, of settings and of hardware, by the tables that declare their fields."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTING_WORDS = frozenset(
     )
     + ("cudaMallocAsync", "flash", "mem_efficient", "efficient", "math", "overrideable", "expandable_segments")
 )
-"""Words of torch's settings, besides types, devices and settings of operators."""
+"""words of torch's settings, in addition to types, devices and settings of operators"""
 HARDWARE = re.compile(r"[\w .,()@+/:-]{1,120}")
 PLATFORM = re.compile(r"(Linux|Darwin|Windows)( (x86_64|AMD64|aarch64|arm64|ppc64le|s390x|riscv64)$)?")
 CLOCKS = ("collectives", "starts")
@@ -46,11 +46,11 @@ class TableRedactor(NamedTuple):
     report: RedactionReport | None
 
     def table(self, value: object, table: Table, field: str) -> dict[str, Any]:
-        """Return the declared fields of a dictionary; those of which nothing stays are left out.
+        """Return a dictionary with its declared fields redacted; fields are left out if nothing of them stays.
 
         Parameters
         ----------
-        field : of the record, for the report; fields of the header name their own
+        field : field of the record, for the report; fields of the header use their own names
         """
         redacted: dict[str, Any] = {}
         for name, item in value.items() if isinstance(value, dict) else ():
@@ -91,13 +91,13 @@ class TableRedactor(NamedTuple):
             self.report.add_text(field, label, text, image, ASKED if asked else why)
 
     def model(self, value: Any) -> Any:
-        """Return the name or class of the model."""
+        """Return the redacted name or class of the model."""
         if self.policy.keeps(MODEL):
             return value if isinstance(value, str) else _LEFT_OUT
         return self.names.word(str(value))
 
     def stop_reason(self, value: Any) -> Any:
-        """Return why a flight recorder wrote its file: a signal or an error."""
+        """Return the redacted reason, a signal or an error, why a flight recorder wrote its file."""
         if not isinstance(value, str):
             return _LEFT_OUT
         return value if value in Signals.__members__ else self.names.error(value)

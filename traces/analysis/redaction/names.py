@@ -22,9 +22,9 @@ OPERATOR_NAMESPACES = frozenset(
     + ("quantized_decomposed", "sparse", "mkldnn", "mkl", "onednn", "prepacked", "inductor", "rngprims", "fsdp")
     + ("symm_mem", "torchvision", "torchaudio", "tv", "torch_attn", "xnnpack", "_quantized", "static_runtime")
 )
-"""Namespaces of operators that come with torch and its own libraries."""
+"""namespaces of operators that are part of torch and its own libraries"""
 EXTENSIONS = ("mmcv._ext:", "torchvision::")
-"""Prefixes of functions of extensions that anyone can install."""
+"""prefixes of extension functions that anyone can install"""
 MODES = frozenset(
     ("none", "mean", "sum", "batchmean", "prod", "amax", "amin", "max", "min", "avg", "product", "band", "bor", "bxor")
     + ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear", "area", "zeros", "border", "constant")
@@ -34,7 +34,7 @@ MODES = frozenset(
     + ("euclid", "backprop", "per_tensor", "per_channel", "math", "flash", "efficient", "cudnn", "gels", "gelsd")
     + ("gelsy", "gelss", "gesvd", "gesvdj", "gesvda", "highest", "high", "medium", "ieee", "tf32", "bf16", "native")
 )
-"""String settings of operators."""
+"""string settings of operators"""
 BACKENDS = frozenset(("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "fake", "undefined", "local", "custom"))
 REDUCTIONS = frozenset(("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM", "UNUSED"))
 RUNS = frozenset(("predict", "loss", "train", "generate"))
@@ -42,19 +42,19 @@ OPAQUE_TYPES = frozenset(
     ("function", "builtin_function_or_method", "method", "NoneType", "generator", "module")
     + ("torch.storage.UntypedStorage", "torch.storage.TypedStorage", "UntypedStorage", "ScriptObject")
 )
-"""Types that a trace cannot hold."""
+"""types that a trace cannot hold"""
 NOT_RECORDED = "not recorded"
 OWN_PLACES = frozenset(
     ("module scope", "optimizer scope", "autocast scope", "compiled region", "values on a device", "a Triton kernel")
 )
 OWN_PLACES_OF = ("thread ", "extension ", "kernels of ", "signature ")
-"""Names of a capture's own parts in its totals; a name follows the prefixes of the latter."""
+"""prefixes of names of a capture's own parts in its totals; a name follows each prefix"""
 REGION = "torch.compile:"
 REGION_KERNEL = re.compile(r"(cpp|triton_[a-z]{2,4})_fused_\w+|extern_kernels\.\w+|region")
-"""Kernel of a compiled region as inductor names it after torch's operators."""
+"""kernel of a compiled region as inductor names it after torch's operators"""
 LIMIT = re.compile(r"[0-9,]{1,20} (calls?|bytes|bytes of memory)")
 FUNCTION_WORDS = frozenset(("forward", "backward", "step", "main"))
-"""Function names that torch and Python prescribe."""
+"""function names that torch and Python prescribe"""
 DEVICE = re.compile(r"(cpu|cuda|xpu|mps|hpu|npu|meta|xla|mtia|vulkan|privateuseone|hip)(:[0-9]{1,4})?")
 VERSION = re.compile(r"[0-9]+(\.[0-9]+){0,4}((a|b|rc|dev|post)[0-9]{1,8})?")
 BUILD = re.compile(r"cpu|cu[0-9]{2,3}|rocm[0-9.]{1,8}|xpu")
@@ -66,7 +66,7 @@ _OTHER_EXCEPTIONS = frozenset(("OutOfMemoryError", "AcceleratorError", "LinAlgEr
 
 
 def is_public_operator(op: str) -> bool:
-    """Return True for an operator, or an extension's function, that anyone can install."""
+    """Return True for an operator or extension function that anyone can install."""
     if op.startswith((*EXTENSIONS, HIGHER_ORDER)):
         return True
     namespace, dot, _ = op.partition(".")
@@ -110,7 +110,7 @@ def optimizer_classes() -> frozenset[str]:
 
 
 def public_version(text: str) -> str:
-    """Return a version without the local part of a private build (`2.6.0+acme` is `2.6.0`); empty if it is none."""
+    """Return a version without the suffix of a private build (`2.6.0+acme` is `2.6.0`), or an empty text if invalid."""
     number, plus, build = text.partition("+")
     if not VERSION.fullmatch(number):
         return ""
@@ -118,20 +118,20 @@ def public_version(text: str) -> str:
 
 
 DIGITS = 5
-"""Bytes of a hash: ten thousand names collide with a probability of 1 in 20,000."""
+"""number of bytes of a hash: ten thousand names collide with a probability of 1 in 20,000"""
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MOST_LINES = 1 << 20
 MADE_UP = frozenset(
     ("<locals>", "<lambda>", "<module>", "<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "__enter__", "__exit__")
 )
-"""Names that Python makes up for functions, and special methods that `object` lacks."""
+"""names that Python generates for functions, and special methods that `object` lacks"""
 _INDEX = re.compile(r"[0-9]{1,4}")
 _CALLER = re.compile(r"(.*):([0-9]+) ([^ ]*)")
 OPTIMIZER_LABEL = re.compile(r"Optimizer\.(step|zero_grad)#(\w+)\.(step|zero_grad)")
 
 
 class NameHasher:
-    """Hashes names with the salt of a policy, except for what the policy keeps and what is public."""
+    """Hashes names with the salt of a policy, except for public names and names that the policy keeps."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -144,30 +144,30 @@ class NameHasher:
         return f"x{blake2b(data, key=self._key, digest_size=DIGITS).hexdigest()}"
 
     def shift_ns(self) -> int:
-        """Return how far start times are moved: up to thirty years, the same for all traces of a salt."""
+        """Return the shift in ns of start times: up to thirty years, the same for all traces with the same salt."""
         day = int.from_bytes(blake2b(b"clock", key=self._key, digest_size=8).digest(), "big")
         return day % (30 * 365 * 86_400 * 10**9)
 
     def module(self, path: str) -> str:
-        """Return a module's path with its parts hashed; indices of a list's modules stay."""
+        """Return a module's path with its parts hashed; indices in a list of modules stay."""
         if self._policy.keeps(MODULES):
             return path
         return self._parts(path, ".", lambda part: bool(_INDEX.fullmatch(part)))
 
     def class_name(self, name: str) -> str:
-        """Return a class's name, hashed unless it is torch's."""
+        """Return a class's name, hashed unless it is a class of torch."""
         if self._policy.keeps(MODULES):
             return name
         return self._parts(name, ".", lambda part: part in torch_classes())
 
     def function(self, name: str) -> str:
-        """Return a function's qualified name with its parts hashed; `forward` and names that Python makes up stay."""
+        """Return a function's qualified name with its parts hashed; `forward` and names that Python generates stay."""
         if self._policy.keeps(FUNCTIONS):
             return name
         return self._parts(name, ".", is_word_of_python)
 
     def object_name(self, name: str) -> str:
-        """Return a name of the form `module:qualname`."""
+        """Return a hashed name of the form `module:qualname`."""
         return ":".join(self.function(part) for part in name.split(":"))
 
     def file(self, path: str) -> str:
@@ -178,13 +178,15 @@ class NameHasher:
         return self._parts(stem, "/", lambda part: False) + suffix
 
     def line(self, file: str, line: int) -> int:
-        """Return another line number, the same for the same line: the real ones would identify a public file."""
+        """Return a replacement for a line number, always the same for a line; real numbers would identify a public
+        file.
+        """
         if self._policy.keeps(FILES) or not line:
             return line
         return 1 + int(self.word(f"{file}:{line}")[1:], 16) % MOST_LINES
 
     def caller(self, text: str) -> str:
-        """Return a frame, `file:line function`."""
+        """Return a hashed frame of the form `file:line function`."""
         match = _CALLER.fullmatch(text)
         if match is None:
             return self.word(text)
@@ -192,7 +194,7 @@ class NameHasher:
         return f"{self.file(file)}:{self.line(file, line)} {self.function(function)}"
 
     def operator(self, op: str, kind: str = "") -> str:
-        """Return an operator's name; that of a gripped function is the program's own, and hashed."""
+        """Return an operator's name, hashed for gripped functions since their names belong to the program."""
         if is_public_operator(op):
             return op
         if kind == FUNCTION and not op.startswith(HIGHER_ORDER):
@@ -206,7 +208,7 @@ class NameHasher:
         return self._parts(op, separator, lambda part: part == "default")
 
     def unrecorded(self, name: str) -> str:
-        """Return the name of something that could not be recorded, and that no signature and so no replay needs."""
+        """Return the redacted name of something that could not be recorded; no replay needs it."""
         if is_public_operator(name) or name in OWN_PLACES:
             return name
         for prefix in OWN_PLACES_OF:
@@ -228,7 +230,7 @@ class NameHasher:
         return self._policy.hide_operators and not is_public_operator(op)
 
     def label(self, text: str) -> str:
-        """Return a label of `record_function`; those of torch's optimizers and of recorded steps stay."""
+        """Return a label of `record_function`, hashed unless it is of a torch optimizer or a recorded step."""
         match = OPTIMIZER_LABEL.fullmatch(text)
         is_optimizers = match is not None and match[2] in optimizer_classes()
         if self._policy.keeps(LABELS) or is_optimizers or STEP_LABEL.fullmatch(text):
@@ -236,14 +238,14 @@ class NameHasher:
         return self.word(text)
 
     def device(self, name: str) -> str:
-        """Return a device; of a third-party backend only the index stays."""
+        """Return a device; for a third-party backend only the index stays."""
         if DEVICE.fullmatch(name):
             return name
         number = re.search(r":[0-9]{1,4}$", name)
         return f"privateuseone{number[0] if number else ''}"
 
     def thread(self, name: str) -> str:
-        """Return a thread's name; default names of Python and torch stay."""
+        """Return a thread's name, hashed unless it is a default name of Python or torch."""
         if self._policy.keeps(LABELS):
             return name
         first = name.partition(" (")[0]
@@ -252,7 +254,7 @@ class NameHasher:
         return self.word(name)
 
     def text(self, text: str) -> str:
-        """Return a string argument; settings of operators, devices and types stay."""
+        """Return a string argument, hashed unless it is an operator's setting, a device or a type."""
         if is_public_text(text):
             return text
         return self.word(text)
@@ -265,7 +267,7 @@ class NameHasher:
         return text.translate({ord(letter): ALPHABET[place] for place, letter in enumerate(letters)})
 
     def error(self, text: str) -> str:
-        """Return the class of an error's message, without its text."""
+        """Return the class from an error message, without the text."""
         match = EXCEPTION.match(text)
         if match is not None and is_public_exception(match[0]):
             return match[0]
@@ -283,7 +285,7 @@ class NameHasher:
         return text if text in words else self.word(text)
 
     def reduction(self, text: str) -> str:
-        """Return what a collective reduces by."""
+        """Return the reduction of a collective, hashed unless it is public."""
         return text if text in REDUCTIONS or self._policy.keeps(SCALARS) else self.text(text)
 
     def _parts(self, text: str, separator: str, stays: Callable[[str], bool]) -> str:
@@ -298,13 +300,13 @@ def is_word_of_python(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NameRule:
-    """How names of one kind are redacted.
+    """Rule for redacting names of one kind.
 
     Attributes
     ----------
-    why : why one that was not hashed stays
-    kept_by : of the policy's kinds, the one that keeps all of them
-    label : what the report calls them; empty for the name of the field
+    why : reason why a name of this kind can stay unhashed
+    kept_by : kind in the policy that keeps all of these names
+    label : name of the kind in the report; empty for the field's name
     """
 
     redact: Callable[[NameHasher, Any], Any]
@@ -354,4 +356,4 @@ NAME_RULES: dict[str, NameRule] = {
     "layout": NameRule(_unchanged, TYPES),
     "memory_format": NameRule(_unchanged, TYPES),
 }
-"""By the kind that a field declares, how its names are redacted."""
+"""rules by the kind that a field declares"""

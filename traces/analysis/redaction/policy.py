@@ -17,22 +17,24 @@ from opgrip.errors import UserError
 MODULES, FUNCTIONS, FILES, LABELS, MODEL, SCALARS, VALUES = KINDS = (
     *("modules", "functions", "files", "labels", "model", "scalars", "values"),
 )
-"""What `--keep` leaves unchanged: module paths and classes, functions, files and lines, labels of `record_function` and
-threads, the model's name, numbers and strings among arguments, exact small values."""
+"""Kinds that `--keep` leaves unchanged: module paths and classes, functions, files and lines, labels of
+`record_function`
+and threads, the model's name, numbers and strings among arguments, exact small values.
+"""
 SALT_BYTES = 32
 LEAST_DIFFERENT = 8
-"""Distinct bytes that a salt must have: anyone could guess a salt of zeros and try out names."""
+"""minimum number of distinct bytes of a salt: anyone could guess a salt of zeros and test names"""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How to redact a trace.
+    """Settings for redacting a trace.
 
     Attributes
     ----------
     salt : key of the hashes; without it nobody can check a guessed name
-    keep : the `KINDS` that stay
-    hide_operators : also hash the names of custom operators and extension functions, which then cannot be replayed
+    keep : kinds of `KINDS` that stay
+    hide_operators : True to also hash names of custom operators and extension functions, which then cannot be replayed
     """
 
     salt: bytes = field(default_factory=lambda: secrets.token_bytes(SALT_BYTES), repr=False)
@@ -52,7 +54,7 @@ def check_kept(kinds: tuple[str, ...]) -> frozenset[str]:
 
 
 def salt_of(path: Path) -> bytes:
-    """Read the salt file, or create it, readable only by its owner, if it does not exist.
+    """Return the salt from a file, which is created, readable only by its owner, if it does not exist.
 
     Raises
     ------
@@ -91,17 +93,17 @@ def _read_salt(path: Path) -> bytes:
 ASKED = "kept by --keep"
 HASH = re.compile(r"\bx[0-9a-f]{10}\b")
 MOST = 100_000
-"""Distinct texts and numbers that are listed; further ones are counted."""
+"""maximum number of distinct texts and numbers that are listed; further ones are only counted"""
 
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """A text or number that stays.
+    """Text or number that stays.
 
     Attributes
     ----------
-    field : of the record, such as `signature.args`
-    kind : what it is: `operator`, `string`, `integer`, ...
+    field : field of the record, such as `signature.args`
+    kind : kind of text or number: `operator`, `string`, `integer`, ...
     """
 
     field: str
@@ -112,21 +114,23 @@ class Remaining:
 
 @dataclass(slots=True)
 class RedactionReport:
-    """Everything that stays in a trace, with how often it occurs, and the hashes in place of the rest."""
+    """Report of everything that stays in a trace, with its number of occurrences, and of the hashes that replace the
+    rest.
+    """
 
     counts: Counter[Remaining] = field(default_factory=Counter)
     others: int = 0
     salted: set[str] = field(default_factory=set)
 
     def add_text(self, name: str, kind: str, text: str, image: str, why: str) -> None:
-        """Add a text and what became of it."""
+        """Add a text and its image."""
         if image != text or HASH.search(image):
             self.salted.update(HASH.findall(image))
         elif text:
             self._add(Remaining(".".join(name.split(".")[:2]), kind, text, why))
 
     def add_number(self, name: str, op: str, image: float, why: str) -> None:
-        """Add a number among the arguments of an operator."""
+        """Add a number from the arguments of an operator."""
         self._add(Remaining(name, "integer" if isinstance(image, int) else "float", f"{op}: {image}", why))
 
     def add_values(self, data: object) -> None:
@@ -135,7 +139,7 @@ class RedactionReport:
         self._add(Remaining("values.data", "exact values", str(data), why))
 
     def rows(self) -> Iterator[tuple[str, str, int, str]]:
-        """Yield field, kind, number of distinct ones, and reason, of everything that stays."""
+        """Yield field, kind, number of distinct items, and reason for everything that stays."""
         groups: Counter[tuple[str, str, str]] = Counter((left.field, left.kind, left.why) for left in self.counts)
         for (name, kind, why), count in sorted(groups.items()):
             yield name, kind, count, why

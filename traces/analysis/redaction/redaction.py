@@ -1,7 +1,7 @@
-"""Redaction of the records of a trace, one by one: for a finished file, and for one that is being recorded.
+"""Redaction of the records of a trace one by one, for a finished file and for one that is being recorded.
 
-Each field is redacted as its type declares (`traces/schema/privacy.py`). This module adds what a declaration cannot:
-names that depend on other fields, and value models, which depend on the call that takes them.
+Each field is redacted as its type declares (`traces/schema/privacy.py`). This module adds the cases that a declaration
+cannot express: names that depend on other fields, and value models, which depend on the call that takes them.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from opgrip.traces.values import ValueModel
 from opgrip.traces.values.exact import Exact
 
 RECORD_NAMES: dict[type, str] = {cls: re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower() for cls in get_args(Record)}
-"""Types of records as the file has them."""
+"""names of record types in the file"""
 REDACTED = "redacted"
-"""Header field that marks a redacted trace, and lists what was kept."""
+"""header field that marks a redacted trace and lists what was kept"""
 KERNEL = re.compile(r"[\w<>:,&*\[\]() =.~#{}-]{1,4096}")
-"""Characters of the names that compilers make: no path, and no text."""
+"""characters of the names that compilers generate: no path, and no text"""
 
 
 @dataclass(frozen=True, slots=True)
 class _TensorUse:
-    """A tensor of a call whose values are redacted."""
+    """Tensor of a call whose values are redacted."""
 
     slot: TensorSlot
     facts: CallFacts
@@ -69,7 +69,7 @@ class _TensorUse:
 
 @dataclass(frozen=True, slots=True)
 class _CallInfo:
-    """What later records about a signature need of it."""
+    """Facts of a signature that the redaction of later records needs."""
 
     op: str
     kind: str
@@ -79,7 +79,7 @@ class _CallInfo:
 
 @dataclass(slots=True)
 class _State:
-    """What a redaction remembers; it grows with the value models and signatures, not with the calls."""
+    """State of a redaction; it grows with the value models and signatures, not with the calls."""
 
     models: dict[int, ValueModel] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
@@ -91,9 +91,11 @@ class _State:
 
 
 class Redaction:
-    """The redaction of one trace; several threads may use it.
+    """Redaction of one trace, which several threads may use.
 
-    Value models may get new numbers, since two operators may need different things of one; all else keeps its numbers.
+    Value models may get new numbers, because two operators may need different properties of one model. All other
+    records
+    keep their numbers.
 
     Parameters
     ----------
@@ -101,7 +103,7 @@ class Redaction:
 
     Attributes
     ----------
-    kept : how many models kept values or their order, by operator, argument and reason
+    kept : number of models that kept values or their order, by operator, argument and reason
     """
 
     def __init__(self, policy: Policy, report: RedactionReport | None = None) -> None:
@@ -115,12 +117,12 @@ class Redaction:
 
     @property
     def custom_operators(self) -> list[str]:
-        """Operators so far whose names stay although not everybody can install them."""
+        """Operators so far that keep their names although not everybody can install them."""
         operators = (op for op, kind in self._state.kinds.items() if kind != FUNCTION and not op.startswith(REGION))
         return [op for op in operators if not is_public_operator(op) and not self.names.hides(op)]
 
     def records(self, record: Record) -> list[Record]:
-        """Return the redacted record, after the value models that it needs; nothing for an unknown type."""
+        """Return the redacted record, after the value models that it needs; return nothing for an unknown type."""
         name = RECORD_NAMES.get(type(record))
         if name is None:
             return []
@@ -179,7 +181,7 @@ class Redaction:
         yield from self._plain(record, inside=inside, line=self.names.line(record.file, record.line))
 
     def _values(self, record: Values) -> Iterator[Record]:
-        """Yield nothing until a call refers to the model; then the models that earlier calls referred to."""
+        """Store the model for later calls, and yield the redacted models that earlier calls wait for."""
         self._state.models[record.number] = record.model
         for number, use in self._state.awaited.pop(record.number, ()):
             redacted = self._redact(record.model, use)
@@ -187,7 +189,7 @@ class Redaction:
                 yield self._written(number, redacted.model)
 
     def _kernels(self, record: Kernels) -> Iterator[Record]:
-        """Kernels of operators whose names stay keep theirs, those of the program's functions do not."""
+        """Yield the record with the kernels' names hashed, except for operators that keep their names."""
         call = self._state.calls.get(record.signature)
         hidden = call is None or call.kind == FUNCTION or self.names.hides(call.op)
         names = [name if KERNEL.fullmatch(name) and not hidden else self.names.word(name) for name in record.names]
@@ -222,7 +224,7 @@ class Redaction:
         return redacted
 
     def _call(self, signature: Signature, record: str) -> tuple[list[Record], Signature, _CallInfo]:
-        """Return the models that a call needs, the call, and what later records need of it."""
+        """Return the models that a call needs, the redacted call, and the facts that later records need."""
         facts = facts_of((signature.args, signature.kwargs), signature.outputs)
         redacted = self._redactor.signature(signature, record, facts)
         models: list[Record] = []
@@ -253,7 +255,7 @@ class Redaction:
         models: list[Record],
         slots: list[TensorSlot] | None = None,
     ) -> Any:
-        """Return a tree with the numbers of redacted models; add new models to `models`, its tensors to `slots`."""
+        """Return a tree with the numbers of redacted models; add new models to `models` and its tensors to `slots`."""
 
         def renumber(leaf: Any) -> Any:
             if not isinstance(leaf, TensorSpec):
@@ -281,7 +283,7 @@ class Redaction:
         redacted = self._redact(model, use)
         if redacted.model is None:
             return None
-        # compared as text: nan makes equal models unequal
+        # compared as text, because nan makes equal models unequal
         text = str(redacted.model)
         known = state.numbers.get(text)
         if known is None:
@@ -311,7 +313,7 @@ class Redaction:
 
 @dataclass(frozen=True, slots=True)
 class RedactedFile:
-    """A redacted file.
+    """Result of redacting a file.
 
     Attributes
     ----------
@@ -342,7 +344,7 @@ class RedactedFile:
 def redact(
     path: str | Path, output: Path, policy: Policy, force: bool = False, partial: bool = False, unbounded: bool = False
 ) -> RedactedFile:
-    """Write a redacted trace. Memory grows with its signatures and value models, not with its calls.
+    """Write a redacted trace, with memory that grows with its signatures and value models, not with its calls.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Selection of the calls of a part of a trace, and what must be known of all calls for that."""
+"""Selection of the calls of a part of a trace, and the facts of all calls that it needs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COLUMNS = ("thread", "signature", "scope", "start_ns", "tensors")
 
 @dataclass(frozen=True, slots=True)
 class SignatureOutline:
-    """What matters of a signature.
+    """Facts of a signature that a selection needs.
 
     Attributes
     ----------
@@ -52,13 +52,13 @@ class SignatureOutline:
 
 @dataclass(slots=True)
 class Outline:
-    """Calls of a trace in file order, and what they refer to.
+    """Calls of a trace in file order, with the records that they refer to.
 
     Attributes
     ----------
     thread, signature, scope, start_ns, tensors : (calls,)
-    storages : of all calls, `tensors` numbers of each
-    observed : for each such record, the call that it describes
+    storages : storages of all calls, `tensors` numbers for each call
+    observed : records of later calls, in file order
     step_starts_ns : (steps,), from the trace's end
     """
 
@@ -82,7 +82,7 @@ class Outline:
         return first
 
     def op_of(self, signature: int) -> str:
-        """Return the operator of a signature; empty if it is missing."""
+        """Return the operator of a signature, or an empty string if the signature is missing."""
         item = self.signatures.get(signature)
         return "" if item is None else item.op
 
@@ -91,7 +91,7 @@ class Outline:
         return "" if record is None else record.phase
 
     def module_of(self, scope: int) -> str:
-        """Return the module of a scope; in a backward pass, that of the forward calls."""
+        """Return the module of a scope; for a backward pass, the module of the forward calls."""
         record = self.scopes.get(scope)
         if record is None:
             return ""
@@ -99,7 +99,12 @@ class Outline:
 
 
 def read_outline(reader: TraceReader, partial: bool) -> Outline:
-    """Read a trace once; raise `UserError` if it holds no calls, or is cut and `partial` is false."""
+    """Return the outline of a trace, reading it once.
+
+    Raises
+    ------
+    UserError : if the trace holds no calls, or is cut and `partial` is false
+    """
     outline = Outline()
     end: End | None = None
     columns = {name: array("q") for name in (*COLUMNS, "storages")}
@@ -160,7 +165,7 @@ class TracePart:
 
     Attributes
     ----------
-    steps : first, and one behind the last, counted from 0; None for the end
+    steps : first step, and the step after the last one, counted from 0; None for the end
     phases : `forward`, `backward`, `optimizer`
     modules, ops : shell patterns, of which one must match
     time_ns : earliest start, and end of the starts, since the capture began; None for the end
@@ -173,17 +178,17 @@ class TracePart:
     time_ns: tuple[int, int | None] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form for the header of a trimmed trace."""
+        """Return the conditions in the form for the header of a trimmed trace."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {name: list(value) for name, value in values.items() if value}
 
 
 def selected_calls(outline: Outline, part: TracePart) -> Flags:
-    """Return a flag for each call: it meets the conditions, or ran inside a function that does.
+    """Return flags of the calls that meet the conditions or ran inside a function that does.
 
     Raises
     ------
-    UserError : if no call is selected, and for steps of a trace that does not record them
+    UserError : if no call is selected, or if steps are selected but the trace does not record them
     """
     flags = np.ones(len(outline.start_ns), dtype=np.bool_)
     if part.ops:
@@ -202,7 +207,7 @@ def selected_calls(outline: Outline, part: TracePart) -> Flags:
 
 
 def with_inner_calls(outline: Outline, flags: Flags) -> Flags:
-    """Return the calls together with those made inside of them."""
+    """Return the flags with calls made inside flagged calls added."""
     around = flags & np.isin(outline.signature, [n for n, item in outline.signatures.items() if item.kind != OPERATOR])
     if not around.any():
         return flags
@@ -238,7 +243,10 @@ def _matching(
 
 
 def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
-    """Return which calls belong to some steps, which begin when the trace says, or at a place that each has once."""
+    """Return flags of the calls in some steps.
+
+    The starts of steps are recorded in the trace, or derived from a place that each step runs once.
+    """
     begins = outline.step_starts_ns.tolist()
     count = outline.header.get("steps", len(begins))
     if type(count) is not int or not 0 < count <= len(outline.start_ns):
@@ -253,7 +261,7 @@ def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
 
 
 def _beginnings(outline: Outline, count: int) -> list[int]:
-    """Return the starts of this many steps."""
+    """Return the starts of this many steps, derived from a place that each step runs once."""
     begins = step_starts(lambda: [(None, outline.scope, outline.signature, outline.start_ns)], {None: count}).begins
     if None not in begins:
         raise UserError("its steps cannot be told apart: no call was made once in each", "name a span of --time")
@@ -262,7 +270,7 @@ def _beginnings(outline: Outline, count: int) -> list[int]:
 
 
 class KeptFlow:
-    """The calls that made or last wrote what each call reads, as in `opgrip trace graph`.
+    """Producers of each call: calls that made or last wrote the memory that it reads, as in `opgrip trace graph`.
 
     Calls inside extension functions, and gripped functions around their calls, are left out: they access the same
     memory.
@@ -293,7 +301,7 @@ class KeptFlow:
         self._producers = np.frombuffer(producers, dtype=np.int64) if producers else np.empty(0, dtype=np.int64)
 
     def with_producers(self, flags: Flags) -> Flags:
-        """Return the calls together with those that made what they read, recursively."""
+        """Return the flags with all direct and indirect producers of flagged calls added."""
         flags = flags.copy()
         # edges are in order of the readers' starts, and producers come before readers
         for reader, producer in zip(self._readers[::-1].tolist(), self._producers[::-1].tolist(), strict=True):
@@ -302,12 +310,12 @@ class KeptFlow:
         return flags
 
     def cut_edges(self, flags: Flags) -> int:
-        """Return how often a call reads what an omitted one made."""
+        """Return how often a flagged call reads memory that an omitted call made."""
         return int(np.count_nonzero(flags[self._readers] & ~flags[self._producers]))
 
 
 def _own_calls(outline: Outline) -> list[int]:
-    """Return the calls that count by themselves, in start order."""
+    """Return the calls without marks, gripped functions and calls inside extension functions, in start order."""
     passed = [n for n, item in outline.signatures.items() if item.kind == FUNCTION or is_mark(item.op)]
     inside = [n for n, scope in outline.scopes.items() if scope.inside is not None and not scope.gripped]
     own: NDArray[np.bool_] = ~np.isin(outline.signature, passed) & ~np.isin(outline.scope, inside)

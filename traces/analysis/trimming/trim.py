@@ -1,4 +1,4 @@
-"""Writing a part of a trace: the selected calls, and the records that they refer to, unchanged.
+"""Writing of a part of a trace: the selected calls, and the unchanged records that they refer to.
 
 Records keep their numbers, so that a signature has the same number in the whole and in the part.
 """
@@ -53,15 +53,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """What a part holds of a trace.
+    """Result of trimming a trace.
 
     Attributes
     ----------
-    calls, of_calls : of the part and the whole, as `opgrip trace info` counts them
-    signatures, of_signatures : likewise
-    producers : calls that were added since others read their results
-    cut_edges : how often a call reads what an omitted one made
-    losses : what the file of another tool lacks
+    calls, of_calls : number of calls in the part and in the whole, as counted by `opgrip trace info`
+    signatures, of_signatures : number of signatures in the part and in the whole
+    producers : number of calls that were added because others read their results
+    cut_edges : how often a call reads memory that an omitted call made
+    losses : facts that the source file lacks if another tool wrote it
     """
 
     calls: int
@@ -82,11 +82,11 @@ def trim(
     partial: bool = False,
     unbounded: bool = False,
 ) -> Trimmed:
-    """Write a part of a trace, which is read twice; its calls are kept in memory as a few numbers each.
+    """Write a part of a trace, which is read twice; memory holds a few numbers for each of its calls.
 
     Parameters
     ----------
-    with_producers : add the calls that made what the selected ones read, recursively
+    with_producers : add all direct and indirect producers of the selected calls
     force : replace an existing file
     partial : accept a cut or damaged trace
     unbounded : as in `TraceReader`
@@ -131,7 +131,7 @@ def trim(
 
 
 def _counted_signatures(numbers: Iterable[int], outline: Outline) -> list[int]:
-    """Return which signatures are of operators, not of gripped functions or marks of `record_function`."""
+    """Return the signatures of operators, without gripped functions and marks of `record_function`."""
     items = ((number, outline.signatures[number]) for number in numbers)
     return [number for number, item in items if item.kind != FUNCTION and not is_mark(item.op)]
 
@@ -139,7 +139,7 @@ def _counted_signatures(numbers: Iterable[int], outline: Outline) -> list[int]:
 def _header(outline: Outline, part: TracePart, trimmed: Trimmed, same_folder: bool) -> Header:
     fields = {name: value for name, value in outline.header.items() if name not in ("format", "version")}
     if not same_folder:
-        # the file of whole values is looked for in the trace's folder
+        # the file of whole values is expected in the trace's folder
         fields.pop(HEADER_FIELD, None)
     if part.steps is not None and "steps" in fields:
         first, end = part.steps
@@ -150,7 +150,7 @@ def _header(outline: Outline, part: TracePart, trimmed: Trimmed, same_folder: bo
 
 
 class _Writing:
-    """Decides what is written of each record."""
+    """Selects the records of the part, and shortens records of several calls."""
 
     def __init__(self, outline: Outline, flags: Flags) -> None:
         self._outline, self._flags = outline, flags
@@ -171,7 +171,7 @@ class _Writing:
 
     @property
     def end(self) -> End:
-        """Return the closing record: totals of the part, losses of the whole."""
+        """Closing record: totals of the part, losses of the whole."""
         duration = self._end.duration_ns or self._last_ns
         return replace(
             self._end,
@@ -182,7 +182,7 @@ class _Writing:
         )
 
     def _step_starts_ns(self) -> list[int]:
-        """Return when the steps began that the part has calls of."""
+        """Return the starts of the steps to which the part's calls belong."""
         starts = self._outline.step_starts_ns
         if not len(starts):
             return []
@@ -191,7 +191,7 @@ class _Writing:
         return kept
 
     def of(self, record: Record) -> Record | None:
-        """Return a record as the part has it, or None."""
+        """Return a record as it is written to the part, or None if it is left out."""
         match record:
             case Signature() | Scope() | Context() | Thread() | Values():
                 numbers = self._numbers_of(type(record))
@@ -277,7 +277,7 @@ class _Writing:
         return DeviceTimes(thread, first, times) if times else None
 
     def _kernels(self, record: Kernels) -> Kernels | None:
-        """Return the kernels of a signature, scaled to the selected calls."""
+        """Return the kernels of a signature with their figures scaled to the selected calls."""
         selected, total = self._selected[record.signature], self._all[record.signature]
         if record.signature not in self.signatures:
             return None
@@ -291,7 +291,7 @@ class _Writing:
 
 
 def _scopes(outline: Outline, used: set[int]) -> set[int]:
-    """Return scopes that are used, and those that caused them."""
+    """Return the scopes that are used, with the scopes of their forward calls."""
     level = used & outline.scopes.keys()
     scopes = set(level)
     while level:
@@ -302,7 +302,7 @@ def _scopes(outline: Outline, used: set[int]) -> set[int]:
 
 
 def _observed(outline: Outline, flags: Flags, signatures: set[int]) -> set[int]:
-    """Return which records of later calls stay: those of a call site stay with their call."""
+    """Return the indices of the records of later calls that stay; a record of a call site stays with its call."""
     memory = _first_memory(outline)
     places = set()
     for place, record in enumerate(outline.observed):
@@ -331,7 +331,7 @@ def _by_call(block: Calls) -> list[list[int]]:
 
 
 def _runs(places: list[int]) -> list[tuple[int, int]]:
-    """Return places as pairs of first and length."""
+    """Return runs of consecutive places as pairs of first place and length."""
     runs: list[tuple[int, int]] = []
     for place in sorted(set(places)):
         if runs and sum(runs[-1]) == place:
