@@ -91,7 +91,7 @@ class Observations:
             self._due.clear()
 
     def forget(self) -> None:
-        """Clear all tables, because signatures are numbered again."""
+        """Clear all tables, because signatures get new numbers."""
         for table in (self._key_lookups, self._calls, self._next, self._looks, self._places, self._tries):
             table.clear()
         self._due.clear()

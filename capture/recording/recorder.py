@@ -1,6 +1,6 @@
 """One recording: the tables that all threads of a process share, and their lifetime.
 
-Guarantee: nothing here raises into the watched program, except exceptions of the program itself, such as those of
+Guarantee: nothing here raises into the watched program, except exceptions of the program itself, such as exceptions of
 signal handlers. Such an exception loses at most the call that it interrupts, which is then counted as lost.
 
 ====================  ================================================================================
@@ -220,7 +220,7 @@ class StepMarks:
     Attributes
     ----------
     program_reports : True if the program reports its steps
-    in_header : True if the trace's header contains the number of steps, so that none are collected here
+    in_header : True if the trace's header contains the number of steps, so that this object collects nothing
     """
 
     def __init__(self, started_ns: int) -> None:

@@ -172,7 +172,7 @@ class ScopeTable:
             table.clear()
 
     def prune_pairs(self, epochs: set[int], pairs: set[int]) -> None:
-        """Remove all pairs except `pairs` and those of `epochs`."""
+        """Remove all pairs except `pairs` and the pairs of `epochs`."""
         self.pairs = {number: pair for number, pair in self.pairs.items() if number in pairs} | {
             number: self.pairs[number] for number in self._epochs.numbers(PAIR, epochs) if number in self.pairs
         }

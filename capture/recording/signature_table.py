@@ -164,7 +164,7 @@ class SignatureTable:
         self._first_alike.clear()
 
     def prune(self, numbers: Iterable[int], epochs: set[int]) -> set[int]:
-        """Remove all signatures except `numbers`, open ones and those of `epochs`; return the remaining numbers. Hold
+        """Remove all signatures except `numbers`, open ones and ones from `epochs`; return the remaining numbers. Hold
         the lock.
         """
         kept = {*numbers, *self._open, *self._epochs.numbers(Signature, epochs)}

@@ -105,8 +105,8 @@ class Capture(CaptureReport):
         uses a salt that nobody knows
     grip : names of functions to record with the operators below them, as patterns `module:function` with shell
     wildcards
-    grip_to : folder for a sample of each gripped function, written at the end at the latest; None for no samples
-    last : keep only this number of calls, those that ended last, and write them when the block or an outermost module
+    grip_to : folder for a sample of each gripped function, written by the end of the capture; None for no samples
+    last : keep only this number of calls, counted from the end, and write them when the block or an outermost module
         raises, a signal ends the program, or the program calls `dump`; otherwise leave no file. Until then the calls
         are in
         a ring file of constant size, which remains if the process dies
@@ -219,7 +219,7 @@ class Capture(CaptureReport):
     def dump(self, reason: str = "asked") -> Path | None:
         """Write the last calls to a trace, each call only once, and continue.
 
-        Return the path of the trace, or None if there are no calls or they cannot be written. The first trace has the
+        Return the path of the trace, or None if no call was made or writing failed. The first trace has the
         capture's
         path; later ones have a number in their names.
 

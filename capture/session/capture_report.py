@@ -32,7 +32,7 @@ class CaptureReport:
     stopped : limit that ended the recording before the program ended, or None
     bytes_written : size of the trace before compression
     failure, problem : error that kept the trace from being written, and a message that also says which part was
-        written; None if there was no error
+        written; None if writing succeeded
     full_values : after the block, the result of keeping whole values, or None if they were not requested
     child_files : after the block, traces of the forked processes that have ended; `old_child_files` are traces of an
         earlier program, which `force` removes

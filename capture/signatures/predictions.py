@@ -105,7 +105,7 @@ class Recognizer:
         self.sharing = sharing
 
     def holds(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return True if the tests recognize a call as one of the signature."""
+        """Return True if a test recognizes a call of this signature."""
         return self.check_both(args, kwargs) if kwargs else self.check(args)
 
 

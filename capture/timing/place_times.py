@@ -76,7 +76,7 @@ class _Table:
             seen.least_ns = duration_ns
 
     def _thin_out(self, call: int) -> None:
-        """Keep only the extremes among recurring call sites, and among those that may still recur."""
+        """Keep only the extremes among recurring call sites, and among call sites that may still recur."""
         oldest = call - MOST_CALLS_BETWEEN
         ranked = sorted(self.seen.items(), key=lambda item: item[1].least_ns)
         again = [item for item in ranked if item[1].count > 1]

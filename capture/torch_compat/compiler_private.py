@@ -151,7 +151,7 @@ def _set_flags(flags: Mapping[str, bool]) -> None:
 
 @contextmanager
 def modes_hidden_from_compiler() -> Iterator[None]:
-    """Let torch compile in the block as if none of our modes were on; the compiled code runs under them."""
+    """Let torch compile in the block as if our modes were off; the compiled code runs under them."""
     with _flags_lock:
         flags, was_hidden = _flags(), getattr(_hidden, "modes", False)
         _set_flags(OrderlyMode._flags_before)

@@ -32,17 +32,17 @@ def private_places() -> dict[str, str]:
 current_autograd_node: Callable[[], Any] = _places.take(
     "torch._C._current_autograd_node", lambda: None, "calls of a backward pass are recorded as forward ones"
 )
-"""return the node that the autograd engine runs in this thread, or None outside a backward pass"""
+"""function that returns the node that the autograd engine runs in this thread, or None outside a backward pass"""
 
 sequence_number: Callable[[], int] = _places.take(
     "torch._C._autograd._get_sequence_nr", lambda: 0, "calls of a backward pass have no pair in the forward one"
 )
-"""return the number of autograd nodes that this thread has made"""
+"""function that returns the number of autograd nodes that this thread has made"""
 
 out_of_tree_device: Callable[[], str] = _places.take(
     "torch._C._get_privateuse1_backend_name", lambda: "privateuseone", "accelerators of other packages have no times"
 )
-"""return the device type of a backend outside torch"""
+"""function that returns the device type of a backend outside torch"""
 
 NO_SEQUENCE = (1 << 64) - 1
 """sequence number of nodes that no operator made, which accumulate gradients"""
@@ -56,18 +56,18 @@ def _storage_address(tensor: torch.Tensor) -> int:
 storage_address: Callable[[torch.Tensor], int] = _places.take(
     "torch._C._storage_address", _storage_address, "a Python object of the storage is made to tell its address"
 )
-"""return the address of a tensor's storage object, which is the same for all tensors in the same memory"""
+"""function that returns the address of a tensor's storage object, the same for all tensors in the same memory"""
 
 _NEVER_ABSENT = "none: no capture begins"
 
 pin: Callable[[torch.UntypedStorage], int] = _places.take("torch.UntypedStorage._weak_ref", None, _NEVER_ABSENT)
-"""return the address of a storage object and reserve it until `unpin`, without keeping the memory alive"""
+"""function that returns and reserves the address of a storage object until `unpin`, without keeping memory alive"""
 
 unpin: Callable[[int], None] = _places.take("torch.UntypedStorage._free_weak_ref", None, _NEVER_ABSENT)
-"""release an address returned by `pin`, once for each call of `pin`"""
+"""function that releases an address returned by `pin`, called once for each call of `pin`"""
 
 storage_is_gone: Callable[[int], bool] = _places.take("torch.UntypedStorage._expired", None, _NEVER_ABSENT)
-"""return True if the storage at a pinned address has been freed"""
+"""function that returns True if the storage at a pinned address has been freed"""
 
 
 def is_made_of_tensors(kind: type) -> bool:
@@ -78,15 +78,15 @@ def is_made_of_tensors(kind: type) -> bool:
 without_modes: Callable[[], AbstractContextManager[Any]] = _places.take(
     "torch._C._DisableTorchDispatch", nullcontext, "modes of the program see our own work"
 )
-"""run the tensor operations of a block outside all modes, ours and the program's
+"""context in which tensor operations run outside all modes, ours and the program's
 
-This context is written in C, like the next one. A context manager in Python can be interrupted after it is entered
+It is written in C, like the next one. A context manager in Python can be interrupted after it is entered
 but before its block, and would then leave the thread without modes.
 """
 without_functions: Callable[[], AbstractContextManager[Any]] = _places.take(
     "torch._C.DisableTorchFunction", nullcontext, "subclasses of the program see our own work"
 )
-"""run the tensor operations of a block without the `__torch_function__` of the program's subclasses"""
+"""context in which tensor operations run without the `__torch_function__` of the program's subclasses"""
 
 
 _has_kernel: Callable[[str, str], bool] = _places.take(
@@ -95,7 +95,7 @@ _has_kernel: Callable[[str, str], bool] = _places.take(
 
 
 def is_composite(func: Any) -> bool:
-    """Return True if an operator calls others and has no kernel of its own, or if this torch cannot report it."""
+    """Return True if an operator calls others and has no separate kernel, or if this torch cannot report it."""
     return _has_kernel(func.name(), "CompositeImplicitAutograd")
 
 
