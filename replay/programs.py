@@ -36,14 +36,14 @@ class ProgramSettings(Protocol):
 
     @property
     def store(self) -> str | None:
-        """Folder for compiled programs, or None"""
+        """Folder for compiled programs, or None."""
 
     @property
     def tuning(self) -> Tuning: ...
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Dtype to cast floating-point tensors to, or None"""
+        """Dtype to cast floating-point tensors to, or None."""
 
     @property
     def by_clock_of_device(self) -> bool: ...
@@ -131,8 +131,9 @@ def as_call(program: Program, mutates: bool) -> Function:
 
 @contextmanager
 def _stored(store: str | None, key: str | None) -> Iterator[Path | None]:
-    """Yield the folder of a key, or None without a store; keep its files for later runs if the block ends without
-    error.
+    """Yield the folder of a key, or None without a store.
+
+    Its files are kept for later runs if the block ends without an error.
     """
     if store is None or key is None:
         yield None

@@ -47,7 +47,7 @@ class AnalysisSession:
 
     @property
     def base(self) -> Path:
-        """The output file, or a file named after the trace"""
+        """The output file, or a file named after the trace."""
         if self.output is not None:
             return self.output
         # imported late because it loads torch, and `--help` imports this file
@@ -89,8 +89,7 @@ class Analysis:
     registers itself by `@analyses.register(NAME)`.
     columns : class of its columns, or None
     counts_work : whether it needs the work of operators in subgraphs and samples
-    place : sort key of the order in which analyses run; those that fork this process come first, those that run torch
-    in it come last
+    place : sort key of the order of analyses; low if they fork this process, high if they run torch in it
     prints_partial : whether it can print for an interrupted replay
     saw_all : False if something is left for `--resume`
     header : additions to the header of result files

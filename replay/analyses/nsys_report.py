@@ -76,7 +76,7 @@ class NsysReport:
 def read_report(path: Path) -> NsysReport:
     """Return ranges and device work of a report.
 
-    Raises `UserError` if the file is not a report or contains none of opgrip's ranges.
+    Raises `UserError` if the file is not a report or does not contain opgrip's ranges.
     """
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:

@@ -87,12 +87,12 @@ class Case:
 
     @property
     def number(self) -> int:
-        """Number of the case: that of its signature, or for a timing cluster a number that no signature has"""
+        """Number of the case: that of its signature, or for a timing cluster a number that no signature has."""
         return self.signature.number
 
     @property
     def trace_number(self) -> int:
-        """Number by which the trace's calls refer to the signature"""
+        """Number by which the trace's calls refer to the signature."""
         return self.number if self.part_of is None else self.part_of
 
     @property
@@ -101,7 +101,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Identity of the case in any trace"""
+        """Identity of the case in any trace."""
         key = key_of_case(self.signature, self.context)
         return key if self.part_of is None else key_of_part(key, *(item.place for item in self.timing_clusters))
 

@@ -145,7 +145,7 @@ def _note(needs: dict[int, StorageNeed], interface: Interface, takes: tuple[int,
 
 
 def _settings(trace: Trace) -> dict[int | None, Mapping[str, Any]]:
-    """Return settings by context number, as the same object if equal; key None has no settings."""
+    """Return settings by context number, as the same object if equal; key None is for calls without settings."""
     distinct: dict[str, Mapping[str, Any]] = {}
     settings_of_context: dict[int | None, Mapping[str, Any]] = {None: {}}
     for number, settings in trace.contexts.items():

@@ -80,7 +80,7 @@ class PrecedingCalls:
         return places[0].position if places else 0
 
     def around(self, cases: Sequence[Case]) -> list[Case]:
-        """Return the cases that precede the given ones and are not among them."""
+        """Return the cases that precede the given ones, without the given ones."""
         own = {case.number for case in cases}
         before = {number for case in cases for place in self.places.get(case.number, ()) for number in place.before}
         return [self.cases[number] for number in sorted(before - own) if number in self.cases]

@@ -37,7 +37,7 @@ class TimingCluster:
 
     signature : with the values and results of one of its calls
     calls : indices of the selected calls, or a sample of them in a long trace
-    captured_us : median time of these calls, or of all calls of the cluster if none is selected
+    captured_us : median time of these calls, or of all calls of the cluster if `calls` is empty
     place : module, function and line of the call with these values
     """
 
@@ -104,7 +104,7 @@ class PlacedCalls:
     ) -> TimingCluster:
         is_selected = self.calls.index.isin(selected)
         places = set(self.places[is_selected].tolist())
-        # prefer the values of a selected call site to those of another in the same cluster
+        # prefer values of a selected call site to values of another one in the same cluster
         row, input_set = next((item for item in examples if int(self.places[item[0]]) in places), examples[0])
         one = self.calls.iloc[row]
         place = f"{one['module']} {one['function']} {one['file']}:{one['line']}"

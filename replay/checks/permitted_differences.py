@@ -116,7 +116,7 @@ def _stable(operator: Named, arguments: Arguments) -> bool:
 
 
 def _along_dimension(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return what is wrong with indices along a dimension or into the flattened input."""
+    """Return an error in indices along a dimension or into the flattened input, or None."""
     return _pointing(*_source(bound, ours, theirs))
 
 
@@ -128,7 +128,7 @@ def _each_once(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return what is wrong with the indices of topk, which may be in any order if `sorted` is False."""
+    """Return an error in the indices of topk, or None; they may be in any order if `sorted` is False."""
     reason = _each_once(bound, ours, ours)
     if reason is not None or bound.get("sorted", True):
         return reason or _each_once(bound, ours, theirs)
@@ -138,7 +138,7 @@ def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return what is wrong with the indices of cummax or cummin, which point at no later element than their own."""
+    """Return an error in the indices of cummax or cummin, or None; an index may not exceed its own position."""
     source, dim, ours, theirs = _source(bound, ours, theirs)
     sizes = [-1 if place == dim else 1 for place in range(ours.dim())]
     if bool((ours > torch.arange(ours.shape[dim]).reshape(sizes)).any()):
@@ -147,7 +147,7 @@ def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
 
 
 def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return what is wrong with the indices of max pooling, which point into the pooled window of their plane."""
+    """Return an error in the indices of max pooling, or None; they must be in the pooled window of their plane."""
     source = bound["self"].detach().cpu()
     reason = _pointing(source.flatten(-planes), source.dim() - planes, ours.flatten(-planes), theirs.flatten(-planes))
     # adaptive pooling has no window sizes

@@ -193,7 +193,7 @@ class Reference:
 
     @cached_property
     def _written(self) -> set[int]:
-        """Indices of the arguments that the call changes"""
+        """Indices of the arguments that the call changes."""
         after = self._runs(1)[0].arguments
         return {
             place for place, pair in enumerate(zip(self._first_arguments, after, strict=False)) if is_changed(*pair)
@@ -252,7 +252,7 @@ class CandidateReference(Reference):
 
     @cached_property
     def _owed(self) -> set[int]:
-        """Indices of arguments that the reference writes and does not return"""
+        """Indices of arguments that the reference writes and does not return."""
         if not self._written:
             return set()
         args, kwargs = self._make_arguments()

@@ -62,7 +62,7 @@ class ResultVerdict:
 
     @property
     def max_abs(self) -> float | None:
-        """Largest absolute error, of wrong results only over the wrong elements"""
+        """Largest absolute error, of wrong results only over the wrong elements."""
         return self.right_abs if self.right else max((item.max_abs for item in self._differences), default=None)
 
     @property
@@ -71,7 +71,7 @@ class ResultVerdict:
 
     @property
     def reason(self) -> str | None:
-        """The faults in one line, or None"""
+        """The faults in one line, or None."""
         return "; ".join(map(str, self.faults)) or None
 
     @property

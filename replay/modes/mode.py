@@ -212,7 +212,7 @@ class ModeOptions:
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """All modes, the reference first"""
+        """All modes, the reference first."""
         return tuple(dict.fromkeys((self.reference, *self.mode)))
 
     def check(self, tuning: Tuning, in_graph: bool = False) -> None:

@@ -188,7 +188,7 @@ def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> N
 
 @contextmanager
 def _intrinsics_of(target: Any) -> Iterator[None]:
-    """Import only x86 tensor intrinsics for a search on an x86 CPU, because those of all targets take a minute."""
+    """Import only x86 tensor intrinsics for a search on an x86 CPU, because importing all targets takes a minute."""
     import tvm
 
     name = "tvm.s_tir.tensor_intrin"

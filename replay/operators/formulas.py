@@ -26,7 +26,7 @@ class OperatorFacts:
     name : without overload, and without the underscore of in-place operators
     defaults : of all arguments in order
     positional : number of positional arguments
-    written, outs : names of arguments that are written, and of those that only receive results
+    written, outs : names of arguments that are written, and of arguments that only receive results
     """
 
     name: str
@@ -71,7 +71,7 @@ class OperatorCall:
 
     @property
     def elements(self) -> int:
-        """Number of elements of the largest result, or of all results if the operator takes lists of tensors"""
+        """Number of elements of the largest result, or of all results if the operator takes lists of tensors."""
         if self.name.startswith("aten._foreach_"):
             return sum(tensor.numel() for tensor in self.outs or tensors_among(self.values.get("self")))
         return max((tensor.numel() for tensor in self.outs), default=0)

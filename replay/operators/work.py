@@ -35,7 +35,7 @@ UNWRITTEN = operators("empty empty_like empty_strided new_empty new_empty_stride
 
 
 def bytes_moved(call: OperatorCall) -> int | None:
-    """Return the distinct bytes that a call reads plus those that it writes; None for non-strided tensors.
+    """Return the number of distinct bytes that a call reads and writes; None for non-strided tensors.
 
     Repeated elements count once. Results in an argument's storage are views or in-place results and do not count again.
     Elements that are changed in place count twice.
@@ -135,7 +135,7 @@ def work_of(
 def counted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = True) -> Work:
     """Run a function once and return the work of its operators.
 
-    whole : count the bytes of arguments and results, as if it were one kernel; else those of each operator
+    whole : count the bytes of arguments and results, as if it were one kernel; else of each operator
     """
     tally = _Tally()
     with tally:
@@ -169,7 +169,7 @@ def _work(call: OperatorCall) -> Work:
 
 
 def _dtype(call: OperatorCall) -> str | None:
-    """Return the dtype of the largest floating-point tensor, or of the largest tensor if none is floating-point.
+    """Return the dtype of the largest floating-point tensor, or of the largest tensor without one.
 
     8-bit products have the dtype of `self`.
     """

@@ -63,7 +63,7 @@ class Samples:
 
     @property
     def memory_gb_per_s(self) -> float | None:
-        """Mean rate of reading memory around the runs; None without probes"""
+        """Mean rate of reading memory around the runs; None without probes."""
         return fsum(self._memory_rates) / len(self._memory_rates) if self._memory_rates else None
 
     @property
@@ -127,7 +127,7 @@ class Samples:
 
     @property
     def effective_runs(self) -> int:
-        """Effective number of runs; it is smaller if a stratum with few runs has a large share"""
+        """Effective number of runs; it is smaller if a stratum with few runs has a large share."""
         return effective_runs(self.weights or [1.0] * len(self))
 
     def median_us_of(self, input_set: int) -> float | None:
@@ -142,7 +142,7 @@ class Samples:
 
     @property
     def spread(self) -> float:
-        """Interquartile range within strata relative to the median; infinite if no stratum has two runs"""
+        """Interquartile range within strata relative to the median; infinite if no stratum has two runs."""
         strata = [stratum for stratum in self._select_strata() if len(self.times[stratum]) > 1]
         if not strata:
             return float("inf")
@@ -184,7 +184,7 @@ class Samples:
         return any(share > MAIN and len(self.times[stratum]) < LEAST for stratum, share in self.shares.items())
 
     def _select_strata(self) -> list[Hashable]:
-        """Return the strata with runs, preferring those that calls of the program were in."""
+        """Return the strata with runs; strata without calls of the program only if there are no others."""
         timed_strata = [stratum for stratum, times in self.times.items() if times]
         return [stratum for stratum in timed_strata if self.shares[stratum]] or timed_strata
 

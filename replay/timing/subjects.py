@@ -193,7 +193,7 @@ class Subject:
 
     @property
     def block(self) -> int:
-        """Number of runs that are timed together"""
+        """Number of runs that are timed together."""
         return self._size
 
     def most_in_block(self) -> int:

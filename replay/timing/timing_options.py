@@ -89,12 +89,12 @@ class TimingOptions:
 
     @property
     def caches(self) -> tuple[str, ...]:
-        """States of the caches before a run, with defaults"""
+        """States of the caches before a run, with defaults."""
         return self.cache or ((WARM,) if self.exec_mode == CONTINUOUS else (PROGRAM,))
 
     @property
     def by_clock_of_device(self) -> bool:
-        """True if runs are timed by the device's clock, on torch's streams"""
+        """True if runs are timed by the device's clock, on torch's streams."""
         return self.exec_mode in ON_DEVICE
 
     def with_method(self, usual: str) -> TimingOptions:

@@ -2,8 +2,8 @@
 
 Traces may come from third parties, and some operators of torch do not check their arguments: indices, and sizes that
 must agree. `indices` clamps indices, `checking` refuses sizes; both are tables by operator. The operators were found by
-calling those of the versions in `REVIEWED` with invalid arguments. A new version of torch needs another review, of new
-operators and of new kernels of old operators.
+calling all operators of the versions in `REVIEWED` with invalid arguments. A new version of torch needs another review,
+of new operators and of new kernels of old operators.
 """
 
 from opgrip.replay.operators.agreement.checking import (

@@ -1,4 +1,4 @@
-"""Checks of gradients and optimizers: sizes that must agree with those of the forward call or of the parameters."""
+"""Checks of gradients and optimizers: sizes that must agree with the forward call or the parameters."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def pooled_planes(dimensions: int) -> Check:
 
 
 def pooled_to(dimensions: int) -> Check:
-    """Return a check that there is one output size per pooled dimension."""
+    """Return a check for one output size per pooled dimension."""
 
     def check(call: Call) -> Iterator[Sizes]:
         yield "output_size", len(call["output_size"]), dimensions
@@ -217,7 +217,7 @@ def numbered(call: Call) -> Iterator[Sizes]:
 
 
 def observed(call: Call) -> Iterator[Sizes]:
-    """Check that there is one scale per channel or one for all; ranges may be empty."""
+    """Check the number of scales: one per channel or one for all; ranges may be empty."""
     count = shape_of(call["self"])[call["ch_axis"]] if call["per_row_fake_quant"] else 1
     yield from elements(call, count, "scale", "zero_point")
     for name in ("running_min", "running_max"):
