@@ -262,8 +262,7 @@ class Launch:
     args : run-time arguments of the kernel, in the order of its parameters
     kwargs : grid, constants and options
     repeat_grid : function that returns the grid to Triton, if the program computes the grid with a function; that
-    function
-        has already run
+        function has already run
     """
 
     name: str
@@ -290,7 +289,7 @@ def describe_launch(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     Raises
     ------
     Exception : any error of the program's grid function. Triton should then call the function itself and raise the
-    error
+        error
     """
     parameters = _parameters_of(kernel)
     named = {name: kwargs[name] for name in parameters.names if name in kwargs}

@@ -223,8 +223,7 @@ def innermost_module() -> nn.Module | None:
     """Return the module of the innermost method on this thread's stack.
 
     Hooks report calls of modules, but only the stack shows a method such as `head.loss()`. The search ends at the frame
-    of
-    the call that the hooks reported.
+    of the call that the hooks reported.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _CALLS_FORWARD:

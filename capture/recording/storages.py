@@ -106,8 +106,7 @@ class StorageNumbers:
         """Remove addresses of freed storages from a list that other threads may extend at the same time.
 
         An exception of the program may end this between any two calls. In every case an address is in a list exactly as
-        long
-        as it is pinned, and never twice.
+        long as it is pinned, and never twice.
         """
         place = len(addresses)
         while place:

@@ -38,8 +38,7 @@ class ThreadMode(OrderlyMode):
     last : node of the last operator call, or the start node of the current location
     started : start of that call in ns
     rows : per call: pair, start and end in ns, autograd sequence number (negative in a backward pass), and the storages
-    of
-        its tensors, inputs before outputs. A call is added in one step that cannot be interrupted
+        of its tensors, inputs before outputs. A call is added in one step that cannot be interrupted
     first_sequence : autograd sequence number before the first call
     idle : True if calls are not recorded
     epochs : first and last epoch of the recorder's tables whose numbers this thread may use; the last is None while the

@@ -76,40 +76,36 @@ class Capture(CaptureReport):
     Parameters
     ----------
     path : trace file, compressed if its name ends in `.gz` or `.zst`; `-` for standard output. A rank started by
-    torchrun
-        adds its number to the name, and a forked process adds its process id, as in `step.rank1.jsonl`
+        torchrun adds its number to the name, and a forked process adds its process id, as in `step.rank1.jsonl`
     model : root of all module paths; without it, each outermost module that is called starts its own path
     extensions : names of extension modules whose functions are recorded, if the program has loaded them
     schedule : steps to record; the program calls `step` at the end of each. Between recorded steps it runs at full
-    speed
+        speed
     max_calls, max_bytes : stop recording, but not the program, after this number of calls, or of bytes before
-    compression
+        compression
     max_memory : stop recording when the data that the capture keeps in memory reaches about this size in bytes
     max_overhead : share of the program's time that the capture may take. Near the limit it leaves out values of new
         signatures, then scopes of modules, then whole steps if the program calls `step`
     stack_depth : source lines kept per scope
     compiled : `operators` runs regions of torch.compile as their original operators; `opaque` runs the compiled regions
-    and
-        records each run as one call
+        and records each run as one call
     write_ahead : write every call before it runs, so that the trace of a crash ends in the call that caused it; slow
     device_time : `events` times calls on an accelerator with an event before and one after each; `kernels` times them
-    by
-        the kernels, copies and fills that they launch, and adds the kernels' names to the trace
+        by the kernels, copies and fills that they launch, and adds the kernels' names to the trace
     values : `sketch` keeps value models of tensors; `full` also keeps the values of every signature's first call in a
         separate file, `step.values.safetensors`. They may be private data
     value_share : share of the program's time that observations of later calls' values may take; observations beyond it
-    wait
+        wait
     private : write no names, paths, texts or values of the program, as `opgrip trace redact` does, so that they never
         reach the disk
     salt_file : file with the salt for hashed names, created if missing; traces with the same salt can be compared. None
         uses a salt that nobody knows
     grip : names of functions to record with the operators below them, as patterns `module:function` with shell
-    wildcards
+        wildcards
     grip_to : folder for a sample of each gripped function, written by the end of the capture; None for no samples
     last : keep only this number of calls, counted from the end, and write them when the block or an outermost module
         raises, a signal ends the program, or the program calls `dump`; otherwise leave no file. Until then the calls
-        are in
-        a ring file of constant size, which remains if the process dies
+        are in a ring file of constant size, which remains if the process dies
     details : fields to add to the trace's header
     force : replace an existing file
 
@@ -118,9 +114,8 @@ class Capture(CaptureReport):
     Raises
     ------
     UserError : on entering, if the file exists or cannot be written, or the capture is already running; on
-    construction, if
-        `values` or `device_time` is not a valid choice, `grip` contains no function names, or `private` conflicts with
-        another option
+        construction, if `values` or `device_time` is not a valid choice, `grip` contains no function names, or
+        `private` conflicts with another option
 
     Any later failure becomes a warning at the end of the block and never reaches the program.
     """
@@ -219,8 +214,7 @@ class Capture(CaptureReport):
     def dump(self, reason: str = "asked") -> Path | None:
         """Write the last calls to a trace, each call only once, and continue.
 
-        Return the path of the trace, or None if no call was made or writing failed. The first trace has the
-        capture's
+        Return the path of the trace, or None if no call was made or writing failed. The first trace has the capture's
         path; later ones have a number in their names.
 
         Parameters

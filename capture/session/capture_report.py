@@ -38,7 +38,7 @@ class CaptureReport:
         earlier program, which `force` removes
     dumps : with `last`, the traces that were written
     grips : gripped functions; `written` lists the samples' folders, and `refused` the reasons why functions were not
-    gripped
+        gripped
     """
 
     grips: Grips

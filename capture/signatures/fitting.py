@@ -160,9 +160,8 @@ class Fitter:
         """Return the arguments with value models, and a key that signatures with similar tensors share.
 
         If the operator accepts any values, the models of another signature with the same key are used instead of new
-        ones.
-        Example: an optimizer that counts its steps in a scalar has a new signature in each step, with the same hundred
-        tensors.
+        ones. Example: an optimizer that counts its steps in a scalar has a new signature in each step, with the same
+        hundred tensors.
         """
         looked_at: list[tuple[int | str, torch.Tensor]] = []
 

@@ -58,9 +58,7 @@ NO_MODES = (False, False)
 
 CAREFUL, ONE, TWO, SEVERAL, LISTED = range(5)
 """layouts, that is, where a call's tensors are: anywhere; first argument; first two arguments; some arguments; in a
-list
-that is the first argument
-"""
+list that is the first argument"""
 
 
 def sharing(storages: tuple[int, ...]) -> tuple[int, ...] | None:

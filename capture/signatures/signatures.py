@@ -141,8 +141,7 @@ def describe_call(
     Parameters
     ----------
     fit_for : takes the index or keyword of an argument and returns a function that returns the number of a tensor's
-    value
-        model, or None
+        value model, or None
     """
     groups = _sharing(tensors_in((*args, *kwargs.values())))
     described_args = tuple(_describe(value, groups, fit_for(place)) for place, value in enumerate(args))

@@ -24,9 +24,7 @@ that fills the caches between steps
 """
 OF_SHORT = 0.01
 """approximate upper limit of the skip time as a part of a short step: caches stay warm, and skipping an empty step
-takes
-0.6 us
-"""
+takes 0.6 us"""
 OF_LOOKS, MOST_PASSED = 0.1, 64
 """part of the share that credit checks may take, and maximum number of steps skipped between checks if that part allows
 more checks

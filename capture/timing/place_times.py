@@ -48,8 +48,7 @@ class _Table:
     """Some call sites of a signature; if there are too many, those with the shortest and the longest calls.
 
     Each step's activations use different memory, and a model has many parameters of the same shape, of which the last
-    ones
-    may be the ones that differ. Keeping only the first or the last call sites would therefore miss some.
+    ones may be the ones that differ. Keeping only the first or the last call sites would therefore miss some.
     """
 
     __slots__ = ("_dull_from_ns", "_dull_to_ns", "_dull_until", "seen")

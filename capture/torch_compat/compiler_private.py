@@ -43,8 +43,7 @@ def hide_from_compiler(function: FunctionType) -> bool:
     """Keep torch.compile from tracing a function and everything it calls; return False if this torch cannot do that.
 
     Otherwise the code that a dispatch mode runs inside a compiled region would be compiled with it. torch's own means,
-    a
-    guard around the mode's handler, has the same effect, but at each call costs half as much as an empty mode.
+    a guard around the mode's handler, has the same effect, but at each call costs half as much as an empty mode.
     """
     try:
         _set_strategy(function.__code__, _strategy_of(_actions.SKIP, _actions.SKIP))
@@ -91,10 +90,9 @@ class OrderlyMode(TorchDispatchMode):
     """A dispatch mode that may be left in any order, and by several threads at once.
 
     torch keeps flags, shared by all threads, that show whether a mode is on. Each mode resets them to their values
-    before
-    it was entered. If the first mode entered is the first one left, the other mode would set the flags permanently, and
-    torch.compile would stop compiling. This class restores the flags from before the first mode when the last mode is
-    left.
+    before it was entered. If the first mode entered is the first one left, the other mode would set the flags
+    permanently, and torch.compile would stop compiling. This class restores the flags from before the first mode when
+    the last mode is left.
     """
 
     _entered = 0
@@ -233,8 +231,7 @@ def own_code(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Calla
     """Return the code that a higher-order operator runs after all modes have handled it.
 
     Return None if another mode, a subclass or a transform still has to handle it. The code runs outside the current
-    mode,
-    which can therefore be turned on again around it.
+    mode, which can therefore be turned on again around it.
     """
     if _keys_of is None or _resolve is None:
         return None

@@ -80,8 +80,8 @@ without_modes: Callable[[], AbstractContextManager[Any]] = _places.take(
 )
 """context in which tensor operations run outside all modes, ours and the program's
 
-It is written in C, like the next one. A context manager in Python can be interrupted after it is entered
-but before its block, and would then leave the thread without modes.
+It is written in C, like the next one. A context manager in Python can be interrupted after it is entered but before its
+block, and would then leave the thread without modes.
 """
 without_functions: Callable[[], AbstractContextManager[Any]] = _places.take(
     "torch._C.DisableTorchFunction", nullcontext, "subclasses of the program see our own work"
@@ -115,15 +115,13 @@ def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | N
     """Return a compiled test of whether other arguments have the same metadata and scalars.
 
     The test compares everything in a signature except shared memory: class, dtype, device, layout, shape, stride,
-    offset,
-    `requires_grad`, conjugation and negation of tensors, and type and value of all other arguments. It never passes if
-    one
-    of these differs. It may fail for equal arguments if the state of the dispatcher differs.
+    offset, `requires_grad`, conjugation and negation of tensors, and type and value of all other arguments. It never
+    passes if one of these differs. It may fail for equal arguments if the state of the dispatcher differs.
 
     Parameters
     ----------
     typed_lists : True if a list of integers in one call means lists of integers in all calls, which allows a faster
-    test
+        test
 
     Returns
     -------

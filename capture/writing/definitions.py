@@ -59,8 +59,8 @@ class Definitions:
     """Records by the name that other records use to refer to them, for one file or several successive files.
 
     Records are redacted when they are written to a file. Each file has a separate redaction, because a redaction
-    assigns
-    new numbers to value models, and records forgotten after one file would make the numbers of the next inconsistent.
+    assigns new numbers to value models, and records forgotten after one file would make the numbers of the next
+    inconsistent.
 
     Parameters
     ----------

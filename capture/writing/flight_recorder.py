@@ -33,9 +33,7 @@ MOST_OF_EPOCH = {Signature: 4096, Scope: 8192, PAIR: 16384}
 """numbers of each kind after which the tables start again; a known signature takes about 10 kB"""
 MOST_DUMPS = 8
 """maximum number of traces for events that the program survives, so that a service with permanently failing requests
-does
-not fill the disk
-"""
+does not fill the disk"""
 SIGNAL_WAIT_S = 5.0
 """maximum time that a signal handler waits for another thread that is writing"""
 

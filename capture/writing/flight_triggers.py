@@ -29,14 +29,12 @@ class SignalWatch:
     """A context in which `stopped` is called with a signal's name before the program's signal handler.
 
     The program may set its handler later, and reading a handler returns the program's own. Ignored signals stay
-    ignored,
-    and handlers outside Python stay in place.
+    ignored, and handlers outside Python stay in place.
 
     Parameters
     ----------
     stopped : receives the name, True if the signal ends the program, and a function that raises the signal again;
-    returns
-        True if the program's handler should run now
+        returns True if the program's handler should run now
     handled : function called after a handler of the program has returned and the program continues
 
     Attributes

@@ -156,8 +156,7 @@ class Flusher:
         Parameters
         ----------
         pause_s : pause after each block of calls, so that the program's threads never wait long for Python's lock.
-        Without
-            pauses, writing would delay a concurrent call by the interpreter's switch interval of 5 ms
+            Without pauses, writing would delay a concurrent call by the interpreter's switch interval of 5 ms
         """
         if os.getpid() != self.recorder.pid or self.failure is not None:
             return

@@ -44,8 +44,7 @@ class RingFile:
     Raises
     ------
     OSError : if the file cannot be created. Its disk space is reserved, so that a full disk cannot fail later writes to
-    the
-        mapped memory
+        the mapped memory
     """
 
     def __init__(self, trace: Path, size: int) -> None:
@@ -99,8 +98,7 @@ class RingMirror:
     """Copy of a flight recorder's data in a ring file, which is replaced when it is full.
 
     A new file is complete before the old one is removed, so that a readable file exists at any time. An error that
-    prevents
-    writing becomes the recorder's `failure`; the last calls are then only in memory.
+    prevents writing becomes the recorder's `failure`; the last calls are then only in memory.
     """
 
     def __init__(self, flight: FlightRecorder, path: Path, make_header: Callable[[dict[str, Any]], Header]) -> None:
