@@ -60,7 +60,7 @@ class SequenceSettings:
 
     Attributes
     ----------
-    place : maps recorded devices to those of this machine
+    place : maps recorded devices to devices of this machine
     device : device to name in the result and to synchronize
     seed : seed of drawn values, and of operators that draw random numbers
     extensions : extension modules whose functions may be called

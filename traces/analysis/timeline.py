@@ -226,7 +226,7 @@ class _Nesting:
         self._end_ns = 0
 
     def move_to(self, path: tuple[str, ...], start_ns: int, end_ns: int) -> Iterator[Event]:
-        """Move to the phase and modules in `path`, and yield the events of those that end."""
+        """Move to the phase and modules in `path`, and yield an event for each one that ends."""
         shared = 0
         while shared < min(len(path), len(self._stack)) and self._stack[shared].name == path[shared]:
             shared += 1

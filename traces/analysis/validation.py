@@ -82,7 +82,7 @@ class Validation:
             self.findings.append(Finding(record, kind, message))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form for a file."""
+        """Return the problems as a JSON object."""
         return {
             "trace": str(self.path),
             "records": self.records,
@@ -364,7 +364,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 class _Totals:
-    """Check that there is one header and that the totals match."""
+    """Check of the header, which must occur once, and of the totals."""
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation

@@ -274,7 +274,7 @@ _STARTS: Mapping[tuple[str, str], Callable[..., Started]] = {
 
 
 class RankExchange:
-    """Starts the collectives of a pass and waits for them.
+    """Collectives of a pass, which this object starts and waits for.
 
     Parameters
     ----------

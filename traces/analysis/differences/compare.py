@@ -165,7 +165,7 @@ class TraceDifference:
         return [row for row in self.rows if row.kinds]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form for a file."""
+        """Return the differences as a JSON object."""
         return {
             "traces": list(self.names),
             "facts": [{"name": name, "a": one, "b": other} for name, one, other in self.facts],
@@ -200,7 +200,7 @@ def compare_traces(
     names: tuple[str, str],
     tolerances: Tolerances = Tolerances(),
 ) -> TraceDifference:
-    """Return the differences between two traces, or several on each side."""
+    """Return the differences between two traces, or between several traces on each side."""
     sides = [_side_of([side] if isinstance(side, Trace) else side) for side in (before, after)]
     return compare_sides(sides[0], sides[1], names, tolerances)
 

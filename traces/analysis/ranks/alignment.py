@@ -46,7 +46,7 @@ class Clock:
     collectives: int = 0
 
     def as_json(self) -> dict[str, int | None]:
-        """Return the form for the header of a merged trace."""
+        """Return the clock as a JSON object for the header of a merged trace."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -180,7 +180,7 @@ def measure_clocks(
 
 
 def thinned(events: Events, kinds: SignatureKinds, most: int = MOST) -> Events:
-    """Return at most this many collectives of each group: every 2nd, 4th and so on, the same ones in all ranks."""
+    """Return at most `most` collectives of each group: all, or every 2nd, 4th, ..., the same ones in all ranks."""
     groups: dict[str, int] = {}
     numbers = [groups.setdefault(kinds.collectives[number].group, len(groups)) for number in events.signature.tolist()]
     counts = np.bincount(numbers, minlength=1)[numbers] if numbers else np.empty(0, dtype=np.int64)

@@ -204,7 +204,7 @@ WHOLE = frozenset({REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, GATHER, SCATTER})
 def bus_factor(kind: str, ranks: int) -> float:
     """Return the ratio of bus to algorithm bandwidth; 0 for a barrier, which moves no data.
 
-    Algorithm bandwidth is size over time. Bus bandwidth can be compared with what a link can carry, for any number of
+    Algorithm bandwidth is size over time. Bus bandwidth can be compared with the capacity of a link, for any number of
     ranks. Source: NVIDIA nccl-tests, doc/PERFORMANCE.md; gather and scatter as in its `gather_perf` and `scatter_perf`.
     """
     factor = _FACTORS.get(SEND_RECV if kind in MESSAGES else kind)

@@ -76,7 +76,7 @@ def fields_to_redact(cls: Any) -> list[tuple[str, Privacy | None, Any]]:
 
 
 class Redactor:
-    """Redacts records, arguments and their contents by the privacy that their fields declare.
+    """Redactor of records, arguments and their contents by the privacy that their fields declare.
 
     Numbers of value models stay here; `Redaction` replaces them.
     """

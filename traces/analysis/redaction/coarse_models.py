@@ -58,7 +58,7 @@ def rounded_up(value: int) -> int:
 
 
 class IntegerMap:
-    """Map of integers to others in the same order, with the same signs and similar sizes, and none of them larger.
+    """Map of integers to others of no larger magnitude, in the same order, with the same signs and similar sizes.
 
     Each power of two has as many as before, at equal distances. So equal numbers stay equal, different ones different,
     sorted ones sorted, zeros zero, and indices valid.

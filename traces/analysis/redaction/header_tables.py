@@ -39,7 +39,7 @@ _LEFT_OUT = object()
 
 
 class TableRedactor(NamedTuple):
-    """Redacts dictionaries by the tables of `traces/schema/privacy.py`."""
+    """Redactor of dictionaries by the tables of `traces/schema/privacy.py`."""
 
     policy: Policy
     names: NameHasher

@@ -131,7 +131,7 @@ OPTIMIZER_LABEL = re.compile(r"Optimizer\.(step|zero_grad)#(\w+)\.(step|zero_gra
 
 
 class NameHasher:
-    """Hashes names with the salt of a policy, except for public names and names that the policy keeps."""
+    """Hasher of names with the salt of a policy; public names and names that the policy keeps stay."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

@@ -178,7 +178,7 @@ class TracePart:
     time_ns: tuple[int, int | None] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the conditions in the form for the header of a trimmed trace."""
+        """Return the conditions as a JSON object for the header of a trimmed trace."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {name: list(value) for name, value in values.items() if value}
 

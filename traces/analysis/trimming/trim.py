@@ -150,7 +150,7 @@ def _header(outline: Outline, part: TracePart, trimmed: Trimmed, same_folder: bo
 
 
 class _Writing:
-    """Selects the records of the part, and shortens records of several calls."""
+    """Selection of the records of a part; records of several calls are shortened."""
 
     def __init__(self, outline: Outline, flags: Flags) -> None:
         self._outline, self._flags = outline, flags
