@@ -57,7 +57,7 @@ def read_trace_chunks(path: Path) -> Iterator[bytes]:
 
 
 def hint_for_missing(path: Path) -> str:
-    """Return a hint for a missing file: the shipped trace of that name, or how to use standard input."""
+    """Return a hint for a missing file that names a shipped trace, or says that standard input is not supported."""
     if str(path) == "-":
         return ", and standard input is not read"
     name = path.name.partition(".")[0]

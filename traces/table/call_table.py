@@ -61,7 +61,7 @@ def usual_ns(calls: pd.DataFrame) -> pd.Series[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Typical durations, which replace those of perturbed calls.
+    """Typical durations, which replace the durations of perturbed calls.
 
     Attributes
     ----------

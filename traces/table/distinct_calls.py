@@ -60,7 +60,7 @@ class DistinctCalls:
     def table(self, names: CallNames) -> pd.DataFrame:
         """Return one row per distinct call, in the order of their first starts.
 
-        The columns are those of `Trace.calls` except `tensors` and `first_storage`, plus `count`.
+        The columns are `count` and all of `Trace.calls` except `tensors` and `first_storage`.
         """
         rows = self.rows()
         signature, scope, thread = (rows[name].to_numpy() for name in ("signature", "scope", "thread"))

@@ -91,7 +91,7 @@ class Trace:
     threads : threads that made calls, by number
     unfinished : calls that never ended, in a trace that was cut during them
     end : totals and dropped calls; None if the file has no closing record
-    missing : what the file lacks, in words; None if it is complete
+    missing : description of the missing part of the file; None if it is complete
     unknown : record types and fields of newer versions that were ignored, with their counts
     tensors : by number of a value model, the key of the whole values in one of the tensor files
     tensor_files : existing files of whole values that belong to the trace
@@ -163,7 +163,7 @@ class Trace:
 
     @property
     def own_calls(self) -> pd.DataFrame:
-        """Return the calls without those that other recorded calls already include.
+        """Return the calls that are not already included in another recorded call.
 
         Calls made by extension functions and compiled regions are left out. So are gripped functions, because the calls
         that they made are listed, and marks of `record_function`.

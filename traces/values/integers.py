@@ -67,9 +67,9 @@ SENTINELS = 4
 class Integers(Ordered):
     """Frequent values with their counts, and the range and number of the rest.
 
-    Frequent values preserve what a range would lose: an `ignore_index` of -100 next to labels from 0 to 79, however
-    rare it is, or the few levels in indices into a pyramid. Zero is always one of them if it lies in the range, because
-    `nonzero` depends on it.
+    Frequent values preserve details that a range would lose: an `ignore_index` of -100 next to labels from 0 to 79,
+    however rare it is, or the few levels in indices into a pyramid. Zero is always one of them if it lies in the range,
+    because `nonzero` depends on it.
 
     Attributes
     ----------

@@ -123,7 +123,7 @@ class Triangular:
             raise FormatError("triangular matrices without a diagonal")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return triangular matrices whose linear systems have bounded solutions, unlike those of plain random ones."""
+        """Return triangular matrices whose linear systems have bounded solutions, unlike plain random matrices."""
         if len(shape) < 2 or shape[-1] != shape[-2]:
             return _any(self.high, shape, dtype, generator)
         device = generator.device
