@@ -1,8 +1,8 @@
 """Floating-point operations of a call: torch's formulas, and further ones.
 
 A multiply-add is two operations. A comparison, a division or a function such as the exponential is one, because a limit
-must not require more than the best program needs. Moving data is none. Formulas follow from the operators' definitions
-with the fewest passes over the data; papers are named.
+must not require more than the best program needs. Moving data counts as zero. Formulas follow from the operators'
+definitions with the fewest passes over the data; papers are named.
 """
 
 from __future__ import annotations
