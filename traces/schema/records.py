@@ -114,7 +114,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a later call of a signature had, if values determine the cost or the outputs of a call.
+    """A later call of a signature, recorded if values determine the cost or the outputs of its calls.
 
     If calls of a signature take different times at different call sites, there is one record per call site.
 
