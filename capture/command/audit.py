@@ -37,11 +37,9 @@ def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifferenc
     """Return the differences between torch's count of the operators in some steps and a trace of the same steps.
 
     Torch reports an operator and the operators that it calls. An operator whose name is in the trace counts as one
-    call,
-    and operators below it are ignored; otherwise the operators below count. Variants such as `add` and `add_` count
-    together, as torch may pick another one under a dispatch mode. Printing of tensors is ignored, since torch turns
-    modes
-    off for it.
+    call, and operators below it are ignored; otherwise the operators below count. Variants such as `add` and `add_`
+    count together, as torch may pick another one under a dispatch mode. Printing of tensors is ignored, since torch
+    turns modes off for it.
     """
     trace_counts = count_calls(trace)
     names = {form_of(name) for name in trace_counts}

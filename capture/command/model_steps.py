@@ -202,8 +202,7 @@ def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **op
     inputs : inputs of a module: a tensor, a tuple of positional inputs, or a dictionary; each step gets copies
     options : options of `opcapture --help` by their long names, with `_` for `-`; a list for options that take several
         values. With `run="train"` the module's parameters change, with `run="predict"` they do not; its training mode
-        is
-        restored
+        is restored
 
     Raises
     ------

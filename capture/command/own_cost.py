@@ -30,8 +30,7 @@ def _measure() -> tuple[float, float]:
     """Return the time that a capture adds to a small operator, and between two operators, in ns.
 
     Without a capture only the sum of both is known. Operator time beyond that sum must be added to the operators; the
-    rest
-    counts as time between them.
+    rest counts as time between them.
     """
     boxes = torch.rand(16, 4)
     for _ in range(WARMUP):

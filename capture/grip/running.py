@@ -105,7 +105,7 @@ class Running(OrderlyMode):
 
     @property
     def tags(self) -> frozenset[str]:
-        """Tags found so far"""
+        """Tags found so far."""
         return frozenset[str]().union(*self._tags_by_call.values())
 
     @classmethod

@@ -65,8 +65,7 @@ def difference(expected: Any, got: Any) -> str | None:
     """Return one line on where two results differ, or None if they do not.
 
     Tensors, arrays and floats are compared with the tolerances of `torch.testing.assert_close`; nan equals nan. Fields
-    of
-    objects that cannot be held are ignored.
+    of objects that cannot be held are ignored.
 
     Parameters
     ----------
@@ -319,7 +318,7 @@ class RecordedSample:
 
     @cached_property
     def calls(self) -> list[GrippedCall]:
-        """Recorded calls with live arguments and results; raises `UserError` if files are missing"""
+        """Recorded calls with live arguments and results; raises `UserError` if files are missing."""
         return recorded_calls(self._opened.folder, self._opened.classes)
 
     def difference(self, call: GrippedCall) -> str | None:

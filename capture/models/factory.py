@@ -42,8 +42,7 @@ def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelPro
     """Build the program of a factory.
 
     The factory returns a module and its inputs: a tensor, a tuple of positional inputs, or a dictionary. It receives
-    those
-    settings among `batch_size`, `input_size`, `sequence_length` and `run` for which it has parameters.
+    those settings among `batch_size`, `input_size`, `sequence_length` and `run` for which it has parameters.
 
     Parameters
     ----------

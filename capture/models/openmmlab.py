@@ -79,7 +79,7 @@ def _of_one_class(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _videos(config: Any, options: ModelOptions, shape: tuple[int, int, int], classes: int) -> dict[str, Any]:
-    """Return videos of a few frames for trackers; in training the first frame is the reference frame."""
+    """Return videos of a few frames for trackers; in training the first frame is the key frame."""
     from mmdet.testing import demo_track_inputs
 
     batch_size = options.batch_size or BATCH_SIZE

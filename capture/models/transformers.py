@@ -360,7 +360,7 @@ def small_settings(config: Any) -> dict[str, Any]:
     stages = values.get("depths") or values.get("num_blocks")
     for name, size in _SIZES.items():
         value = values.get(name)
-        # with stages, `depths` sets the number of layers, and the first width determines the last
+        # stages themselves set the number of layers, and the width of the first determines that of the last
         if type(value) is int and value > size and not (stages and name in ("hidden_size", "num_layers")):
             settings[name] = size
     if isinstance(values.get("depths"), list | tuple):
@@ -380,10 +380,10 @@ def _heads(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     if type(groups) is int and groups > 1:
         settings["num_key_value_heads"] = HEADS if groups == heads else 2
     if type(values.get("expand")) is int and "num_heads" in values:
-        # the heads of a state space divide its inner width
+        # the heads of a state space split its inner width, which is `expand` times the outer one
         settings["num_heads"] = values["expand"] * HEADS
     if isinstance(values.get("attention_types"), list):
-        # one count for each kind of layer
+        # pairs of kinds of layers and the number of their repetitions
         settings["attention_types"] = [[values["attention_types"][0][0], 1]]
     return settings
 

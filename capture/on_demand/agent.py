@@ -83,7 +83,7 @@ class Agent:
 
     @property
     def is_recording(self) -> bool:
-        """True while a recording runs or waits for its first step"""
+        """True while a recording runs or waits for its first step."""
         return self._session is not None
 
     def start(self) -> None:

@@ -97,7 +97,7 @@ class StepRecording:
 
     @property
     def has_begun(self) -> bool:
-        """True once a step has begun"""
+        """True once a step has begun."""
         return bool(self._learned or self._begun or self._running)
 
     def begin_step(self, nested: bool) -> ThreadStep | None:
@@ -294,7 +294,7 @@ class ProgramSteps(Boundaries):
     name = PROGRAM
 
     def enter(self) -> None:
-        """Listen to the program."""
+        """Register for the steps that the program marks."""
         # keep one object: each access to a bound method creates a new one
         self._listener = self.pass_boundary
         marks.listeners += (self._listener,)

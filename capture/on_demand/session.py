@@ -40,8 +40,7 @@ class StepCapture(Capture):
     """Capture that records each thread from the begin to the end of a step.
 
     Threads started by a step are not recorded: only a thread itself can remove its mode, and a mode that stays would
-    slow
-    the thread for the rest of its life.
+    slow the thread for the rest of its life.
 
     Parameters
     ----------

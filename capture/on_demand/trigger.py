@@ -68,7 +68,7 @@ class MarkedSteps:
 
     @property
     def steps(self) -> int:
-        """Number of steps that the program has ended"""
+        """Number of steps that the program has ended."""
         return self._last + 1
 
     def step(self) -> None:
@@ -91,8 +91,7 @@ def step() -> None:
             opgrip.capture.step()
 
     Costs next to nothing while nobody records. Each calling thread has separate steps. Do not enter or leave a torch
-    mode
-    between two calls.
+    mode between two calls.
     """
     marks.step()
 

@@ -139,19 +139,19 @@ class Pair:
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict of the judgement, UNSURE without one"""
+        """Verdict of the judgement, UNSURE without one."""
         return Verdict.UNSURE if self.judgement is None else self.judgement.verdict
 
     @property
     def more_runs(self) -> int | None:
         """Number of further repeats of each run that would decide the case; None if it is decided or repeats cannot
-        decide it
+        decide it.
         """
         return None if self.judgement is None else self.judgement.more_runs
 
     @property
     def more_new_runs(self) -> int | None:
-        """Number of further repeats of the new run only that would decide the case, or None as for `more_runs`"""
+        """Number of further repeats of the new run only that would decide the case, or None as for `more_runs`."""
         return None if self.judgement is None else self.judgement.more_new_runs
 
     @property
@@ -161,19 +161,19 @@ class Pair:
 
     @property
     def base_us(self) -> float:
-        """Time of all calls in the base"""
+        """Time of all calls in the base."""
         return max(self.base.count, 1) * (self.base.median_us or 0.0)
 
     @property
     def new_us(self) -> float:
         """Time of the same number of calls in the new run: a program that calls the case more often does not make it
-        slower
+        slower.
         """
         return max(self.base.count, 1) * (self.new.median_us or 0.0)
 
     @property
     def lost_us(self) -> float:
-        """Increase of the time of all calls"""
+        """Increase of the time of all calls."""
         return self.new_us - self.base_us
 
 
@@ -224,7 +224,7 @@ class Comparison:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """One row per case and mode, largest slowdown first, in the columns that `opgrip compare -o` writes"""
+        """One row per case and mode, largest slowdown first, in the columns that `opgrip compare -o` writes."""
         from opgrip.replay.comparison.comparison_report import to_frame
 
         return to_frame(self)
@@ -247,7 +247,7 @@ class Comparison:
 
     @property
     def counts(self) -> Counter[Verdict]:
-        """Number of pairs with each verdict"""
+        """Number of pairs with each verdict."""
         return Counter(pair.verdict for pair in self.pairs)
 
     def totals(self, by: str | None = None) -> list[Total]:
@@ -280,10 +280,8 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
     """Compare two runs case by case.
 
     Cases are joined by operator, shapes, dtypes, settings and mode, not by their numbers in a trace. The runs may
-    differ as
-    a whole in dtype, tuning, threads, values, caches or method, which `differs` lists. Repeats (`--repeats`) show how
-    much
-    a case varies from one replay to the next.
+    differ as a whole in dtype, tuning, threads, values, caches or method, which `differs` lists. Repeats (`--repeats`)
+    show how much a case varies from one replay to the next.
 
     Parameters
     ----------

@@ -147,8 +147,7 @@ def as_junit(comparisons: Sequence[Comparison], gates: Gates) -> str:
     """Return JUnit XML with one test per row and one per gate.
 
     An undecided gate is an error, as are the rows that cause it. Without gates a test fails if its row is slower,
-    broken,
-    changed or missing.
+    broken, changed or missing.
     """
     text = io.StringIO()
     write_suites([_suite(comparison, gates) for comparison in comparisons], text)

@@ -72,17 +72,17 @@ class Difference:
 
     @property
     def own_variance(self) -> float:
-        """Variance of the log ratio, without the drift that all cases of a run share"""
+        """Variance of the log ratio, without the drift that all cases of a run share."""
         return self.variance * (1 / self.base_runs + 1 / self.new_runs)
 
     @property
     def error(self) -> float:
-        """Standard error of the log ratio"""
+        """Standard error of the log ratio."""
         return sqrt(self.own_variance + 2 * self.drift**2)
 
     @property
     def least(self) -> float:
-        """Absolute value of the log ratio after subtracting all of the slower run's excess"""
+        """Absolute value of the log ratio after subtracting all of the slower run's excess."""
         return max(0.0, abs(self.log_ratio) - (self.new_excess if self.log_ratio > 0 else self.base_excess))
 
 
@@ -118,8 +118,7 @@ def judge(differences: Sequence[Difference], margin: float) -> list[Judgement]:
     """Return the verdict on each difference, taking the number of differences into account.
 
     FASTER and SLOWER follow from the Benjamini-Hochberg procedure over all differences. SAME means that the interval
-    lies
-    within the margin.
+    lies within the margin.
 
     Parameters
     ----------

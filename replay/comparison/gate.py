@@ -32,8 +32,7 @@ HINT = f"write {', '.join(f'{name}<=5%' for name in TIMED)}, or {', '.join(f'{na
 
 TOTAL_END, ROW_END, ROW_RATIO = 1.05, 1.25, 1.5
 """factors on a gate's limit: the highest end of the total's interval, the highest end of a decided row's interval, and
-the
-highest ratio of an undecided row
+the highest ratio of an undecided row
 """
 REPEATS, MOST_REPEATS = 5, 20
 """smallest and largest number of repeats that a remedy recommends"""
@@ -48,7 +47,7 @@ class Outcome(Enum):
 
     @property
     def exit_status(self) -> int:
-        """Exit status of a command that checked the gate"""
+        """Exit status of a command that checked the gate."""
         return {Outcome.PASSED: 0, Outcome.FAILED: 1, Outcome.NOT_DECIDED: 3}[self]
 
 
@@ -85,7 +84,7 @@ class Held:
 
     @property
     def line(self) -> str:
-        """Line that every report shows for the gate"""
+        """Line that every report shows for the gate."""
         text = f"gate {self.gate.text}: {self.outcome.value}"
         return f"{text}: {self.reason}" if self.reason else text
 
@@ -130,9 +129,8 @@ def hold(gate: Gate, comparison: Comparison) -> Held:
     """Return the outcome of a gate.
 
     It fails if a row, a group or the total is SLOWER by more than the limit. It passes if the total's interval ends
-    close
-    to the limit and the undecided rows could lose little time; docs/results.md has the exact rule. Otherwise it is not
-    decided.
+    close to the limit and the undecided rows could lose little time; docs/results.md has the exact rule. Otherwise it
+    is not decided.
     """
     if gate.name in COUNTED:
         rows = COUNTED[gate.name](comparison)

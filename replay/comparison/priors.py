@@ -20,8 +20,7 @@ from opgrip.replay.timing.samples import quantile
 
 NORMAL_IQR, OF_MEDIAN = 1.349, 1.2533
 """of a normal distribution with deviation 1: the interquartile range, and the ratio of the standard error of a median
-to
-that of a mean
+to that of a mean
 """
 
 
@@ -47,17 +46,17 @@ class Estimate:
 
     @property
     def of_fastest(self) -> Estimate:
-        """Estimate of the fastest run of each repeat"""
+        """Estimate of the fastest run of each repeat."""
         return replace(self, logs=tuple(value - gap for value, gap in zip(self.logs, self.gaps, strict=True)))
 
     @property
     def mean(self) -> float:
-        """Mean of `logs` over the repeats"""
+        """Mean of `logs` over the repeats."""
         return fmean(self.logs)
 
     @property
     def squares(self) -> float:
-        """Sum of squared deviations of the repeats from their mean"""
+        """Sum of squared deviations of the repeats from their mean."""
         return sum((value - self.mean) ** 2 for value in self.logs)
 
 

@@ -68,7 +68,7 @@ class StoredRun:
 
     @property
     def name(self) -> str:
-        """File name without suffix"""
+        """File name without suffix."""
         return self.path.stem
 
     def load(self) -> Results:
@@ -311,8 +311,7 @@ def merge_runs(runs: Sequence[Results]) -> Results:
     """Return the rows of all runs; rows of the same case and variant are joined as repeats.
 
     Shards may come from several machines of one kind. Each case must have been measured on one of them, so that no
-    ratio
-    compares two machines.
+    ratio compares two machines.
 
     Raises
     ------

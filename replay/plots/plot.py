@@ -23,11 +23,11 @@ class PlottedRun(Protocol):
 
     @property
     def rows(self) -> Sequence[Result]:
-        """One row per case and variant"""
+        """One row per case and variant."""
 
     @property
     def header(self) -> Mapping[str, Any]:
-        """trace, versions and device"""
+        """Trace, versions and device."""
 
 
 @dataclass(frozen=True, slots=True)

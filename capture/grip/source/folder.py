@@ -180,8 +180,7 @@ def write_folder(gripped: Gripped, to: Path, write_calls: Callable[[Path], None]
     """Write a sample into a new folder and return the folder.
 
     Nothing is overwritten: an existing folder with the same content is kept, otherwise the sample gets a new name such
-    as
-    `delta2bbox_2`.
+    as `delta2bbox_2`.
 
     Parameters
     ----------

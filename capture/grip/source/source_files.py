@@ -43,7 +43,7 @@ class SourceFile:
 
     @cached_property
     def lines(self) -> list[str]:
-        """Lines with their line ends"""
+        """Lines with their line ends."""
         return self.text.splitlines(keepends=True)
 
     @cached_property
@@ -55,12 +55,12 @@ class SourceFile:
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """Parent of each node"""
+        """Parent of each node."""
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     @cached_property
     def codes(self) -> dict[tuple[str, int], list[CodeType]]:
-        """Code objects of the compiled file, by name and first line"""
+        """Code objects of the compiled file, by name and first line."""
         codes: dict[tuple[str, int], list[CodeType]] = {}
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         queue = [compile(self.text, self.name, "exec", flags=flags, dont_inherit=True)]
@@ -71,7 +71,7 @@ class SourceFile:
 
     @cached_property
     def string_lines(self) -> frozenset[int]:
-        """Lines that begin inside a string, except docstrings: their indentation is part of a value"""
+        """Lines that begin inside a string, except docstrings: their indentation is part of a value."""
         inside: set[int] = set()
         opened: list[int] = []
         for token in tokenize.generate_tokens(io.StringIO(self.text).readline):

@@ -74,8 +74,7 @@ _PATTERNS = {
 _BY_NAME = {name: re.compile(pattern) for name, pattern in _PATTERNS.items()}
 CATEGORIES = (ALL, *sorted({*CLASSES.values(), *_PATTERNS, FOREACH, OPTIMIZER, CUSTOM, SCHEMA}))
 """names of all categories: `custom` contains operators registered by other packages, `schema` operators of torch that
-its
-table lacks
+its table lacks
 """
 
 

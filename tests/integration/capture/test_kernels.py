@@ -1,6 +1,5 @@
 """Tests of kernel times, without a GPU: launches, kernels and devices imitate the interface of the real profiler's
-events,
-with the times and threads at which the real profiler saw the calls' operators on the CPU.
+events, with the times and threads at which the real profiler saw the calls' operators on the CPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Tests of opreplay under Nsight Compute.
 
 ncu needs a GPU, which the test machines lack, so a script replaces it that accepts ncu's arguments and writes reports
-in
-the documented form. This shows that opreplay makes the right requests and handles the answers, but not that ncu
+in the documented form. This shows that opreplay makes the right requests and handles the answers, but not that ncu
 understands them; reports that `benchmarks/gpu_check.py` kept are parsed by tests/unit/replay/test_kept_reports.py.
 """
 

@@ -270,7 +270,7 @@ def test_without_matplotlib_a_drawing_names_the_extra(
 
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The environment of a machine that was measured before."""
+    """Return the environment of a machine that was measured before."""
     monkeypatch.setenv("OPGRIP_CACHE", str(tmp_path / "cache"))
     keep(CEILINGS, "cpu")
     return dict(os.environ)
