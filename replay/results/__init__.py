@@ -1,1 +1,1 @@
-"""Rows of results: columns, repeats, ratios and where rows come from."""
+"""Result rows: columns, repeats, ratios, and the origin of rows."""

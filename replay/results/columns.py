@@ -1,4 +1,4 @@
-"""Columns of results, each declared once: as a field of the class of what fills it.
+"""Declarations of result columns: each column is a field of the class that fills it.
 
 ::
 
@@ -6,7 +6,7 @@
     class EnergyColumns(Columns):
         energy_mj: float | None = column("of a GPU for one run", unit="mJ")
 
-A row holds those of what ran, its status and its times; an analysis that adds to it names its own class of columns.
+`Result` declares the columns that every row has; an analysis that adds columns declares its own class.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ COLUMN = "column"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What a column holds.
+    """The declaration of a column.
 
     Attributes
     ----------
-    meaning : in a line
-    unit : `us`, `ms`, `mJ`, `MHz`, `bytes`; `1` for a share, 0 to 1; empty for what has none
-    heading : in the table that is printed, where it stands there as soon as a row has something in it
-    name : of the field
-    whole, several : whether it holds whole numbers; lists
-    unbounded : whether its numbers may be inf
-    hidden : whether tables for people leave it out
-    kind : the type of its cells: bool, int, float, str, list
-    may_lack : whether a row may have nothing in it
+    meaning : one-line description
+    unit : `us`, `ms`, `mJ`, `MHz`, `bytes`; `1` for a share from 0 to 1; empty without a unit
+    heading : heading in the printed table, which has the column if a row has a value for it
+    name : name of the field
+    whole, several : True if the column has integers; lists
+    unbounded : True if its numbers may be infinite
+    hidden : True if tables for people omit it
+    kind : type of its cells: bool, int, float, str, list
+    may_lack : True if a cell may be empty
     """
 
     meaning: str
@@ -56,11 +56,11 @@ class _HasAdded(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What a part adds to a row; a class of its own for each part, whose fields are all None where it has not run."""
+    """Base class of the columns that an analysis adds to a row; all fields are None if it has not run."""
 
     @classmethod
     def of(cls: type[T], row: _HasAdded) -> T:
-        """What this part added to a row."""
+        """Return the values that this analysis added to a row."""
         return cls(**{item.name: row.added[item.name] for item in fields(cls) if item.name in row.added})
 
 
@@ -73,8 +73,8 @@ def column(
     unbounded: bool = False,
     hidden: bool = False,
 ) -> Any:
-    """A field that is a column; see `Column`."""
-    # a list has no hash
+    """Return a dataclass field that declares a column; see `Column`."""
+    # lists cannot be hashed
     return field(
         default=default,
         hash=False if several else None,
@@ -85,7 +85,7 @@ def column(
 
 
 def columns_in(declared: type) -> Iterator[Column]:
-    """The columns that a class declares."""
+    """Yield the columns that a class declares."""
     types = get_type_hints(declared)
     for item in fields(declared):
         about = item.metadata.get(COLUMN)
@@ -95,7 +95,7 @@ def columns_in(declared: type) -> Iterator[Column]:
 
 
 def _kind(declared: Any) -> tuple[type, bool]:
-    """The type of a field's values other than None, and whether it may be None."""
+    """Return the type of a field's values other than None, and True if it may be None."""
     members = get_args(declared) if get_origin(declared) is UnionType else (declared,)
     kinds = [get_origin(item) or item for item in members if item is not NoneType]
     return kinds[0] if len(kinds) == 1 else object, NoneType in members

@@ -1,4 +1,4 @@
-"""The trace that a row is of, and the machine that measured it."""
+"""The trace of a row, and the machine that measured it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from opgrip.replay.results.columns import Columns, column
 from opgrip.replay.results.results import Result
 
 MACHINE = "OPGRIP_MACHINE"
-"""Variable that names the machine where its host name says nothing, as in a container."""
+"""environment variable that names the machine if its host name is meaningless, as in a container"""
 _NAMED = 3
-"""Machines that a header names where there are several."""
+"""number of machines that a header lists by name"""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineColumns(Columns):
-    """Where a row was measured."""
+    """Columns with the machine that measured a row."""
 
     machine: str | None = column("that measured it: `$OPGRIP_MACHINE`, or the host's name")
     machine_kind: str | None = column("what that machine is: only rows of the same kind are merged and compared")
@@ -32,39 +32,39 @@ class Machine:
 
     Attributes
     ----------
-    kind : the accelerator and the processor, and how many of these a replay has: times of other kinds do not mix
+    kind : accelerator, processor, and number of processors of a replay; times of different kinds are not mixed
     """
 
     name: str
     kind: str
 
     def marked(self, row: Result) -> Result:
-        """A row that says that it is of this machine; one that was not run here is of none."""
+        """Return a row with the name and kind of this machine."""
         return row.adding(MachineColumns(self.name, self.kind))
 
     def of_kind(self, kind: str) -> Machine:
-        """The same machine, of a kind that whoever runs it says."""
+        """Return this machine with another kind, such as one named by the user."""
         return replace(self, kind=kind)
 
 
 def names_of(machines: Iterable[str]) -> str:
-    """Some of them by name, and how many more."""
+    """Return the first names, and the number of the remaining machines."""
     names = sorted(machines)
     named = ", ".join(names[:_NAMED])
     return named if len(names) <= _NAMED else f"{named} and {len(names) - _NAMED} more"
 
 
 def machine_name() -> str:
-    """What this machine is called in a store: `$OPGRIP_MACHINE`, or its host name."""
+    """Return the name of this machine in a store: `$OPGRIP_MACHINE`, or its host name."""
     return os.environ.get(MACHINE) or socket.gethostname() or "machine"
 
 
 def this_machine(device: str, processors: int | None = None) -> Machine:
-    """The machine of this process, as far as a device's times depend on it.
+    """Return the machine of this process, as far as a device's times depend on it.
 
     Parameters
     ----------
-    processors : that a replay has; None for those of this process
+    processors : number of processors of the replay, or None for those of this process
     """
     count = len(os.sched_getaffinity(0)) if processors is None else processors
     parts = [" ".join(processor("cpu")[1:]).strip() or "a processor", f"{count} of them"]
@@ -75,7 +75,7 @@ def this_machine(device: str, processors: int | None = None) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class OriginColumns(Columns):
-    """The model that a row's trace is of."""
+    """Columns with the model of a row's trace."""
 
     model: str | None = column("that the trace is of, the same for all of its runs")
     run: str | None = column("what a step of it is, such as `predict` or `train`")
@@ -85,12 +85,12 @@ class OriginColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """One of several traces.
+    """The origin of rows: one of several traces, and its model.
 
     Attributes
     ----------
-    trace : its name, which no other of them has
-    model, run, library, family : as a row of the zoo's manifest has them; the last two may be empty
+    trace : unique name of the trace
+    model, run, library, family : fields of the zoo's manifest; the last two may be empty
     """
 
     trace: str
@@ -100,22 +100,22 @@ class Origin:
     family: str = ""
 
     def marked(self, row: Result) -> Result:
-        """A row that says that it is of this trace."""
+        """Return a row that names this trace."""
         about = OriginColumns(self.model, self.run or None, self.library or None, self.family or None)
         return replace(row.adding(about), trace=self.trace)
 
     def plain(self) -> dict[str, Any]:
-        """By the names of its fields, as headers of results have it."""
+        """Return the fields by name, as headers of results store them."""
         return asdict(self)
 
 
 def origin_in(trace: str, about: Mapping[str, Any]) -> Origin:
-    """A trace by what a header or a file says of it, which may be a stranger's; see `Origin.plain`."""
+    """Return the origin that a header or file describes, which may be untrusted; see `Origin.plain`."""
     words = {word: str(about.get(word) or "") for word in ("run", "library", "family")}
     return Origin(trace, str(about.get("model") or trace), **words)
 
 
 def origin_of(row: Result) -> Origin:
-    """The trace that a row is of."""
+    """Return the origin of a row."""
     about = OriginColumns.of(row)
     return Origin(row.trace, about.model or row.trace, about.run or "", about.library or "", about.family or "")

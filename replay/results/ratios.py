@@ -1,4 +1,4 @@
-"""The row that each row of a case is compared with, the ratio, and groups of rows."""
+"""Ratios of rows to the row that they are compared with, and groups of rows."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from opgrip.replay.operators.lookup import family_of
 from opgrip.replay.results.results import OK, Result
 
 OUTSIDE = "(outside)"
-"""Name of calls outside all modules."""
+"""name of calls outside all modules"""
 SITES: tuple[str, ...] = ("module", "phase", "line")
-"""Groups that belong to calls: the calls of one row can be in several."""
+"""groups of calls; the calls of one row can be in several groups"""
 GROUPS: dict[str, Callable[[Result], str]] = {
     "op": lambda row: row.op,
     "family": lambda row: family_of(row.op),
     "mode": lambda row: row.mode,
 }
-"""Groups that belong to rows, by name."""
+"""groups of rows, by name"""
 
 
 def shares_by(row: Result, by: str) -> dict[str, float]:
     """Return the groups of a row's calls and the share of the calls in each; the shares sum to 1.
 
-    Modules and lines of different traces are different groups.
+    Modules and lines of different traces are in different groups.
 
     Parameters
     ----------
@@ -42,16 +42,17 @@ def shares_by(row: Result, by: str) -> dict[str, float]:
 
 
 def base_place(place: int, rows: Sequence[Result], reference: str) -> int | None:
-    """Return the place of the row that a row of the same case is compared with; None if there is none.
+    """Return the index of the row of the same case that a row is compared with, or None.
 
-    A row of another mode is compared with that of the reference mode. A row of the reference mode is compared with that
-    of the first values; a row of the first values, with that of the first threads; a row of these, with that of the
-    first cache.
+    A row of another mode is compared with the row of the reference mode. Within the reference mode, a row with other
+    values is compared with the row of the first values, else a row with other threads with the row of the first
+    threads, else a row with another cache state with the row of the first.
 
     Parameters
     ----------
-    rows : all rows of a case, in the order in which they were asked for
-    reference : the mode that others are compared with
+    place : index of the row
+    rows : all rows of a case, in the order of the request
+    reference : mode that other modes are compared with
     """
     row = rows[place]
     alike = [
@@ -81,9 +82,9 @@ def _way(row: Result) -> tuple[str, int | None, str | None]:
 
 
 def with_ratios(rows: Sequence[Result], reference: str) -> list[Result]:
-    """Return the rows of a case with `ratio`: each one's median over that of the row that it is compared with.
+    """Return the rows of a case with `ratio`, their median divided by that of the row that they are compared with.
 
-    A row that no other row of its case is compared with keeps the ratio that it has.
+    A row that is not compared with another row keeps its ratio.
     """
     places = (base_place(place, rows, reference) for place in range(len(rows)))
     return [
@@ -93,16 +94,16 @@ def with_ratios(rows: Sequence[Result], reference: str) -> list[Result]:
 
 
 def ratio_over(row: Result, base: Result) -> float | None:
-    """Return the median of a row over that of another; None if one of them has no time that counts."""
+    """Return the median of a row divided by that of another, or None if one of them has no valid time."""
     if row.status != OK or base.status != OK or not row.median_us or not base.median_us:
         return None
     return row.median_us / base.median_us
 
 
 def with_ratios_by_case(rows: Iterable[Result], reference: str) -> list[Result]:
-    """Return the rows of several cases, in their order, with ratios if they lack them or are of an older opgrip.
+    """Return the rows of several cases in order, adding ratios that are missing or from an older opgrip.
 
-    Older ones kept the median of paired runs as `ratio`, and had no `ratio_p50`.
+    Older versions stored the median of paired runs as `ratio`, and had no `ratio_p50`.
     """
     rows = list(rows)
     places: dict[tuple[object, ...], list[int]] = {}
@@ -118,5 +119,5 @@ def with_ratios_by_case(rows: Iterable[Result], reference: str) -> list[Result]:
 
 
 def reference_of(rows: Sequence[Result]) -> str:
-    """Return the mode that the rows of a run are compared with: it is run first."""
+    """Return the mode that the rows of a run are compared with, which is the first one that ran."""
     return rows[0].mode if rows else ""

@@ -1,4 +1,4 @@
-"""Join the repeats of a case into one row, and report its timing clusters."""
+"""Joining of a case's repeats into one row, and columns of its timing clusters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClusterColumns(Columns):
-    """Where calls of a signature take other times in some places of a program than in others."""
+    """Timing clusters: calls of one signature that take distinctly different times in different places of a program."""
 
     place: str | None = column("module, function and line of a call that behaves as those of the row do")
     behaviour_shares: list[float] | None = column(
@@ -32,7 +32,7 @@ class ClusterColumns(Columns):
 
 
 def shares_of(case: Case) -> list[float]:
-    """The share of a case's calls that each of its input_sets stands for; empty where that is not known."""
+    """Return the share of a case's calls that each of its input sets represents, or an empty list if unknown."""
     if len(case.timing_clusters) != 1 + len(case.input_sets):
         return []
     counts = [len(item.calls) for item in case.timing_clusters]
@@ -40,7 +40,7 @@ def shares_of(case: Case) -> list[float]:
 
 
 def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result:
-    """A row with how the calls of each place fared, where there are several ways."""
+    """Return a row with the place of the case's only timing cluster, or with the times of each of several clusters."""
     if len(case.timing_clusters) == 1:
         return result.adding(ClusterColumns(place=case.timing_clusters[0].place))
     shares = shares_of(case)
@@ -53,10 +53,10 @@ def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result
 
 
 def join_repeats(rows: Sequence[Result]) -> Result:
-    """One row of those that repeats of a replay gave of a case under one mode.
+    """Return one row for the repeats of a case in one mode.
 
-    Each repeat counts as much as any other, however many runs it made; contended ones count only if all are. If one
-    failed, the row is that one. `ratio` is left empty: `with_ratios` fills it in.
+    Each repeat has the same weight, regardless of its number of runs; contended repeats count only if all are
+    contended. If a repeat failed, its row is returned. `ratio` stays empty until `with_ratios` fills it in.
     """
     bad = max((row for row in rows if row.status not in RAN), key=_severity, default=None)
     if bad is not None or len(rows) == 1:
@@ -100,7 +100,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
 
 
 def _severity(row: Result) -> tuple[bool, float]:
-    """Sort wrong rows last, those with the largest error at the end."""
+    """Return a sort key that puts wrong rows last, in ascending order of error."""
     return row.status == WRONG, row.max_abs or 0.0
 
 
@@ -109,10 +109,10 @@ def _largest(errors: Iterable[float | None]) -> float | None:
 
 
 def weights_of(row: Result) -> list[float]:
-    """Of each of a row's runs; they sum to 1."""
+    """Return the weight of each run of a row; the weights sum to 1."""
     count = len(row.times_us or ())
     weights = row.weights or []
-    # a file may say what it likes
+    # files may contain invalid weights
     if len(weights) != count or min(weights, default=0.0) < 0 or not sum(weights) > 0:
         weights = [1.0] * count
     total = sum(weights)
@@ -120,7 +120,7 @@ def weights_of(row: Result) -> list[float]:
 
 
 def repeats_of(row: Result) -> Iterator[tuple[Sequence[float], Sequence[float]]]:
-    """Times in us and weights of each repeat of a row that was timed; one where it was not repeated."""
+    """Yield the times in us and the weights of each repeat of a timed row."""
     times, weights = row.times_us or [], weights_of(row)
     counts = row.repeats or []
     if sum(counts) != len(times) or min(counts, default=0) < 0:

@@ -1,4 +1,4 @@
-"""What a replay gives: one row a case and mode."""
+"""Result rows of a replay: one row for each variant of a case."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
 
 OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED = "ok", "wrong", "unsupported", "failed", "timeout", "skipped"
 CONTENDED = "contended"
-"""Status of a row that was run, but only while other processes used the cores: its time counts nowhere."""
+"""status of a row that ran only while other processes used the cores; its time is ignored"""
 RAN = (OK, CONTENDED)
-"""Statuses of rows that ran, with right results as far as these were checked."""
+"""statuses of rows that ran with correct results, as far as these were checked"""
 STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED, CONTENDED)
 
 NOISY = 0.25
-"""Interquartile range of times, as a share of their median, above which that is doubtful."""
+"""share of the median that the interquartile range may reach before a row is noisy"""
 SLOWED = 0.5
-"""Share of runs at a slower pace above which a median is doubtful."""
+"""share of runs on a slowed processor above which a median is doubtful"""
 DISAGREEMENT = 1.1
-"""Factor between the ratio of medians and the median ratio of paired runs from which a speed-up is doubtful."""
+"""factor between the ratio of medians and the median ratio of paired runs above which a speed-up is doubtful"""
 UTMOST_RATIO = 1e100
-"""Of rows with a larger ratio, or a smaller one than its inverse, there is no speed-up."""
+"""ratio above which, or below whose inverse, a row has no speed-up"""
 SETTINGS = "settings"
-"""Field of a header: the options whose role is `RUN` that were given, by their words, as texts."""
+"""header field with the given options whose role is `RUN`, by name, as text"""
 UNUSUAL = "unusual"
-"""Field that earlier versions wrote in its place: a list of such options, in words."""
+"""field that earlier versions wrote instead of `SETTINGS`: a list of such options as text"""
 WAY = (
     *("mode", "direction", "values", "dtype", "threads", "batch_scale", "streams", "cache", "method", "tune"),
     "device",
 )
-"""Columns that say how a case was run, as the options do whose role is `IDENTITY`."""
+"""columns that describe how a case was run, as options of the role `IDENTITY` do"""
 OF_MODE = ("mode", "tune")
-"""Those of them that belong to a mode."""
+"""columns of `WAY` that belong to a mode"""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A case's measurement, or why there is none.
+    """The measurement of one variant of a case, or why there is none.
 
     Attributes
     ----------
-    added : what parts have added, by the names of their columns; see `Columns`
+    added : values that analyses have added, by column name; see `Columns`
     """
 
     case: int = column("the signature's number in the trace", default=MISSING)
@@ -201,38 +201,38 @@ class Result:
 
     @classmethod
     def from_plain(cls, cells: Mapping[str, Any]) -> Result:
-        """The row of cells by the names of columns, those of parts included."""
+        """Return the row with these cells, by column name; cells of added columns are included."""
         core = {name: cell for name, cell in cells.items() if name in CORE}
         added = {name: cell for name, cell in cells.items() if name not in CORE and cell is not None}
         return cls(**core, added=added)
 
     def to_plain(self) -> dict[str, Any]:
-        """Its cells by the names of columns, those of parts after its own, as far as they were added."""
+        """Return the cells by column name: the core columns, then the added ones."""
         return {**{name: getattr(self, name) for name in CORE}, **self.added}
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What joins it with the rows of other runs: the case, whatever its number, and how it was run."""
+        """Key that joins this row with rows of other runs: the case (but not its number) and how it was run."""
         return self.identity_without()
 
     def identity_without(self, *columns: str) -> tuple[object, ...]:
-        """The same, leaving out what rows may differ in, to join those of other modes or numbers of threads."""
+        """Return the key without some columns, to join rows that differ in them, such as the mode or threads."""
         what = self.key or f"{self.op} {self.shapes}"
         apart = {*columns, *(OF_MODE if "mode" in columns else ())}
         return (what, self.trace, *(self._way(name) for name in WAY if name not in apart))
 
     def _way(self, name: str) -> object:
-        """Return how a case was run by a column of `WAY`; which of several equal devices ran it makes no difference."""
+        """Return how a case was run by a column of `WAY`; equal devices with different indices count as the same."""
         return self.device.partition(":")[0] if name == "device" else getattr(self, name)
 
     @property
     def case_of_trace(self) -> tuple[str, int]:
-        """What tells its case from others of the run: each trace has numbers of its own."""
+        """Key of the case within a run; case numbers are unique only within a trace."""
         return self.trace, self.case
 
     @property
     def variant(self) -> str:
-        """How it was run beside the mode, as far as that is not the usual: `backward, 2 threads`."""
+        """How the case was run apart from its mode, if this differs from the defaults: `backward, 2 threads`."""
         words = {
             self.direction: self.direction != FORWARD,
             f"{self.values} values": self.values != RECORDED,
@@ -247,45 +247,45 @@ class Result:
 
     @property
     def is_captured_doubtful(self) -> bool:
-        """Whether the captured time is of a call, of calls that differ much, or of such as the capture disturbed."""
+        """True if the captured time is from one call, from calls that vary widely, or only from perturbed calls."""
         if not self.captured_us:
             return False
         return self.captured_spread is None or self.captured_spread > NOISY or self.perturbed >= self.count
 
     @property
     def is_slowed(self) -> bool:
-        """Whether most of its times are of a processor that was slowed down or taken."""
+        """True if most runs were on a processor that was slowed down or taken away."""
         return self.slowed is not None and self.slowed > SLOWED
 
     @property
     def is_speed_up_doubtful(self) -> bool:
-        """Whether paired runs have another ratio than the medians, by more than a tenth."""
+        """True if the ratio of paired runs and the ratio of medians differ by more than `DISAGREEMENT`."""
         if self.ratio is None or not self.ratio_p50 or self.speed_up is None:
             return False
         return not 1 / DISAGREEMENT <= self.ratio_p50 / self.ratio <= DISAGREEMENT
 
     @property
     def marked_status(self) -> str:
-        """The status as tables show it: `ok` with the words for what makes its time doubtful."""
+        """Status as tables show it: `ok` is followed by the reasons that make its time doubtful."""
         return f"{self.status}, {self.doubts}" if self.doubts else self.status
 
     @property
     def sites(self) -> Sequence[CallSite]:
-        """Where its calls were made; of a row without `call_sites`, its module and phase, as far as they are known."""
+        """Call sites of the row; without `call_sites`, one site with the row's module and phase."""
         known = from_text(self.call_sites)
         return known or (CallSite(self.module, self.phase, "", max(self.count, 1), self.captured_total_us),)
 
     def adding(self, part: Columns) -> Result:
-        """The row with what a part has added."""
+        """Return the row with the columns that an analysis adds."""
         return replace(self, added={**self.added, **asdict(part)})
 
 
 CORE = tuple(about.name for about in columns_in(Result))
-"""Names of the columns that every row has."""
+"""names of the columns that every row has"""
 
 
 def summarize(results: list[Result]) -> str:
-    """How many cases came to which status, in one line."""
+    """Return one line with the number of rows by status."""
     counts: dict[str, int] = {}
     for result in results:
         counts[result.status] = counts.get(result.status, 0) + 1
@@ -296,18 +296,18 @@ def summarize(results: list[Result]) -> str:
 
 
 def rate_of(amount: int | None, time_us: float) -> float | None:
-    """Billions a second of what is done in a time; None where that is nothing, or not known."""
+    """Return the rate in billions per second, or None if the amount is unknown or zero."""
     return amount / time_us / 1e3 if amount and time_us > 0 else None
 
 
 def not_run(results: Iterable[Result]) -> set[int]:
-    """Return the cases of which no row ran."""
+    """Return the numbers of the cases of which no row ran."""
     rows = list(results)
     return {row.case for row in rows} - {row.case for row in rows if row.status in RAN}
 
 
 def describe_shapes(signature: Signature) -> str:
-    """Dtypes and shapes of a call's arguments in short: `float32[64,256] [1,1] False dim=0`."""
+    """Return the dtypes and shapes of a call's arguments in short: `float32[64,256] [1,1] False dim=0`."""
     from opgrip.traces.schema.operator_arguments import is_launch, launch_facts
 
     kwargs = launch_facts(signature) if is_launch(signature) else signature.kwargs
@@ -318,14 +318,12 @@ def describe_shapes(signature: Signature) -> str:
 def same_outputs(
     recorded: Any, outputs: Sequence[Any], dtypes: bool = True, unused: Collection[int] = ()
 ) -> bool | None:
-    """Whether the tensors among outputs have the shapes and dtypes of those that were recorded.
-
-    None where the recorded ones are not known.
+    """Return True if the output tensors have the recorded shapes and dtypes, or None if these are unknown.
 
     Parameters
     ----------
-    dtypes : else shapes alone
-    unused : places of outputs that may have others
+    dtypes : False to compare only shapes
+    unused : indices of outputs that are not compared
     """
     import torch
 
@@ -362,5 +360,5 @@ def _short(value: object) -> str:
     from opgrip.traces.schema.tensor_specs import plain_name
 
     text = plain_name(value)
-    # of an object that tells where it is, or all that it consists of
+    # the text has a memory address, or lists everything that the object contains
     return type(value).__name__ if " at 0x" in text or "\n" in text or isinstance(value, Mapping) else text

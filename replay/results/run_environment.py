@@ -1,4 +1,4 @@
-"""What results are of, beside the trace: the machine, what ran there, and how it was told to run."""
+"""Environment of results: the machine, software versions, and environment variables that affect speed."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ PACKAGES = (
     "tensorflow",
     "apache-tvm",
 )
-"""Whose versions decide what runs; those that are not installed are left out."""
+"""packages whose versions affect results; those that are not installed are left out"""
 VARIABLES = re.compile(
     r"(OMP|MKL|KMP|GOMP|ONEDNN|DNNL|ATEN|TORCHINDUCTOR|TORCH_COMPILE|CUDA|PYTORCH|MALLOC)_|LD_PRELOAD"
 )
-"""Names of those of the environment that steer how fast things run."""
+"""names of environment variables that affect speed"""
 
 
 def describe_environment(device: str) -> dict[str, Any]:
-    """The machine, its clocks and governor, versions, and variables that steer how fast things run.
+    """Return facts about the machine, its clocks and governor, versions, and variables that affect speed.
 
     Parameters
     ----------
-    device : that the results are of; what is known of an accelerator stands elsewhere in the header
+    device : device of the results; facts about an accelerator are elsewhere in the header
     """
     facts = {
         "machine": machine_name(),

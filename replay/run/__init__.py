@@ -1,1 +1,1 @@
-"""Makes of cases rows: prepares them, checks them, times them."""
+"""Preparation, checks and timing of cases."""

@@ -1,4 +1,4 @@
-"""What the cells of a row may hold: those of a file may be a stranger's, and what reckons takes them as declared."""
+"""Checks of the cells of rows: files may be untrusted, and calculations rely on the declared types."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from opgrip.replay.run.energy import EnergyColumns
 from opgrip.traces.schema.json_values import LIMIT
 
 LARGEST = 1e150
-"""Of a number: the square of one is still a number."""
+"""limit of a number's magnitude; its square is still finite"""
 
 
 def measured_row(cells: Mapping[str, Any]) -> Result:
-    """The row of cells that measuring gives, before any analysis adds to it.
+    """Return the row for the cells of a measured row, as it is before any analysis adds to it.
 
     Raises
     ------
-    ValueError : for a cell that its column does not hold, and for one that no such row has or that it lacks
+    ValueError : if a cell is invalid for its column, unknown, or missing
     """
     columns = _measured_columns()
     unknown = cells.keys() - columns.keys()
@@ -43,7 +43,7 @@ def _measured_columns() -> dict[str, Column]:
 
 
 def checked_cell(about: Column, value: Any) -> Any:
-    """A cell as rows have it; `ValueError` where it is not what the column is declared to hold."""
+    """Return the value of a cell as rows store it; raise `ValueError` if it does not match the column's declaration."""
     if value is None:
         if about.may_lack:
             return None
@@ -68,7 +68,7 @@ def _text(about: Column, value: Any) -> str:
         raise ValueError(f"{quoted(value)} is none of {', '.join(STATUSES)}")
     if about.name == "call_sites":
         from_text(value)
-    # halves of characters, which JSON may have, no other file takes
+    # JSON may contain lone surrogates, which no other file format accepts
     return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
 
 
@@ -99,5 +99,5 @@ def _check_range(values: Iterable[int | float]) -> None:
 
 
 def quoted(value: Any) -> str:
-    """A value in short, as a message shows it."""
+    """Return a value in short form for messages."""
     return repr(value if isinstance(value, str | int | float) else type(value).__name__)[:60]

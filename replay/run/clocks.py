@@ -1,4 +1,4 @@
-"""Clocks of a GPU: brought up before anything is timed, and read between timed runs."""
+"""GPU clocks: raised before timing starts, and read between timed runs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from opgrip.replay.operators.devices import synchronizer
 from opgrip.replay.timing.rounds import NO_ROW, Announce
 
 EVERY_S = 0.05
-"""Between two readings, which take up to some milliseconds."""
+"""minimum seconds between two readings, each of which takes up to some milliseconds"""
 SIZE, BLOCK_S = 1024, 0.01
-"""Rows of the matrices whose products bring clocks up, and time of products between which nothing is waited for."""
+"""rows of the matrices that are multiplied to raise the clocks, and seconds of work between synchronizations"""
 
 
 @cache
 def warm_up(device: str, seconds: float) -> None:
-    """Keep a device busy, once in a process: an idle one has low clocks, and takes tenths of a second to raise them.
+    """Keep a device busy, once per process: clocks of an idle device are low and take tenths of a second to rise.
 
     Does nothing on the CPU.
     """
     if torch.device(device).type == "cpu" or not seconds:
         return
-    # too little memory is no reason not to time anything
+    # lack of memory must not prevent timing
     with suppress(RuntimeError, MemoryError):
         matrix = torch.ones(SIZE, SIZE, device=device)
         wait, end = synchronizer(device), perf_counter() + seconds
@@ -40,11 +40,11 @@ def warm_up(device: str, seconds: float) -> None:
 
 
 class Clocks:
-    """Reads a GPU's clock and throttling between timed runs, never during one.
+    """Readings of a GPU's clock and throttling between timed runs, never during one.
 
     Parameters
     ----------
-    gpu : None where nothing tells of it, or nobody asks
+    gpu : None if the GPU cannot be read, or its clock is not needed
     """
 
     def __init__(self, gpu: Gpu | None) -> None:
@@ -54,7 +54,7 @@ class Clocks:
         self._spans: dict[tuple[int, int], tuple[int, int]] = {}
 
     def reading(self, announce: Announce) -> Announce:
-        """What is told of each run before it begins, with a reading where the last is some time ago."""
+        """Return an `announce` function that also reads the GPU if the last reading is older than `EVERY_S`."""
         if self._gpu is None:
             return announce
         gpu = self._gpu
@@ -72,12 +72,12 @@ class Clocks:
         return read_and_announce
 
     def of_row(self, number: int, row: int) -> tuple[float | None, str | None]:
-        """Mean clock in MHz from a row's first run to its last, and why it was not higher; None for what is not known.
+        """Return the mean clock in MHz during a row's runs and the reasons for throttling; None for unknown values.
 
         Parameters
         ----------
-        number : of the case
-        row : its place among the rows of the case
+        number : number of the case
+        row : index of the row among the rows of the case
         """
         if (number, row) not in self._spans:
             return None, None
@@ -88,6 +88,6 @@ class Clocks:
         return fmean(clocks) if clocks else None, ", ".join(reasons) or None
 
     def close(self) -> None:
-        """Let go of the GPU."""
+        """Close the GPU."""
         if self._gpu is not None:
             self._gpu.close()

@@ -1,4 +1,4 @@
-"""Energy of a GPU while a call runs again and again."""
+"""Energy that a GPU takes while a call runs repeatedly."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from opgrip.platform.nvml import Gpu, open_gpu
 from opgrip.replay.results.columns import Columns, column
 
 SECONDS = 1.0
-"""Of runs: the counter moves every few hundredths of a second, so that a block gives it within some percent."""
+"""seconds of runs to measure; the counter changes every few hundredths of a second, so its error is some percent"""
 BLOCK_S = 0.1
-"""Of runs between which nothing is asked and nothing waited for: else the GPU idles most of the time."""
+"""seconds of runs between synchronizations; with shorter blocks the GPU would be idle most of the time"""
 IDLE_S = 0.3
-"""For which an idle GPU is watched."""
+"""seconds for which the idle GPU is measured"""
 EVERY_S = 0.05
-"""Between two readings of clock and power, by another thread."""
+"""seconds between two readings of clock and power by another thread"""
 MOST_GROWTH = 10.0
 
 
 @titled("the machine's limits")
 @dataclass(frozen=True, slots=True)
 class EnergyOptions:
-    """Whether the counters of a GPU are read."""
+    """The option that reads the energy counters of a GPU."""
 
     energy: bool = option(
         False,
@@ -38,14 +38,14 @@ class EnergyOptions:
     )
 
     def check(self, device: str) -> None:
-        """Raise `UserError` where they are asked for and cannot be read."""
+        """Raise `UserError` if energy is requested but the counters cannot be read."""
         if self.energy:
             open_gpu(device).close()
 
 
 @dataclass(frozen=True, slots=True)
 class EnergyColumns(Columns):
-    """What a run takes of a GPU."""
+    """Energy columns of a row."""
 
     energy_mj: float | None = column("of the GPU for one run, with what it takes when idle", "mJ")
     energy_above_idle_mj: float | None = column("of that, what an idle GPU would not have taken in the time", "mJ")
@@ -54,15 +54,15 @@ class EnergyColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """What a run of a call takes of the device; None for what it does not tell.
+    """Energy and clocks of a GPU during the runs of a call; None for values that it does not report.
 
     Attributes
     ----------
-    millijoules : of one run, with what the device takes when idle
-    above_idle_mj : without that
+    millijoules : energy of one run, idle power included
+    above_idle_mj : energy of one run without the idle power
     idle_w : power of the idle device
-    clock_mhz : mean clock of the multiprocessors meanwhile
-    throttled : reasons why it was lower than it could be; empty where there were none
+    clock_mhz : mean clock of the multiprocessors during the runs
+    throttled : reasons why the clock was lower than possible; empty if there were none
     """
 
     millijoules: float | None
@@ -73,12 +73,12 @@ class Energy:
 
     @property
     def columns(self) -> EnergyColumns:
-        """What a row gets of it, besides clock and throttling."""
+        """The energy columns of a row; clock and throttling have columns of their own."""
         return EnergyColumns(self.millijoules, self.above_idle_mj, self.idle_w)
 
 
 class Meter:
-    """Measures what calls take of a GPU."""
+    """A meter for the energy that calls take of a GPU."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -87,12 +87,13 @@ class Meter:
     def measure(
         self, run: Callable[[], object], wait: Callable[[], None], seconds: float = SECONDS, idle_s: float = IDLE_S
     ) -> Energy:
-        """Run a call for some time, with the counters read before and after.
+        """Run a call for some time, reading the counters before and after.
 
         Parameters
         ----------
-        wait : until the device has done what it was given
-        idle_s : how long the idle device is watched, where this meter has not done so yet
+        wait : function that waits until the device has finished its work
+        seconds : minimum time of the runs
+        idle_s : seconds to measure the idle device, on the first use of this meter
         """
         wait()
         if self._idle_w is None:
@@ -118,7 +119,7 @@ class Meter:
         )
 
     def close(self) -> None:
-        """Let go of NVML."""
+        """Close NVML."""
         self._gpu.close()
 
     def _idle_watts(self, seconds: float) -> float | None:
@@ -131,12 +132,12 @@ class Meter:
 
 
 class _Watch:
-    """Reads clock, power and reasons while a block runs, by a thread of its own, and once at the end.
+    """Readings of clock, power and throttle reasons by a separate thread during a block, and once at its end.
 
     Attributes
     ----------
-    clocks_mhz, powers_mw : as far as there are any
-    reasons : in the order in which they came up
+    clocks_mhz, powers_mw : the available readings
+    reasons : throttle reasons in the order of their first appearance
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -167,17 +168,17 @@ class _Watch:
 
 
 def open_meter(device: str) -> Meter:
-    """The meter of a GPU.
+    """Return the meter of a GPU.
 
     Raises
     ------
-    UserError : where there is no GPU, no NVML, or no permission
+    UserError : if there is no GPU, no NVML, or no permission
     """
     return Meter(open_gpu(device))
 
 
 def _block_size(run: Callable[[], object], wait: Callable[[], None]) -> int:
-    """How many runs take `BLOCK_S`."""
+    """Return the number of runs that take `BLOCK_S`."""
     count = 1
     while True:
         began = perf_counter()
@@ -191,7 +192,7 @@ def _block_size(run: Callable[[], object], wait: Callable[[], None]) -> int:
 
 
 def _total_mj(before: float | None, after: float | None, powers_mw: Sequence[float], elapsed_s: float) -> float | None:
-    """By the counter; by power and time where there is none."""
+    """Return the energy by the counter, or by mean power and time if there is no counter."""
     if before is not None and after is not None:
         return after - before
     return fmean(powers_mw) * elapsed_s if powers_mw else None

@@ -1,4 +1,4 @@
-"""Replay cases side by side with their times and energy; a bad case costs only its row."""
+"""Measurement of cases side by side, with their times and energy; a case that fails costs only its row."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from opgrip.replay.timing.timing_options import COLD, DISCRETE, PROGRAM, flusher
 
 
 def metered(number: int, groups: Sequence[SubjectGroup], workload: Workload, announce: Announce) -> dict[int, Energy]:
-    """What a run of each subject of a case takes of the device, by the subjects' identity, without those that fail.
+    """Return the energy of one run of each subject of a case, by the subject's `id`; failing subjects are left out.
 
-    Empty where the device tells nothing any more.
+    The result is empty if the counters can no longer be read.
 
     Parameters
     ----------
-    number : of the case
+    number : number of the case
     """
     wait = synchronizer(workload.device)
     energy_of_subject: dict[int, Energy] = {}
@@ -72,7 +72,7 @@ def metered(number: int, groups: Sequence[SubjectGroup], workload: Workload, ann
 
 
 def with_energy(row: Result, energy: Energy | None) -> Result:
-    """A row with what its runs took."""
+    """Return a row with the energy and clocks of its runs; unchanged without them."""
     if energy is None:
         return row
     clock_mhz = row.clock_mhz if energy.clock_mhz is None else energy.clock_mhz
@@ -80,17 +80,18 @@ def with_energy(row: Result, energy: Energy | None) -> Result:
 
 
 CASES, BYTES, LONG_US = 128, 1 << 30, 30e6
-"""Cases that are measured side by side, bytes of their arguments, and what their runs took in the program: a replay
-that is killed loses those that were running."""
+"""limits of one window of cases that are measured side by side: cases, bytes of their arguments, and microseconds that
+their runs took in the program; a replay that is killed loses one window
+"""
 SHARE = 0.25
-"""Of the memory that cases may have, for the arguments of those that are measured side by side."""
+"""share of the memory limit that the arguments of one window may take"""
 DECIMALS = 4
-"""Of the times of single runs, in microseconds."""
+"""decimals of single run times in microseconds"""
 QUICK_US = 50_000
-"""Calls that took longer are not run before others, which they would keep waiting."""
+"""longest captured time in microseconds of a preceding call; slower ones are not replayed"""
 
 CachedRows = Mapping[int, Mapping[int, Result]]
-"""By the numbers of a case and of a row of it, the row."""
+"""prepared rows by case number and row number"""
 
 
 def measure_cases(
@@ -101,14 +102,14 @@ def measure_cases(
     without: Collection[int] = (),
     cached_rows: CachedRows | None = None,
 ) -> Iterator[list[Result]]:
-    """The rows of each case, as soon as all of its runs are done.
+    """Yield the rows of each case as soon as all of its runs are done.
 
     Parameters
     ----------
-    surroundings : of the cases in their program; they run after the calls that they came after there
-    announce : is told what runs, before it does
-    without : numbers of cases that are not run before others
-    cached_rows : rows of which it is known what came of making them ready
+    surroundings : preceding calls of the cases in their program, which run before them
+    announce : called before each run with the numbers of its case and row
+    without : numbers of cases that do not run as preceding calls
+    cached_rows : rows whose preparation has a known outcome
     """
     pages.keep_freed_memory()
     with closing(Clocks(None if workload.request.profiled else find_gpu(workload.device))) as clocks:
@@ -119,11 +120,11 @@ def measure_cases(
 
 
 def windows(cases: Sequence[Case], workload: Workload, most: int = CASES) -> Iterator[list[Case]]:
-    """Cases in the parts in which they are measured side by side, each under all of its modes.
+    """Yield windows of cases that are measured side by side, each case in all of its modes.
 
     Parameters
     ----------
-    most : cases of a window
+    most : maximum cases of a window
     """
     window: list[Case] = []
     size, time_us = 0, 0.0
@@ -190,11 +191,11 @@ def _measure(
 def _timed(
     groups: Mapping[str, Sequence[SubjectGroup]], workload: Workload, announce: Announce
 ) -> Iterator[list[Subject]]:
-    """Run the subjects of all groups; gives those of a case as soon as they are done.
+    """Run the subjects of all groups; yield the subjects of a case as soon as they are done.
 
     Parameters
     ----------
-    groups : by what the caches hold
+    groups : groups by cache state
     """
     wait = synchronizer(workload.device)
     with watched(workload.request.profiled, workload.device, workload.request.timelines):
@@ -217,7 +218,7 @@ def _groups_with(
     announce: Announce,
     without: Collection[int],
 ) -> list[SubjectGroup]:
-    """The groups of the rows for which the caches hold this."""
+    """Return the groups of the rows with this cache state."""
     rows = [(case, [item for item in prepared if workload.cache_of(item[0]) == cache]) for case, prepared in all_rows]
     around = _around(rows, workload, surroundings, announce, without) if cache == PROGRAM else {}
     return _groups(rows, workload, surroundings, around)
@@ -226,7 +227,7 @@ def _groups_with(
 def _side_by_side(
     rows: Sequence[tuple[Case, list[Prepared]]], workload: Workload, announce: Announce
 ) -> dict[int, ConcurrentRun]:
-    """What subjects took that run several at once, by their identity."""
+    """Return the measurements of subjects that run several at once, by the subject's `id`."""
     run_of_subject: dict[int, ConcurrentRun] = {}
     for count in {point.streams for point in workload.request.points} - {1}:
         groups: dict[object, SubjectGroup] = {}
@@ -248,7 +249,7 @@ def _around(
     announce: Announce,
     without: Collection[int],
 ) -> dict[int, Subject]:
-    """Subjects of all calls that stand before those that are measured, these included."""
+    """Return the subjects of the measured cases and of all calls that precede them, by case number."""
     subject_of_case = {
         subject.number: subject
         for _, prepared in reversed(rows)
@@ -274,7 +275,7 @@ def _groups(
     surroundings: PrecedingCalls,
     around: Mapping[int, Subject],
 ) -> list[SubjectGroup]:
-    """Subjects by the settings of torch that they run under."""
+    """Return the subjects grouped by the torch settings that they run under."""
     groups: dict[str, SubjectGroup] = {}
     cache_bytes = recent_bytes(workload.device) if surroundings.places else 0
     for case, prepared in rows:
@@ -296,12 +297,12 @@ def _fill_rows(
     energies: Mapping[int, Energy],
     clocks: Clocks,
 ) -> Iterator[Result]:
-    """The rows of one case, with what was measured.
+    """Yield the rows of one case with their measurements.
 
     Parameters
     ----------
-    concurrent_runs : what those took that ran several at once
-    energies : what runs took of a GPU; as `concurrent_runs` by the identity of subjects
+    concurrent_runs : measurements of subjects that ran several at once, by the subject's `id`
+    energies : energy of the runs, by the subject's `id`
     """
     for way, row, subject in prepared:
         clock_mhz, throttled = clocks.of_row(row.case, way.number)
@@ -319,7 +320,7 @@ def _fill_rows(
 
 
 def _compared(rows: Sequence[Result], prepared: Sequence[Prepared], reference: str) -> list[Result]:
-    """Return the rows of a case with their ratios, of medians and of paired runs."""
+    """Return the rows of a case with the ratios of medians and of paired runs."""
     compared = []
     for place, row in enumerate(with_ratios(rows, reference)):
         base = base_place(place, rows, reference) if row.ratio is not None else None
@@ -333,7 +334,7 @@ def _compared(rows: Sequence[Result], prepared: Sequence[Prepared], reference: s
 
 
 def _with_times(result: Result, samples: Samples, workload: Workload, way: Variant) -> Result:
-    # infinite where no kind of run was made twice
+    # the spread is infinite if no kind of run was repeated
     spread = measured_spread if math.isfinite(measured_spread := samples.spread) else None
     median_us = samples.quantile_us(0.5)
     return replace(

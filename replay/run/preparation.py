@@ -1,4 +1,4 @@
-"""Makes of a case what is measured: finds its operator, makes its arguments, and runs it a first time under a mode."""
+"""Preparation of a case for timing: find its operator, make its arguments, and run it once in a mode."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.schema.records import Signature
 
 Prepared = tuple[Variant, Result, Subject | None]
-"""A row, and what fills it in; None where the row says already why nothing can."""
+"""variant, its row, and the subject to time; None if the row already says why it cannot be timed"""
 
 
 def prepare(
@@ -72,12 +72,13 @@ def prepare(
     cached_rows: Mapping[int, Result] | None = None,
     only: int | None = None,
 ) -> list[Prepared]:
-    """The rows of a case, one for each way to run it.
+    """Return the prepared rows of a case, one for each variant.
 
     Parameters
     ----------
-    cached_rows : rows by their number, of which it is known what came of making them ready
-    only : number of the one row to make; None for all
+    announce : called before each row with the numbers of its case and row
+    cached_rows : rows whose preparation has a known outcome, by row number
+    only : number of the only row to prepare, or None for all
     """
     preparation = _Preparation(case, workload)
     rows: list[Prepared] = []
@@ -90,7 +91,7 @@ def prepare(
 
 
 class _Preparation:
-    """Makes the rows of one case ready."""
+    """Preparation of the rows of one case."""
 
     def __init__(self, case: Case, workload: Workload) -> None:
         self._recorded, self._workload = case, workload
@@ -99,7 +100,7 @@ class _Preparation:
         self._refused: set[str] = set()
 
     def row(self, way: Variant, cached_row: Result | None) -> tuple[Result, Subject | None]:
-        """A row, and what is measured for it."""
+        """Return the row of a variant, and the subject to time."""
         workload = self._workload
         result = cached_row or empty_row(self._recorded, way, workload)
         if result.status != OK:
@@ -110,9 +111,9 @@ class _Preparation:
         try:
             case = workload.scaled(self._recorded, way.point)
             result = cached_row or empty_row(case, way, workload)
-            # captured below autograd, so replayed without it
             if case.load is not None:
                 case = case.load(case.number)
+            # calls are captured below autograd and replayed without it, unless gradients are requested
             with (
                 entered(PREPARE, way.label, case.number),
                 restored(workload.context_of(case, way)),
@@ -123,19 +124,21 @@ class _Preparation:
                 if subject is not None:
                     for _ in range(workload.request.effort.warmup):
                         subject.run()
-                # what a device says of it only now is not the next row's
+                # errors that the device reports only now belong to this row, not to the next
                 synchronizer(workload.device)()
                 return result, subject
         except (Exception, SystemExit) as error:
             check_use(workload.device, error)
             result, is_memory_short = failed(result, error, workload), is_out_of_memory(error)
-        # when the error is gone, and with it the frames that hold tensors
+        # only after the error is released: the frames of its traceback hold tensors
         if is_memory_short:
             release_memory(workload.device)
         return result, None
 
     def _made(self, case: Case, operator: Operator, way: Variant, result: Result) -> tuple[Result, Subject | None]:
-        """Return a row and what is measured for it, without gradients of arguments that the operator takes none of."""
+        """Return the row and the subject to time; retry without gradients for arguments for which the operator refuses
+        them.
+        """
         workload = self._workload
         make = self._backward if way.direction == BACKWARD else self._forward
         is_unsaid = workload.adds_gradients and workload.wants_grad(case) and not operator.mutates
@@ -178,7 +181,7 @@ class _Preparation:
     def _first_run(
         self, case: Case, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
     ) -> tuple[Result, Results]:
-        """Run it once, for the time of the first call; and once more for what does not change: flops, memory."""
+        """Run a program once; record the time of the first call, and flops and memory, which never vary."""
         workload = self._workload
         device = _device_of(case.signature, workload)
         args, kwargs = inputs.make()
@@ -192,7 +195,7 @@ class _Preparation:
             del raw_result, results
             if operator.mutates:
                 inputs.restore()
-            # the profiler that counts takes longer than most calls
+            # the profiler that counts memory takes longer than most calls
             arguments = inputs.make()
             (_, results), memory = with_memory(lambda: run_program(program, arguments, operator.mutates), device)
             result = _with_memory(result, memory)
@@ -201,12 +204,12 @@ class _Preparation:
     def _with_work(
         self, case: Case, result: Result, operator: Operator, inputs: Inputs, in_torch: bool, *run: Any
     ) -> Result:
-        """A row with what a call has to do, which is the same under all modes.
+        """Return a row with the work of a call, which is the same in all modes.
 
         Parameters
         ----------
-        in_torch : whether the results of a run are torch's
-        run : its arguments, keyword arguments and results
+        in_torch : True if the results of a run are torch tensors
+        run : arguments, keyword arguments and results of the call
         """
         key = (result.threads, result.batch_scale, result.streams, result.values)
         if key not in self._works:
@@ -292,7 +295,13 @@ class _Preparation:
         )
 
     def _reference(self, case: Case, way: Variant, place: int, operator: Operator, inputs: Inputs) -> Reference:
-        """What is right for these arguments, those in this place among the case's."""
+        """Return the reference for one input set of the case.
+
+        Parameters
+        ----------
+        place : index of the input set
+        inputs : arguments of the input set
+        """
         key = (way.cache, way.point, way.values, way.direction, place)
         if key not in self._references:
             right = case.reference or operator
@@ -315,7 +324,7 @@ class _Preparation:
     def _reference_function(self, way: Variant, operator: Operator, arguments: Arguments) -> Function:
         workload, backward = self._workload, way.direction == BACKWARD
         program = Program(operator.function)
-        # a runtime without gradients is right where eager's are
+        # a reference mode without gradients is replaced by the gradients of eager
         if workload.request.modes.reference != EAGER and (
             not backward or find_mode(workload.request.modes.reference)[0].differentiable
         ):
@@ -330,7 +339,7 @@ class _Preparation:
         drawn, models = with_values(signature, case.values, kind)
         needed = Inputs.bytes_needed(signature.args, signature.kwargs, workload.dtype) + bytes_of(signature.outputs)
         limit = workload.request.limits.memory_limit
-        # what no machine has is told as such where it is made
+        # sizes beyond the address space get a more specific error when they are allocated
         if limit is not None and limit < needed < ADDRESSES:
             raise MemoryError(f"its tensors are {needed / 1e9:,.1f} GB, the limit is {limit / 1e9:,.1f} GB")
         inputs = Inputs(drawn.args, drawn.kwargs, models, workload.place, workload.request.inputs.seed, workload.dtype)
@@ -350,7 +359,10 @@ def _with_memory(result: Result, memory: CallMemory) -> Result:
 
 
 def _with_program_note(result: Result, program: Program, first_ms: float) -> Result:
-    """A row with how its program was made, unless that was made ahead: then this time it was loaded."""
+    """Return a row with the note and first-call time of its program, unless the program was compiled ahead.
+
+    After compiling ahead, the first call only loads the program.
+    """
     return replace(result, note=program.note, first_ms=first_ms) if result.first_ms is None else result
 
 
@@ -361,7 +373,7 @@ def _working(result: Result, work: Work | None) -> Result:
 
 
 def _with_verdict(result: Result, verdicts: Sequence[ResultVerdict]) -> Result:
-    """A row with the verdict over its runs on all sets of inputs; unchanged where none was checked."""
+    """Return a row with the joined verdict on all input sets; unchanged if none was checked."""
     if not verdicts:
         return result
     verdict = joined(verdicts)

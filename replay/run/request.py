@@ -1,8 +1,8 @@
-"""What a user asks to replay, as plain data.
+"""The request of a user, as plain data.
 
-A `RunRequest` is made of the options once. It is what a worker process receives, what a profiler's target reads, and
-what the journal compares when an interrupted replay goes on. A `Workload` (`replay/run/workload.py`) is what it means
-for one trace on one device.
+A `RunRequest` is created from the options once. Worker processes receive it, profiled processes read it, and the
+journal compares it when an interrupted replay resumes. A `Workload` (`replay/run/workload.py`) is the request applied
+to one trace on one device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from opgrip.replay.run.shards import Shard
 from opgrip.replay.timing.timing_options import Effort, TimingOptions
 
 TORCH = "torch"
-"""Key of an identity: the version of torch."""
+"""key of the torch version in an identity"""
 
 
 @titled("limits")
@@ -60,23 +60,23 @@ class RunLimits:
 
     @property
     def compilers(self) -> int:
-        """How many cases compile at once."""
+        """Number of cases that compile at once."""
         return self.jobs or len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What to replay and how, in plain values.
+    """The cases to replay and how to run them, in plain values.
 
     Attributes
     ----------
     trace : path of the trace, or name of the samples or operators
-    shard : the part of the cases to replay; None for all
-    detail : keep the whole text of an error instead of its first line
-    store : folder for compiled programs; None to keep none
-    profiled : name of the profiler that watches the timed runs, which needs worker processes that exit by themselves
+    shard : part of the cases to replay, or None for all
+    detail : keep the full text of an error instead of its first line
+    store : folder for compiled programs, or None to keep none
+    profiled : name of the profiler that records the timed runs; it needs worker processes that exit by themselves
     timelines : folder for the timelines of torch's profiler
-    count_work : run each unit and sample once more to count the work of its operators
+    count_work : run each subgraph case and sample once more to count the work of its operators
     sandbox : run workers in bubblewrap
     """
 
@@ -101,18 +101,18 @@ class RunRequest:
 
     @classmethod
     def from_plain(cls, record: Mapping[str, Any]) -> RunRequest:
-        """Return the request that `dataclasses.asdict` made a record of, possibly by way of JSON."""
+        """Return the request from a record of `dataclasses.asdict`, which may have passed through JSON."""
         groups: dict[str, Any] = {name: from_plain(group, record[name]) for name, group in OPTION_GROUPS.items()}
         shard = None if record["shard"] is None else Shard(**record["shard"])
         return cls(**{**record, **groups, "shard": shard})
 
 
 OPTION_GROUPS: dict[str, Any] = {name: kind for name, kind in get_type_hints(RunRequest).items() if is_dataclass(kind)}
-"""The classes of options in a request, by field."""
+"""option classes of a request, by field"""
 
 
 def identity(request: RunRequest) -> dict[str, Any]:
-    """Return what two replays must have in common for their rows to belong in one table."""
+    """Return the facts that two replays must share for their rows to belong in one table."""
     from torch import __version__ as torch_version
 
     from opgrip.replay.cases.sources import source_of
@@ -123,13 +123,13 @@ def identity(request: RunRequest) -> dict[str, Any]:
 
 
 def identifying_options(request: RunRequest) -> dict[str, Any]:
-    """Return the options that decide what the rows of a replay are, as they come back from JSON."""
+    """Return the options that affect the rows of a replay, in the form that JSON returns."""
     options: dict[str, Any] = json.loads(json.dumps(asdict(replace(request, limits=RunLimits(), store=None))))
     del options["trace"], options["shard"], options["sandbox"]
     return options
 
 
 def options_hash(request: RunRequest) -> str:
-    """Return a hash of these options that all shards share, though each may be pinned to other processors."""
+    """Return a hash of the options that affect rows; shards pinned to different processors share it."""
     options = identifying_options(replace(request, points=replace(request.points, pin=())))
     return hashlib.blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -1,7 +1,7 @@
 """Shards of a replay: equal parts of its cases, for processes that do not communicate.
 
-The costs of all cases are laid end to end along a line, and each shard has an equal piece of it. So each case is in one
-shard, neighbours in the program mostly are in the same one, and of many traces a shard has to read only a few.
+The costs of all cases are laid end to end along a line, and each shard gets an equal piece of it. Each case is in
+exactly one shard, neighbours in the program are mostly in the same shard, and a shard reads only a few of many traces.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ if TYPE_CHECKING:
 AUTO = "auto"
 MOST_SHARDS = 1_000_000
 PLACEHOLDER = "{shard}"
-"""In the name of an output: the shard's number, so that processes with one command line write files of their own."""
+"""placeholder in the name of an output that the shard's number replaces, so that processes with the same command line
+write separate files
+"""
 RUNS, FEWEST_RUNS = 100, 10
-"""Of a row, where the budget does not end them before; and where a run takes longer than the budget."""
+"""assumed runs of a row if the budget is sufficient, and if one run takes longer than the budget"""
 PREPARE_US, COMPILE_US = 10_000, 3_000_000
-"""What a row costs however short its runs are, and one that takes a compiler besides: medians, of the zoo's on CPUs."""
+"""microseconds that a row costs in addition to its runs, and that compiling adds: medians of the zoo on CPUs"""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of several equal parts.
+    """One of several equal parts of a replay.
 
     Attributes
     ----------
-    number : the first is 1
-    count : of all
-    offset_us, total_us : of one trace among several, where its costs begin on the line of all, and how long that is;
-        None where the line is its own
+    number : number of the shard, from 1
+    count : number of shards
+    offset_us, total_us : for one of several traces, the start of its costs on the common line and the length of that
+        line; None for a single trace
     """
 
     number: int
@@ -51,21 +53,21 @@ class Shard:
 
     @property
     def slug(self) -> str:
-        """The shard in the name of a file."""
+        """The shard in the form used in file names."""
         return f"{self.number:0{len(str(self.count))}d}-of-{self.count}"
 
     def bounds_us(self, total_us: int) -> tuple[int, int]:
-        """Return its piece of a line of this length."""
+        """Return the start and end of the shard's piece of a line of this length."""
         return total_us * (self.number - 1) // self.count, total_us * self.number // self.count
 
     def has_part_of(self, cost_us: int) -> bool:
-        """Return True if its piece overlaps that of a trace with this cost, which starts at its offset."""
+        """Return True if the shard's piece overlaps the trace that starts at the offset and has this cost."""
         assert self.total_us is not None, "it is one of several"
         begin, end = self.bounds_us(self.total_us)
         return self.offset_us < end and self.offset_us + cost_us > begin
 
     def select(self, costs_us: Sequence[int]) -> list[int]:
-        """Return the places of its cases, given the costs of all: those whose middle lies on its piece."""
+        """Return the indices of the shard's cases, given the costs of all cases: those whose middle is on its piece."""
         begin, end = self.bounds_us(sum(costs_us) if self.total_us is None else self.total_us)
         places, start = [], self.offset_us
         for place, cost_us in enumerate(costs_us):
@@ -76,11 +78,11 @@ class Shard:
 
 
 def settle_shard(args: argparse.Namespace) -> None:
-    """Put the shard into the name of the output; under torchrun, show this process only its own GPU.
+    """Put the shard number into the name of the output; under torchrun, show this process only its own GPU.
 
     Raises
     ------
-    UserError : if the name asks for a shard and there is none
+    UserError : if the name has a placeholder for the shard and there is no shard
     """
     part: Shard | None = args.shard
     if part is None:
@@ -96,7 +98,7 @@ def settle_shard(args: argparse.Namespace) -> None:
 
 
 def shard(text: str) -> Shard:
-    """Parse `3/16`, or `auto` for the shard that the launcher of this process put in its environment."""
+    """Parse `3/16`, or `auto` for the shard that the launcher of this process set in the environment."""
     if text == AUTO:
         return shard_of_environment(os.environ)
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
@@ -106,12 +108,12 @@ def shard(text: str) -> Shard:
 
 
 def shard_of_environment(variables: Mapping[str, str]) -> Shard:
-    """Return the shard of a process that torchrun, Slurm or Open MPI has started, by its environment.
+    """Return the shard of a process that torchrun, Slurm or Open MPI started, from its environment.
 
-    A task of a Slurm job array that runs several processes by `srun` has as many shards.
+    If a task of a Slurm job array runs several processes by `srun`, each of these processes is a shard.
     """
     torchrun, mpi = ("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
-    # a batch script knows the number of its job's tasks, but is not one of them: that says a step alone
+    # a batch script knows the number of tasks of its job but is not a task itself; only steps set the task's number
     step, array = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), "SLURM_ARRAY_TASK_ID"
     if all(name in variables for name in torchrun):
         number, count = (_whole(variables, name) for name in torchrun)
@@ -156,14 +158,14 @@ def _shards_of(count: int) -> str:
 
 def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[Case]:
     """Return the cases of a shard, in the given order."""
-    # by number, which is by first call: neighbours share the calls that are run before them
+    # sort by number, which is the order of first calls: neighbours share their preceding calls
     in_program = sorted(range(len(cases)), key=lambda place: cases[place].number)
     selected = part.select([cost_us(cases[place], workload) for place in in_program])
     return [cases[place] for place in sorted(in_program[order] for order in selected)]
 
 
 def cost_us(case: Case, workload: Workload) -> int:
-    """Estimate the time to measure a case by its time in the program; an integer, so that all machines agree."""
+    """Return the estimated time to measure a case from its captured time; an integer, so that all machines agree."""
     from opgrip.replay.modes import find_mode
 
     effort, ways = workload.request.effort, workload.ways(case)

@@ -1,4 +1,4 @@
-"""Rows without a measurement: as a case has them before it runs, and if it cannot be measured, with the reason."""
+"""Rows without a measurement: before a case runs, and with the reason if it cannot be measured."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from opgrip.replay.results.results import FAILED, OK, UNSUPPORTED, Result, descr
 from opgrip.replay.run.workload import Workload
 
 OUT_OF_MEMORY = "out of memory"
-"""Beginning of the reason of a row that ran out of memory."""
+"""start of the reason of a row that ran out of memory"""
 
 _NO_KERNEL = re.compile(r"implementation for device \S+ not found|not compiled with (?:gpu|cuda)", re.IGNORECASE)
-"""Messages of extensions (mmcv's registry; builds without CUDA) where torch raises NotImplementedError."""
+"""messages of extensions (mmcv's registry, builds without CUDA) for errors that torch reports as NotImplementedError"""
 
 _NO_DERIVATIVE = re.compile(r"(?:the )?derivative for .+? is not implemented")
-"""Message of autograd for an operator, or an argument of one, without a derivative."""
+"""message of autograd for an operator or argument without a derivative"""
 
 
 def expected_rows(cases: Iterable[Case], workload: Workload) -> list[Result]:
@@ -33,12 +33,12 @@ def expected_rows(cases: Iterable[Case], workload: Workload) -> list[Result]:
 
 
 def empty_rows(case: Case, workload: Workload, status: str, error: str) -> dict[int, Result]:
-    """Return the rows of a case that cannot be measured, by their numbers."""
+    """Return the rows of a case that cannot be measured, by row number."""
     return {way.number: empty_row(case, way, workload, status, error) for way in workload.ways(case)}
 
 
 def empty_row(case: Case, way: Variant, workload: Workload, status: str = OK, error: str | None = None) -> Result:
-    """Return the row of a case before it runs, or with the reason why it cannot."""
+    """Return the row of a case before it runs, or with the reason why it cannot run."""
     signature, forward = cast_signature(case.signature, workload.dtype), way.direction != BACKWARD
     return Result(
         case=case.number,
@@ -74,10 +74,10 @@ def empty_row(case: Case, way: Variant, workload: Workload, status: str = OK, er
 
 
 def describe_failure(error: BaseException) -> tuple[str, str]:
-    """Return the status and reason of a case that raised an error."""
+    """Return the status and reason for a case that raised an error."""
     if isinstance(error, UserError) and isinstance(error.__cause__, ModuleNotFoundError):
         error = error.__cause__
-    # first, because a compiler that runs out of memory raises its own error
+    # check first: a compiler that runs out of memory raises its own error
     if is_out_of_memory(error):
         cause = cause_of(error)
         return FAILED, cause if cause.startswith(OUT_OF_MEMORY) else f"{OUT_OF_MEMORY}: {cause}"

@@ -1,4 +1,4 @@
-"""What a request means for one trace on one device: the loaded trace, its cases, and how each is run."""
+"""A request applied to one trace on one device: the loaded trace, its cases, and how each case runs."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Workload:
 
     Attributes
     ----------
-    place : the device of each tensor, by the device that it was recorded on
-    device : the device that results name, and that is waited for
-    timing : the request's timing options with the method for this device filled in
-    source_cases : the cases of the trace that were selected, before a shard takes its part
-    cases : the cases to run
-    notes : what a user should know of the trace, such as values that it lacks
+    place : function that returns the replay device for a recorded device
+    device : device that results name and that is synchronized
+    timing : timing options of the request, with the timing method for this device
+    source_cases : selected cases of the trace, before a shard takes its part
+    cases : cases to run
+    notes : notes for the user about the trace, such as missing values
     batches : which sizes of the calls are the batch size; None if the batch is not scaled
-    memory : whether to measure what a call allocates
-    adds_gradients : require gradients of floating-point arguments, because the trace does not say which require them
+    memory : True to measure the memory that a call allocates
+    adds_gradients : require gradients of floating-point arguments, because the trace does not record which require them
     """
 
     request: RunRequest
@@ -73,33 +73,33 @@ class Workload:
 
     @property
     def store(self) -> str | None:
-        """Folder for compiled programs; None to keep none."""
+        """Folder for compiled programs, or None to keep none."""
         return self.request.store
 
     @property
     def tuning(self) -> Tuning:
-        """How long a compiler may search."""
+        """Limits of a compiler's search."""
         return self.request.tuning
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype that floating-point tensors are cast to; None to keep the recorded one."""
+        """Dtype to cast floating-point tensors to, or None to keep the recorded dtype."""
         return None if self.request.inputs.dtype is None else DTYPES[self.request.inputs.dtype]
 
     @property
     def by_clock_of_device(self) -> bool:
-        """Whether runs are timed by the device's own clock, on torch's streams."""
+        """True if runs are timed by the device's own clock, on torch's streams."""
         return self.timing.by_clock_of_device
 
     @cached_property
     def surroundings(self) -> PrecedingCalls:
-        """The calls that precede the cases in the program; empty if they are not run."""
+        """The calls that precede the cases in the program; empty if they are not replayed."""
         if PROGRAM not in self.timing.caches or not self.source_cases.are_calls:
             return PrecedingCalls({}, {})
         return make_preceding_calls(self.trace, self.source_cases.all_cases, self.source_cases.cases)
 
     def on(self, device: str) -> Workload:
-        """Return the part of a workload that is spread over devices for one of them; it has the same cases."""
+        """Return the workload for one of the devices that cases are spread over; it has the same cases."""
         inputs = self.request.inputs
         if not inputs.is_spread:
             return self
@@ -111,10 +111,10 @@ class Workload:
         return replace(self, request=replace(self.request, **changes))
 
     def wants_grad(self, case: Case) -> bool:
-        """Return True if the calls of a case record a graph, as they do in a program that runs backward.
+        """Return True if the calls of a case record a graph, as in a program that runs backward.
 
-        An operator that writes into its arguments records none: generated arguments are leaves, which autograd does not
-        allow to be written into.
+        Calls of operators that write into their arguments do not: generated arguments are leaves, and autograd does not
+        allow writing into leaves.
         """
         writes = case.operator is None and mutates(case.signature)
         return self._runs_backward(case) and not writes
@@ -123,7 +123,9 @@ class Workload:
         return self.timing.backward and case.phase == "forward"
 
     def ways(self, case: Case) -> list[Variant]:
-        """Return the variants of a case: those of the same values and point in a row, the reference mode first."""
+        """Return the variants of a case; those with the same values and point are adjacent, with the reference mode
+        first.
+        """
         request = self.request
         directions = (FORWARD, BACKWARD) if self._runs_backward(case) else (FORWARD,)
         caches = self.timing.caches if len(self.timing.caches) > 1 else (None,)
@@ -134,7 +136,7 @@ class Workload:
         ]
 
     def cache_of(self, way: Variant) -> str:
-        """Return what the caches hold before a run."""
+        """Return the cache state before the runs of a variant."""
         return way.cache or self.timing.caches[0]
 
     def scaled(self, case: Case, point: Point) -> Case:
@@ -142,7 +144,7 @@ class Workload:
 
         Raises
         ------
-        Unsupported : if it is not known which of its sizes are the batch size
+        Unsupported : if it is unknown which of its sizes are the batch size
         """
         if point.batch == 1:
             return case
@@ -151,7 +153,7 @@ class Workload:
         return scaled(case, point.batch, self.batches)
 
     def context_of(self, case: Case, way: Variant) -> Mapping[str, Any]:
-        """Return the settings of torch that a case runs under."""
+        """Return the torch settings that a case runs under."""
         threads = way.point.threads
         return case.context if threads is None else {**case.context, "threads": threads}
 
@@ -161,12 +163,12 @@ def load_workload(request: RunRequest) -> Workload:
 
     Raises
     ------
-    UserError : if the trace cannot be read, or nothing of it is selected
+    UserError : if the trace cannot be read, or no case is selected
     """
     selection = request.selection
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        # old versions of packages warn about each other, which the user cannot change
+        # old versions of packages warn about each other, and the user cannot change that
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
         source_cases = source_of(request.trace).open(request.trace, selection, request.inputs.extensions)
@@ -184,11 +186,11 @@ def load_workload(request: RunRequest) -> Workload:
 
 
 def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
-    """Return what a request means for a trace, still without cases."""
+    """Return the workload of a request for a trace, without cases."""
     recorded = recorded_device(trace)
     requested = next(map(with_index, request.inputs.devices), None)
     device = requested or with_index(recorded)
-    # torch's clock misses work on streams of other runtimes, and modes are compared by one clock only
+    # torch's events miss work on streams of other runtimes, and modes are compared by one clock only
     by_events = device not in ("cpu", "meta") and all(find_mode(name)[0].in_torch for name in request.modes.all_names)
     timing = request.timing.with_method(EVENTS if by_events else DISCRETE)
     return Workload(
@@ -202,15 +204,15 @@ def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
 
 
 def _unsaid_device(trace: Trace, recorded: str) -> str | None:
-    """Return the CPU for a file of another tool whose tensors are there, although arguments may name a device.
+    """Return `cpu` for a file of another tool with tensors that do not name their device, although an argument may.
 
-    A TritonBench file has `device='cuda'`, of tensors whose device the file does not say.
+    For example, a TritonBench file has `device='cuda'` in calls whose tensors have no recorded device.
     """
     return "cpu" if recorded == "cpu" and "converted_from" in trace.header else None
 
 
 def recorded_device(trace: Trace) -> str:
-    """Return the accelerator that most tensors of a trace are on; `cpu` if all are on the CPU."""
+    """Return the accelerator that most tensors of a trace are on, or `cpu` if all are on the CPU."""
     devices = Counter(
         spec.device for signature in trace.signatures for spec in tensors([signature.args, signature.kwargs])
     )
