@@ -64,7 +64,7 @@ def this_machine(device: str, processors: int | None = None) -> Machine:
 
     Parameters
     ----------
-    processors : number of processors of the replay, or None for those of this process
+    processors : number of processors of the replay, or None for the processors of this process
     """
     count = len(os.sched_getaffinity(0)) if processors is None else processors
     parts = [" ".join(processor("cpu")[1:]).strip() or "a processor", f"{count} of them"]

@@ -27,7 +27,7 @@ PACKAGES = (
     "tensorflow",
     "apache-tvm",
 )
-"""packages whose versions affect results; those that are not installed are left out"""
+"""packages whose versions affect results; missing packages are left out"""
 VARIABLES = re.compile(
     r"(OMP|MKL|KMP|GOMP|ONEDNN|DNNL|ATEN|TORCHINDUCTOR|TORCH_COMPILE|CUDA|PYTORCH|MALLOC)_|LD_PRELOAD"
 )

@@ -73,7 +73,7 @@ class Energy:
 
     @property
     def columns(self) -> EnergyColumns:
-        """The energy columns of a row; clock and throttling have columns of their own."""
+        """The energy columns of a row; clock and throttling have separate columns."""
         return EnergyColumns(self.millijoules, self.above_idle_mj, self.idle_w)
 
 
@@ -172,7 +172,7 @@ def open_meter(device: str) -> Meter:
 
     Raises
     ------
-    UserError : if there is no GPU, no NVML, or no permission
+    UserError : if a GPU, NVML, or permission to use it is missing
     """
     return Meter(open_gpu(device))
 
@@ -192,7 +192,7 @@ def _block_size(run: Callable[[], object], wait: Callable[[], None]) -> int:
 
 
 def _total_mj(before: float | None, after: float | None, powers_mw: Sequence[float], elapsed_s: float) -> float | None:
-    """Return the energy by the counter, or by mean power and time if there is no counter."""
+    """Return the energy by the counter, or by mean power and time without a counter."""
     if before is not None and after is not None:
         return after - before
     return fmean(powers_mw) * elapsed_s if powers_mw else None

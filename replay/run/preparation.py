@@ -373,7 +373,7 @@ def _working(result: Result, work: Work | None) -> Result:
 
 
 def _with_verdict(result: Result, verdicts: Sequence[ResultVerdict]) -> Result:
-    """Return a row with the joined verdict on all input sets; unchanged if none was checked."""
+    """Return a row with the joined verdict on all input sets; unchanged without verdicts."""
     if not verdicts:
         return result
     verdict = joined(verdicts)

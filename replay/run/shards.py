@@ -82,7 +82,7 @@ def settle_shard(args: argparse.Namespace) -> None:
 
     Raises
     ------
-    UserError : if the name has a placeholder for the shard and there is no shard
+    UserError : if the name has a placeholder for the shard, but the replay is not sharded
     """
     part: Shard | None = args.shard
     if part is None:
