@@ -91,7 +91,7 @@ def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
 
 
 def other_columns(path: Path) -> UserError:
-    """Return the error for a file with columns other than those of results."""
+    """Return the error for a file with columns that results do not have."""
     return UserError(f"{path} has other columns than this opreplay writes", "choose another file")
 
 

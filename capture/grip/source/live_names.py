@@ -181,7 +181,7 @@ def namespace_of(function: FunctionType) -> Namespace:
 
 
 def namespace_of_class(cls: type) -> Namespace:
-    """Return the namespaces in which names in a class's body are looked up, without those of the body itself."""
+    """Return the namespaces in which names in a class's body are looked up, without the names of the body itself."""
     closure: dict[str, Any] = {}
     variables: Mapping[str, Any] = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
     for attribute in list(vars(cls).values()):

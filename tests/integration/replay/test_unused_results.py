@@ -75,7 +75,7 @@ def test_the_places_are_results_of_registered_operators() -> None:
     for packet, places in FOR_BACKWARD.items():
         operator = getattr(torch.ops.aten, packet)
         returns = [len(getattr(operator, name)._schema.returns) for name in operator.overloads()]
-        # the first result, which the caller gets, is never among them
+        # the first result is never unused, since the caller gets it
         assert 0 not in places
         assert max(places) < max(returns), packet
 
