@@ -129,7 +129,7 @@ class Pair:
     Attributes
     ----------
     judgement : None if one of the rows has no usable time
-    reason : for a missing judgement, or for an interval wider than the repeats imply
+    reason : explanation of a missing judgement, or of an interval wider than the repeats imply
     """
 
     base: Result
