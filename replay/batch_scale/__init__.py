@@ -1,1 +1,1 @@
-"""The same calls at other sizes than the recorded ones."""
+"""Calls at other batch sizes than the recorded one."""

@@ -1,7 +1,7 @@
-"""Batch scale: infer from operators and dataflow which dimension of each tensor is the batch, and scale calls.
+"""Batch scaling: infer from operators and dataflow which dimension of each tensor is the batch, and scale calls.
 
-Data enters as a batch through the operators in `ANCHORS`, or because a call would contradict a larger batch otherwise.
-The calls are traversed until nothing changes, at most `PASSES` times.
+Data enters as a batch through the operators in `ANCHORS`, or if a call would otherwise contradict a larger batch. The
+calls are traversed until nothing changes, at most `PASSES` times.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ IMAGES = {
     "aten._native_batch_norm_legit.default": 0,
     "aten._batch_norm_with_update.default": 0,
 }
-"""Operators whose data has the batch in its first dimension, and the index of that tensor."""
+"""operators whose data has the batch in its first dimension, with the index of that tensor"""
 WORDS = {"aten.embedding.default": 1}
-"""Operators whose data may be of the batch or, as positions are, the same for all of it."""
+"""operators whose data may have the batch or, such as positions, be the same for the whole batch"""
 ROWS = {
     "aten.addmm.default": 1,
     "aten.mm.default": 0,
@@ -38,7 +38,7 @@ ROWS = {
     "aten.bmm.default": 0,
     "aten.native_layer_norm.default": 0,
 }
-"""Operators whose data has the batch in its first dimension, possibly multiplied by other sizes."""
+"""operators whose data has the batch in its first dimension, possibly multiplied by other sizes"""
 ANCHORS = {**IMAGES, **WORDS, **ROWS}
 
 _PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var"})
@@ -46,14 +46,14 @@ _PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var"})
 
 @dataclass(frozen=True, slots=True)
 class Phased:
-    """A call and the phase it was in."""
+    """A call and its phase."""
 
     call: FlowingCall
     phase: str
 
 
 def parameters(calls: list[Phased], signatures: Mapping[int, Signature]) -> tuple[set[int], set[int]]:
-    """Return the memory that exists before the calls, and that of it which holds parameters."""
+    """Return the memory that exists before the calls, and the part of it that holds parameters."""
     result_memory: set[int] = set()
     outside: set[int] = set()
     trained: set[int] = set()
@@ -74,7 +74,7 @@ def parameters(calls: list[Phased], signatures: Mapping[int, Signature]) -> tupl
                 trained.add(number)
             elif spec.requires_grad:
                 learning.add(number)
-    # data of a network may require gradients too
+    # a network's data may require gradients too
     return outside, (trained | learning - data) & outside
 
 
@@ -93,18 +93,18 @@ def _roles(signature: Signature) -> Iterator[tuple[TensorSpec, str]]:
 
 
 PASSES = 8
-"""Upper bound of traversals; what later calls show about earlier ones counts in the next."""
+"""maximum traversals; findings of later calls about earlier ones are used in the next traversal"""
 
 CALL, OUTSIDE = "call", "outside"
 Origin: TypeAlias = tuple[str, int]
-"""What decides whether a tensor grows: the sizes in a signature, or memory from outside."""
+"""decides whether a tensor grows: the sizes in a signature, or memory from outside"""
 Key: TypeAlias = tuple[int, int]
-"""A tensor: its memory, and a number for its shape, strides and offset."""
+"""a tensor: its memory, and a number for its shape, strides and offset"""
 
 
 @dataclass(slots=True)
 class _Pass:
-    """What is known of the tensors during a traversal."""
+    """Facts about the tensors in one traversal."""
 
     growths: dict[Key, Growth] = field(default_factory=dict)
     origins: dict[Key, tuple[Origin, ...]] = field(default_factory=dict)
@@ -118,12 +118,12 @@ class _Pass:
 class BatchScale:
     """The batch of a trace.
 
-    Little contradicts in a trace of a batch of one, since what exists once looks the same for all elements: record a
-    larger batch.
+    Record a batch larger than one: with a batch of one, a tensor per batch looks like a tensor per element, so few
+    calls contradict wrong assumptions.
 
     Parameters
     ----------
-    batch : recorded size; None to infer it from what the first operator of a network takes
+    batch : recorded size, or None to infer it from the data of the network's first operator
     """
 
     def __init__(self, trace: Trace, batch: int | None = None) -> None:
@@ -148,7 +148,7 @@ class BatchScale:
             self._find_out()
 
     def verdict(self, number: int) -> ScaledCall:
-        """Return how the calls of a signature scale, most of them if they differ; raise `Unsupported` if unknown."""
+        """Return how most calls of a signature scale; raise `Unsupported` if this is unknown."""
         if not self.batch:
             raise Unsupported("the trace does not tell its batch: no call of it is of a network")
         verdict = self._verdicts.get(number)
@@ -162,7 +162,7 @@ class BatchScale:
         return self._shapes.setdefault((spec.shape, spec.stride, spec.offset), len(self._shapes))
 
     def _batch(self) -> int:
-        """Return the first size of what the first operator of a network takes; 0 without one."""
+        """Return the first size of the data of the network's first operator, or 0 without one."""
         for phased in self._calls:
             call = phased.call
             place = ANCHORS.get(call.op)
@@ -173,7 +173,7 @@ class BatchScale:
                 continue
             size = specs[place].shape[0]
             if call.op in ROWS:
-                # rows may be a product of sizes, which are separate in what entered before
+                # rows may be a product of sizes, which are separate in tensors that entered earlier
                 first = self._entered_before(call)
                 return next((shape[0] for shape in first if shape and shape[0] and size % shape[0] == 0), size)
             return size
@@ -235,7 +235,7 @@ class BatchScale:
             going.growths.update((key, verdict.gives[0]) for key in keys if not going.growths.get(key, PLAIN).any)
 
     def _is_parameter(self, going: _Pass, key: Key) -> bool:
-        """Return True for a parameter itself, not for something that a call expanded from one."""
+        """Return True for a parameter itself, and False for a tensor expanded from one."""
         return key[0] in self._parameters and not going.origins.get(key)
 
     def _find_growth(self, going: _Pass, key: Key, spec: TensorSpec) -> Growth:
@@ -278,7 +278,7 @@ class BatchScale:
         return ((place, growth_of(spec, batch_dimensions[:1])),) if batch_dimensions else ()
 
     def _ask(self, going: _Pass, key: Key, growth: Growth, signature: Signature, place: int) -> None:
-        """Let a tensor grow from the next traversal on where it originates, and already in this one."""
+        """Let a tensor grow in this traversal, and at its origin from the next one on."""
         origins = going.origins.get(key, ())
         going.begun = True
         going.growths[key] = growth
@@ -291,7 +291,7 @@ class BatchScale:
             self._forced[key] = growth
 
     def _answer(self, origin: Origin, growth: Growth, spec: TensorSpec, fits: bool) -> bool:
-        """Let what originates there grow; return False if it does already or cannot."""
+        """Let the tensors of an origin grow; return False if they already grow or cannot."""
         kind, number = origin
         if kind == OUTSIDE:
             if number in self._entering:
@@ -322,18 +322,18 @@ class BatchScale:
 
 
 def _most_frequent(counts: Counter[ScaledCall]) -> ScaledCall:
-    """Return the verdict on most calls of a signature, among those on calls whose growth is known if there are any."""
+    """Return the most frequent verdict on a signature's calls, preferring verdicts with known growth."""
     return max(counts, key=lambda verdict: (verdict.lost is None, counts[verdict]))
 
 
 def scaled(case: Case, factor: int, batches: BatchScale) -> Case:
-    """Return a case in a batch `factor` times as large; unchanged if it takes nothing of the batch.
+    """Return a case in a batch `factor` times as large; unchanged if it does not depend on the batch.
 
     Captured facts such as time and count stay. Values are drawn for the new shapes.
 
     Raises
     ------
-    Unsupported : if it is unknown which of its sizes are the batch's
+    Unsupported : if it is unknown which sizes contain the batch
     """
     verdict = batches.verdict(case.trace_number)
     signature = with_growth(case.signature, verdict.takes, verdict.choice, factor)

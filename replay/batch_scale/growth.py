@@ -15,7 +15,7 @@ from opgrip.traces.schema.records import Signature
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What is multiplied in a tensor when the batch is.
+    """The sizes, strides and offset of a tensor that are multiplied with the batch.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ PLAIN = Growth()
 
 
 def growth_of(spec: TensorSpec, sizes: Collection[int]) -> Growth:
-    """Return the growth of a tensor with memory of its own whose sizes in these dimensions are multiplied."""
+    """Return the growth of a tensor that does not share memory, whose sizes in these dimensions are multiplied."""
     return Growth(tuple(sorted(sizes)), grown_steps(spec.shape, spec.stride or (), sizes), (1,) * len(sizes))
 
 
@@ -80,7 +80,7 @@ def grown(spec: TensorSpec, growth: Growth, factor: int) -> TensorSpec:
 
 
 def met_growth(spec: TensorSpec, shape: Sequence[int], stride: Sequence[int], offset: int, factor: int) -> Growth:
-    """Return what was multiplied in a tensor to get this shape; raise `ValueError` if that does not explain it."""
+    """Return which sizes, strides and offset were multiplied; raise `ValueError` if the shape changed otherwise."""
     before, after = (*spec.shape, *(spec.stride or ())), (*shape, *stride)
     if len(before) != len(after):
         raise ValueError("it has another number of dimensions")
@@ -114,7 +114,7 @@ RESHAPED = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.defa
 
 @dataclass(frozen=True, slots=True)
 class ArgumentChoice:
-    """Which arguments of a call, besides its tensors, are multiplied.
+    """Arguments of a call, other than tensors, that are multiplied.
 
     Attributes
     ----------
@@ -130,7 +130,7 @@ NOTHING = ArgumentChoice()
 
 
 def choices(signature: Signature, batch: int) -> list[ArgumentChoice]:
-    """Return what may have to be multiplied: single sizes, all split sizes, a list of tensors."""
+    """Return the arguments that may have to be multiplied: single sizes, all split sizes, a list of tensors."""
     function = operator_of(signature)
     if function is None:
         return []
@@ -160,7 +160,7 @@ def in_order(
     if stated is not None:
         yield stated
     if signature.op in RESHAPED and growths[0].sizes:
-        # a size of -1 takes the rest, so try others first
+        # a size of -1 takes the rest, so try other sizes first
         keys = {choice: _likely(signature, growths[0], choice, batch) for choice in candidates}
         candidates = sorted(candidates, key=keys.__getitem__)
         exact = [choice for choice in candidates if not keys[choice][0]]

@@ -1,4 +1,4 @@
-"""Calls in a larger batch: run them on the meta device to find out what grows, and what else would have to grow."""
+"""Calls in a larger batch, run on the meta device to infer what grows, and what else would have to grow."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, le
 from opgrip.traces.schema.records import Signature
 
 FACTOR = 7
-"""A prime that programs seldom multiply sizes by: what is 7 times as large has grown."""
+"""a prime that programs seldom multiply sizes by, so that a size 7 times as large has grown"""
 
 
 class Contradiction(Exception):
-    """A call cannot be one of a larger batch with these arguments."""
+    """Error for a call that is not possible in a larger batch with these arguments."""
 
 
 def with_growth(signature: Signature, growths: Sequence[Growth], choice: ArgumentChoice, factor: int) -> Signature:
-    """Return the signature with arguments of a batch `factor` times as large; results stay."""
+    """Return the signature with arguments for a batch `factor` times as large; recorded results stay."""
     numbers = _with_steps(signature, choice.numbers)
     of_tensor, place = iter(growths), -1
 
@@ -60,7 +60,7 @@ def with_growth(signature: Signature, growths: Sequence[Growth], choice: Argumen
 
 
 def outcome(signature: Signature, growths: Sequence[Growth], choice: ArgumentChoice, batch: int) -> tuple[Growth, ...]:
-    """Return how the results grow; raise `Contradiction` if the call fails or its results do not grow like that."""
+    """Return how the results grow; raise `Contradiction` if the call fails or its results do not match the growth."""
     function = operator_of(signature)
     if function is None:
         raise Contradiction("what it does with its arguments is not known")
@@ -72,7 +72,7 @@ def outcome(signature: Signature, growths: Sequence[Growth], choice: ArgumentCho
     memory = {tensor.untyped_storage()._cdata for tensor in argument_tensors}
     recorded = list(tensors(signature.outputs))
     if len(result_tensors) == len(recorded) * FACTOR and len(recorded) == batch:
-        # a list of the elements of the batch
+        # a list with one tensor for each element of the batch
         return tuple(Growth(item=item) for item in range(batch))
     if len(result_tensors) != len(recorded):
         raise Contradiction(f"it gives {len(result_tensors)} tensors where it gave {len(recorded)}")
@@ -80,7 +80,7 @@ def outcome(signature: Signature, growths: Sequence[Growth], choice: ArgumentCho
         len(spec.shape) != tensor.dim() or 0 in spec.shape
         for spec, tensor in zip(recorded, result_tensors, strict=True)
     ):
-        # results that only some devices leave empty
+        # results that are empty only on some devices
         recorded = [_like(spec, tensor) for spec, tensor in zip(recorded, _run(function, signature)[1], strict=True)]
     result_growths = [
         _measure_growth(spec, tensor, memory) for spec, tensor in zip(recorded, result_tensors, strict=True)
@@ -128,7 +128,7 @@ def _measure_growth(spec: TensorSpec, tensor: torch.Tensor, memory: set[int]) ->
 
 
 def _item_taken(signature: Signature, growths: Sequence[Growth], batch: int) -> int | None:
-    """Return which element of the batch a call selects; None for other calls."""
+    """Return the element of the batch that a call selects; None for other calls."""
     if signature.op not in ("aten.select.int", "aten.slice.Tensor") or not growths[0].sizes:
         return None
     spec, dimension = next(tensors(signature.args)), dimension_of(signature)
@@ -172,7 +172,7 @@ def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, gr
 
 
 def _with_steps(signature: Signature, numbers: frozenset[int]) -> frozenset[int]:
-    """Return the numbers together with the stride arguments that belong to the sizes among them."""
+    """Return the numbers, extended by the stride arguments that belong to the sizes among them."""
     lists = [(place, arg) for place, arg in enumerate(signature.args) if isinstance(arg, list | tuple)]
     function = operator_of(signature)
     if len(lists) < 2 or not numbers or function is None:
@@ -204,7 +204,7 @@ def _meta_leaf(leaf: Any) -> Any:
 
 
 FEW, MOST_TRIED = 12, 40
-"""Bounds for dimensions that are tried in pairs, and at all, if a call lacks one that grows."""
+"""maximum number of dimensions to try in pairs, and to try at all, if a call needs another dimension to grow"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +213,10 @@ class ScaledCall:
 
     Attributes
     ----------
+    takes : growth of each tensor argument
+    choice : other arguments that are multiplied
     gives : growth of each result
-    asks : growth that arguments without one should have, by their position among the tensors
+    asks : growth that tensor arguments without growth should have, by their position
     """
 
     takes: tuple[Growth, ...]
@@ -229,12 +231,12 @@ class ScaledCall:
 
 
 class Judge:
-    """Finds out how calls grow, and caches it.
+    """Judge of how calls grow, with a cache of verdicts.
 
     Attributes
     ----------
     batch : recorded size of the batch
-    chosen : by signature number, what is multiplied in a call that takes no tensor of the batch
+    chosen : arguments that are multiplied in calls without a tensor of the batch, by signature number
     """
 
     def __init__(self, batch: int) -> None:
@@ -244,7 +246,7 @@ class Judge:
         self._verdict_cache: dict[Any, ScaledCall] = {}
 
     def judge(self, signature: Signature, growths: tuple[Growth, ...]) -> ScaledCall:
-        """Return the call in a larger batch whose arguments grow like this."""
+        """Return the call in a larger batch if its tensor arguments grow like this."""
         chosen = self.chosen.get(signature.number)
         if signature.op in LISTED and [growth.item for growth in growths] == list(range(self.batch)):
             chosen = ArgumentChoice(listed=True)
@@ -254,7 +256,7 @@ class Judge:
         return self._verdict_cache[key]
 
     def own(self, signature: Signature) -> list[ArgumentChoice]:
-        """Return what may be multiplied in a call that takes no tensor of the batch."""
+        """Return the arguments that may be multiplied in a call without a tensor of the batch."""
         own_choices = self._choices.get(signature.number)
         if own_choices is None:
             own_choices = []
@@ -268,7 +270,7 @@ class Judge:
         return own_choices
 
     def sizes(self, signature: Signature, choice: ArgumentChoice) -> list[tuple[int, ...]]:
-        """Return the growing sizes of each result if only a choice is multiplied."""
+        """Return the growing sizes of each result if only these arguments are multiplied."""
         plain = (PLAIN,) * len(tensors_of(signature))
         return [growth.sizes for growth in outcome(signature, plain, choice, self.batch)]
 
@@ -306,7 +308,7 @@ class Judge:
     def _missing(
         self, signature: Signature, growths: tuple[Growth, ...], candidates: Sequence[ArgumentChoice]
     ) -> tuple[tuple[int, Growth], ...]:
-        """Return arguments that do not grow but should, for the call to be one of a larger batch."""
+        """Return tensor arguments that must also grow to make the call possible in a larger batch."""
         specs = tensors_of(signature)
         open_to = [
             (place, growth_of(spec, [at]))

@@ -1,1 +1,1 @@
-"""Regenerate the arguments of a call: metadata, memory, values."""
+"""Generation of a call's arguments: metadata, memory and values."""

@@ -1,4 +1,4 @@
-"""Cast arguments to another dtype, and fill memory with values that value models draw."""
+"""Casting of arguments to another dtype, and filling of memory with values drawn from value models."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ from opgrip.traces.schema.tensor_specs import Compressed, Coo, Nested, memory_dt
 from opgrip.traces.values import Drawable, ValueModel
 
 CAST = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-"""Dtypes that can be replaced by others; fewer bits have meaning only with their scales."""
+"""dtypes that can be cast; dtypes with fewer bits have meaning only with their scales"""
 
 
 def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
-    """Return what maps each argument to the one of a call whose floating-point tensors have another dtype.
+    """Return a function that maps each argument to that of the same call with another floating-point dtype.
 
-    A dtype argument changes if tensors of the call had it, or if there are none. A number too large for the new dtype
-    becomes the largest.
-    Raises `ValueError` for another kind of dtype, and `Unsupported` if arguments view one memory in several dtypes.
+    A dtype argument changes if tensors of the call have that dtype, or if the call has no such tensors. Numbers too
+    large for the new dtype become its maximum.
+
+    Raises
+    ------
+    ValueError : if the dtype is not a floating-point dtype
+    Unsupported : if arguments view the same memory with several dtypes
     """
     if not dtype.is_floating_point:
         raise ValueError(f"{dtype} is no floating-point dtype")
@@ -51,7 +55,7 @@ def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
 
 
 def cast_signature(signature: Signature, dtype: torch.dtype | None) -> Signature:
-    """Return a call in another dtype, with its results; the same call if no tensor can be cast."""
+    """Return a signature, with its results, in another dtype; unchanged if no tensor can be cast."""
     if dtype is None:
         return signature
     try:
@@ -93,27 +97,32 @@ def _check_shared(memory: list[TensorSpec]) -> None:
 
 
 FEW = 64
-"""Elements that are drawn individually even if a tensor repeats them: a trace may hold this many exactly."""
+"""maximum number of elements that are drawn individually even if a tensor repeats them: a trace may record this many
+exactly
+"""
 
 
 def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generator, drawn_as: torch.dtype) -> None:
     """Draw values into a tensor whose elements may share memory.
 
-    tensor : of a dtype that `memory_dtype` gives
-    drawn_as : dtype of the values, which are rounded to the tensor's
-    Takes no more memory than the tensor's own, however often it repeats elements.
+    No more memory is used than the tensor has, however often it repeats elements.
+
+    Parameters
+    ----------
+    tensor : tensor of a dtype that `memory_dtype` returns
+    drawn_as : dtype of the drawn values, which are rounded to the tensor's dtype
     """
     if 0 in tensor.shape:
         return
     once = _without_repeats(tensor)
     if prod(tensor.shape) <= FEW:
-        # they may be recorded one by one: for each element, not for each place in memory
+        # values may be recorded for each element, not for each location in memory
         drawn = draw(tuple(tensor.shape), drawn_as, model, generator)
         write(once, drawn[tuple(slice(size) for size in once.shape)])
         return
     whole = isinstance(model, Stored) and model.fits(tuple(once.shape), memory_dtype(drawn_as))
     if _has_windows(once) and not whole:
-        # as unfold makes them
+        # overlapping windows, such as those of unfold
         once = once.as_strided((_extent(once),), (1,))
     write(once, draw(tuple(once.shape), drawn_as, model, generator))
 
@@ -125,7 +134,7 @@ def write(tensor: torch.Tensor, values: torch.Tensor) -> None:
 def draw(
     shape: tuple[int, ...], dtype: torch.dtype, model: Drawable | None, generator: torch.Generator
 ) -> torch.Tensor:
-    """Draw values from a model, or else normal numbers, random bits and zeros."""
+    """Draw values from a model; without one, draw normal numbers, random bits or zeros, depending on the dtype."""
     device, written_as = generator.device, memory_dtype(dtype)
     if model is not None:
         return model.draw(shape, written_as, generator)
@@ -144,7 +153,7 @@ def memory_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Draw normal numbers of any floating-point or complex dtype, including 8-bit ones, which torch does not draw."""
+    """Draw normal numbers of any floating-point or complex dtype, including 8-bit dtypes that torch cannot draw."""
     wide = torch.complex64 if dtype.is_complex else torch.float32
     return torch.randn(shape, dtype=wide, generator=generator, device=generator.device).to(dtype)
 
@@ -155,7 +164,7 @@ def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return values.to(dtype)
     bounds = torch.finfo(dtype)
     if bounds.max < torch.finfo(values.dtype).max:
-        # the lowest number, as masks have it, stays a number
+        # keep the lowest finite number, which masks use, finite
         values = torch.where(values.isfinite(), values.clamp(bounds.min, bounds.max), values)
     return values.to(dtype)
 
@@ -182,9 +191,11 @@ def _extent(tensor: torch.Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Draws the recorded values; falls back to the value model if they are missing or do not fit.
+    """Recorded values, or values drawn from the value model if recorded ones are missing or do not fit.
 
-    repeated : dimensions of stride 0, which the file holds once
+    Attributes
+    ----------
+    repeated : dimensions of stride 0, which the file stores once
     """
 
     model: ValueModel
@@ -218,8 +229,9 @@ class Stored:
 
 
 def drawn_values(trace: Trace) -> Mapping[int, Drawable]:
-    """Return what to draw values from by number: recorded values if they exist, else models. Warns if some are
-    missing.
+    """Return the sources of values by number: recorded values if they exist, else value models.
+
+    Warns if recorded values are missing.
     """
     if not trace.tensors:
         return trace.values

@@ -1,4 +1,4 @@
-"""Options of a case's inputs, and the ways to draw values: as recorded, random or zeros."""
+"""Options for the inputs of a case, and the kinds of values: recorded, random or zeros."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 RECORDED, RANDOM, ZEROS = "recorded", "random", "zeros"
 KINDS = (RECORDED, RANDOM, ZEROS)
 REPEATED = "repeated"
-"""As recorded, but floats of large tensors repeat a piece: for calls that are run and not measured."""
+"""recorded values, but floats of large tensors repeat a piece; for calls that run without being measured"""
 PIECE = 1 << 16
-"""Elements of such a piece, roughly."""
+"""approximate number of elements in such a piece"""
 LONG_PIECE = 1 << 20
-"""The same in measured calls, for floats whose values decide neither time nor shapes: as many as a capture compares
-with their neighbours."""
+"""approximate number of elements in such a piece in measured calls, for floats whose values affect neither time nor
+shapes; a capture compares as many elements with their neighbours
+"""
 
 
 def value_kinds(text: str) -> tuple[str, ...]:
@@ -44,7 +45,7 @@ def value_kinds(text: str) -> tuple[str, ...]:
 @titled("what they run on")
 @dataclass(frozen=True, slots=True)
 class InputOptions:
-    """Where arguments are, and what they hold."""
+    """Options for the devices and values of arguments."""
 
     device: str | None = option(
         None,
@@ -120,9 +121,11 @@ class Zeros:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedPiece:
-    """Draws a piece of a large tensor from a model of floats and repeats it, which takes a fraction of the time.
+    """A piece of a large tensor, drawn from a model of floats and repeated, which is much faster than drawing it whole.
 
-    piece : least elements of the piece
+    Parameters
+    ----------
+    piece : minimum number of elements in the piece
     """
 
     model: Floats
@@ -132,7 +135,7 @@ class RepeatedPiece:
         from math import prod
 
         count = prod(shape)
-        # whole rows, planes or images
+        # repeat whole rows, planes or images
         place = len(shape)
         while place and prod(shape[place - 1 :]) <= self.piece:
             place -= 1
@@ -152,7 +155,7 @@ def with_values(
 ) -> tuple[Signature, Mapping[int, Drawable]]:
     """Return a signature whose tensors draw values of this kind, and the models that they refer to.
 
-    Arguments without recorded values get valid ones for their operator, as far as that is known.
+    Arguments without recorded values get valid ones for their operator, as far as these are known.
     """
     from opgrip.traces.schema.arguments import TensorSpec, map_leaves
     from opgrip.traces.schema.tensor_specs import map_values
@@ -178,7 +181,7 @@ def _repeated(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[i
 
 
 def _shortened(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[int, Drawable]:
-    """Return the models, those of floats that decide nothing with repeated pieces in large tensors."""
+    """Return the models, using repeated pieces for large float tensors whose values affect neither time nor shapes."""
     from math import prod
 
     from opgrip.traces.schema.arguments import tensors

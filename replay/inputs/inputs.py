@@ -1,4 +1,4 @@
-"""The arguments of a call: recorded metadata, and values drawn from models."""
+"""Arguments of a call, with recorded metadata and values drawn from value models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from opgrip.traces.values import Drawable
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap:
-    """Maps recorded devices to those of the replay."""
+    """Map from recorded devices to devices of the replay."""
 
     recorded: str
     replay_device: str | None
@@ -45,28 +45,32 @@ class DeviceMap:
 
     @property
     def pins(self) -> bool:
-        """Whether to pin memory for the device. Pinning for an unused accelerator would start it."""
+        """True to pin memory for the device. Pinning for an unused accelerator would start it."""
         return torch.device(self.replay_device or self.recorded).type != "cpu" and torch.accelerator.is_available()
 
 
 ADDRESSES = 1 << 63
-"""Size of the address space in bytes."""
+"""size of the address space in bytes"""
 
 
 def device_map(recorded: str, replay_device: str | None) -> DeviceMap:
-    """Return where to put tensors. What a program on an accelerator keeps on the CPU stays there.
+    """Return the map to replay devices. Tensors that a program on an accelerator keeps on the CPU stay there.
 
+    Parameters
+    ----------
     recorded : device that the program ran on
-    replay_device : None for the recorded one
+    replay_device : device to replay on, or None for the recorded one
     """
     return DeviceMap(recorded, replay_device)
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A strided tensor to make, and its storage.
+    """A strided tensor to create, and its storage.
 
-    drawn_as : dtype that its values are drawn in
+    Attributes
+    ----------
+    drawn_as : dtype to draw its values in
     """
 
     spec: TensorSpec
@@ -76,20 +80,26 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A tensor to make: itself, or its parts."""
+    """A tensor to create, as one piece or from its parts."""
 
     spec: TensorSpec
     pieces: tuple[_Piece, ...]
 
 
 class Inputs:
-    """The arguments of one case, which can be restored to their first state.
+    """The arguments of one case, which can be restored to their initial values.
 
+    Parameters
+    ----------
     args, kwargs : trees of values and `TensorSpec`, as in a signature
-    values : value models that they refer to
-    place : where tensors go
-    dtype : for floating-point tensors, instead of the recorded one; see `caster`
-    Raises `Unsupported` for arguments that cannot be made.
+    values : value models by the numbers in the specs
+    place : map to replay devices
+    seed : random seed for drawing values
+    dtype : dtype to cast floating-point tensors to, or None to keep the recorded dtype; see `caster`
+
+    Raises
+    ------
+    Unsupported : if arguments cannot be generated
     """
 
     def __init__(
@@ -111,12 +121,12 @@ class Inputs:
         with _as_unsupported():
             self._planned = self._plan(list(tensors([self._args, self._kwargs])), recorded)
             self._fill(values, seed)
-            # whatever torch refuses, it refuses here
+            # create the arguments once, so that errors of torch are raised here
             self.make()
 
     @staticmethod
     def bytes_needed(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype | None = None) -> int:
-        """Return the bytes of memory for arguments, from their metadata."""
+        """Return the bytes of memory that arguments need, from their metadata."""
         tree = _cast(args, kwargs, dtype)
         memory = [piece for spec in tensors(tree) for piece in pieces(spec)]
         return sum(max(memory[place].extent for place in places) for places in _by_storage(memory))
@@ -126,7 +136,7 @@ class Inputs:
         return sum(storage.nbytes() for storage in self._storages)
 
     def copy(self) -> Inputs:
-        """Return a copy in memory of its own, kept as it is."""
+        """Return a copy in separate memory, with its values kept for `restore`."""
         twin = copy.copy(self)
         twin._storages = [storage.clone() for storage in self._pristine or self._storages]
         twin._touching = None
@@ -134,7 +144,7 @@ class Inputs:
         return twin
 
     def make(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return positional and named arguments: new tensor objects over the same memory."""
+        """Return positional and keyword arguments as new tensor objects over the same memory."""
         plan = iter(self._planned)
 
         def build(leaf: Any) -> Any:
@@ -149,7 +159,7 @@ class Inputs:
         return map_leaves(build, self._args), map_leaves(build, self._kwargs)
 
     def use(self, places: Sequence[int]) -> None:
-        """Read and write the memory of some argument tensors, given by index."""
+        """Read and write the memory of some tensor arguments, given by index."""
         if self._touching is None:
             bytes_of = [memory_of(storage) for storage in self._storages]
             self._touching = [[bytes_of[piece.storage] for piece in planned.pieces] for planned in self._planned]
@@ -158,7 +168,7 @@ class Inputs:
                 memory.bitwise_or_(0)
 
     def keep(self) -> None:
-        """Remember the values for `restore`."""
+        """Keep the current values for `restore`."""
         self._pristine = [storage.clone() for storage in self._storages]
 
     def restore(self) -> None:
@@ -184,7 +194,7 @@ class Inputs:
 
     def _fill(self, values: Mapping[int, Drawable], seed: int) -> None:
         generators: dict[str, torch.Generator] = {}
-        # of tensors in the same memory, the smaller or wider tells more of what is there
+        # of tensors that share memory, fill the smallest last: its value model is the most specific
         for planned in sorted(self._planned, key=lambda planned: -prod(planned.spec.shape)):
             device = self._place(planned.spec.device)
             if device not in generators:
@@ -212,7 +222,7 @@ class Inputs:
 
 
 def as_recorded(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Return a tensor with its recorded bits: conjugated, negated, requiring a gradient."""
+    """Return a tensor with its recorded flags: conjugated, negated, requiring a gradient."""
     if spec.conj:
         tensor = tensor.conj()
     if spec.neg:
@@ -267,7 +277,7 @@ def _as_unsupported() -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise
-    # the latter where torch is built without a kind of device
+    # AssertionError and ImportError occur if torch is built without a kind of device
     except (RuntimeError, ValueError, TypeError, OverflowError, IndexError, AssertionError, ImportError) as error:
         if "allocate memory" in str(error):
             raise

@@ -1,6 +1,6 @@
 """Sparse, quantized and nested tensors with valid indices.
 
-Kernels access memory at these indices, so none may be random. Valid ones are kept.
+Kernels access memory at these indices, so they must not be random; recorded valid indices are kept.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from opgrip.traces.schema.tensor_specs import (
 from opgrip.traces.values import Drawable
 
 MOST_PLACES = 1 << 60
-"""Most places in a sparse tensor that 64-bit arithmetic can number."""
+"""maximum number of elements in a sparse tensor that 64-bit arithmetic can index"""
 
 
 def fitting_lengths(lengths: torch.Tensor, most: int, total: int) -> torch.Tensor:
-    """Return row lengths as near to the drawn ones as possible.
+    """Return row lengths as close to the drawn ones as possible.
 
+    Parameters
+    ----------
     lengths : (..., rows) int64
-    most : largest length
+    most : maximum length
     total : sum over the rows; at most rows * most
     """
     lengths = lengths.clamp(0, most)
@@ -43,11 +45,11 @@ def fitting_lengths(lengths: torch.Tensor, most: int, total: int) -> torch.Tenso
         return lengths
     have = lengths.sum(-1, keepdim=True)
     room = most - lengths
-    # all shorter in proportion, or all empty places fewer in proportion
+    # shorten all rows in proportion, or all free space in proportion
     shorter = _shrunk(lengths, have, total)
     longer = most - _shrunk(room, room.sum(-1, keepdim=True), lengths.shape[-1] * most - total)
     lengths = torch.where(have > total, shorter, torch.where(have < total, longer, lengths))
-    # rounding leaves a few over
+    # correct the rounding
     missing = total - lengths.sum(-1, keepdim=True)
     lengths = lengths + _spread(missing.clamp(min=0), most - lengths)
     return lengths - _spread((-missing).clamp(min=0), lengths)
@@ -56,8 +58,10 @@ def fitting_lengths(lengths: torch.Tensor, most: int, total: int) -> torch.Tenso
 def distinct_in_rows(drawn: torch.Tensor, lengths: torch.Tensor, most: int) -> torch.Tensor:
     """Return ascending, distinct columns in each row.
 
+    Parameters
+    ----------
     drawn : (elements,) int64
-    lengths : (rows,), with the number of elements as sum; at most `most`
+    lengths : (rows,) int64, at most `most`; their sum is the number of elements
     most : number of columns
     """
     if drawn.numel() == 0:
@@ -66,18 +70,21 @@ def distinct_in_rows(drawn: torch.Tensor, lengths: torch.Tensor, most: int) -> t
     begin = (lengths.cumsum(0) - lengths)[row]
     place = torch.arange(drawn.numel(), device=drawn.device) - begin
     columns = (drawn.remainder(most) + row * most).sort().values - row * most
-    # two alike: the second and all that it runs into move on by one
+    # the second of two equal columns, and all that it then collides with, move on by one
     span = 2 * most
     lifted = columns - place + row * span
     columns = lifted.cummax(0).values - row * span + place
-    # at the end there may be no room to move on to
+    # the last columns may exceed the row; move them back
     return torch.minimum(columns, most - lengths[row] + place)
 
 
 def distinct_places(drawn: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
     """Return distinct indices in ascending order.
 
+    Parameters
+    ----------
     drawn : (dimensions, elements) int64, each within its size
+    sizes : size of each dimension
     """
     if not sizes or drawn.shape[1] == 0:
         return drawn
@@ -95,13 +102,13 @@ def _shrunk(lengths: torch.Tensor, have: torch.Tensor, total: int) -> torch.Tens
 
 
 def _spread(amount: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
-    """Distribute an amount over places with limited room, from the first on."""
+    """Distribute an amount over slots with limited capacity, starting with the first."""
     before = room.cumsum(-1) - room
     return (amount - before).clamp(min=0).minimum(room)
 
 
 def check_layout(spec: TensorSpec) -> None:
-    """Raise `Unsupported` for a tensor that cannot be made here."""
+    """Raise `Unsupported` for a tensor that cannot be generated."""
     quantized = spec.dtype in QUANTIZED
     if quantized and (spec.dtype in PACKED or spec.made_of is None):
         raise Unsupported(f"an argument has the dtype {str(spec.dtype).removeprefix('torch.')}")
@@ -110,7 +117,7 @@ def check_layout(spec: TensorSpec) -> None:
     match spec.made_of:
         case Coo(indices, _, values):
             _check_places(prod(spec.shape[: indices.shape[0]]), (indices,))
-            # torch 2.13 reads such values past their end
+            # torch 2.13 reads such values beyond their end
             if indices.shape[0] == 0 and values.stride != _dense_strides(values.shape):
                 raise Unsupported("an argument has no sparse dimensions and values with gaps")
         case Compressed(compressed, plain):
@@ -124,7 +131,7 @@ def check_layout(spec: TensorSpec) -> None:
 def draw_indices(
     spec: TensorSpec, values: Mapping[int, Drawable], generator: torch.Generator
 ) -> tuple[torch.Tensor, ...]:
-    """Draw valid indices of a sparse tensor, in the order of its parts; none for other tensors."""
+    """Draw valid indices of a sparse tensor, in the order of its parts; return an empty tuple for other tensors."""
     match spec.made_of:
         case Coo():
             return (_draw_coo(spec, spec.made_of, values, generator),)
@@ -134,9 +141,9 @@ def draw_indices(
 
 
 def assemble(spec: TensorSpec, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a sparse or nested tensor over its parts' memory. torch checks sparse indices again."""
+    """Return a sparse or nested tensor over the memory of its parts. torch checks sparse indices again."""
     with warnings.catch_warnings():
-        # that these layouts are new
+        # ignore warnings that these layouts are new
         warnings.simplefilter("ignore")
         match spec.made_of:
             case Coo(coalesced=coalesced):
@@ -158,7 +165,7 @@ def assemble(spec: TensorSpec, parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def empty_quantized(spec: TensorSpec, device: torch.device) -> torch.Tensor:
-    """Return an empty tensor with the dtype and quantizer of another."""
+    """Return an empty tensor with the dtype and quantizer of `spec`."""
     none = [0] * len(spec.shape)
     match spec.made_of:
         case PerTensor(scale, zero_point):

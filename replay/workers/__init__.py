@@ -1,1 +1,1 @@
-"""Processes that cases run in, and what is kept of their results meanwhile."""
+"""Processes that run cases, and the journal of their results."""

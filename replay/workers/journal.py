@@ -1,4 +1,4 @@
-"""The journal of a replay: the rows of each case, in a file next to the results that they are to become."""
+"""The journal of a replay: a file next to the output that keeps the rows of finished cases."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from opgrip.replay.run.cells import measured_row
 from opgrip.replay.run.request import TORCH, RunRequest, identity
 
 MACHINE_KIND = "machine_kind"
-"""Key of an identity: the kind of the machines that measured the rows; times of two kinds do not mix."""
+"""key of the machine kind in an identity; times of different kinds are not mixed"""
 
 
 def journal_path(output: Path) -> Path:
-    """Return where the rows are kept that are to become this file."""
+    """Return the path of the journal for an output."""
     return output.with_name(f"{output.name}.journal")
 
 
@@ -51,7 +51,7 @@ def _decoded(record: Any) -> list[Result]:
 
 
 def unlike(stored: Any, asked: Mapping[str, Any]) -> str | None:
-    """Describe rows of another torch or machine; None if something else differs as well."""
+    """Describe rows from another version of torch or another kind of machine; None if other facts differ too."""
     for key, difference in ((TORCH, "of another version of torch"), (MACHINE_KIND, "of another kind of machine")):
         if isinstance(stored, dict) and {**stored, key: None} == {**asked, key: None}:
             return difference

@@ -1,4 +1,4 @@
-"""The workers of a replay on a Ray cluster, and the tasks dealt to them; other workers repeat what is lost."""
+"""Workers on a Ray cluster, and the distribution of tasks to them; tasks of lost workers are repeated."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from opgrip.replay.workers.executors.executor import EngineOptions, ExecutorLost
 from opgrip.replay.workers.ray_worker import LOSSES, THREADS, RayTask, RayWorker
 
 POLL_S, REFRESH_S, START_S, CLOSE_S = 1.0, 5.0, 180.0, 5.0
-"""How long messages are waited for; how often nodes are looked for; how long none may be there that can work; how long
-they may take to end."""
+"""seconds to wait for messages, between looks for new nodes, without a usable worker before giving up, and for workers
+to end
+"""
 KIND = "kind:"
-"""Beginning of a node's resource that says of which kind it is, in the place of what its hardware says."""
+"""prefix of a node resource that names the kind of the machine, instead of its hardware"""
 
 
 @dataclass(slots=True)
@@ -29,8 +30,8 @@ class RaySlot:
 
     Attributes
     ----------
-    kind : of the machine, if a resource of its node names it
-    about : what the header of results says of the machine
+    kind : kind of the machine, if a resource of its node names it
+    about : facts about the machine for the header of results
     """
 
     node: str
@@ -42,13 +43,13 @@ class RaySlot:
 
 @dataclass(slots=True)
 class Pool:
-    """Workers on those nodes of a cluster that are of one kind.
+    """Workers on the nodes of a cluster that have machines of one kind.
 
     Attributes
     ----------
-    device : of the cases, as each worker sees it
-    about : what the header of results says of the machine of one worker
-    machines : kinds of all machines that have or had workers, by name
+    device : device of the cases, as each worker sees it
+    about : facts about one worker's machine for the header of results
+    machines : kind of each machine that has or had workers, by name
     """
 
     ray: Any
@@ -67,12 +68,12 @@ class Pool:
 
     @property
     def is_accelerator(self) -> bool:
-        """Whether each worker has a device."""
+        """True if each worker has an accelerator."""
         return self.device not in ("cpu", "meta")
 
     @property
     def kind(self) -> str:
-        """The kind of the machines, once it has started."""
+        """Kind of the machines, once the pool has started."""
         assert self._kind is not None, "chosen at the start"
         return self._kind
 
@@ -87,12 +88,12 @@ class Pool:
         return sum(slot.machine is not None for slot in self._slots)
 
     def start(self) -> None:
-        """Start workers and wait for those of every node: none may work before all kinds are known."""
+        """Start workers on every node and wait for them: none may work before all kinds are known."""
         for node in self._nodes():
             self._start_worker(node)
         self._wait_for_starting()
         if self.is_accelerator and self._idle and not any(map(self._is_fitting, self._kinds())):
-            # other devices of their nodes may be
+            # other devices of these nodes may match
             for node in self._nodes():
                 for _ in range(self._missing(node)):
                     self._start_worker(node)
@@ -116,14 +117,14 @@ class Pool:
 
         Parameters
         ----------
-        submit : sends a task to a worker, and returns the generator of its messages
-        finished : cases that need no more messages, which the caller keeps up to date
+        submit : function that sends a task to a worker and returns the generator of its messages
+        finished : numbers of cases that need no more messages; the caller updates it
         """
         busy: dict[Any, tuple[RaySlot, RayTask]] = {}
         try:
             yield from self._deal(deque(tasks), busy, submit, finished)
         finally:
-            # whoever asks has enough: their work is of no use to the next replay
+            # the caller has all it needs, and unfinished work is useless to the next replay
             for slot, _ in busy.values():
                 self.ray.kill(slot.actor)
                 self._lose(slot)
@@ -167,19 +168,19 @@ class Pool:
     def _after(
         self, error: Exception, slot: RaySlot, task: RayTask, queue: deque[RayTask]
     ) -> Iterator[tuple[Machine, str, RayTask, None]]:
-        """Queue again what a worker left; yield tasks that were lost too often."""
+        """Queue the unfinished cases of a worker again; yield tasks that were lost too often."""
         assert slot.machine is not None, "it has said what it is"
         tasks = [task] if task.cases else []
         if not isinstance(error, self.ray.exceptions.RayTaskError):
             self._lose(slot)
             tasks = [again for lost in tasks for again in lost.after_loss()]
         elif isinstance(error, OSError | MemoryError):
-            # of the machine, such as a full disk, and not of the cases
+            # a problem of the machine, such as a full disk, not of the cases
             problem = f"{slot.machine.name} cannot run cases: {_first_line(error)}"
             self._problems[slot.node] = UserError(problem, "make room there")
             self._drop(slot)
         else:
-            # a mistake of ours there
+            # a bug in the worker's code
             raise error
         for again in tasks:
             if again.losses >= LOSSES:
@@ -195,12 +196,12 @@ class Pool:
             return []
         ready: list[Any] = self.ray.wait(waiting, num_returns=1, timeout=POLL_S)[0]
         if ready:
-            # what else has come meanwhile
+            # also return other messages that have arrived meanwhile
             ready = self.ray.wait(waiting, num_returns=len(waiting), timeout=0)[0] or ready
         return ready
 
     def _hear(self, ready: Collection[Any]) -> None:
-        """Receive what new workers report of their machines."""
+        """Receive the machine descriptions of new workers."""
         for item in ready:
             slot = self._starting.pop(item)
             try:
@@ -216,10 +217,10 @@ class Pool:
                 self._problems[slot.node] = UserError(*said["problem"])
                 self._drop(slot)
                 continue
-            # of the worker and not of its node, whose devices may be of several
+            # kind of the worker, not of its node, which may have devices of several kinds
             kind = slot.kind or said["machine"]["kind"]
             slot.machine = Machine(said["machine"]["name"], kind)
-            # those that start slowly come when others have been chosen
+            # slow workers may report after the kind is chosen
             if self._kind is not None and kind != self._kind:
                 self._turn_down(slot)
                 continue
@@ -250,8 +251,8 @@ class Pool:
 
         Raises
         ------
-        ExecutorLostError : where there are several, or none
-        UserError : where no machine has such a device, as a trace may name
+        ExecutorLostError : if several kinds match, or none
+        UserError : if no machine has the device that a trace names
         """
         kinds = self._kinds()
         chosen = list(filter(self._is_fitting, kinds))
@@ -275,20 +276,20 @@ class Pool:
         self.machines = {slot.machine.name: self._kind for slot in self._idle if slot.machine is not None}
 
     def _refresh(self) -> None:
-        """Start workers where there is room: on new nodes, and in place of lost ones."""
+        """Start workers on new nodes and in place of lost ones."""
         if monotonic() - self._refreshed < REFRESH_S:
             return
         self._refreshed = monotonic()
         for node in self._nodes():
             for _ in range(self._missing(node)):
-                # where devices differ, which of them a worker gets is chance: all are tried
+                # if a node has different devices, a worker gets a random one, so start a worker for each device
                 there = self._told if node["NodeID"] in self._turned_down else self.size
                 if self.options.workers is not None and there >= self.options.workers:
                     return
                 self._start_worker(node)
 
     def _start_worker(self, node: Mapping[str, Any]) -> None:
-        # it loads torch, and this file is loaded to show the help
+        # imported here because it loads torch, and this file is imported to show the help
         from torch import __version__ as torch_version
 
         name, resources = node["NodeID"], node["Resources"]
@@ -309,7 +310,7 @@ class Pool:
         self._starting[slot.actor.describe.remote(self.device, versions)] = slot
 
     def _missing(self, node: Mapping[str, Any]) -> int:
-        """Return how many more workers a node has room for, not counting devices of another kind."""
+        """Return how many more workers a node can have, not counting devices of another kind."""
         name = node["NodeID"]
         if name in self._problems:
             return 0
@@ -318,7 +319,7 @@ class Pool:
         return missing
 
     def _room(self, resources: Mapping[str, float]) -> int:
-        """Return how many workers a node has room for."""
+        """Return how many workers a node can have."""
         if self.is_accelerator:
             return int(resources.get("GPU", 0))
         cpus = int(resources.get("CPU", 0))
@@ -329,7 +330,7 @@ class Pool:
         return [node for node in self.ray.nodes() if node["Alive"] and self._room(node["Resources"])]
 
     def _is_every_node_bad(self) -> bool:
-        """Return True if there are nodes and none can run cases; without nodes, some may come back."""
+        """Return True if there are nodes and none can run cases; without nodes, some may return."""
         nodes = self._nodes()
         return bool(nodes) and all(node["NodeID"] in self._problems for node in nodes)
 
@@ -340,9 +341,9 @@ class Pool:
         if slot in self._idle:
             self._idle.remove(slot)
         if slot.machine is not None and slot.machine.kind == self._kind and slot.node in self._turned_down:
-            # whoever takes its place may get a device of another kind, which is free too
+            # the replacement may get a device of another kind, because those are free too
             self._turned_down[slot.node] = 0
-        # another takes its place at once
+        # start a replacement at once
         self._refreshed = float("-inf")
 
     def _drop(self, slot: RaySlot) -> None:
@@ -351,12 +352,12 @@ class Pool:
         self.ray.kill(slot.actor)
 
     def _turn_down(self, slot: RaySlot) -> None:
-        """End a worker of another kind; its node starts one worker less until one of the kind is lost."""
+        """End a worker of another kind; its node gets one worker less until a worker of the chosen kind is lost."""
         self._turned_down[slot.node] += 1
         self._drop(slot)
 
     def _end_surplus(self) -> None:
-        """End workers that are still starting if there are enough of the kind."""
+        """End workers that are still starting if there are enough of the chosen kind."""
         if self._kind is None or self.options.workers is None or self._told < self.options.workers:
             return
         for item in list(self._starting):
@@ -369,7 +370,7 @@ class Pool:
         if self._kind is not None:
             return ExecutorLostError(f"no machine of the cluster has {what} any more", "see ray status")
         others = (node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU"))
-        # where it never had one, traces of other devices run all the same
+        # if the cluster never had one, traces of other devices can still run
         is_absent = self.is_accelerator and not self._nodes() and any(others)
         error_class = UserError if is_absent else ExecutorLostError
         return error_class(f"no machine of the cluster has {what}", "see ray status")

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from opgrip.replay.workers.worker import Worker
 
 THREADS = "OMP_NUM_THREADS"
-"""Ray sets it to what an actor reserves; a replay uses the user's own value."""
+"""environment variable that Ray sets to an actor's reserved processors; a replay restores the user's value"""
 
 
 LOSSES = 3
-"""Lost workers after which a case gets a row that says so: it may be what ends them."""
+"""number of lost workers after which a case is blamed and fails"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RayTask:
 
     Attributes
     ----------
-    home : the node that has their compiled programs
+    home : node that has their compiled programs
     losses : number of workers that were lost while they ran it
     """
 
@@ -43,7 +43,7 @@ class RayTask:
     losses: int = 0
 
     def after_loss(self) -> list[RayTask]:
-        """Return the tasks to run again; from the second loss on each case alone, to find the one to blame."""
+        """Return the tasks to repeat; from the second loss on, each case gets its own task to find the one to blame."""
         lost = replace(self, losses=self.losses + 1)
         if lost.losses < LOSSES - 1 or len(self.cases) == 1:
             return [lost]
@@ -51,25 +51,25 @@ class RayTask:
 
 
 WAIT_S, POLL_S = 60.0, 0.2
-"""Time to wait for processors that another worker has, and between two tries."""
+"""seconds to wait for processors of other workers, and between two attempts"""
 
 
 class Processors:
-    """Processors that this process and its children are pinned to, and that no other worker of this user gets.
+    """Processors that this process and its children are pinned to, exclusively among the workers of this user.
 
-    Each is a locked file, which the system unlocks when this process ends.
+    Each processor has a locked file, which the system unlocks when this process ends.
 
     Parameters
     ----------
-    count : how many; 0 to pin none
+    count : number of processors, or 0 to pin none
 
     Attributes
     ----------
-    numbers : their numbers, ascending
+    numbers : numbers of the processors, ascending
 
     Raises
     ------
-    UserError : if other workers have them
+    UserError : if other workers hold too many processors
     """
 
     def __init__(self, count: int, wait_s: float = WAIT_S) -> None:
@@ -90,7 +90,7 @@ class Processors:
         os.sched_setaffinity(0, self.numbers)
 
     def close(self) -> None:
-        """Release them."""
+        """Release the processors."""
         for file in self._files:
             os.close(file)
         self._files.clear()
@@ -114,13 +114,13 @@ class Processors:
 
 
 class RayWorker:
-    """A worker with a device or pinned processors of its own.
+    """A worker with its own device or pinned processors.
 
     Parameters
     ----------
-    processors : how many it is pinned to; 0 for no pinning
+    processors : number of processors to pin to, or 0 for no pinning
     threads : the user's value of `OMP_NUM_THREADS`
-    slots : number of workers of this machine, which share its memory
+    slots : number of workers on this machine, which share its memory
     """
 
     def __init__(self, processors: int, threads: str | None, slots: int) -> None:
@@ -168,25 +168,25 @@ class RayWorker:
         return {"machine": asdict(this_machine(device)), "about": about, "pid": os.getpid()}
 
     def close(self) -> None:
-        """End the process and remove files."""
+        """End the process and remove its files."""
         self._end_process()
         self._folder.cleanup()
 
     def compile(self, number: int, bundle: Sequence[Any], cases: Sequence[int], jobs: int | None) -> Iterator[bytes]:
-        """Make rows ready; yield a message for each case."""
+        """Prepare rows; yield a message for each case."""
         yield from _encoded(self._compile(number, bundle, cases, jobs))
 
     def measure(
         self, number: int, turn: int, bundle: Sequence[Any], cases: Sequence[int], cached: Sequence[Any]
     ) -> Iterator[bytes]:
-        """Yield a message with the rows of each case, as they come.
+        """Yield a message with the rows of each case, as soon as they are measured.
 
         Parameters
         ----------
         number : number of the replay; its trace is loaded once
         turn : number of the repeat; each repeat has a new process
-        bundle : a reference to the request and its files, in a list
-        cached : case, variant and row of what was compiled
+        bundle : list with a reference to the request and its files
+        cached : case, variant and row of each compiled program
         """
         yield from _encoded(self._measure(number, turn, bundle, cases, cached))
 
@@ -217,7 +217,7 @@ class RayWorker:
             yield [row.to_plain() for row in rows]
 
     def _worker_of(self, turn: int, workload: Workload) -> Worker:
-        """Return the process that measures, the same one for all windows of a turn."""
+        """Return the process that measures, which is the same for all windows of a turn."""
         from opgrip.replay.workers.worker import Worker
 
         if self._worker is None or self._worker[0] != turn:
@@ -262,7 +262,7 @@ class RayWorker:
 
 
 def _encoded(messages: Iterator[Any]) -> Iterator[bytes]:
-    """Yield messages as JSON, which runs no code where it is read; last the `UserError` that ended them."""
+    """Yield messages as JSON, because reading it executes no code; a `UserError` becomes the last message."""
     try:
         for message in messages:
             yield json.dumps(message).encode()

@@ -1,8 +1,7 @@
-"""Cases dealt to the devices of this machine: what is compiled ahead, and what each device measures.
+"""Distribution of cases to the devices of this machine: rows to compile ahead, and cases that each device measures.
 
-Rows that need a compiler are made ready first, several at a time. What the compilers made is kept on disk, so that the
-process that times a row does not compile it again, and a compiler that hangs or crashes has cost its row by then, and
-no measurement.
+Rows that need a compiler are prepared first, several at a time. Compiled programs are kept on disk, so that the process
+that times a row does not compile it again, and a compiler that hangs or crashes costs its row but no measurement.
 """
 
 from __future__ import annotations
@@ -32,10 +31,11 @@ from opgrip.replay.workers.worker import Lane, Worker
 Row = tuple[Case, Variant]
 
 MOST_COMPILERS, COMPILER_BYTES = 4, 3 << 29
-"""Processes that compile on one accelerator at most, and bytes of its memory for each: its context, its libraries, and
-the tensors of a call."""
+"""maximum processes that compile on one accelerator, and bytes of its memory for each: its context, its libraries, and
+the tensors of a call
+"""
 PARTS = 4
-"""Windows of a device that has few cases: with fewer, one device would idle while another has its last."""
+"""windows per device if there are few cases; with fewer windows, devices would idle while another runs its last one"""
 
 
 def rows_ahead(workload: Workload, done: Collection[int] = ()) -> list[Row]:
@@ -46,10 +46,10 @@ def rows_ahead(workload: Workload, done: Collection[int] = ()) -> list[Row]:
 
 
 def in_parts(rows: Collection[Row], workload: Workload, jobs: int) -> list[tuple[list[Row], int]]:
-    """Split rows into parts that are made ready together, each with the number of processes.
+    """Split rows into parts that are prepared together, each with the number of processes.
 
-    All processes share the memory of one accelerator, and its time, which those that autotune measure. So these run one
-    at a time.
+    All processes share the memory and the time of one accelerator, and rows that autotune measure time. So these run in
+    a single process.
 
     Parameters
     ----------
@@ -76,14 +76,14 @@ def make_ahead(
     may_fork: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> dict[int, dict[int, Result]]:
-    """Make rows ready; return them by the numbers of case and row: `ok` with the time of the first call, or why not.
+    """Prepare rows and return them by case and row number: `ok` with the time of the first call, or why not.
 
-    A row that ran out of memory, which other processes took, is left out: it is made again when it is timed.
+    A row that ran out of memory, because other processes took it, is left out and prepared again when it is timed.
 
     Parameters
     ----------
     jobs : number of processes
-    advance : is called after each row
+    advance : called after each row
     """
     rows_by_case: dict[int, dict[int, Result]] = {}
     remaining_rows = deque(rows)
@@ -115,7 +115,7 @@ def make_ahead(
 
 
 class DealtWindows:
-    """Windows of cases, dealt to devices in turn; a device that has finished its own takes another's last.
+    """Windows of cases, distributed to devices in turn; a device without windows takes the last one of another device.
 
     Parameters
     ----------
@@ -131,11 +131,11 @@ class DealtWindows:
             self._windows[devices[place % len(devices)]].append(window)
 
     def dealt_to(self, device: str) -> list[Case]:
-        """Return the cases that a device begins with."""
+        """Return the cases that are first assigned to a device."""
         return [case for window in self._windows[device] for case in window]
 
     def take(self, device: str) -> Iterator[list[Case]]:
-        """Yield windows for a device until none are left; each is taken when it is asked for."""
+        """Yield windows for a device until none are left; each is taken when it is requested."""
         own = self._windows[device]
         while any(self._windows.values()):
             yield own.popleft() if own else max(self._windows.values(), key=len).pop()
@@ -150,7 +150,7 @@ def run_cases(
     ----------
     done : numbers of cases that are left out
     may_fork : see `Worker`
-    cached_rows : rows that have been made ready, or could not
+    cached_rows : rows that were prepared or that failed in preparation
     """
     without: list[int] = []
     dealt = DealtWindows(workload, done)
@@ -164,11 +164,11 @@ def run_cases(
 
 
 def interleaved(lanes: Mapping[Worker, Lane]) -> Iterator[list[Result]]:
-    """Yield the rows of all lanes as they come.
+    """Yield the rows of all lanes as they arrive.
 
     Parameters
     ----------
-    lanes : by the worker that they wait for
+    lanes : lanes by the worker that they wait for
     """
     remaining = dict(lanes)
     while remaining:

@@ -1,8 +1,8 @@
-"""A worker: a process that measures cases, and both ends of the conversation with it.
+"""A worker: a process that measures cases, and both ends of its connection.
 
-`Worker` is the end of the process that asks. A case that crashes or hangs ends the worker, costs its own row, and the
-worker starts again without it. `serve` is the other end; `python -m opgrip.replay.workers.worker` is a worker that was
-not forked. Messages are lines of JSON.
+`Worker` is the end in the parent process. A case that crashes or hangs ends the worker and costs its own row, and the
+worker restarts without this case. `serve` is the end in the worker; `python -m opgrip.replay.workers.worker` is a
+worker that was not forked. Messages are lines of JSON.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from opgrip.replay.timing.rounds import Announce
 
 MODULE = "opgrip.replay.workers.worker"
 RETRIES = 2
-"""How often in a row a worker may end without a row and without a case to blame."""
+"""consecutive times that a worker may end without a row and without a case to blame"""
 
 Lane = Iterator[list[Result] | None]
-"""Rows, case by case, of one worker; None when the next are not ready yet."""
+"""rows of one worker, case by case; None while the next are not ready"""
 
 
 class Worker:
-    """A worker for one device, which starts when it is first asked and again after it has ended.
+    """A worker for one device, which starts on its first request and again after it has ended.
 
     Parameters
     ----------
-    may_fork : whether this process has not used torch yet; else a fork would wait forever for threads of OpenMP
+    may_fork : True if this process has not used torch yet; else a fork would wait forever for threads of OpenMP
     """
 
     def __init__(self, workload: Workload, may_fork: bool) -> None:
@@ -70,7 +70,7 @@ class Worker:
         self.close(lets_end=error is None)
 
     def close(self, lets_end: bool = False) -> None:
-        """End the worker; a profiled one may exit by itself, because its profiler writes its report then."""
+        """End the worker; a profiled worker may exit by itself, because its profiler writes its report then."""
         if self._child is not None:
             if lets_end and self._workload.request.profiled:
                 self._child.finish()
@@ -78,7 +78,7 @@ class Worker:
             self._child = None
 
     def fileno(self) -> int:
-        """Return the descriptor that its messages come from."""
+        """Return the descriptor to wait on for messages."""
         assert self._child is not None, "it was asked"
         return self._child.fileno()
 
@@ -90,7 +90,7 @@ class Worker:
         self._child.send(message)
 
     def receive(self, wait_s: float = POLL_S) -> list[Any] | Ended:
-        """Return its messages; see `Child.receive`."""
+        """Return received messages; see `Child.receive`."""
         assert self._child is not None, "it was asked"
         received = self._child.receive(wait_s)
         if isinstance(received, Ended):
@@ -103,7 +103,7 @@ class Worker:
 
         Parameters
         ----------
-        without : numbers of cases that are not run before others; those that end the worker there are added
+        without : numbers of cases that do not run as preceding calls; cases that end the worker there are added
         """
         workload = self._workload
         remaining = {case.number: case for case in cases}
@@ -113,7 +113,7 @@ class Worker:
             for case in list(remaining.values()):
                 lost = [row for row in cached[case.number].values() if row.status != OK]
                 if len(lost) == len(workload.ways(case)):
-                    # no process has to start for a case that cannot run
+                    # a case that cannot run needs no process
                     del remaining[case.number]
                     yield [cached[case.number][way.number] for way in workload.ways(case)]
             if not remaining:
@@ -144,13 +144,13 @@ class Worker:
         without: list[int],
         cached: dict[int, dict[int, Result]],
     ) -> bool:
-        """Give the row or case at which a worker ended its reason; return False if none was at work."""
+        """Record why the worker ended, for the row or case that it was running; return False if it was running none."""
         workload, case = self._workload, remaining.get(ended.item)
         if case is not None and ended.part != IDLE:
             way = workload.ways(case)[ended.part]
             cached[ended.item][ended.part] = empty_row(case, way, workload, ended.status, ended.reason)
         elif ended.item in workload.surroundings.cases and ended.item not in without:
-            # it ended while the case ran before another
+            # it ended while the case ran as a preceding call
             without.append(ended.item)
         elif case is not None:
             cached[ended.item] = empty_rows(case, workload, ended.status, ended.reason)
@@ -160,7 +160,7 @@ class Worker:
 
 
 def _measuring(numbers: Sequence[int], without: Sequence[int], cached: CachedRows) -> dict[str, Any]:
-    """Return the request to measure cases."""
+    """Return the message that requests measuring cases."""
     known = [[number, row, result.to_plain()] for number in numbers for row, result in cached[number].items()]
     return {"cases": numbers, "without": list(without), "known": known}
 
@@ -174,11 +174,11 @@ def start_child(
 ) -> Child:
     """Start a process for a workload: a fork of this one that calls `run` if that is safe, else one that runs `module`.
 
-    No GPU serves a fork of a process that has used it, and one that code of cases may have started threads in hangs.
+    A GPU cannot be used in a fork of a process that has used it, and forks hang if code of cases has started threads.
 
     Parameters
     ----------
-    others : what the module is told besides the request
+    others : values for the module in addition to the request
     """
     request = workload.request
     if may_fork and not workload.source_cases.has_run_code and workload.device == "cpu" and not request.sandbox:
@@ -190,14 +190,14 @@ def start_child(
 
 
 def serve(workload: Workload, source: int, output: int, heartbeat: Heartbeat) -> None:
-    """Run the cases that are asked for until no more requests come.
+    """Run the requested cases until the input ends.
 
     Parameters
     ----------
-    source, output : descriptors of the lines that are read and written
+    source, output : file descriptors to read requests from and write messages to
     """
     heartbeat.rest()
-    # the last line that a dying process writes has to be the reason
+    # the last line of a dying process must be the reason
     warnings.simplefilter("ignore")
     if workload.request.points.pin:
         os.sched_setaffinity(0, workload.request.points.pin)
@@ -235,9 +235,9 @@ def serve(workload: Workload, source: int, output: int, heartbeat: Heartbeat) ->
 
 
 def _guarded(announce: Announce) -> Announce:
-    """Return a function that announces a row, after undoing what code of earlier cases may have done.
+    """Return a function that announces a row after undoing side effects of earlier cases.
 
-    That code may have changed the working directory, or forked this process.
+    Their code may have changed the working directory, or forked this process.
     """
     process = os.getpid()
     try:
@@ -256,7 +256,7 @@ def _guarded(announce: Announce) -> Announce:
 
 
 def _end_copy(process: int) -> None:
-    """End a process that code of a case forked and let run on: it would send its rows a second time."""
+    """End a process that code of a case forked and left running: it would send its rows a second time."""
     if os.getpid() != process:
         os._exit(0)
 
@@ -279,7 +279,7 @@ def limit_memory(limit: int | None, device: str) -> int | None:
 
     Parameters
     ----------
-    limit : None for most of what is free on an accelerator, and for no limit on the CPU
+    limit : limit in bytes; None for most of an accelerator's free memory, and for no limit on the CPU
 
     Returns
     -------

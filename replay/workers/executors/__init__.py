@@ -1,1 +1,1 @@
-"""What runs cases. An executor is a file here, or an entry point `opgrip.engines` of a package."""
+"""Executors of cases. Each is a file here, or an entry point `opgrip.engines` of a package."""

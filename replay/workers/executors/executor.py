@@ -1,4 +1,4 @@
-"""What runs the cases of a replay: workers of this machine or of a cluster, and the options that choose them."""
+"""Executors, which run the cases of a replay in workers of this machine or of a cluster, and their options."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ PROCESSES = "processes"
 
 
 class ExecutorLostError(UserError):
-    """No machine can run cases any more: a command that replays several traces ends, and keeps the rows it has."""
+    """Error if no machine can run cases any more; a command that replays several traces ends and keeps its rows."""
 
 
 class Executor(Protocol):
-    """Runs the cases of workloads, one workload after another.
+    """An executor, which runs the cases of workloads, one workload after another.
 
     Attributes
     ----------
-    runs_here : whether cases run on this machine
+    runs_here : True if cases run on this machine
     """
 
     runs_here: bool
@@ -44,17 +44,17 @@ class Executor(Protocol):
         """Raise `UserError` if the devices are missing."""
 
     def machine_kind(self, workload: Workload) -> str:
-        """Return the kind of the machines; an interrupted replay goes on only on machines of the same kind."""
+        """Return the kind of the machines; an interrupted replay resumes only on machines of the same kind."""
 
     def about(self, workload: Workload) -> dict[str, Any]:
-        """Return what the header of results says of machines and devices, after the cases have run."""
+        """Return facts about machines and devices for the header of results, after the cases have run."""
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        """Make the rows ready that need a compiler, of the cases that are not done.
+        """Compile the rows that need a compiler, of the cases that are not done.
 
         Parameters
         ----------
-        may_fork : whether this process has not used torch yet, so that it can be forked
+        may_fork : True if this process has not used torch yet, so that it can be forked
         """
 
     def run(
@@ -64,19 +64,19 @@ class Executor(Protocol):
 
 
 StartExecutor = Callable[["EngineOptions"], AbstractContextManager[Executor]]
-"""Starts an executor, which ends with the block."""
+"""function that starts an executor, as a context manager that ends it"""
 
 executors: Registry[StartExecutor] = Registry("opgrip.replay.workers.executors", "opgrip.engines")
-"""Executors by the name that `--engine` takes."""
+"""executors by the name that `--engine` takes"""
 
 
 @contextmanager
 def start_executor(args: argparse.Namespace) -> Iterator[Executor]:
-    """Start the executor that a command line asks for; it ends with the block.
+    """Start the executor that a command line requests; it ends with the block.
 
     Raises
     ------
-    UserError : if it cannot be started, or options are not for it
+    UserError : if it cannot be started, or options are not valid for it
     """
     options = from_arguments(EngineOptions, args)
     options.check(from_arguments(InputOptions, args).devices, from_arguments(PointOptions, args).pin)
@@ -87,7 +87,7 @@ def start_executor(args: argparse.Namespace) -> Iterator[Executor]:
 
 
 def engine_name(text: str) -> str:
-    """Return the name of an executor; `argparse.ArgumentTypeError` if there is none of that name."""
+    """Return the name of an executor; raise `argparse.ArgumentTypeError` if it is unknown."""
     if executors.get(text) is None:
         hint = did_you_mean(text, executors.names(), f"there are {', '.join(executors.names())}")
         raise argparse.ArgumentTypeError(f"there is no engine {text!r}: {hint}")
@@ -97,7 +97,7 @@ def engine_name(text: str) -> str:
 @titled("where they run")
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The machines and processes that share the cases."""
+    """Options for the machines and processes that run the cases."""
 
     engine: str = option(
         PROCESSES,
@@ -155,7 +155,7 @@ class EngineOptions:
 
         Parameters
         ----------
-        devices, pin : names of the devices, and numbers of the processors, that are asked for
+        devices, pin : names of the requested devices, and numbers of the requested processors
         """
         if self.engine != PROCESSES:
             if self.sandbox:
@@ -166,7 +166,7 @@ class EngineOptions:
                 raise UserError("--pin is for this machine", "give workers their processors by --processors")
             return
         if self.sandbox:
-            # it is not needed to print the help
+            # not needed to print the help
             from opgrip.platform.sandbox import check_bubblewrap
 
             check_bubblewrap()

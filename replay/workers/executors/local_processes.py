@@ -1,4 +1,4 @@
-"""The usual executor: worker processes of this machine, one for each device."""
+"""The default executor: worker processes of this machine, one for each device."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class LocalExecutor:
-    """Runs cases in worker processes of this machine."""
+    """Executor of cases in worker processes of this machine."""
 
     runs_here = True
 
     def check(self, workload: Workload) -> None:
-        """Raise `UserError` if devices are missing or not equal."""
+        """Raise `UserError` if devices are missing or differ."""
         from opgrip.replay.operators.devices import check_equal, check_present
 
         for name in workload.devices:
@@ -30,13 +30,16 @@ class LocalExecutor:
         check_equal(workload.devices)
 
     def machine_kind(self, workload: Workload) -> str:
-        """Return the kind of this machine without its device, which the header names: asking for it makes a context."""
+        """Return the kind of this machine without its device, because asking for the device creates a context.
+
+        The header names the device.
+        """
         from opgrip.replay.results.origins import this_machine
 
         return this_machine("cpu").kind
 
     def about(self, workload: Workload) -> dict[str, Any]:
-        """Return what the header says of the device; this makes a context."""
+        """Return facts about the device for the header; this creates a context."""
         from opgrip.replay.operators.devices import facts_of, name_of
         from opgrip.replay.results.run_environment import describe_environment
 
@@ -44,7 +47,7 @@ class LocalExecutor:
         return {"device": name_of(device), "environment": describe_environment(device), **facts_of(device)}
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        """Make the rows ready that need a compiler."""
+        """Compile the rows that need a compiler."""
         from opgrip.replay.workers.scheduling import DealtWindows, in_parts, make_ahead, rows_ahead
 
         for device in workload.devices:
@@ -58,7 +61,7 @@ class LocalExecutor:
             try:
                 dealt = DealtWindows(workload, done)
                 for device in workload.devices:
-                    # for the device that measures them: compilers keep what they made for one device
+                    # compile for the device that measures the rows: compilers store programs by device
                     numbers = {case.number for case in dealt.dealt_to(device)}
                     own, own_rows = workload.on(device), [row for row in ahead if row[0].number in numbers]
                     for part, jobs in in_parts(own_rows, own, workload.request.limits.compilers):
@@ -72,7 +75,7 @@ class LocalExecutor:
     def run(
         self, workload: Workload, done: Collection[int], cached_rows: CachedRows, may_fork: bool
     ) -> Iterator[list[Result]]:
-        """Yield the rows of the cases that are not done, as they come."""
+        """Yield the rows of the cases that are not done, as they arrive."""
         from opgrip.replay.workers.scheduling import run_cases
 
         return run_cases(workload, done, may_fork, cached_rows)
@@ -81,5 +84,5 @@ class LocalExecutor:
 @executors.register(PROCESSES)
 @contextmanager
 def start_processes(options: EngineOptions) -> Iterator[LocalExecutor]:
-    """Start the executor, which needs nothing before a replay runs."""
+    """Start the executor, which needs no setup."""
     yield LocalExecutor()

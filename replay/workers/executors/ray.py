@@ -1,4 +1,4 @@
-"""Workers of a Ray cluster run the cases: a device or pinned processors each, on machines of one kind."""
+"""Executor on a Ray cluster: each worker has a device or pinned processors, and all machines are of one kind."""
 
 from __future__ import annotations
 
@@ -30,23 +30,24 @@ if TYPE_CHECKING:
     from opgrip.replay.workers.ray_worker import RayTask
 
 REACH_S = 10.0
-"""Time in which the head of a cluster answers."""
+"""seconds within which the head of a cluster must answer"""
 OBJECT_STORE_BYTES = 128 << 20
-"""Of a cluster that starts itself: it holds traces and rows."""
+"""object store size of a cluster that is started here; it holds traces and rows"""
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_worker_niceness": "0",
 }
-"""Variables of such a cluster: it reports to nobody, listens on the loopback alone, which the second says, and serves
-nobody without a secret of its own; and its workers run at the usual priority, where Ray gives them the lowest."""
+"""environment of a cluster that is started here: no usage statistics, connections only from this machine (the second
+variable) and with a secret token, and workers at normal priority instead of Ray's lowest
+"""
 
 
 class RayExecutor:
-    """Runs cases on the workers of a cluster, which are the same for all workloads of a command.
+    """Executor of cases on the workers of a cluster, which stay the same for all workloads of a command.
 
-    The cluster gets the request and the files of a workload once, under a number of its own.
+    The cluster receives the request and the files of a workload once, under a number.
     """
 
     runs_here = False
@@ -60,7 +61,7 @@ class RayExecutor:
         self._bundle: Any = None
 
     def pool(self, device: str) -> Pool:
-        """Return workers that have such a device; they start when they are asked for first."""
+        """Return the workers with this device; they start on the first request."""
         from opgrip.replay.workers.ray_pool import Pool
 
         if device not in self._pools:
@@ -70,7 +71,7 @@ class RayExecutor:
             try:
                 pool.start()
             except BaseException:
-                # the next replay would take it for one that has started
+                # else the next replay would use a pool that has not started
                 self.close()
                 raise
         return self._pools[device]
@@ -82,7 +83,7 @@ class RayExecutor:
         self._pools.clear()
 
     def check(self, workload: Workload) -> None:
-        """Raise `UserError` for a device of this machine only, as a trace may name; workers look for theirs."""
+        """Raise `UserError` for a device with an index other than 0; workers check their own devices."""
         self._options.check((workload.device,))
 
     def machine_kind(self, workload: Workload) -> str:
@@ -90,7 +91,7 @@ class RayExecutor:
         return self.pool(workload.device).kind
 
     def about(self, workload: Workload) -> dict[str, Any]:
-        """Return what the header says of the machines; each row names the one of its case."""
+        """Return facts about the machines for the header; each row names its machine."""
         from opgrip.replay.results.origins import names_of
 
         pool = self.pool(workload.device)
@@ -98,7 +99,7 @@ class RayExecutor:
         return {**pool.about, "environment": environment, "machines": dict(pool.machines)}
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        """Make rows ready on all workers, before any of them measures."""
+        """Prepare rows on all workers, before any of them measures."""
         from opgrip.replay.results.results import Result
         from opgrip.replay.workers.ray_worker import RayTask
         from opgrip.replay.workers.scheduling import rows_ahead
@@ -121,7 +122,7 @@ class RayExecutor:
         with reporter.doing(f"compiling {counted(len(numbers), 'case')} on {where}", len(numbers)) as advance:
             for _, node, task, message in pool.deal(tasks, submit, rows):
                 if message is None:
-                    # it is tried once more where it is measured
+                    # it is compiled again when it is measured
                     rows.update({number: {} for number in task.cases})
                     continue
                 number, plain = _unpacked(message)
@@ -133,7 +134,7 @@ class RayExecutor:
     def run(
         self, workload: Workload, done: Collection[int], cached_rows: CachedRows, may_fork: bool
     ) -> Iterator[list[Result]]:
-        """Yield the rows of the cases that are not done, as they come."""
+        """Yield the rows of the cases that are not done, as they arrive."""
         from opgrip.replay.results.results import FAILED, Result
         from opgrip.replay.run.unmeasured_rows import empty_rows
         from opgrip.replay.workers.ray_worker import LOSSES
@@ -159,18 +160,18 @@ class RayExecutor:
                 yield from ([*rows.values()] for rows in lost)
                 continue
             rows = [machine.marked(Result.from_plain(row)) for row in _unpacked(message)]
-            # a worker that was thought lost may have sent it twice
+            # a worker that was considered lost may have sent the rows already
             if rows and rows[0].case not in finished:
                 finished.add(rows[0].case)
                 yield rows
 
     def _begin(self, workload: Workload) -> None:
-        """Note which workload runs; workers load the trace of each once."""
+        """Record which workload runs; workers load the trace of each workload once."""
         if self._workload is not workload:
             self._workload, self._number, self._homes, self._bundle = workload, self._number + 1, {}, None
 
     def _windows(self, workload: Workload, pool: Pool, done: Collection[int]) -> list[RayTask]:
-        """Return the cases that are not done, in the parts that workers measure side by side."""
+        """Return the cases that are not done, in windows that workers measure side by side."""
         from opgrip.replay.run.measure import CASES, windows
         from opgrip.replay.workers.ray_worker import RayTask
 
@@ -193,13 +194,15 @@ class RayExecutor:
             reporter.say(f"the program ran {threads} threads, which share the {of_worker}: see --threads")
 
     def _ship(self, workload: Workload) -> Any:
-        """Put the request and the trace's files in the cluster's memory: no node has to see this machine's disk."""
+        """Put the request and the trace's files into the cluster's memory, because nodes may not see this machine's
+        disk.
+        """
         if self._bundle is None:
             request, device = workload.request, workload.device
             if device not in ("cpu", "meta"):
                 request = replace(request, inputs=replace(request.inputs, device=device.partition(":")[0]))
             bundle = {"request": json.dumps(asdict(request)), "files": _files_of(workload)}
-            # in a list, or Ray would fetch it for each task
+            # in a list, because Ray would fetch a plain reference for each task
             self._bundle = [self._ray.put(bundle)]
         return self._bundle
 
@@ -211,11 +214,11 @@ def _window_size(pool: Pool, cases: int, most: int) -> int:
 
 
 MOST_COMPILED = 16
-"""Cases that a worker compiles in one go."""
+"""maximum cases in one compile task"""
 
 
 def _files_of(workload: Workload) -> Mapping[str, bytes]:
-    """Return a trace's own file first, then those of its values; none of a folder, of samples and of operators."""
+    """Return the trace's own file, then its files of whole values; empty for folders, samples and operators."""
     from opgrip.traces.io.shipped_traces import trace_file
 
     try:
@@ -227,7 +230,7 @@ def _files_of(workload: Workload) -> Mapping[str, bytes]:
 
 
 def _unpacked(message: bytes) -> Any:
-    """What a worker says; raises the `UserError` that it met."""
+    """Return the content of a worker's message; raise its `UserError` if it reports one."""
     said = json.loads(message)
     if isinstance(said, dict):
         raise UserError(*said["problem"])
@@ -235,7 +238,7 @@ def _unpacked(message: bytes) -> Any:
 
 
 def _check_reachable(address: str | None) -> None:
-    """Raise `UserError` where nobody listens there: Ray itself tries for minutes."""
+    """Raise `UserError` if nothing listens at the address; Ray itself would retry for minutes."""
     match = re.fullmatch(r"(?:ray://)?\[?([^]/]+)\]?:([0-9]{1,5})", address or "")
     if match is None:
         return
@@ -249,15 +252,15 @@ def _check_reachable(address: str | None) -> None:
 @executors.register("ray")
 @contextmanager
 def start_ray(options: EngineOptions, processors: int | None = None) -> Iterator[RayExecutor]:
-    """Start the executor on a cluster, or on one that starts itself here and ends with the block.
+    """Start the executor on an existing cluster, or on one that is started here and ends with the block.
 
     Parameters
     ----------
-    processors : that one which starts itself says that it has; None for those of this process
+    processors : number of processors that a cluster started here offers; None for those available to this process
 
     Raises
     ------
-    UserError : where ray is not installed, or there is no cluster
+    UserError : if ray is not installed, or the cluster does not exist
     """
     with _connected(options, processors or len(os.sched_getaffinity(0))) as ray:
         executor = RayExecutor(ray, options)
@@ -272,13 +275,13 @@ def _connected(options: EngineOptions, processors: int) -> Iterator[Any]:
     _check_reachable(options.address)
     quiet = {} if options.address else QUIET | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     before = {name: os.environ.get(name) for name in quiet}
-    # they are read when ray is imported
+    # ray reads them when it is imported
     os.environ.update(quiet)
     try:
         ray = needed("ray", "ray")
         needed("ray.util.scheduling_strategies", "ray")
         if ray.is_initialized():
-            # by the program that calls us
+            # initialized by the calling program
             yield ray
             return
         with tempfile.TemporaryDirectory(prefix="opgrip-ray-", ignore_cleanup_errors=True) as folder:
