@@ -1,4 +1,4 @@
-"""Calls in a larger batch, run on the meta device to infer what grows, and what else would have to grow."""
+"""Calls in a larger batch, run on the meta device to infer which sizes grow and which arguments must grow too."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, gr
 
 
 def _with_steps(signature: Signature, numbers: frozenset[int]) -> frozenset[int]:
-    """Return the numbers, extended by the stride arguments that belong to the sizes among them."""
+    """Return the argument positions, extended by those of the strides that belong to chosen sizes."""
     lists = [(place, arg) for place, arg in enumerate(signature.args) if isinstance(arg, list | tuple)]
     function = operator_of(signature)
     if len(lists) < 2 or not numbers or function is None:

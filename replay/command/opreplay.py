@@ -175,7 +175,7 @@ def _hint(output: OutputOptions, again: str) -> str:
 
 
 def _keep(results: Results, args: argparse.Namespace, reporter: Reporter) -> None:
-    """Store the results and report where they are."""
+    """Store the results and report the path of their file."""
     from opgrip.replay.command.trace_replay import keep
 
     rows, output = counted(len(results), "row"), from_arguments(OutputOptions, args)

@@ -122,7 +122,7 @@ def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generato
         return
     whole = isinstance(model, Stored) and model.fits(tuple(once.shape), memory_dtype(drawn_as))
     if _has_windows(once) and not whole:
-        # overlapping windows, such as those of unfold
+        # overlapping windows, such as unfold returns
         once = once.as_strided((_extent(once),), (1,))
     write(once, draw(tuple(once.shape), drawn_as, model, generator))
 

@@ -113,7 +113,7 @@ class _Preparation:
             result = cached_row or empty_row(case, way, workload)
             if case.load is not None:
                 case = case.load(case.number)
-            # calls are captured below autograd and replayed without it, unless gradients are requested
+            # calls are captured below autograd, so they are replayed without it unless gradients are requested
             with (
                 entered(PREPARE, way.label, case.number),
                 restored(workload.context_of(case, way)),
@@ -136,9 +136,7 @@ class _Preparation:
         return result, None
 
     def _made(self, case: Case, operator: Operator, way: Variant, result: Result) -> tuple[Result, Subject | None]:
-        """Return the row and the subject to time; retry without gradients for arguments for which the operator refuses
-        them.
-        """
+        """Return the row and the subject to time; retry without gradients that the operator refuses."""
         workload = self._workload
         make = self._backward if way.direction == BACKWARD else self._forward
         is_unsaid = workload.adds_gradients and workload.wants_grad(case) and not operator.mutates

@@ -123,9 +123,7 @@ class Workload:
         return self.timing.backward and case.phase == "forward"
 
     def ways(self, case: Case) -> list[Variant]:
-        """Return the variants of a case; those with the same values and point are adjacent, with the reference mode
-        first.
-        """
+        """Return the variants of a case, grouped by values and point, with the reference mode first."""
         request = self.request
         directions = (FORWARD, BACKWARD) if self._runs_backward(case) else (FORWARD,)
         caches = self.timing.caches if len(self.timing.caches) > 1 else (None,)

@@ -377,7 +377,7 @@ class Pool:
 
 
 def _take(queue: deque[RayTask], node: str) -> RayTask:
-    """Return the next task for a node: one of its own, else one without a node, else one of another node."""
+    """Return the next task for a node: a task for this node, else one for any node, else one for another node."""
     for homes in ((node,), ("",)):
         for place, task in enumerate(queue):
             if task.home in homes:

@@ -135,7 +135,7 @@ class DealtWindows:
         return [case for window in self._windows[device] for case in window]
 
     def take(self, device: str) -> Iterator[list[Case]]:
-        """Yield windows for a device until none are left; each is taken when it is requested."""
+        """Yield windows for a device while there are any left; each is taken when it is requested."""
         own = self._windows[device]
         while any(self._windows.values()):
             yield own.popleft() if own else max(self._windows.values(), key=len).pop()

@@ -70,7 +70,7 @@ class Worker:
         self.close(lets_end=error is None)
 
     def close(self, lets_end: bool = False) -> None:
-        """End the worker; a profiled worker may exit by itself, because its profiler writes its report then."""
+        """End the worker; a profiled worker may exit on its own, because its profiler writes its report then."""
         if self._child is not None:
             if lets_end and self._workload.request.profiled:
                 self._child.finish()
