@@ -213,7 +213,7 @@ def request_of(args: argparse.Namespace) -> RunRequest:
 
     Raises
     ------
-    UserError : for options that contradict each other
+    UserError : if options contradict each other
     """
     from opgrip.replay.cases.sources import source_of
 
@@ -271,7 +271,7 @@ def options_of(args: argparse.Namespace) -> RunRequest:
 
     Raises
     ------
-    UserError : for options that contradict each other
+    UserError : if options contradict each other
     """
     groups = {name: from_arguments(declared, args) for name, declared in OPTION_GROUPS.items()}
     requested = [item for item in analyses.values() if item.is_requested(from_arguments(item.options, args))]

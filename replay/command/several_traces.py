@@ -44,7 +44,7 @@ from opgrip.replay.workers.executors.executor import ExecutorLostError
 from opgrip.replay.workers.journal import journal_path
 
 ONE = "one trace"
-"""name of the use that makes an option invalid for several traces"""
+"""requirement of options that are valid for a single trace only"""
 _UNFIT = re.compile(r"[^A-Za-z0-9._~-]+")
 
 

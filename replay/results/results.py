@@ -259,7 +259,7 @@ class Result:
 
     @property
     def is_speed_up_doubtful(self) -> bool:
-        """True if the ratio of paired runs and the ratio of medians differ by more than `DISAGREEMENT`."""
+        """True if the ratio of paired runs and the ratio of medians differ by more than the factor `DISAGREEMENT`."""
         if self.ratio is None or not self.ratio_p50 or self.speed_up is None:
             return False
         return not 1 / DISAGREEMENT <= self.ratio_p50 / self.ratio <= DISAGREEMENT

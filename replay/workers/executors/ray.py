@@ -194,7 +194,7 @@ class RayExecutor:
             reporter.say(f"the program ran {threads} threads, which share the {of_worker}: see --threads")
 
     def _ship(self, workload: Workload) -> Any:
-        """Put the request and the trace's files into the cluster's memory, because nodes may not see our disk."""
+        """Put the request and the trace's files into the cluster's memory, because nodes may not share a disk."""
         if self._bundle is None:
             request, device = workload.request, workload.device
             if device not in ("cpu", "meta"):
