@@ -67,6 +67,7 @@ NOT_THERE = {
     ("docs/capture.md", "gpu.jsonl"): "it is made on a GPU",
     ("docs/gripper.md", "step.jsonl"): "it replays a trace of the reader's own with gripped calls",
     ("docs/profiling-ncu.md", "trace.jsonl"): "it runs on another machine",
+    ("docs/flight-recorder.md", "train.part*.ring"): "a program that was killed leaves it",
     ("docs/privacy.md", "monday/"): "a program that runs for days was recorded",
     ("docs/production.md", "step-3445-1.jsonl.zst"): "a program that goes on was recorded",
     ("docs/production.md", "server-web1-2026-11-23.shapes.json"): "a program that runs for days was recorded",
