@@ -107,7 +107,7 @@ def table_columns(results: Sequence[Result]) -> list[TableColumn]:
     columns = [
         TableColumn("share", "share", ".1%", rank=3, when=lambda _: in_program),
         TableColumn("trace", "trace", least=12, when=lambda row: row.trace),
-        TableColumn("operator", _operator, least=24),
+        TableColumn("operator", _operator, least=20),
         TableColumn("mode", _mode, least=8, when=lambda row: row.mode != EAGER or row.note),
         TableColumn("threads", lambda row: row.threads or None, ">", when=lambda row: row.threads),
         TableColumn("tune", lambda row: row.tune or None, when=lambda row: row.tune),
