@@ -21,6 +21,8 @@ WIDE, TIGHT = 3, 2
 """number of characters between columns, on wide and narrow terminals"""
 LONGEST = 300
 """maximum length of a text cell in a pipe"""
+FOLDED = (LONGEST, 12, 10, 8, 6)
+"""number of characters that text is folded to at most, until a table fits a narrow terminal"""
 INDENT = "  "
 """indentation of text below its row"""
 
@@ -56,10 +58,15 @@ class TableColumn:
         value = getattr(row, self.value) if isinstance(self.value, str) else self.value(row)
         return "-" if value is None else shorten(format(value, self.form), self.most)
 
-    def least_width(self, cells: Sequence[str]) -> int:
-        """Return the minimum width of a column; numbers are never folded, headings only between words."""
+    def least_width(self, cells: Sequence[str], most: int) -> int:
+        """Return the minimum width of a column; numbers are never folded, headings only between words.
+
+        Parameters
+        ----------
+        most : number of characters that text may be folded to even if `least` is larger
+        """
         widest = _widest(cells)
-        return max(_widest(self.heading.split()), widest if self.form else min(widest, self.least))
+        return max(_widest(self.heading.split()), widest if self.form else min(widest, self.least, most))
 
 
 def print_table(
@@ -83,11 +90,13 @@ def print_table(
     is_narrow = console.is_terminal and _width(cells, WIDE) > console.width
     goes_below = [column for column in cells if column.below and (is_narrow or _widest(cells[column]) > LONGEST)]
     below = {column: cells.pop(column) for column in goes_below}
-    gap, width = WIDE, _width(cells, WIDE)
+    gap, width, most = WIDE, _width(cells, WIDE), LONGEST
     if is_narrow:
         gap, width = TIGHT, max(console.width, NARROWEST)
         cells = _narrowed(cells, width)
-    widths = _shared_out(cells, width, gap)
+        most = next((most for most in FOLDED if _width(cells, TIGHT, most) <= width), FOLDED[-1])
+        width = max(width, _width(cells, TIGHT, most))
+    widths = _shared_out(cells, width, gap, most)
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, gap - TIGHT), header_style="bold")
     for column, own in zip(cells, widths, strict=True):
         heading = Text("\n".join(fold(column.heading, own)))
@@ -125,24 +134,25 @@ def shown_columns(columns: Sequence[TableColumn], rows: Sequence[Any]) -> list[T
 def _narrowed(cells: Mapping[TableColumn, list[str]], width: int) -> dict[TableColumn, list[str]]:
     """Return the columns that fit a narrow terminal, with their cells."""
     fitting = dict(cells)
-    while _width(fitting, TIGHT, folded=True) > width and (highest := max(column.rank for column in fitting)):
+    while _width(fitting, TIGHT, LONGEST) > width and (highest := max(column.rank for column in fitting)):
         fitting = {column: texts for column, texts in fitting.items() if column.rank != highest}
     return fitting
 
 
-def _width(cells: Mapping[TableColumn, list[str]], gap: int, folded: bool = False) -> int:
+def _width(cells: Mapping[TableColumn, list[str]], gap: int, folded: int | None = None) -> int:
     widths = (
-        column.least_width(texts) if folded else _widest([column.heading, *texts]) for column, texts in cells.items()
+        _widest([column.heading, *texts]) if folded is None else column.least_width(texts, folded)
+        for column, texts in cells.items()
     )
     return sum(widths) + gap * (len(cells) - 1)
 
 
-def _shared_out(cells: Mapping[TableColumn, list[str]], width: int, gap: int) -> list[int]:
+def _shared_out(cells: Mapping[TableColumn, list[str]], width: int, gap: int, most: int) -> list[int]:
     """Return the width of each column: the minimum width, and what remains distributed from left to right as needed."""
-    rest = width - _width(cells, gap, folded=True)
+    rest = width - _width(cells, gap, most)
     widths = []
     for column, texts in cells.items():
-        least = column.least_width(texts)
+        least = column.least_width(texts, most)
         more = max(0, min(rest, _widest([column.heading, *texts]) - least))
         rest -= more
         widths.append(least + more)
