@@ -21,7 +21,7 @@ from opgrip.errors import cause_of
 from opgrip.platform.machine import processor
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.variants import Variant
-from opgrip.replay.modes import EAGER, Program, Results, Task, Tuning, find_mode, runs_graphs
+from opgrip.replay.modes import EAGER, Program, RunOutputs, Task, Tuning, find_mode, runs_graphs
 from opgrip.replay.modes.conversions.tensor_calls import TensorCall
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.memory import Arguments, Function, is_out_of_memory, tensors_in
@@ -107,13 +107,13 @@ def make_program(
             raise Unsupported(cause_of(error)) from error
 
 
-def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[Any, Results]:
+def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[Any, RunOutputs]:
     """Run a program once; return its own result, and the result as torch tensors, which are not copied."""
     args, kwargs = arguments if program.enter is None else program.enter(arguments)
     raw_result = program.function(*args, **kwargs)
     if program.leave is not None:
         return raw_result, program.leave(raw_result)
-    return raw_result, Results(list(leaves(raw_result)), tensors_in(list(arguments)) if mutates else [])
+    return raw_result, RunOutputs(list(leaves(raw_result)), tensors_in(list(arguments)) if mutates else [])
 
 
 def as_call(program: Program, mutates: bool) -> Function:

@@ -78,7 +78,7 @@ SPEED_UP_COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SweepPoint:
     """The speed-up of one value of a dimension over its first value, such as of two threads over one."""
 
     name: str
@@ -111,7 +111,8 @@ def print_points(rows: Sequence[Result], reference: str, file: IO[str]) -> None:
         others = [other for label, other in DIMENSIONS.items() if label != name]
         alike = [row for row in own if all(other(row) == other(own[0]) for other in others)]
         compared = [
-            Point(str(point), speed_up_of([row for row in alike if point_of(row) == point])) for point in points[1:]
+            SweepPoint(str(point), speed_up_of([row for row in alike if point_of(row) == point]))
+            for point in points[1:]
         ]
         if any(item.speed_up for item in compared):
             columns = [TableColumn(name, "name"), _of_speed_up("cases", "cases", ",d"), *SPEED_UP_COLUMNS]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opgrip.replay.checks.verdicts import ResultDifference, ResultVerdict, Tolerance
-from opgrip.replay.modes.mode import Results
+from opgrip.replay.modes.mode import RunOutputs
 from opgrip.traces.schema.tensor_specs import QUANTIZED, memory_dtype
 
 
@@ -22,7 +22,7 @@ class ResultPosition:
     kind: Literal["output", "argument"]
     number: int
 
-    def of(self, results: Results) -> Any:
+    def of(self, results: RunOutputs) -> Any:
         leaves = results.outputs if self.kind == "output" else results.arguments
         return leaves[self.number] if self.number < len(leaves) else None
 
@@ -34,7 +34,7 @@ class Unpaired(Exception):
     """Raised if results cannot be compared one by one with the reference's; the message is the reason."""
 
 
-def paired(actual: Results, reference: Results) -> list[tuple[ResultPosition, Any]]:
+def paired(actual: RunOutputs, reference: RunOutputs) -> list[tuple[ResultPosition, Any]]:
     """Pair a mode's results with the reference's; raise `Unpaired` if their numbers differ.
 
     If a mode returns only tensors, the reference's other outputs are ignored.

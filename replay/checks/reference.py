@@ -31,7 +31,7 @@ from opgrip.replay.checks.permitted_differences import (
 )
 from opgrip.replay.checks.truths import Truths, observe, run_seeded, tensors_of, truths_of
 from opgrip.replay.checks.verdicts import ResultVerdict, Tolerance, joined, wrong
-from opgrip.replay.modes.mode import Results
+from opgrip.replay.modes.mode import RunOutputs
 from opgrip.replay.operators.memory import Arguments
 from opgrip.traces.schema.arguments import leaves
 from opgrip.traces.schema.tensor_specs import plain_name
@@ -68,9 +68,9 @@ class Reference:
         self._mutates = mutates
         self._unused = unused
         self._operator = named(function, op)
-        self._seeded: list[Results] = []
+        self._seeded: list[RunOutputs] = []
 
-    def check(self, actual: Results, tolerance: Tolerance) -> ResultVerdict:
+    def check(self, actual: RunOutputs, tolerance: Tolerance) -> ResultVerdict:
         """Return the verdict on a mode's results; never raises."""
         try:
             return joined(self._verdicts(actual, tolerance))
@@ -80,7 +80,7 @@ class Reference:
             message = " ".join(str(error).split())[:200]
             return wrong(f"cannot be compared: {type(error).__name__}: {message}")
 
-    def _verdicts(self, actual: Results, tolerance: Tolerance) -> list[ResultVerdict]:
+    def _verdicts(self, actual: RunOutputs, tolerance: Tolerance) -> list[ResultVerdict]:
         first = self._runs(1)[0]
         chosen: dict[int, str | None] = {}
         if self._operator is not None:
@@ -97,13 +97,13 @@ class Reference:
             verdicts.append(verdict)
         return verdicts
 
-    def _pairs(self, actual: Results, first: Results) -> list[tuple[ResultPosition, Any]]:
+    def _pairs(self, actual: RunOutputs, first: RunOutputs) -> list[tuple[ResultPosition, Any]]:
         """Return the results to compare, with their positions; raise `Unpaired`."""
         if self._mutates and not actual.arguments and not self._written:
-            first = Results(first.outputs)
+            first = RunOutputs(first.outputs)
         return paired(actual, first)
 
-    def _judge(self, place: ResultPosition, leaf: Any, actual: Results, tolerance: Tolerance) -> ResultVerdict:
+    def _judge(self, place: ResultPosition, leaf: Any, actual: RunOutputs, tolerance: Tolerance) -> ResultVerdict:
         expected = place.of(self._runs(1)[0])
         if _same_tensor(leaf, expected):
             return ResultVerdict(0.0, 0.0)
@@ -154,7 +154,9 @@ class Reference:
         by_chance = [result.shape for result in drawn if result is not None]
         return within(ours.shape, [reference.shape, *truths]) or within(ours.shape, by_chance, beyond=True)
 
-    def _drawn_otherwise(self, place: ResultPosition, ours: Plain, actual: Results, tolerance: Tolerance) -> str | None:
+    def _drawn_otherwise(
+        self, place: ResultPosition, ours: Plain, actual: RunOutputs, tolerance: Tolerance
+    ) -> str | None:
         drawn = [plain(place.of(run)) for run in self._runs(runs_wanted(len(ours.values)))]
         reason = drawn_otherwise(ours, [run for run in drawn if run is not None and run.shape == ours.shape])
         if reason is None and self._operator is not None and self._operator.packet in DROPOUT:
@@ -177,7 +179,7 @@ class Reference:
         results = [plain(place.of(run)) for run in self._truths.all] if self._truths is not None else []
         return [run for run in results if run is not None]
 
-    def _runs(self, count: int) -> list[Results]:
+    def _runs(self, count: int) -> list[RunOutputs]:
         while len(self._seeded) < count:
             seed = len(self._seeded)
             self._seeded.append(run_seeded(self._function, self._make_arguments(), self._mutates, seed))
@@ -239,14 +241,14 @@ class CandidateReference(Reference):
     into other arguments gets a note.
     """
 
-    def _verdicts(self, actual: Results, tolerance: Tolerance) -> list[ResultVerdict]:
+    def _verdicts(self, actual: RunOutputs, tolerance: Tolerance) -> list[ResultVerdict]:
         verdicts = super()._verdicts(actual, tolerance)
         before = self._first_arguments if actual.arguments else []
         changed = {place for place, tensor in enumerate(before) if is_changed(tensor, actual.arguments[place])}
         return [*verdicts, ResultVerdict(notes=(WRITES,))] if changed - self._written else verdicts
 
-    def _pairs(self, actual: Results, first: Results) -> list[tuple[ResultPosition, Any]]:
-        outputs = paired(Results(actual.outputs), Results(first.outputs))
+    def _pairs(self, actual: RunOutputs, first: RunOutputs) -> list[tuple[ResultPosition, Any]]:
+        outputs = paired(RunOutputs(actual.outputs), RunOutputs(first.outputs))
         ours = actual.arguments or (self._first_arguments if self._owed else [])
         return [*outputs, *((ResultPosition("argument", place), ours[place]) for place in sorted(self._owed))]
 

@@ -11,25 +11,25 @@ import torch
 from torch import Tensor
 
 from opgrip.replay.inputs.filling import CAST
-from opgrip.replay.modes.mode import Results
+from opgrip.replay.modes.mode import RunOutputs
 from opgrip.replay.operators.contexts import EPS, ROUNDED, OperatorNames, may_use_tf32, takes_float32
 from opgrip.replay.operators.devices import module_of
 from opgrip.replay.operators.memory import Arguments
 from opgrip.traces.schema.arguments import leaves, map_leaves
 
 
-def observe(function: Callable[..., Any], arguments: Arguments, mutates: bool) -> Results:
+def observe(function: Callable[..., Any], arguments: Arguments, mutates: bool) -> RunOutputs:
     """Run a call and return copies of its results, and of its arguments if it `mutates` them."""
     args, kwargs = arguments
     outputs = [_copy_leaf(leaf) for leaf in leaves(function(*args, **kwargs))]
-    return Results(outputs, [_copy_leaf(tensor) for tensor in tensors_of(arguments)] if mutates else [])
+    return RunOutputs(outputs, [_copy_leaf(tensor) for tensor in tensors_of(arguments)] if mutates else [])
 
 
 def tensors_of(arguments: Arguments) -> list[Tensor]:
     return [leaf for leaf in leaves(list(arguments)) if isinstance(leaf, Tensor)]
 
 
-def run_seeded(function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int) -> Results:
+def run_seeded(function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int) -> RunOutputs:
     """Run a call with all random generators seeded, and restore the program's generators."""
     with _seeded(arguments, seed):
         return observe(function, arguments, mutates)
@@ -78,12 +78,12 @@ class Truths:
     tf32 : True if that is TF32's epsilon for float32
     """
 
-    exact: Results
-    disturbed: tuple[Results, ...]
+    exact: RunOutputs
+    disturbed: tuple[RunOutputs, ...]
     tf32: bool = False
 
     @property
-    def all(self) -> tuple[Results, ...]:
+    def all(self) -> tuple[RunOutputs, ...]:
         return (self.exact, *self.disturbed)
 
 
@@ -118,7 +118,7 @@ class _InFloat64(OperatorNames):
 
 def _attempted(
     function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int, mode: _InFloat64
-) -> Results | None:
+) -> RunOutputs | None:
     """Return the results in float64, or None if the call raises, for example for a probability just above 1."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.modes.mode import Program, Results, Task, mode
+from opgrip.replay.modes.mode import Program, RunOutputs, Task, mode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +66,7 @@ def _run(captured: _Captured) -> _Captured:
     return captured
 
 
-def _leave(captured: _Captured) -> Results:
+def _leave(captured: _Captured) -> RunOutputs:
     return captured.call.leave(captured.results)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.modes.mode import Program, Results, Task, mode
+from opgrip.replay.modes.mode import Program, RunOutputs, Task, mode
 from opgrip.replay.operators.admission import Unsupported
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def make(task: Task) -> Program:
     def run(*arrays: Any) -> Any:
         return jax.block_until_ready(compiled(*arrays))
 
-    def leave(arrays: Any) -> Results:
-        return Results([to_torch(array) for array in arrays])
+    def leave(arrays: Any) -> RunOutputs:
+        return RunOutputs([to_torch(array) for array in arrays])
 
     try:
         run(*enter((task.args, task.kwargs))[0])

@@ -78,7 +78,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class RunOutputs:
     """Results of one run.
 
     outputs : all leaves of its results
@@ -104,7 +104,7 @@ class Program:
 
     function: Function
     enter: Callable[[Arguments], Arguments] | None = None
-    leave: Callable[[Any], Results] | None = None
+    leave: Callable[[Any], RunOutputs] | None = None
     in_place: bool = False
     enters_each_run: bool = False
     note: str = ""

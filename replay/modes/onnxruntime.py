@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from opgrip.errors import one_line
-from opgrip.replay.modes.mode import Program, Results, Task, mode
+from opgrip.replay.modes.mode import Program, RunOutputs, Task, mode
 from opgrip.replay.operators.admission import Unsupported
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _bound(session: Any, call: TensorCall, device: str, note: str) -> Program:
         session.run_with_iobinding(binding)
         return binding
 
-    def leave(binding: Any) -> Results:
+    def leave(binding: Any) -> RunOutputs:
         values = zip(binding.get_outputs(), model_outputs, strict=True)
         return call.leave([_tensor(value, is_bool) for value, (_, is_bool) in values])
 

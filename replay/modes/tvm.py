@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from opgrip.errors import UserError, one_line
-from opgrip.replay.modes.mode import Program, Results, Task, Tuning, mode
+from opgrip.replay.modes.mode import Program, RunOutputs, Task, Tuning, mode
 from opgrip.replay.operators.admission import Unsupported
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def make(task: Task) -> Program:
         set_threads(1, task.threads)
         return tuple(tvm.runtime.from_dlpack(_plain(tensor)) for tensor in call.enter(arguments)[0]), {}
 
-    def leave(outputs: Any) -> Results:
+    def leave(outputs: Any) -> RunOutputs:
         return call.leave([torch.utils.dlpack.from_dlpack(tensor) for tensor in outputs])
 
     function(*enter((task.args, task.kwargs))[0])

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from opgrip.replay.modes.mode import Program, Results, Task, mode
+from opgrip.replay.modes.mode import Program, RunOutputs, Task, mode
 from opgrip.replay.operators.admission import Unsupported
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def with_xla(task: Task) -> Program:
     def run(*arrays: Any) -> Any:
         return jax.block_until_ready(compiled(states, arrays))
 
-    def leave(arrays: Any) -> Results:
+    def leave(arrays: Any) -> RunOutputs:
         return call.leave([to_torch(array) for array in arrays])
 
     try:
@@ -147,7 +147,7 @@ def with_tensorflow(task: Task) -> Program:
     def enter(arguments: Arguments) -> Arguments:
         return tuple(_to_tensorflow(tensor) for tensor in call.enter(arguments)[0]), {}
 
-    def leave(outputs: Any) -> Results:
+    def leave(outputs: Any) -> RunOutputs:
         dlpack = tensorflow.experimental.dlpack
         return call.leave([to_torch(dlpack.to_dlpack(tensor)) for tensor in outputs])
 

@@ -17,7 +17,7 @@ from opgrip.replay.checks.reference import CandidateReference
 from opgrip.replay.checks.verdicts import joined
 from opgrip.replay.inputs.input_options import with_values
 from opgrip.replay.inputs.inputs import ADDRESSES, Inputs
-from opgrip.replay.modes import EAGER, Program, Results, find_mode
+from opgrip.replay.modes import EAGER, Program, RunOutputs, find_mode
 from opgrip.replay.operators.agreement import bound_indices, check_agreement, check_graph, check_parts
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
@@ -178,7 +178,7 @@ class _Preparation:
 
     def _first_run(
         self, case: Case, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
-    ) -> tuple[Result, Results]:
+    ) -> tuple[Result, RunOutputs]:
         """Run a program once; record the time of the first call, and flops and memory, which never vary."""
         workload = self._workload
         device = _device_of(case.signature, workload)
@@ -229,7 +229,7 @@ class _Preparation:
         if find_mode(way.mode)[0].differentiable:
             program = make_program(operator, [arguments], way, workload, key, grad=True)
             function, enter, enters_each_run = gradients, graph_of(program), True
-            actual = Results(gradients(*enter(arguments)[0]))
+            actual = RunOutputs(gradients(*enter(arguments)[0]))
         else:
             graph, saved = gradient_graph(operator, arguments)
             with torch.no_grad():

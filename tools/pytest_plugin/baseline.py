@@ -22,7 +22,7 @@ TestRow = tuple[str, "Result"]
 """node id of a test, and a row that it measured"""
 
 
-class Baseline:
+class StoredBaseline:
     """A run to compare others with.
 
     Parameters

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from opgrip.tools.pytest_plugin.baseline import Baseline, TestRow, join_headers, results_of
+from opgrip.tools.pytest_plugin.baseline import StoredBaseline, TestRow, join_headers, results_of
 from opgrip.tools.pytest_plugin.plugin_options import Options
 
 if TYPE_CHECKING:
@@ -190,9 +190,9 @@ class Benchmarks:
         return list(map(parse_gate, self.options.conditions))
 
     @cached_property
-    def baseline(self) -> Baseline | None:
+    def baseline(self) -> StoredBaseline | None:
         """Return the baseline to compare with; raise `UserError` if it cannot be read."""
-        return None if self.options.compare is None else Baseline(self.options.compare)
+        return None if self.options.compare is None else StoredBaseline(self.options.compare)
 
     def judge(self, pairs: Sequence[TestRow], header: dict[str, Any], group: str) -> Judged:
         """Compare the rows of a group of tests with the same group of the baseline."""

@@ -21,7 +21,14 @@ from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES, RecordBuilde
 from opgrip.traces.formats.json_members import CutText, TooLong, members
 from opgrip.traces.formats.nodes.node import DTYPE_OF_ELEMENT, VALUE_OF_CODE
 from opgrip.traces.formats.operator_schemas import Bound, NoOverload, bind, op_of, schemas_of, without_defaults
-from opgrip.traces.formats.profiler_events import EventInputs, EventTable, KernelTimes, ProfiledCall, Slice, calls_of
+from opgrip.traces.formats.profiler_events import (
+    EventInputs,
+    EventTable,
+    OperatorKernels,
+    ProfiledCall,
+    Slice,
+    calls_of,
+)
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
 from opgrip.traces.schema.json_values import LIMIT
@@ -206,12 +213,12 @@ def read(file: ForeignFile) -> Iterator[Record]:
     device = f"cuda:{table.devices.most_common(1)[0][0]}" if table.devices else "cpu"
     builder = RecordBuilder("chrome", file.losses, facts, is_timed=True)
     adder = _Adder(builder, device, file.losses)
-    kernels: dict[int, KernelTimes] = {}
+    kernels: dict[int, OperatorKernels] = {}
     for thread, events in table.threads():
         for call in calls_of(events, table.work, file.losses.skip):
             signature = adder.add(call, thread)
             if signature is not None and call.work is not None:
-                kernels.setdefault(signature, KernelTimes(Counter(), Counter())).add(call.work)
+                kernels.setdefault(signature, OperatorKernels(Counter(), Counter())).add(call.work)
             yield from builder.ready()
     for signature, work in kernels.items():
         names = list(work.launches)
@@ -293,7 +300,7 @@ class _Adder:
             return str(error)
 
 
-def _with_copied_from(args: tuple[Any, ...], work: KernelTimes) -> tuple[Any, ...]:
+def _with_copied_from(args: tuple[Any, ...], work: OperatorKernels) -> tuple[Any, ...]:
     """Return the arguments of a copy from or to the CPU, with the CPU tensor's device corrected."""
     places = [place for place, value in enumerate(args) if isinstance(value, TensorSpec)]
     names = " ".join(work.launches)

@@ -81,13 +81,13 @@ class ProfilerEvent:
 
 
 @dataclass(slots=True)
-class KernelTimes:
+class OperatorKernels:
     """Launches and times of the kernels of an operator."""
 
     launches: Counter[str]
     device_ns: Counter[str]
 
-    def add(self, other: KernelTimes) -> None:
+    def add(self, other: OperatorKernels) -> None:
         """Add the kernels of another operator."""
         self.launches.update(other.launches)
         self.device_ns.update(other.device_ns)
@@ -97,7 +97,7 @@ class EventTable:
     """Table of events, which returns the events of each thread in start order."""
 
     def __init__(self) -> None:
-        self.work: dict[int, KernelTimes] = {}
+        self.work: dict[int, OperatorKernels] = {}
         self.devices: Counter[int] = Counter()
         self.operators = self.shapes = 0
         """number of operator events, and number of these that have shapes"""
@@ -187,7 +187,7 @@ class EventTable:
     def _add_work(self, event: dict[str, Any], name: str, facts: dict[str, Any]) -> None:
         external = _number(facts.get("External id", facts.get("external id")))
         self.devices[max(_number(facts.get("device")), 0)] += 1
-        work = self.work.setdefault(external, KernelTimes(Counter(), Counter()))
+        work = self.work.setdefault(external, OperatorKernels(Counter(), Counter()))
         work.launches[name[:1000]] += 1
         work.device_ns[name[:1000]] += _ns(event.get("dur"))
 
@@ -242,7 +242,7 @@ class ProfiledCall:
     event: ProfilerEvent
     scope: Scope
     forward: int
-    work: KernelTimes | None
+    work: OperatorKernels | None
 
 
 @dataclass(slots=True)
@@ -266,11 +266,11 @@ class _Pending:
     event: ProfilerEvent
     scope: Scope
     forward: int
-    work: KernelTimes
+    work: OperatorKernels
 
 
 def calls_of(
-    events: Iterable[ProfilerEvent], work: dict[int, KernelTimes], skip: Callable[[str, str], None]
+    events: Iterable[ProfilerEvent], work: dict[int, OperatorKernels], skip: Callable[[str, str], None]
 ) -> Iterator[ProfiledCall]:
     """Yield the calls of one thread in the order of their ends.
 
@@ -320,7 +320,7 @@ def _entered(outer: _Open, event: ProfilerEvent, skip: Callable[[str, str], None
         if not schemas_of(name):
             skip(name, NOT_REGISTERED)
             return inner
-        inner.call = _Pending(event, outer.scope, outer.forward, KernelTimes(Counter(), Counter()))
+        inner.call = _Pending(event, outer.scope, outer.forward, OperatorKernels(Counter(), Counter()))
         inner.is_call = True
     elif name.startswith("triton_"):
         skip(name, "a kernel made by torch.compile")

@@ -35,7 +35,7 @@ def distilled_scores(results: Results, baseline: Results | None = None) -> list[
     standing = standing_of(results.header)
     if standing is None:
         return []
-    references: Mapping[str, Reference] | None = None
+    references: Mapping[str, CaseReference] | None = None
     if baseline is not None:
         _check_same_trace(baseline, results)
         standing, references = _rebased(standing, baseline)
@@ -104,8 +104,8 @@ MOST_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
-    """Reference time of a case.
+class CaseReference:
+    """CaseReference time of a case.
 
     Attributes
     ----------
@@ -116,14 +116,14 @@ class Reference:
     deviation: float
 
 
-def _captured(rows: Mapping[str, Result]) -> dict[str, Reference]:
+def _captured(rows: Mapping[str, Result]) -> dict[str, CaseReference]:
     """Return the captured times of the trace, by key."""
     times = {key: row.captured_us for key, row in rows.items() if is_time(row.captured_us)}
     # their spread over repeated captures is unknown
-    return {key: Reference(us, sqrt(USUAL[us < SHORT_US].variance)) for key, us in times.items()}
+    return {key: CaseReference(us, sqrt(USUAL[us < SHORT_US].variance)) for key, us in times.items()}
 
 
-def _rebased(standing: Standing, baseline: Results) -> tuple[Standing, dict[str, Reference]]:
+def _rebased(standing: Standing, baseline: Results) -> tuple[Standing, dict[str, CaseReference]]:
     """Return the times that cases represent on the machine of another replay, and their times there.
 
     Cases that are not ok in that replay are left out.
@@ -132,7 +132,7 @@ def _rebased(standing: Standing, baseline: Results) -> tuple[Standing, dict[str,
     for row in baseline:
         if is_plain_but_threads(row) and row.status == OK and is_time(row.median_us) and is_time(row.captured_us):
             rows.setdefault(row.key, row)
-    references = {key: Reference(row.median_us or 0.0, deviation_of(row)) for key, row in rows.items()}
+    references = {key: CaseReference(row.median_us or 0.0, deviation_of(row)) for key, row in rows.items()}
     weights_us = {
         origin: {key: us * references[key].time_us / rows[key].captured_us for key, us in own.items() if key in rows}
         for origin, own in standing.weights_us.items()
@@ -141,7 +141,7 @@ def _rebased(standing: Standing, baseline: Results) -> tuple[Standing, dict[str,
 
 
 def _trace(
-    origin: Origin, weights_us: Mapping[str, float], rows: Mapping[str, Result], references: Mapping[str, Reference]
+    origin: Origin, weights_us: Mapping[str, float], rows: Mapping[str, Result], references: Mapping[str, CaseReference]
 ) -> TraceScore:
     """Return the score of a represented trace, compared with the reference times of its cases."""
     weights = [(rows.get(key), references.get(key), us) for key, us in weights_us.items()]
@@ -169,7 +169,7 @@ class _Pair:
     """A case that is ok, its reference, and the time that it represents in both."""
 
     row: Result
-    reference: Reference
+    reference: CaseReference
     base_us: float
     time_us: float
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opgrip.replay.modes.mode import Results, Task
+from opgrip.replay.modes.mode import RunOutputs, Task
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.memory import Arguments, tensors_in
 from opgrip.traces.schema.arguments import map_leaves
@@ -44,8 +44,8 @@ class TensorCall(nn.Module):
     def enter(self, arguments: Arguments) -> Arguments:
         return tuple(tensors_in(list(arguments))), {}
 
-    def leave(self, tensors: Sequence[Tensor]) -> Results:
-        return Results(list(tensors[: self._results]), list(tensors[self._results :]))
+    def leave(self, tensors: Sequence[Tensor]) -> RunOutputs:
+        return RunOutputs(list(tensors[: self._results]), list(tensors[self._results :]))
 
 
 def exported(task: Task, in_place: bool = False) -> tuple[torch.export.ExportedProgram, TensorCall]:

@@ -16,7 +16,7 @@ from opgrip.replay import load_results
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.unused_results import FOR_BACKWARD, with_unused_results
 from opgrip.replay.checks import Reference, Tolerance
-from opgrip.replay.modes.mode import Results
+from opgrip.replay.modes.mode import RunOutputs
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.run.workload import load_workload
 from opgrip.traces import Trace, load
@@ -87,10 +87,10 @@ def test_a_difference_in_an_unused_result_is_noted() -> None:
     reference = Reference(two, lambda: ((), {}), False, None, unused={1})
     others = ((torch.ones(4), " is (4,), not (2,)"), (torch.zeros(2), ": 2 of 2 elements differ, by 1 (rel 1)"))
     for other, said in others:
-        verdict = reference.check(Results([torch.ones(3), other]), Tolerance())
+        verdict = reference.check(RunOutputs([torch.ones(3), other]), Tolerance())
         assert (verdict.right, verdict.max_abs) == (True, 0)
         assert verdict.notes[0].startswith(f"unused output 1{said}")
-    assert not reference.check(Results([torch.zeros(3), torch.ones(2)]), Tolerance()).right
+    assert not reference.check(RunOutputs([torch.zeros(3), torch.ones(2)]), Tolerance()).right
 
 
 def test_a_mode_with_other_statistics_is_right_where_a_model_predicts(traces: dict[str, Path], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from programs import run_python
 from torch import Tensor
 
-from opgrip.replay.modes import Results, Task, find_mode
+from opgrip.replay.modes import RunOutputs, Task, find_mode
 from opgrip.replay.programs import run_program
 
 
@@ -47,7 +47,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
-def run(name: str, function: Callable[..., Any], *args: Any, **about: Any) -> Results:
+def run(name: str, function: Callable[..., Any], *args: Any, **about: Any) -> RunOutputs:
     """Return the results of a call under a mode."""
     mode, argument = find_mode(name)
     example = tuple(arg.clone() if about.get("mutates") else arg for arg in args)

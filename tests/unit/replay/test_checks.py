@@ -17,7 +17,7 @@ from torch import Tensor
 
 from opgrip.replay.checks import Reference, ResultVerdict, Tolerance, observe
 from opgrip.replay.checks.verdicts import joined
-from opgrip.replay.modes.mode import Results
+from opgrip.replay.modes.mode import RunOutputs
 from opgrip.traces.schema.arguments import map_leaves
 
 aten = torch.ops.aten
@@ -41,8 +41,8 @@ def checked(function: Any, *args: Any, met: Any, mutates: bool = False, **kwargs
     """Return the verdict on results `met`, or on the results of another function."""
     if callable(met):
         met = observe(met, made(*args, **kwargs)(), mutates)
-    elif not isinstance(met, Results):
-        met = Results(list(met) if isinstance(met, list | tuple) else [met])
+    elif not isinstance(met, RunOutputs):
+        met = RunOutputs(list(met) if isinstance(met, list | tuple) else [met])
     return reference(function, *args, mutates=mutates, **kwargs).check(met, Tolerance())
 
 
@@ -235,7 +235,7 @@ def test_small_numbers_are_not_lost_in_the_absolute_tolerance() -> None:
 
 
 def test_what_a_user_allows_is_right() -> None:
-    met = Results([drawn(32, 32) * 1.05])
+    met = RunOutputs([drawn(32, 32) * 1.05])
     assert reference(aten.mul.Tensor, drawn(32, 32), 1.0).check(met, Tolerance(rtol=0.1)).right
     assert not reference(aten.mul.Tensor, drawn(32, 32), 1.0).check(met, Tolerance(rtol=0.01, atol=0.01)).right
 
@@ -256,12 +256,12 @@ def test_numbers_that_are_no_tensors_are_compared_where_a_mode_gives_them() -> N
 def test_written_arguments_are_results() -> None:
     one, other = drawn(32, 32), drawn(32, 32, seed=1)
     done = one + other
-    assert_right(aten.add_.Tensor, one, other, mutates=True, met=Results([done], [done, other]))
-    assert_wrong(aten.add_.Tensor, one, other, mutates=True, met=Results([done], [one, other]))
-    assert_wrong(aten.add_.Tensor, one, other, mutates=True, met=Results([done], [done, done]))
-    assert_wrong(aten.add_.Tensor, one, other, mutates=True, met=Results([done]))
-    assert_right(lambda a: a + 1, one, mutates=True, met=Results([one + 1]))
-    slow = Results([one_by_one(one)[None]], [one_by_one(one)[None], one])
+    assert_right(aten.add_.Tensor, one, other, mutates=True, met=RunOutputs([done], [done, other]))
+    assert_wrong(aten.add_.Tensor, one, other, mutates=True, met=RunOutputs([done], [one, other]))
+    assert_wrong(aten.add_.Tensor, one, other, mutates=True, met=RunOutputs([done], [done, done]))
+    assert_wrong(aten.add_.Tensor, one, other, mutates=True, met=RunOutputs([done]))
+    assert_right(lambda a: a + 1, one, mutates=True, met=RunOutputs([one + 1]))
+    slow = RunOutputs([one_by_one(one)[None]], [one_by_one(one)[None], one])
     assert_right(lambda out, a: out.add_(a.sum()), torch.zeros(1), one, mutates=True, met=slow)
 
 
@@ -343,9 +343,9 @@ def test_random_results_are_right_by_their_distribution(name: str) -> None:
     if name == "noise":
         errors = errors[:1]
     for error in errors:
-        planted = Results([error(met.outputs[0]), *met.outputs[1:]])
+        planted = RunOutputs([error(met.outputs[0]), *met.outputs[1:]])
         assert not judge.check(planted, Tolerance()).right
-    planted = Results([met.outputs[0].to(torch.complex64), *met.outputs[1:]])
+    planted = RunOutputs([met.outputs[0].to(torch.complex64), *met.outputs[1:]])
     assert not judge.check(planted, Tolerance()).right
 
 
@@ -364,14 +364,14 @@ def test_a_generator_among_the_arguments_is_chance_too() -> None:
         return torch.rand(1000, generator=generator)
 
     judge = Reference(drawn_by, lambda: ((torch.Generator().manual_seed(3),), {}), False, None)
-    assert judge.check(Results([torch.rand(1000, generator=torch.Generator().manual_seed(9))]), Tolerance()).right
-    assert not judge.check(Results([torch.ones(1000)]), Tolerance()).right
+    assert judge.check(RunOutputs([torch.rand(1000, generator=torch.Generator().manual_seed(9))]), Tolerance()).right
+    assert not judge.check(RunOutputs([torch.ones(1000)]), Tolerance()).right
 
 
 def test_written_random_arguments_are_right_by_their_distribution() -> None:
     noise = torch.randn(1000, generator=torch.Generator().manual_seed(9))
-    assert_right(aten.normal_.default, torch.zeros(1000), mutates=True, met=Results([noise], [noise]))
-    assert_wrong(aten.normal_.default, torch.zeros(1000), mutates=True, met=Results([noise], [noise * 0]))
+    assert_right(aten.normal_.default, torch.zeros(1000), mutates=True, met=RunOutputs([noise], [noise]))
+    assert_wrong(aten.normal_.default, torch.zeros(1000), mutates=True, met=RunOutputs([noise], [noise * 0]))
 
 
 def test_memory_that_is_left_as_it_was_is_not_compared() -> None:
@@ -433,7 +433,7 @@ def test_what_cannot_be_compared_is_wrong_by_that_reason() -> None:
         __hash__ = None
 
     assert checked(lambda: Odd(), met=Odd()).reason == "cannot be compared: ValueError: no such comparison"
-    fails = reference(aten.mm.default, drawn(2, 3), drawn(2, 3)).check(Results([drawn(2, 2)]), Tolerance())
+    fails = reference(aten.mm.default, drawn(2, 3), drawn(2, 3)).check(RunOutputs([drawn(2, 2)]), Tolerance())
     assert fails.reason.startswith("cannot be compared: RuntimeError")
 
 
