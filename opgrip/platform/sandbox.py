@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import ctypes
 import json
-import mmap
 import os
 import select
 import shutil
 import signal
-import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +27,10 @@ from typing import IO, Any
 
 from opgrip.cli.command import own_python
 from opgrip.errors import UserError
+from opgrip.platform.heartbeat import IDLE, Heartbeat
 
 POLL_S = 0.1
 """How long `receive` waits for a message by default."""
-IDLE = -1
-"""item or part of a heartbeat while the child works on none"""
 FAILED, TIMEOUT = "failed", "timeout"
 DEVICE_LOST = 75
 """Exit status of a process that can no longer use its device."""
@@ -41,75 +38,6 @@ NOISE = ("USDT:",)
 """Beginnings of lines that torch's profiler prints on its own."""
 LONGEST_WORDS = 200
 PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """A step of a child.
-
-    Attributes
-    ----------
-    item, part : the item it works on, and which part of that; `IDLE` for none
-    since_ns : start of the step, by the monotonic clock
-    """
-
-    item: int
-    part: int
-    since_ns: int
-
-
-class Heartbeat:
-    """The current step of a child, in memory shared with its supervisor.
-
-    A write costs a fraction of a microsecond, so a child writes before every run of a call. The memory holds the number
-    of writes and the newest entries, each with a hash of its fields and number. The hash lets a reader detect an
-    incomplete entry; if a child is killed while it writes, the previous entry remains.
-
-    Parameters
-    ----------
-    file : descriptor of the shared file, which the child inherits
-    """
-
-    _COUNT, _ENTRY = struct.Struct("q"), struct.Struct("qqqq")
-    _ENTRIES = 16
-    _SIZE = _COUNT.size + _ENTRIES * _ENTRY.size
-    # one read is almost always enough; a child may write anywhere in its memory, and corrupt memory never has a valid
-    # entry
-    _MOST_READS = 10_000
-
-    def __init__(self, file: int) -> None:
-        is_new = os.fstat(file).st_size < self._SIZE
-        if is_new:
-            os.truncate(file, self._SIZE)
-        self.file = file
-        self._memory = mmap.mmap(file, self._SIZE)
-        # struct clears its target first; storing one element of a view is a single write
-        self._count = memoryview(self._memory).cast("q")[:1]
-        if is_new:
-            self.rest()
-
-    def enter(self, item: int, part: int = IDLE) -> None:
-        """Record the start of a step."""
-        number, since_ns = self._count[0] + 1, monotonic_ns()
-        check = hash((number, item, part, since_ns))
-        self._ENTRY.pack_into(self._memory, self._offset(number), item, part, since_ns, check)
-        self._count[0] = number
-
-    def rest(self) -> None:
-        """Record that the child is between steps."""
-        self.enter(IDLE)
-
-    def read(self) -> Beat:
-        """Return the current step, or an idle one if the child has corrupted the memory."""
-        for _ in range(self._MOST_READS):
-            number = self._count[0]
-            item, part, since_ns, check = self._ENTRY.unpack_from(self._memory, self._offset(number))
-            if check == hash((number, item, part, since_ns)):
-                return Beat(item, part, since_ns)
-        return Beat(IDLE, IDLE, monotonic_ns())
-
-    def _offset(self, number: int) -> int:
-        return self._COUNT.size + number % self._ENTRIES * self._ENTRY.size
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from dataclasses import asdict
 
 from opgrip.cli.progress import Tell, tell_nobody
 from opgrip.errors import UserError
-from opgrip.platform.sandbox import IDLE, Ended, Heartbeat, answer, receive_request
+from opgrip.platform.heartbeat import IDLE, Heartbeat
+from opgrip.platform.sandbox import Ended, answer, receive_request
 from opgrip.replay.operators.devices import DeviceLostError, check_use, is_accelerator, use_device
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import Workload, load_workload

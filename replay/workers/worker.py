@@ -20,17 +20,9 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from opgrip.errors import UserError
+from opgrip.platform.heartbeat import IDLE, Heartbeat
 from opgrip.platform.machine import lines
-from opgrip.platform.sandbox import (
-    DEVICE_LOST,
-    IDLE,
-    POLL_S,
-    Child,
-    Ended,
-    Heartbeat,
-    receive_request,
-    write_message,
-)
+from opgrip.platform.sandbox import DEVICE_LOST, POLL_S, Child, Ended, receive_request, write_message
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.operators.devices import DeviceLostError, is_accelerator, limit_device_memory, use_device
 from opgrip.replay.results.results import OK, Result

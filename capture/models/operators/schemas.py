@@ -16,7 +16,8 @@ from opgrip.capture.models.operators.registered import Arguments, OperatorEntry,
 from opgrip.capture.models.operators.samples import seeded
 from opgrip.capture.models.operators.torch_tables import CUSTOM, SCHEMA
 from opgrip.errors import one_line
-from opgrip.platform.sandbox import TIMEOUT, Child, Ended, Heartbeat, write_message
+from opgrip.platform.heartbeat import Heartbeat
+from opgrip.platform.sandbox import TIMEOUT, Child, Ended, write_message
 from opgrip.traces.schema.tensor_specs import DTYPES, plain_name
 
 TIMEOUT_S = 10.0
