@@ -114,7 +114,8 @@ class Child:
         prefix: list[str] = []
         if confined is not None:
             self._folder = tempfile.TemporaryDirectory(prefix="opgrip-sandbox-", ignore_cleanup_errors=True)
-            prefix = [*bubblewrap([*confined, self._folder.name]), "env", f"TMPDIR={self._folder.name}"]
+            own = (f"TMPDIR={self._folder.name}", f"TORCHINDUCTOR_CACHE_DIR={self._folder.name}/inductor")
+            prefix = [*bubblewrap([*confined, self._folder.name]), "env", *own]
         process = subprocess.Popen(
             [*prefix, *own_python(module)],
             stdin=source,
