@@ -333,8 +333,13 @@ def test_memory_does_not_grow_with_the_number_of_calls(asked: str, tiny_trace: P
 import re, sys
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import load
+
+def peak_mb():
+    return int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) // 1024
+
+imports_mb = peak_mb()
 {"make_cases(load(sys.argv[1]))" if is_of_cases else f"load(sys.argv[1]).{asked}"}
-print(int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) // 1024)
+print(peak_mb() - imports_mb)
 """
     peaks_mb = []
     # a fifth of the detector's calls have signatures that were looked at by scope
@@ -345,7 +350,8 @@ print(int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) /
         peaks_mb.append(json.loads(done.stdout))
     # one byte per call would be 2 MB
     assert peaks_mb[1] - peaks_mb[0] < 10
-    assert peaks_mb[1] < 600
+    # torch imports other packages that are installed, such as triton, so only what comes on top of imports counts
+    assert peaks_mb[1] < 310
 
 
 def test_cases_of_a_long_trace_count_all_calls_of_what_was_looked_at_in_places(
