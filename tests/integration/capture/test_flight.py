@@ -24,6 +24,8 @@ from opgrip.capture.writing.flight_recorder import FlightRecorder, Ring
 from opgrip.traces import UserError, load
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.analysis.validation import validate
+from opgrip.traces.formats.flight_ring import MAGIC
+from opgrip.traces.io.reader import read_header
 
 
 def add_until_it_fails(calls: int) -> None:
@@ -556,3 +558,12 @@ def test_traces_of_several_processes_together_lack_what_each_of_them_lacks(tmp_p
             capture.dump()
     end = merge([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], tmp_path / "both.jsonl")
     assert end.before == 8
+
+
+@pytest.mark.parametrize("content", [b"", b"\1" * 64], ids=["nothing", "no chunk"])
+def test_ring_file_without_header_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "last.ring"
+    path.write_bytes(MAGIC + content)
+    for use in (load, read_header):
+        with pytest.raises(UserError, match=r"last\.ring is a damaged ring file: "):
+            use(path)
