@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opgrip.cli.output_files import Damage
-from opgrip.errors import FormatError, UserError
+from opgrip.errors import FormatError
 from opgrip.traces.codec.record_forms import from_json
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
 from opgrip.traces.schema.arguments import tensors
@@ -71,14 +71,10 @@ class _Ring:
 
 
 def _read(file: ForeignFile) -> Iterator[Record]:
-    try:
-        ring = _parse(b"".join(file.chunks()))
-        records = [_record(line) for line in b"".join(ring.lines).splitlines()]
-        if not records or not isinstance(records[0], Header):
-            raise Damage("its first record is not a header")
-    except Damage as damage:
-        # without a header there is no trace, not even a cut one
-        raise UserError(f"{file.path} is a damaged ring file: {damage}") from damage
+    ring = _parse(b"".join(file.chunks()))
+    records = [_record(line) for line in b"".join(ring.lines).splitlines()]
+    if not records or not isinstance(records[0], Header):
+        raise Damage("its first record is not a header")
     ends = np.concatenate([block.calls[:, 2] for block in ring.blocks] or [np.zeros(0, dtype=np.int64)])
     surplus = max(0, len(ends) - ring.last)
     oldest_ns = int(np.partition(ends, surplus)[surplus]) if surplus else int(ends.min(initial=0))

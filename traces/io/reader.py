@@ -136,6 +136,8 @@ class TraceReader:
                 yield record
         except Damage as damage:
             # a format that reads the intact part of a cut file raises this after the last record
+            if not self.records:
+                raise UserError(f"{self.path} is a damaged {name} file: {damage}") from damage
             self.missing = f"{self.path} is damaged: {damage}"
 
     def _count(self, record: Record | CallBlock) -> None:
