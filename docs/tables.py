@@ -21,7 +21,7 @@ from opgrip.replay.replay_options import make_parser, option_classes
 from opgrip.replay.reports.cells import ON_REQUEST
 from opgrip.replay.results.columns import Column, columns_in
 from opgrip.replay.results.results import Result
-from opgrip.tools.verbs.zoo_list import summary
+from opgrip.tools.verbs.zoo import summary
 from opgrip.traces.zoo import ZooTrace, read_manifest
 from opgrip.zoo.making import Distinct, count_distinct
 

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from opgrip.cli.command import OneLineParser, add_version, listed, run_command
+from opgrip.cli.command import OneLineParser, add_debug, add_version, listed, run_command
 from opgrip.cli.progress import loading
 from opgrip.tools.verbs import verbs
 
@@ -108,6 +108,8 @@ def make_parser() -> argparse.ArgumentParser:
             members[group] = holder.add_subparsers(metavar="VERB", required=True, dest="verb")
         place = members[group] if last else groups
         branch = place.add_parser(last or group, help=verb.summary, description=verb.summary, epilog=verb.examples)
-        verb.prepare(branch)
+        if verb.prepare is not None:
+            verb.prepare(branch)
+        add_debug(branch)
         branch.set_defaults(run=verb.run, needs_torch=verb.needs_torch, prog=f"opgrip {name}")
     return parser

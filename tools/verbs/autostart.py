@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from opgrip.capture.on_demand.autostart import LINE, VARIABLE, startup_file
-from opgrip.cli.command import add_debug
 from opgrip.cli.output_files import cannot_be_written, whole_file
 from opgrip.errors import UserError
 from opgrip.tools.verbs.verb import Verb, verbs
@@ -70,6 +69,6 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-verbs.register("autostart on")(Verb("let programs be recorded that nothing is changed of", EXAMPLES, add_debug, run_on))
-verbs.register("autostart off")(Verb("take the start-up file away", EXAMPLES, add_debug, run_off))
-verbs.register("autostart status")(Verb("say whether the start-up file is there", EXAMPLES, add_debug, run_status))
+verbs.register("autostart on")(Verb("let programs be recorded that nothing is changed of", EXAMPLES, None, run_on))
+verbs.register("autostart off")(Verb("take the start-up file away", EXAMPLES, None, run_off))
+verbs.register("autostart status")(Verb("say whether the start-up file is there", EXAMPLES, None, run_status))

@@ -6,9 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from opgrip.cli.command import add_debug
 from opgrip.cli.option_types import percent
-from opgrip.tools.verbs.results_list import add_store
+from opgrip.tools.verbs.results import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 
 EXAMPLES = """\
@@ -49,7 +48,6 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="FILE", help="write all to a .json, .csv, .md or .xml (JUnit)"
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    add_debug(parser)
 
 
 GATE_HELP = (

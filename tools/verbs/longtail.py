@@ -1,4 +1,4 @@
-"""`opgrip longtail`: the Python functions that break down into many small operators."""
+"""`opgrip longtail` and `opgrip grip`: the long-tail functions of a program, found and extracted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opgrip.cli.command import add_debug, add_reading, counted, positive
+from opgrip.capture.program.capture_choices import CALLS, GRIPS
+from opgrip.cli.command import USAGE_ERROR, add_reading, counted, positive, printable
 from opgrip.cli.output_files import check_writable
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
@@ -17,7 +18,66 @@ from opgrip.tools.verbs.verb import Verb, verbs
 if TYPE_CHECKING:
     from opgrip.traces import Trace
 
-EXAMPLES = """\
+GRIP_EXAMPLES = """\
+examples:
+  opgrip grip train.py --function bbox2delta    a function of the script, to grips/bbox2delta
+  opgrip grip train.py --function 'mmdet.models.*:*Coder.decode' -- --epochs 1
+  opgrip grip detect.py --function mmdet.structures.bbox:bbox_overlaps --by-reference
+"""
+
+
+def prepare_grip(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the verb."""
+    parser.add_argument("script", metavar="SCRIPT", help="the program to run; after --, its own arguments")
+    parser.add_argument(
+        "--function",
+        action="append",
+        required=True,
+        metavar="NAME",
+        help="functions to grip: names in the script, or module:function, with wildcards; can be repeated",
+    )
+    parser.add_argument(
+        "--to", type=Path, default=Path(GRIPS), metavar="FOLDER", help="folder for the samples (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--calls",
+        type=positive,
+        default=CALLS,
+        metavar="N",
+        help="number of calls to keep per function, each with another signature (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--by-reference", action="store_true", help="keep the import paths of functions instead of their code"
+    )
+
+
+def run_grip(args: argparse.Namespace) -> int:
+    """Run the script, and write the samples."""
+    from opgrip.capture.command.script import check_script, run_script
+    from opgrip.capture.grip.gripped import Keep
+    from opgrip.capture.grip.gripping import Grips
+    from opgrip.capture.grip.patterns import parse_pattern
+
+    program = [args.script, *args.program]
+    check_script(program)
+    patterns = [parse_pattern(name if ":" in name else f"__main__:{name}") for name in args.function]
+    grips = Grips(patterns, Keep(args.calls, by_reference=args.by_reference), args.to)
+    with grips:
+        status = run_script(program, grips.script_compiler())
+    grips.finish()
+    for folder in grips.written:
+        print(f"opgrip grip: a sample in {folder}: run it with pytest", file=sys.stderr)
+    for name, reason in grips.refused.items():
+        print(f"opgrip grip: error: {printable(name)} was not gripped: {printable(reason)}", file=sys.stderr)
+    return status or (USAGE_ERROR if grips.refused else 0)
+
+
+verbs.register("grip")(
+    Verb("run a script, and make samples of some of its functions", GRIP_EXAMPLES, prepare_grip, run_grip, True)
+)
+
+
+LONGTAIL_EXAMPLES = """\
 examples:
   opgrip longtail trace:faster_rcnn
   opgrip longtail traces/*.jsonl.gz --top 50 -o longtail.csv    over a whole set of models
@@ -25,7 +85,7 @@ examples:
 """
 
 
-def prepare(parser: argparse.ArgumentParser) -> None:
+def prepare_longtail(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument("--top", type=positive, default=30, metavar="N", help="rows to show (default: %(default)s)")
@@ -38,10 +98,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows to a .json or .csv")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_reading(parser, "take what there is of cut or damaged traces")
-    add_debug(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_longtail(args: argparse.Namespace) -> int:
     """Print the functions in order of the time that each would save as one kernel, most first."""
     from opgrip.capture.command.own_cost import own_cost
     from opgrip.traces.analysis.longtail import check_form, find_longtail, print_longtail, write_rows
@@ -86,4 +145,6 @@ def gigabytes(text: str) -> float:
     return number * 1e9
 
 
-verbs.register("longtail")(Verb("rank the functions that break into many small operators", EXAMPLES, prepare, run))
+verbs.register("longtail")(
+    Verb("rank the functions that break into many small operators", LONGTAIL_EXAMPLES, prepare_longtail, run_longtail)
+)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from opgrip.cli.command import add_debug, counted
+from opgrip.cli.command import counted
 from opgrip.cli.output_files import check_writable
 from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
@@ -33,7 +33,6 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--again", action="store_true", help="measure again even if results are cached")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write it, as JSON")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:

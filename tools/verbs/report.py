@@ -1,18 +1,20 @@
-"""`opgrip report`: results and traces as one HTML file."""
+"""`opgrip plot` and `opgrip report`: pictures of results, and an HTML page of results and traces."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opgrip.cli.command import add_debug, add_reading
+from opgrip.cli.command import add_reading
 from opgrip.cli.output_files import check_writable, whole_file
 from opgrip.cli.plugins import MissingPackageError
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
-from opgrip.tools.verbs.results_list import add_store
+from opgrip.replay.plots import PlottedRun, plots
+from opgrip.tools.verbs.results import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
@@ -20,7 +22,62 @@ if TYPE_CHECKING:
     from opgrip.traces.table.trace import Trace
     from opgrip.zoo.corpus import Corpus
 
-EXAMPLES = """\
+PLOT_EXAMPLES = """\
+examples:
+  opgrip plot modes.json --kind modes -o modes.pdf                   of opreplay --mode jit,compile
+  opgrip plot modes.json --kind modes --by op -o operators.svg
+  opgrip plot modes.json --kind operators -o time.svg
+  opgrip plot threads.json --kind scaling -o threads.pdf             of opreplay --threads 1,2,4
+  opgrip plot modes.json --kind shapes --op 'aten.conv*' -o conv.pdf
+  opgrip plot roofline.json --kind roofline -o roofline.pdf          of opreplay --roofline
+  opgrip plot latest~2 latest~1 latest --kind history -o history.png
+"""
+
+
+def prepare_plot(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the verb."""
+    kinds = "; ".join(f"{name}: {plot.summary}" for name, plot in plots.items())
+    parser.add_argument("results", nargs="+", metavar="RESULTS", help="files of opreplay, or runs of the store")
+    add_store(parser)
+    parser.add_argument("--kind", required=True, choices=plots.names(), help=kinds)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="a .png, .svg or .pdf")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    parser.add_argument("--op", metavar="GLOB", help="only cases of these operators, such as 'aten.conv*'")
+    parser.add_argument("--case", metavar="KEY", help="only the case whose key in the results starts with this")
+    parser.add_argument("--by", metavar="WORD", help="what cases are grouped by: family, op, module")
+    parser.add_argument("--over", metavar="WORD", help="the x axis: threads, batch_scale, streams; bytes, flops")
+    parser.add_argument("--title", metavar="TEXT", help="title of the plot (default: trace, machine and torch)")
+
+
+def run_plot(args: argparse.Namespace) -> int:
+    """Draw the plot, and write it to a file."""
+    from opgrip.cli.output_files import check_writable, whole_file
+    from opgrip.display.figures import check_plottable, write_figure
+    from opgrip.replay.comparison.results_store import Store
+    from opgrip.replay.outcome import read_run
+    from opgrip.replay.plots.plot import PlotChoices, check_choices, draw_runs, request_for
+
+    choices = PlotChoices(args.op, args.case, args.by, args.over, args.title)
+    check_choices(args.kind, len(args.results), choices)
+    check_plottable(args.output)
+    check_writable(args.output, args.force)
+    store = Store(args.store)
+    runs: dict[str, PlottedRun] = {}
+    for name in args.results:
+        path = store.find(name)
+        runs[_unique(path.stem, runs)] = read_run(path)
+    request_for(args.kind, runs, choices)
+    with whole_file(args.output, args.force) as file:
+        write_figure(lambda: draw_runs(args.kind, runs, choices), args.output.suffix.removeprefix("."), file)
+    return 0
+
+
+verbs.register("plot")(
+    Verb("results as a picture for a paper: .png, .svg or .pdf", PLOT_EXAMPLES, prepare_plot, run_plot)
+)
+
+
+REPORT_EXAMPLES = """\
 examples:
   opgrip report results.json -o report.html
   opgrip report results.json trace:faster_rcnn -o report.html     with the trace: its lines, timeline, values
@@ -35,7 +92,7 @@ MOST_RUNS = 20
 """maximum number of runs of a store on a page; the newest are shown"""
 
 
-def prepare(parser: argparse.ArgumentParser) -> None:
+def prepare_report(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     parser.add_argument(
         "inputs",
@@ -56,10 +113,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--title", metavar="TEXT", help="title of the page (default: the names of what it shows)")
     add_reading(parser, "take what there is of cut or damaged traces")
-    add_debug(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_report(args: argparse.Namespace) -> int:
     """Write the page."""
     from opgrip.replay.comparison.gate import parse_gate
     from opgrip.tools.report import make_page
@@ -109,9 +165,9 @@ def _newest_runs(folder: Path) -> list[tuple[str, Results]]:
     from opgrip.replay.comparison.results_store import Store
 
     newest: list[tuple[str, Results]] = []
-    for run in reversed(Store(folder).runs() if folder.is_dir() else []):
+    for run_report in reversed(Store(folder).runs() if folder.is_dir() else []):
         try:
-            newest.append((run.name, run.load()))
+            newest.append((run_report.name, run_report.load()))
         except MissingPackageError:
             raise
         except UserError:
@@ -129,11 +185,13 @@ def _corpus(inputs: list[str], args: argparse.Namespace) -> Corpus:
     return read_corpus(inputs, args.partial, args.unbounded, reporter.reading)
 
 
-def _unique(name: str, taken: dict[str, Results] | dict[str, Trace]) -> str:
+def _unique(name: str, taken: Container[str]) -> str:
     number = 1
     while (unique := name if number == 1 else f"{name} ({number})") in taken:
         number += 1
     return unique
 
 
-verbs.register("report")(Verb("results and traces as one HTML file that opens offline", EXAMPLES, prepare, run))
+verbs.register("report")(
+    Verb("results and traces as one HTML file that opens offline", REPORT_EXAMPLES, prepare_report, run_report)
+)

@@ -1,4 +1,4 @@
-"""`opgrip trace diff`: the differences between two traces."""
+"""`opgrip trace diff` and `validate`: a trace compared with another, and with its format."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opgrip.cli.command import add_debug, add_reading, positive, printable
+from opgrip.cli.command import UNBOUNDED_HELP, add_reading, counted, positive, printable
 from opgrip.cli.option_types import names, percent
+from opgrip.cli.output_files import check_writable, whole_file
+from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
     from opgrip.traces.analysis.differences import Row, Tolerances, TraceDifference
+    from opgrip.traces.analysis.validation import Validation
 
 KINDS = ("came", "went", "counts", "shares", "values")
 OPERATORS = "operators"
@@ -24,7 +27,7 @@ CHOICES = (*KINDS, OPERATORS)
 ANY = "any"
 SEVERAL_COUNTS, SEVERAL_LEAST = 0.1, 0.001
 """default tolerances between sets of recordings, which differ by noise because their inputs differ"""
-EXAMPLES = """\
+DIFF_EXAMPLES = """\
 examples:
   opgrip trace diff main.jsonl branch.jsonl
   opgrip trace diff main.jsonl branch.jsonl --fail-on came,went -o difference.md
@@ -39,7 +42,7 @@ tell their steps, and by all calls where there are several a side. exit status: 
 """
 
 
-def prepare(parser: argparse.ArgumentParser) -> None:
+def prepare_diff(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     parser.add_argument(
         "before",
@@ -82,10 +85,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all to a .json, or the rows to a .md")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_reading(parser, "take what there is of cut or damaged traces")
-    add_debug(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_diff(args: argparse.Namespace) -> int:
     """Print the signatures that differ."""
     from opgrip.cli.output_files import check_writable
     from opgrip.errors import UserError
@@ -100,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     before, after = (load_side(side, args.partial, args.unbounded) for side in paths)
     tolerances = _tolerances(args, is_several=max(map(len, paths)) > 1)
     difference = compare_sides(before, after, (str(args.before), str(args.after)), tolerances)
-    _print(difference, args.top)
+    _print_diff(difference, args.top)
     if args.output is not None:
         write_difference(difference, args.output, args.force)
     kinds = CHOICES if ANY in args.fail_on else args.fail_on
@@ -115,7 +117,7 @@ def _tolerances(args: argparse.Namespace, is_several: bool) -> Tolerances:
     return Tolerances(counts=counts, shares=args.share, values=args.spread, least=least)
 
 
-def _print(difference: TraceDifference, top: int) -> None:
+def _print_diff(difference: TraceDifference, top: int) -> None:
     for name, *sides in difference.facts:
         one, other = (printable(side if isinstance(side, str) else json.dumps(side, default=str)) for side in sides)
         print_line(f"{name:<12}{one} → {other}", sys.stdout, indent=12)
@@ -163,4 +165,58 @@ OPERATORS_MOVED = (
     TableColumn("operator", "op", least=24),
 )
 
-verbs.register("trace diff")(Verb("what differs between two traces", EXAMPLES, prepare, run))
+verbs.register("trace diff")(Verb("what differs between two traces", DIFF_EXAMPLES, prepare_diff, run_diff))
+
+
+VALIDATE_EXAMPLES = """\
+examples:
+  opgrip trace validate trace:faster_rcnn
+  opgrip trace validate traces/*.jsonl.gz -o findings.json
+
+exit status: 1 where something is wrong
+"""
+
+
+def prepare_validate(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the verb."""
+    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a trace, or a file of another tool")
+    parser.add_argument(
+        "--top", type=positive, default=50, metavar="N", help="findings to show per trace (default: %(default)s)"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all findings as JSON")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    parser.add_argument("--unbounded", action="store_true", help=UNBOUNDED_HELP)
+
+
+def run_validate(args: argparse.Namespace) -> int:
+    """Print one line per error."""
+    from opgrip.traces.analysis.validation import validate
+
+    if args.output is not None:
+        check_writable(args.output, args.force)
+    validations = []
+    for path in args.traces:
+        with Reporter(args.prog).reading(path):
+            validations.append(validate(path, args.unbounded))
+        _print_validate(validations[-1], args.top)
+    if args.output is not None:
+        with whole_file(args.output, args.force) as file:
+            file.write(json.dumps([item.as_json() for item in validations], indent=1).encode())
+    return int(any(item.counts for item in validations))
+
+
+def _print_validate(validation: Validation, top: int) -> None:
+    path = printable(validation.path)
+    for finding in validation.findings[:top]:
+        print(f"{path}: record {finding.record}: {finding.kind}: {printable(finding.message)}")
+    total = sum(validation.counts.values())
+    if total > top:
+        print(f"{path}: and {total - top:,} others")
+    for note in validation.notes:
+        print(f"{path}: {printable(note)}", file=sys.stderr)
+    print(f"{path}: {counted(validation.records, 'record')}, {counted(total, 'finding') if total else 'nothing wrong'}")
+
+
+verbs.register("trace validate")(
+    Verb("find what is wrong in traces", VALIDATE_EXAMPLES, prepare_validate, run_validate)
+)

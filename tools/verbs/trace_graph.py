@@ -1,8 +1,9 @@
-"""`opgrip trace graph`: the dependencies between calls of a trace."""
+"""`opgrip trace graph` and `timeline`: the dataflow of a trace, and its calls over time."""
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -10,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opgrip.cli.command import DEVICE_TIME, add_debug, add_reading, counted, printable
+from opgrip.cli.command import DEVICE_TIME, add_reading, counted, printable
 from opgrip.cli.output_files import whole_file
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from opgrip.traces.analysis.dataflow import Dataflow, DataflowStep, Storage
     from opgrip.traces.analysis.graph import GraphFacts
 
-EXAMPLES = """\
+GRAPH_EXAMPLES = """\
 examples:
   opgrip trace graph trace:faster_rcnn                  critical path and live memory
   opgrip trace graph trace:faster_rcnn -o graph.json    every call with those that it depends on
@@ -28,16 +29,15 @@ examples:
 """
 
 
-def prepare(parser: argparse.ArgumentParser) -> None:
+def prepare_graph(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the graph as .json or .dot")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_reading(parser, "take what there is of a cut or damaged trace")
-    add_debug(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_graph(args: argparse.Namespace) -> int:
     """Print the critical path's share and the peak of live memory, and write the graph."""
     from opgrip.traces import load
     from opgrip.traces.analysis.dataflow import Dataflow
@@ -117,4 +117,48 @@ def _part(part_ns: int, total_ns: int) -> str:
     return f"{part_ns / 1e6:,.2f} ms of {total_ns / 1e6:,.2f} ms ({part_ns / max(total_ns, 1):.0%})"
 
 
-verbs.register("trace graph")(Verb("show dependencies, the critical path and live memory", EXAMPLES, prepare, run))
+verbs.register("trace graph")(
+    Verb("show dependencies, the critical path and live memory", GRAPH_EXAMPLES, prepare_graph, run_graph)
+)
+
+
+TIMELINE_EXAMPLES = """\
+examples:
+  opgrip trace timeline trace:faster_rcnn -o timeline.json.gz    open it in ui.perfetto.dev
+  opgrip trace timeline step.jsonl | jq '.traceEvents[] | select(.cat == "module") | .name'
+"""
+
+
+def prepare_timeline(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the verb."""
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="a .json or .json.gz (default: standard output)"
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_reading(parser, "take what there is of a cut or damaged trace")
+
+
+def run_timeline(args: argparse.Namespace) -> int:
+    """Write the events."""
+    from opgrip.traces import load
+    from opgrip.traces.analysis.timeline import timeline_lines
+
+    if args.output is not None and not args.output.name.endswith((".json", ".json.gz")):
+        raise UserError(f"{args.output} is neither .json nor .json.gz", "name one of these")
+    with Reporter(args.prog).reading(args.trace):
+        trace = load(args.trace, args.partial, args.unbounded)
+    if args.output is None:
+        sys.stdout.writelines(timeline_lines(trace))
+        return 0
+    with whole_file(args.output, args.force) as file:
+        if args.output.suffix == ".gz":
+            with gzip.open(file, "wt", encoding="utf-8") as packed:
+                packed.writelines(timeline_lines(trace))
+        else:
+            file.writelines(line.encode() for line in timeline_lines(trace))
+    print(f"{counted(trace.call_count, 'call')}, in {args.output}: open it in ui.perfetto.dev", file=sys.stderr)
+    return 0
+
+
+verbs.register("trace timeline")(Verb("write a trace for Perfetto", TIMELINE_EXAMPLES, prepare_timeline, run_timeline))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from opgrip.cli.case_slices import Cut
-from opgrip.cli.command import DEVICE_TIME, add_debug, add_reading, counted, positive, printable
+from opgrip.cli.command import DEVICE_TIME, add_reading, counted, positive, printable
 from opgrip.cli.options import add_options, from_arguments
 from opgrip.cli.output_files import check_writable, whole_file
 from opgrip.cli.progress import Reporter
@@ -58,7 +58,6 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_options(parser, Cut)
     add_reading(parser, "show what there is of a cut or damaged trace")
-    add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:

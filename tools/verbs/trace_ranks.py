@@ -1,4 +1,4 @@
-"""`opgrip trace ranks`: waiting times between the ranks of a merged trace."""
+"""`opgrip trace merge` and `ranks`: one trace of several processes, and how they wait for each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.cli.command import add_debug, add_reading, counted, positive
+from opgrip.cli.command import add_reading, counted, positive
 from opgrip.cli.output_files import check_writable, whole_file
 from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
@@ -22,7 +22,38 @@ if TYPE_CHECKING:
 
     from opgrip.traces.analysis.ranks.waits import RankWaits
 
-EXAMPLES = """\
+MERGE_EXAMPLES = """\
+examples:
+  opgrip trace merge step.rank0.jsonl step.rank1.jsonl -o step.jsonl
+  opgrip trace merge train.jsonl train.pid*.jsonl -o all.jsonl.zst    a program and its DataLoader workers
+"""
+
+
+def prepare_merge(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the verb."""
+    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="files that opcapture wrote")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_reading(parser, "take what there is of cut and damaged traces")
+
+
+def run_merge(args: argparse.Namespace) -> int:
+    """Merge the traces."""
+    from opgrip.traces.analysis.merge import merge
+
+    end = merge(args.traces, args.output, args.force, args.partial, args.unbounded)
+    origin = f"{len(args.traces)} traces" if len(args.traces) > 1 else "one trace"
+    print(
+        f"{args.prog}: {end.calls:,} calls of {end.signatures:,} signatures from {origin}, to {args.output}",
+        file=sys.stderr,
+    )
+    return 0
+
+
+verbs.register("trace merge")(Verb("join the traces of several processes", MERGE_EXAMPLES, prepare_merge, run_merge))
+
+
+RANKS_EXAMPLES = """\
 examples:
   opgrip trace merge step.rank*.jsonl -o step.jsonl && opgrip trace ranks step.jsonl
   opgrip trace ranks step.jsonl --json | jq '.pairs[0]'
@@ -31,7 +62,7 @@ examples:
 SUFFIXES = (".json", ".csv")
 
 
-def prepare(parser: argparse.ArgumentParser) -> None:
+def prepare_ranks(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace that opgrip trace merge wrote")
     parser.add_argument(
@@ -47,10 +78,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_reading(parser, "take what there is of a cut or damaged trace")
-    add_debug(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_ranks(args: argparse.Namespace) -> int:
     """Print the activity of each rank, and which ranks waited for which in which collectives."""
     from opgrip.traces.analysis.ranks.waits import find_waits
 
@@ -125,4 +155,4 @@ PLACES = (
 )
 
 
-verbs.register("trace ranks")(Verb("tell which ranks wait for which", EXAMPLES, prepare, run))
+verbs.register("trace ranks")(Verb("tell which ranks wait for which", RANKS_EXAMPLES, prepare_ranks, run_ranks))

@@ -1,17 +1,26 @@
-"""`opgrip trace trim`: a part of a trace as a separate trace."""
+"""`opgrip trace trim` and `redact`: parts of a trace, and an anonymised one."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
+from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from opgrip.cli.command import add_debug, add_reading, counted
+from opgrip.cli.command import add_reading, counted, printable
+from opgrip.cli.option_types import names
 from opgrip.cli.progress import Reporter
 from opgrip.tools.verbs.verb import Verb, verbs
 
-EXAMPLES = """\
+if TYPE_CHECKING:
+    from opgrip.traces.analysis.redaction import Policy
+    from opgrip.traces.analysis.redaction.redaction import RedactedFile
+
+TRIM_EXAMPLES = """\
 examples:
   opgrip trace trim trace:faster_rcnn -o step.jsonl --steps 1
   opgrip trace trim trace:faster_rcnn -o head.jsonl --module 'roi_head*' --with-producers
@@ -22,7 +31,7 @@ A call belongs to the part where it has all that is named. So do the calls that 
 NS_OF = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "": 10**9}
 
 
-def prepare(parser: argparse.ArgumentParser) -> None:
+def prepare_trim(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
@@ -51,10 +60,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_reading(parser, "take what there is of a cut or damaged trace")
-    add_debug(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_trim(args: argparse.Namespace) -> int:
     """Write the part, and report its contents."""
     from opgrip.cli.output_files import check_writable
     from opgrip.traces.analysis.trimming import TracePart, trim
@@ -105,4 +113,131 @@ def _nanoseconds(text: str) -> int:
     return round(float(match[1]) * NS_OF[match[2]])
 
 
-verbs.register("trace trim")(Verb("write a part of a trace: steps, phases, modules, operators", EXAMPLES, prepare, run))
+verbs.register("trace trim")(
+    Verb("write a part of a trace: steps, phases, modules, operators", TRIM_EXAMPLES, prepare_trim, run_trim)
+)
+
+
+KEPT = ("modules", "functions", "files", "labels", "model", "scalars", "values")
+REDACT_EXAMPLES = """\
+examples:
+  opgrip trace redact step.jsonl -o step.redacted.jsonl.zst
+  opgrip trace redact step.jsonl -o out.jsonl --report left.json --check
+  opgrip trace redact friday.jsonl -o out.jsonl --salt-file house.salt --keep modules,labels
+
+Names of modules, functions, files, labels and models become salted hashes, numbers coarse, small tensors models;
+paths, command lines, times of the day and all that this version does not know is left out. Operators and shapes stay.
+exit status: 1 where --check finds a call that no longer runs, or gives other sizes
+"""
+
+
+def prepare_redact(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the verb."""
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
+    parser.add_argument(
+        "--salt-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the salt for hashed names, created if missing; traces with the same salt can be compared "
+        "(default: a new salt)",
+    )
+    parser.add_argument(
+        "--keep", type=names, default=(), metavar="KINDS", help=f"kinds of names and values to keep: {','.join(KEPT)}"
+    )
+    parser.add_argument(
+        "--hide-operators", action="store_true", help="hash names of custom operators too, which then do not replay"
+    )
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="write every remaining text and exact value as JSON"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="replay the 10 longest cases of both traces and compare sizes and times"
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace existing files")
+    add_reading(parser, "take what there is of a cut or damaged trace")
+
+
+def run_redact(args: argparse.Namespace) -> int:
+    """Write the redacted trace, and report what is left in it."""
+    from opgrip.cli.output_files import check_writable, whole_file
+    from opgrip.traces.analysis.redaction.redaction import redact
+    from opgrip.traces.io.shipped_traces import trace_file
+
+    for path in (args.output, args.report):
+        if path is not None:
+            check_writable(path, args.force)
+    original = trace_file(args.trace)
+    _check_apart(
+        {"the trace": original, "the output": args.output, "the report": args.report, "the salt": args.salt_file}
+    )
+    policy = _policy(args)
+    reporter = Reporter(args.prog)
+    with reporter.reading(args.trace):
+        redacted = redact(original, args.output, policy, args.force, args.partial, args.unbounded)
+    _tell(redacted, args, reporter)
+    if args.report is not None:
+        with whole_file(args.report, args.force) as file:
+            file.write(json.dumps(redacted.as_json(), indent=1).encode())
+    return _check(original, args.output, reporter) if args.check else 0
+
+
+def _check_apart(paths: Mapping[str, Path | None]) -> None:
+    """Raise `UserError` if two arguments name the same file, since trace and salt must not be overwritten."""
+    from opgrip.errors import UserError
+
+    roles: dict[Path, str] = {}
+    for role, path in paths.items():
+        other = role if path is None else roles.setdefault(path.resolve(), role)
+        if other != role:
+            raise UserError(f"{path} is {other} too", f"name another file for {role}")
+
+
+def _policy(args: argparse.Namespace) -> Policy:
+    from opgrip.traces.analysis.redaction import Policy, check_kept, salt_of
+
+    kept = check_kept(args.keep)
+    if args.salt_file is None:
+        return Policy(keep=kept, hide_operators=args.hide_operators)
+    return Policy(salt_of(args.salt_file), kept, args.hide_operators)
+
+
+def _tell(redacted: RedactedFile, args: argparse.Namespace, reporter: Reporter) -> None:
+    from opgrip.display.tables import TableColumn, print_table
+    from opgrip.traces.analysis.redaction.names import FORMAT
+
+    for name in redacted.whole_values:
+        reporter.say(f"{printable(name)} has the values themselves, and is left out: do not send it")
+    if redacted.missing is not None:
+        reporter.say(printable(redacted.missing))
+    passed_over = sum(redacted.passed_over.values())
+    if passed_over:
+        what = counted(passed_over, "record or field", "records or fields")
+        reporter.say(f"{what} of a version that this one does not know, left out")
+    rows = [row for row in redacted.report.rows() if row[3] != FORMAT]
+    rows += [
+        (f"{op}, {argument}", "values", count, why) for (op, argument, why), count in sorted(redacted.values.items())
+    ]
+    headings = ("where", "what", "different", "why it stays")
+    columns = [
+        TableColumn(heading, itemgetter(place), ",d" if heading == "different" else "", least=24)
+        for place, heading in enumerate(headings)
+    ]
+    print_table(columns, rows, sys.stderr, "what is left")
+    names_of = counted(len(redacted.report.salted), "salted name")
+    reporter.say(f"{counted(redacted.calls, 'call')}, {names_of}, to {args.output}")
+
+
+def _check(original: Path, output: Path, reporter: Reporter) -> int:
+    from opgrip.tools.redaction_check import CASES, check_replays
+
+    with reporter.doing(f"replaying {CASES} cases of both"):
+        check = check_replays(original, output)
+    for line in check.lines():
+        reporter.say(printable(line))
+    return 0 if check.passed else 1
+
+
+verbs.register("trace redact")(
+    Verb("write a trace without names, paths, texts and values", REDACT_EXAMPLES, prepare_redact, run_redact)
+)

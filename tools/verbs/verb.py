@@ -16,7 +16,7 @@ class Verb:
     Attributes
     ----------
     summary, examples : texts of its help
-    prepare : adds its options to a parser
+    prepare : adds its options to a parser that has `--debug`, or None
     run : runs the verb and returns the exit status
     runs_program : True if the arguments after `--` belong to a program and are stored in `args.program`
     needs_torch : False for a verb that works without torch, which takes seconds to load
@@ -24,7 +24,7 @@ class Verb:
 
     summary: str
     examples: str
-    prepare: Callable[[argparse.ArgumentParser], None]
+    prepare: Callable[[argparse.ArgumentParser], None] | None
     run: Callable[[argparse.Namespace], int]
     runs_program: bool = False
     needs_torch: bool = True

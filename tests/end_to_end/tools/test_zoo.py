@@ -13,7 +13,7 @@ from programs import run_command
 
 from opgrip.errors import UserError
 from opgrip.tools.opgrip import main
-from opgrip.tools.verbs import zoo_make
+from opgrip.tools.verbs import zoo as zoo_verbs
 from opgrip.traces import load
 from opgrip.traces.zoo import ZooTrace, read_manifest
 from opgrip.traces.zoo.manifest import SUFFIX
@@ -138,7 +138,7 @@ def test_making_goes_on_after_a_failure_and_passes_over_what_is_there(
     manifest, folder = tmp_path / "zoo.json", tmp_path / "models"
     write_manifest([bad(tmp_path, "fails"), bad(tmp_path, "other")], manifest)
     replaced: dict[Any, dict[str, Any]] = {
-        zoo_make: {
+        zoo_verbs: {
             "read_manifest": lambda: read_manifest(manifest),
             "write_manifest": lambda traces: write_manifest(list(traces), manifest),
         },

@@ -18,7 +18,7 @@ from unusual_tensors import UNUSUAL
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case, make_cases
-from opgrip.tools.verbs.trace_export_case import export_case, source_of
+from opgrip.tools.verbs.trace_convert import export_case, source_of
 from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import EXTENSION, Signature

@@ -1,0 +1,211 @@
+"""`opgrip results list`, `merge`, `score` and `show`: the results that opreplay stored."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from opgrip.cli.command import positive, printable
+from opgrip.tools.verbs.verb import Verb, verbs
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the folder of the store."""
+    parser.add_argument(
+        "--store", type=Path, metavar="DIR", help="folder of the results store (default: $OPGRIP_STORE, or results)"
+    )
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the argument `which` for a run, and the option for its store."""
+    names = "a file of opreplay, a run of the store (or the start or end of its name), or latest"
+    parser.add_argument("which", metavar="RUN", help=names)
+    add_store(parser)
+
+
+MOST_OF_NAME = 60
+"""maximum number of characters of a cell; with --operator, the trace column contains all inputs"""
+
+LIST_EXAMPLES = """\
+examples:
+  opgrip results list
+  opgrip results list --trace '*faster_rcnn*'
+  opgrip results list --store /shared/results --json | jq '.[].name'
+"""
+
+
+def prepare_list(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the verb."""
+    add_store(parser)
+    parser.add_argument("--trace", metavar="GLOB", help="only runs of traces that match")
+    parser.add_argument("--machine", metavar="GLOB", help="only runs on machines that match")
+    parser.add_argument("--json", action="store_true", help="print all known facts about each run as JSON")
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Print one line per run, newest last."""
+    from opgrip.display.tables import TableColumn, print_table
+    from opgrip.replay.comparison.results_store import Store
+
+    store = Store(args.store)
+    found = []
+    for kept in store.runs():
+        about = kept.summary()
+        if fnmatchcase(about.trace, args.trace or "*") and fnmatchcase(about.machine, args.machine or "*"):
+            found.append((kept, about))
+    if args.json:
+        json.dump([{"name": kept.name, "path": str(kept.path), **about.plain()} for kept, about in found], sys.stdout)
+        print()
+        return 0
+    if not found:
+        print(f"{args.prog}: {store.folder} holds no such runs: opreplay keeps one a replay", file=sys.stderr)
+        return 0
+    columns = [
+        TableColumn("run", lambda row: row[0].name, most=MOST_OF_NAME),
+        TableColumn("machine", lambda row: row[1].machine, rank=4, most=MOST_OF_NAME),
+        TableColumn("device", lambda row: row[1].device, rank=3, most=MOST_OF_NAME),
+        TableColumn("trace", lambda row: row[1].trace, most=MOST_OF_NAME),
+        TableColumn("modes", lambda row: ", ".join(row[1].modes), rank=2, most=MOST_OF_NAME),
+        TableColumn("dtype", lambda row: ", ".join(row[1].dtypes), most=MOST_OF_NAME, when=lambda row: row[1].dtypes),
+        TableColumn("torch", lambda row: row[1].torch, rank=5, most=MOST_OF_NAME),
+        TableColumn("cases", lambda row: row[1].cases, ",d"),
+        TableColumn("ok", lambda row: row[1].ok, ",d"),
+    ]
+    print_table(columns, found, sys.stdout)
+    return 0
+
+
+verbs.register("results list")(Verb("the runs that opreplay kept", LIST_EXAMPLES, prepare_list, run_list))
+
+
+MERGE_EXAMPLES = """\
+examples:
+  opgrip results merge zoo-*-of-16.json -o zoo.json           shards of one replay, by --shard
+  opgrip results merge part1.json part2.json -o all.json      parts of one replay, by --start and --stop
+  opgrip results merge mon.parquet tue.parquet -o week.parquet   repeats of each case, which compare then has
+"""
+
+MOST_NAMED = 20
+"""maximum number of missing shards to list"""
+
+
+def prepare_merge(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the verb."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="files of opreplay, or runs of the store")
+    add_store(parser)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+
+
+def run_merge(args: argparse.Namespace) -> int:
+    """Merge runs: equal cases of several runs become repeats, other cases are kept as they are."""
+    from opgrip.cli.command import counted
+    from opgrip.cli.output_files import check_writable
+    from opgrip.replay.comparison.results_store import Store, merge_runs, missing_shards
+    from opgrip.replay.outcome import read_run, write_results
+
+    check_writable(args.output, args.force)
+    store = Store(args.store)
+    merged = merge_runs([read_run(store.find(name)) for name in args.runs])
+    write_results(merged.rows, merged.header, args.output, args.force)
+    print(f"{args.prog}: {counted(len(merged), 'row')} to {args.output}", file=sys.stderr)
+    if missing := missing_shards(merged.header):
+        which = ", ".join(map(str, missing[:MOST_NAMED])) + (" and more" if len(missing) > MOST_NAMED else "")
+        print(f"{args.prog}: {counted(len(missing), 'shard')} missing: {which}", file=sys.stderr)
+    return 0
+
+
+verbs.register("results merge")(Verb("one file of the rows of several", MERGE_EXAMPLES, prepare_merge, run_merge))
+
+
+SCORE_EXAMPLES = """\
+examples:
+  opgrip results score latest
+  opgrip results score zoo.parquet --baseline other-machine.json.zst
+  opgrip results score one.parquet --baseline other.parquet      two replays of trace:zoo_500
+  opgrip results score zoo.parquet --json > score.json
+
+docs/benchmark.md says how the number comes about.
+"""
+
+
+def prepare_score(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the verb."""
+    add_run(parser)
+    parser.add_argument(
+        "--baseline",
+        metavar="FILE",
+        help="file that opgrip zoo baseline wrote (default: the one that ships); for results of a distilled trace, "
+        "another run of the same trace (default: the times that it has)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON: a list of one object a mode")
+
+
+def run_score(args: argparse.Namespace) -> int:
+    """Print one line per model and the total, as opreplay does after its last trace."""
+    from opgrip.errors import UserError
+    from opgrip.replay.comparison.results_store import Store
+    from opgrip.replay.outcome import read_run
+    from opgrip.zoo.scoring import distilled_scores, print_scores, read_baselines, score_of, standing_of
+    from opgrip.zoo.scoring.score_table import plain_of
+
+    store, baseline = Store(args.store), args.baseline
+    results = read_run(store.find(args.which))
+    if standing_of(results.header) is not None:
+        scores = distilled_scores(results, None if baseline is None else read_run(store.find(baseline)))
+    else:
+        scores = score_of(results, read_baselines(None if baseline is None else Path(baseline)))
+    if not scores:
+        raise UserError("these results are of no zoo", "make some with opreplay zoo -o results.parquet")
+    if args.json:
+        json.dump([plain_of(score) for score in scores], sys.stdout, indent=1)
+        print()
+    else:
+        print_scores(scores, sys.stdout)
+    return 0
+
+
+verbs.register("results score")(
+    Verb("how fast a device or a compiler runs what models run", SCORE_EXAMPLES, prepare_score, run_score)
+)
+
+
+SHOW_EXAMPLES = """\
+examples:
+  opgrip results show latest
+  opgrip results show 20261123T101500-bert-1f2e3d --top 20
+  opgrip results show nightly.parquet
+"""
+
+
+def prepare_show(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the verb."""
+    add_run(parser)
+    parser.add_argument("--top", type=positive, metavar="N", help="rows to show (default: all)")
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print the header, then the table as opreplay prints it."""
+    from opgrip.replay.comparison.results_store import Store
+    from opgrip.replay.outcome import read_run
+    from opgrip.replay.reports.results_table import print_results
+    from opgrip.replay.results.results import summarize
+
+    results = read_run(Store(args.store).find(args.which))
+    apart = ("environment", "accelerator", "ceilings")
+    facts = {name: value for name, value in results.header.items() if name not in apart}
+    lines = [*facts.items(), *results.header.get("environment", {}).items()]
+    width = max((len(printable(name)) for name, _ in lines), default=0)
+    for name, value in lines:
+        print(f"{printable(name):<{width}}  {printable(value if isinstance(value, str) else json.dumps(value))}")
+    rows = list(results.rows)
+    print()
+    print_results(rows[: args.top], sys.stdout)
+    print(summarize(rows))
+    return 0
+
+
+verbs.register("results show")(Verb("where a run comes from, and its rows", SHOW_EXAMPLES, prepare_show, run_show))

@@ -1,0 +1,325 @@
+"""`opgrip zoo baseline`, `list`, `make` and `show`: the traces of real models that ship."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+from opgrip.cli.command import counted, positive, printable
+from opgrip.cli.progress import Reporter
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
+from opgrip.errors import MissingFileError, UserError
+from opgrip.tools.verbs.results import add_run
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces.zoo import PREFIX, ZooTrace, read_manifest, select, zoo_file
+from opgrip.zoo.making.making import write_manifest
+
+BASELINE_EXAMPLES = """\
+examples:
+  opreplay zoo --repeats 3 -o zoo.parquet
+  opgrip zoo baseline zoo.parquet -o baseline.json.zst
+  opreplay zoo --baseline baseline.json.zst
+  opgrip zoo baseline mmseg.parquet --add-to baseline.json.zst -o both.json.zst
+
+The rows that count are those under eager, with the values, threads, batch and caches of the program.
+"""
+
+
+def prepare_baseline(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the verb."""
+    add_run(parser)
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="a .json, .json.gz or .json.zst to write"
+    )
+    parser.add_argument(
+        "--add-to",
+        type=Path,
+        metavar="BASELINE",
+        help="also keep the traces of this baseline of the same machine, except those replayed again",
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+
+
+def run_baseline(args: argparse.Namespace) -> int:
+    """Write the baseline, and report its contents."""
+    from opgrip.replay.comparison.results_store import Store
+    from opgrip.replay.outcome import read_run
+    from opgrip.zoo.scoring import added, baseline_of, read_baselines, write_baseline
+
+    baseline = baseline_of(read_run(Store(args.store).find(args.which)))
+    if args.add_to is not None:
+        baseline = added(read_baselines(args.add_to), baseline)
+    write_baseline(baseline, args.output, args.force)
+    cases = sum(len(trace.cases) for trace in baseline.traces.values())
+    machine = printable(baseline.machine)
+    print(f"{counted(cases, 'case')} of {counted(len(baseline.traces), 'trace')}, {machine}: {args.output}")
+    return 0
+
+
+verbs.register("zoo baseline")(
+    Verb("make what scores are held against", BASELINE_EXAMPLES, prepare_baseline, run_baseline)
+)
+
+
+LIST_EXAMPLES = """\
+examples:
+  opgrip zoo list
+  opgrip zoo list mmdet two-stage       of that library or family
+  opgrip zoo list '*.train'
+  opgrip zoo list mmdet --distinct      how many operators and long-tail functions they have together
+  opgrip zoo list | sort -t$'\\t' -k5nr   columns in a pipe: name, library, family, and numbers
+"""
+NAMES = "a name, model, library or family, with wildcards"
+NUMBERS = ("calls", "signatures", "operators", "longtail", "size_bytes")
+"""fields of a recording, in the order of the columns"""
+
+
+def _number(name: str, heading: str = "", rank: int = 0, unit: int = 1) -> TableColumn:
+    def value(trace: ZooTrace) -> float | None:
+        return None if trace.recording is None else getattr(trace.recording, name) / unit
+
+    return TableColumn(heading or name, value, ",.0f", rank)
+
+
+COLUMNS = (
+    TableColumn("name", "name", least=30),
+    TableColumn("library", "library", least=12, rank=3),
+    TableColumn("family", "family", least=12, rank=2),
+    _number("calls"),
+    _number("signatures", rank=1),
+    _number("operators", rank=2),
+    _number("longtail", rank=3),
+    _number("size_bytes", "kB", rank=4, unit=1000),
+)
+
+
+def prepare_list(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the verb."""
+    parser.add_argument("names", nargs="*", metavar="GLOB", help=f"only those of {NAMES}")
+    parser.add_argument(
+        "--distinct",
+        action="store_true",
+        help="load the traces and count distinct operators and functions over all of them; takes minutes",
+    )
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Print one line per trace, with tab-separated columns in a pipe."""
+    traces = select(args.names, read_manifest())
+    if args.distinct:
+        print(_distinct(traces))
+        return 0
+    if not sys.stdout.isatty():
+        for trace in traces:
+            print(trace.name, trace.library, trace.family, *_numbers(trace), sep="\t")
+        return 0
+    print_table(COLUMNS, traces, sys.stdout)
+    print(summary(traces))
+    return 0
+
+
+def _distinct(traces: Sequence[ZooTrace]) -> str:
+    from opgrip.zoo.making import count_distinct
+
+    counts = count_distinct(traces)
+    return (
+        f"{counted(counts.operators, 'operator')}, {counts.extension_functions} of them functions of extensions, "
+        f"and {counted(counts.longtail, 'long-tail function')} in {counted(counts.traces, 'trace')}"
+    )
+
+
+def _numbers(trace: ZooTrace) -> list[object]:
+    return ["-" if trace.recording is None else getattr(trace.recording, name) for name in NUMBERS]
+
+
+def summary(traces: Sequence[ZooTrace]) -> str:
+    """Return a one-line summary of traces."""
+    made = [trace.recording for trace in traces if trace.recording is not None]
+    size = sum(recording.size_bytes for recording in made) / 1e6
+    models = counted(len({trace.model for trace in traces}), "model")
+    calls = counted(sum(recording.calls for recording in made), "call")
+    missing = len(traces) - len(made)
+    return f"{counted(len(traces), 'trace')} of {models}: {calls}, {size:.1f} MB" + (
+        f"; {missing} not made yet" if missing else ""
+    )
+
+
+verbs.register("zoo list")(
+    Verb("list the traces of real models that ship", LIST_EXAMPLES, prepare_list, run_list, needs_torch=False)
+)
+
+
+MAKE_EXAMPLES = """\
+examples:
+  opgrip zoo make retinanet_r50.predict
+  opgrip zoo make '*'                            all that is not there yet, or has another recipe by now
+  opgrip zoo make --check fast-scnn.predict      make it anew beside, and compare: 1 where calls differ
+
+exit status: 1 where one could not be made, or differs
+"""
+DIFFERENCES = 10
+"""maximum number of differing signatures reported per trace"""
+
+
+def prepare_make(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the verb."""
+    parser.add_argument("names", nargs="+", metavar="GLOB", help=NAMES)
+    parser.add_argument("-f", "--force", action="store_true", help="also make traces that exist and are up to date")
+    parser.add_argument(
+        "--check", action="store_true", help="make them in a temporary folder, and compare them with those that ship"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=positive,
+        default=1800,
+        metavar="S",
+        help="end a capture that takes longer, in seconds (default: %(default)s)",
+    )
+
+
+def run_make(args: argparse.Namespace) -> int:
+    """Make traces one after the other in separate processes, and write the manifest after each."""
+    from opgrip.zoo.making import is_current
+
+    reporter = Reporter(args.prog)
+    traces = select(args.names, read_manifest())
+    if args.check:
+        return int(sum(_differs(trace, args.timeout, reporter) for trace in traces) > 0)
+    due = [trace for trace in traces if args.force or not is_current(trace)]
+    if len(due) < len(traces):
+        reporter.say(f"{counted(len(traces) - len(due), 'trace')} there already")
+    failures = [trace for trace in due if not _is_made(trace, args.timeout, reporter)]
+    reporter.say(summary(select(args.names, read_manifest())))
+    if failures:
+        reporter.say(f"{counted(len(failures), 'trace')} could not be made")
+    return int(bool(failures))
+
+
+def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
+    """Make a trace and report its figures; return True on success."""
+    from opgrip.zoo.making import make_trace
+
+    start = monotonic()
+    try:
+        with reporter.doing(f"making {trace.name}", measures=False):
+            made = make_trace(trace, timeout_s=timeout_s)
+    except UserError as error:
+        reporter.say(f"error: {error}")
+        return False
+    _write_down(made)
+    held = made.recording
+    assert held is not None
+    figures = (
+        counted(held.calls, "call"),
+        counted(held.signatures, "signature"),
+        f"{held.size_bytes / 1e3:,.0f} kB",
+        f"{monotonic() - start:.0f} s",
+    )
+    reporter.say(f"{trace.name}: {', '.join(figures)}")
+    return True
+
+
+def _write_down(made: ZooTrace) -> None:
+    """Write a trace's recording to the current manifest.
+
+    The manifest is read again, because making takes hours in which recipes may be edited.
+    """
+    traces: Sequence[ZooTrace] = read_manifest()
+    write_manifest(
+        replace(trace, recording=made.recording)
+        if (trace.name, trace.arguments) == (made.name, made.arguments)
+        else trace
+        for trace in traces
+    )
+
+
+def _differs(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
+    """Return True if a trace that is made again differs from the shipped one, or cannot be made."""
+    from opgrip.zoo.making import differences_anew
+
+    try:
+        with reporter.doing(f"making {trace.name} anew", measures=False):
+            lines = differences_anew(trace, zoo_file(trace), timeout_s)
+    except UserError as error:
+        reporter.say(f"error: {error}")
+        return True
+    reporter.say(f"{trace.name}: {counted(len(lines), 'signature differs', 'signatures differ')}")
+    for line in lines[:DIFFERENCES]:
+        reporter.say(f"  {line}")
+    return bool(lines)
+
+
+verbs.register("zoo make")(
+    Verb("make traces of the zoo again, or check that they come out the same", MAKE_EXAMPLES, prepare_make, run_make)
+)
+
+
+SHOW_EXAMPLES = """\
+examples:
+  opgrip zoo show built-in_faster-rcnn.predict
+  opgrip zoo show 'faster-rcnn*'
+"""
+
+
+def prepare_show(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the verb."""
+    parser.add_argument("names", nargs="+", metavar="NAME", help=NAMES)
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print facts about the trace."""
+    for number, trace in enumerate(select(args.names, read_manifest())):
+        if number:
+            print()
+        for name, value in facts(trace):
+            if value:
+                print_line(f"{name:<12}{value}", sys.stdout, indent=12)
+    return 0
+
+
+def facts(trace: ZooTrace) -> list[tuple[str, str]]:
+    """Return names and texts of the facts about a trace."""
+    lines = [
+        ("name", trace.name),
+        ("model", f"{trace.model} of {trace.library}, {trace.family}"),
+        ("inputs", trace.inputs),
+        ("remark", trace.remark),
+        ("made by", shlex.join(["opcapture", *trace.arguments])),
+    ]
+    held = trace.recording
+    if held is None:
+        return [*lines, ("holds", f"nothing yet: opgrip zoo make {trace.name}")]
+    return [
+        *lines,
+        ("with", ", ".join(f"{name} {number}" for name, number in held.versions.items())),
+        ("on", held.machine),
+        ("step", f"{held.step_ms:,.1f} ms unwatched, {held.steps} recorded"),
+        ("calls", f"{held.calls:,} of {held.signatures:,} signatures of {held.operators:,} operators"),
+        ("long tail", f"{held.longtail:,} functions"),
+        ("file", f"{held.size_bytes:,} bytes, {_place(trace)}"),
+        ("run it", f"opreplay {PREFIX}{trace.name}"),
+    ]
+
+
+def _place(trace: ZooTrace) -> str:
+    try:
+        return str(zoo_file(trace))
+    except MissingFileError:
+        return "not installed: the package opgrip-zoo has it"
+
+
+verbs.register("zoo show")(
+    Verb(
+        "show what a trace of the zoo holds and how it is made",
+        SHOW_EXAMPLES,
+        prepare_show,
+        run_show,
+        needs_torch=False,
+    )
+)
