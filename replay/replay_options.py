@@ -31,28 +31,28 @@ from opgrip.replay.sequences.step_options import RankOptions, SequenceOptions, l
 from opgrip.replay.timing.timing_options import GRAPH, PROGRAM, WARM
 from opgrip.replay.workers.executors.executor import PROCESSES, EngineOptions
 
-DESCRIPTION = "Run every distinct call of a trace again, without the model, and compare its time with the captured one."
+DESCRIPTION = "Replay every distinct call of a trace without the model, and compare its time with the captured time."
 EXAMPLES = """\
 examples:
-  opreplay trace:faster_rcnn
+  opreplay trace:faster_rcnn                                               all cases of a trace
   opreplay trace:faster_rcnn --op 'aten.index*' --op 'aten.sort*' --precision 0.01
   opreplay trace:faster_rcnn --module 'backbone.*' --top 20 -o backbone.csv
   opreplay trace:faster_rcnn --unit module --module 'backbone.layer1.*'    each block as one case
-  opreplay trace:faster_rcnn --values recorded,random,zeros                what values do to the time
-  opreplay trace:faster_rcnn -o results.json --resume                      go on after Ctrl-C, or a crash of the machine
+  opreplay trace:faster_rcnn --values recorded,random,zeros                the effect of values on time
+  opreplay trace:faster_rcnn -o results.json --resume                      continue after Ctrl-C or a crash
   opreplay trace:faster_rcnn --mode jit,compile,onnxruntime                under compilers, checked against eager
-  opreplay trace:faster_rcnn --threads 1,2,4 --sweep                       which operators gain by threads
+  opreplay trace:faster_rcnn --threads 1,2,4 --sweep                       speed-up with more threads
   opreplay trace:faster_rcnn --sequence                                    the whole step, with its dataflow
-  torchrun --nproc-per-node 4 -m opgrip.replay step.jsonl --sequence       a step of four ranks, with its collectives
-  opreplay zoo --top 200 -o zoo.parquet                                    the 200 longest cases of each of all models
-  opreplay 'zoo:mmdet' --mode compile                                      and what a compiler makes of some of them
+  opreplay trace:faster_rcnn --device cuda --exec-mode events --cache cold on a GPU, with cold caches
   opreplay trace:faster_rcnn --top 20 --nsys -o top.json                   kernels of each call, by Nsight Systems
-  opreplay trace:faster_rcnn --device cuda --ncu -o all.json               counters of its kernels, by Nsight Compute
-  opreplay trace:faster_rcnn --profile -o all.json                         a timeline for Perfetto, by torch's profiler
-  opreplay sample:nms                                                      a sample that ships
-  opreplay samples --tag ForLoop --mode eager,compile                      all with a property
+  opreplay trace:faster_rcnn --device cuda --ncu -o all.json               kernel metrics, by Nsight Compute
+  opreplay trace:faster_rcnn --profile -o all.json                         timeline for Perfetto, by torch's profiler
+  opreplay zoo --top 200 -o zoo.parquet                                    the 200 longest cases of each model
+  opreplay 'zoo:mmdet' --mode compile                                      the models of mmdet, compiled
+  opreplay sample:nms                                                      one of the samples that ship
+  opreplay samples --tag ForLoop --mode eager,compile                      all samples with a tag
   opreplay --operator aten.mm --inputs '{"self": [512, 512], "mat2": [512, 512]}' --dtype bfloat16 --backward
-  opreplay trace:faster_rcnn --device cuda --exec-mode events --cache cold
+  torchrun --nproc-per-node 4 -m opgrip.replay step.jsonl --sequence       a step of four ranks, with its collectives
 """
 
 
@@ -63,53 +63,39 @@ class OutputOptions:
 
     output: Path | None = option(
         None,
-        "also write the results, as the suffix says: .json, .csv, .parquet, .xlsx, .md, .xml (JUnit); .svg draws",
+        "also write the results; the suffix selects the format: .json, .csv, .parquet, .xlsx, .md, .xml "
+        "(JUnit), .svg (plot)",
         short="-o",
         parse=Path,
         metavar="FILE",
         role=OUTPUT,
+        common=True,
     )
-    force: bool = option(
-        False,
-        "replace an existing file",
-        short="-f",
-        role=OUTPUT,
-    )
+    force: bool = option(False, "replace an existing file", short="-f", role=OUTPUT, common=True)
     append: bool = option(
         False,
-        "add the rows to an existing file's (.json, .csv)",
+        "add the rows to an existing .json or .csv file",
         only=("single cases",),
         role=OUTPUT,
     )
     resume: bool = option(
-        False,
-        "go on where an interrupted replay to --output stopped",
-        only=("single cases",),
-        role=OUTPUT,
+        False, "continue an interrupted replay to the same --output", only=("single cases",), role=OUTPUT, common=True
     )
     list: bool = option(
-        False,
-        "list the cases that would run, and run none",
-        only=("single cases",),
-        role=OUTPUT,
+        False, "list the selected cases without running them", only=("single cases",), role=OUTPUT, common=True
     )
-    strict: bool = option(
-        False,
-        "exit with status 1 if a case is neither ok nor contended",
-        role=OUTPUT,
-    )
+    strict: bool = option(False, "exit with status 1 if a case is neither ok nor contended", role=OUTPUT, common=True)
     store: Path | None = option(
         None,
-        "keep the results there, in a file of their own below <machine>-<device>/; without it in the folder that "
-        "$OPGRIP_STORE names, else in results/; nowhere where that variable is empty",
+        "folder to keep results in, under <machine>-<device>/ (default: $OPGRIP_STORE, or results/; "
+        "nowhere if that variable is empty)",
         parse=Path,
         metavar="DIR",
         role=OUTPUT,
     )
     until_decided: str | None = option(
         None,
-        "then repeat the cases of which it is not sure whether they differ from those of BASE, a file or a kept run, "
-        "up to 20 times",
+        "repeat the cases whose difference from BASE (a file or a stored run) is undecided, up to 20 times",
         metavar="BASE",
         only=("single cases",),
         role=EFFORT,
@@ -128,30 +114,30 @@ class ScoreOptions:
 
     baseline: Path | None = option(
         None,
-        "of several traces: hold their times against those of this file, which opgrip zoo baseline wrote, in the place "
-        "of the one that ships",
+        "with several traces: baseline file to compute scores against, written by opgrip zoo baseline "
+        "(default: the one that ships)",
         parse=Path,
         metavar="FILE",
         role=OUTPUT,
     )
 
 
-@titled("which cases")
+@titled("cases")
 @dataclass(frozen=True, slots=True)
 class OperatorRequest:
     """Operators that are named instead of a trace."""
 
     operator: tuple[str, ...] = option(
         (),
-        "replay this operator in the place of a trace, such as aten.add.Tensor or aten.mm; can be repeated",
+        "replay this operator instead of a trace, such as aten.add.Tensor or aten.mm; can be repeated",
         repeated=True,
         metavar="NAME",
         role=CASES,
     )
     inputs: tuple[str, ...] = option(
         (),
-        "its arguments as JSON, shapes of tensors and values of others by name: "
-        """'{"self": [64, 64], "other": [64, 64]}'; or a list of such; can be repeated""",
+        "with --operator: its arguments as JSON, with tensors by shape and other arguments by value: "
+        """'{"self": [64, 64], "other": [64, 64]}'; or a list of such objects; can be repeated""",
         repeated=True,
         metavar="JSON",
         role=CASES,
@@ -160,9 +146,8 @@ class OperatorRequest:
 
 def option_classes() -> list[type]:
     """Return the classes of all options, in the order of the help."""
-    of_cases: list[type] = [OutputOptions, ScoreOptions, OperatorRequest, *OPTION_GROUPS.values()]
-    of_sequences: list[type] = [SequenceOptions, RankOptions]
-    return [*of_cases, *of_sequences, EngineOptions, *(analysis.options for analysis in in_order())]
+    of_cases: list[type] = [OperatorRequest, *OPTION_GROUPS.values(), SequenceOptions, OutputOptions, ScoreOptions]
+    return [*of_cases, RankOptions, EngineOptions, *(analysis.options for analysis in in_order())]
 
 
 def run_settings(args: argparse.Namespace) -> dict[str, str]:
@@ -181,14 +166,16 @@ def _text(value: Any) -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of `opreplay`."""
-    parser = OneLineParser("opreplay", description=DESCRIPTION, epilog=EXAMPLES)
+    parser = OneLineParser("opreplay", usage="opreplay [options] [TRACE ...]", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument(
         "trace",
         type=Path,
         metavar="TRACE",
         nargs="*",
-        help="a trace, or a file of another tool; several of them, a folder of them, zoo or zoo:PATTERN, which are "
-        "replayed in turn, each by the same options; samples, sample:NAME, or a folder that grip wrote",
+        help=(
+            "a trace, or a file of another tool; several traces, a folder of traces, zoo or "
+            "zoo:PATTERN; samples, sample:NAME, or a folder that opgrip grip wrote"
+        ),
     )
     add_all_options(parser, option_classes())
     add_debug(parser)

@@ -24,20 +24,20 @@ from opgrip.cli.options import add_all_options, flag_of, option, options_in, ref
 from opgrip.errors import UserError
 
 DEFAULT_MODEL = "builtin:faster_rcnn"
-DESCRIPTION = "Run a model and record every operator and extension function that it calls, in a trace file."
+DESCRIPTION = "Run a model or a script, and record every operator and extension function that it calls in a trace file."
 EXAMPLES = """\
 examples:
   opcapture                                               the built-in detector, to faster_rcnn.jsonl
-  opcapture --model faster-rcnn_r50_fpn_1x_coco.py --run train -o traces/faster_rcnn.jsonl.gz
   opcapture --model my_package.models:small_unet --batch-size 8 --device cuda
+  opcapture -o train.jsonl.zst -- train.py --epochs 1     any script (or -- -m package), with the script's exit status
+  opcapture --model faster-rcnn_r50_fpn_1x_coco.py --run train -o traces/faster_rcnn.jsonl.gz
   opcapture --model retinanet_r50_fpn_1x_coco.py --cfg-options model.test_cfg.score_thr=0 -o - | jq .op
-  opcapture --model bert.py:make --run train --audit      name what torch ran and the trace does not have
-  opcapture --model faster-rcnn_r50_fpn_1x_coco.py --grip 'mmdet.*:delta2bbox'  functions too, and samples of them
-  opcapture --model bert.py:make --find-longtail          name the functions that break into many small operators
-  opcapture --model transformers:gpt2 --run generate --autocast bfloat16    prefill, and then token by token
-  opcapture -o train.jsonl.zst -- train.py --epochs 1     any script, or -- -m package, with its own exit status
+  opcapture --model transformers:gpt2 --run generate --autocast bfloat16    a prompt, then token by token
+  opcapture --model bert.py:make --run train --audit      compare the trace with torch's own count of operators
+  opcapture --model bert.py:make --find-longtail          rank functions that break into many small operators
+  opcapture --model faster-rcnn_r50_fpn_1x_coco.py --grip 'mmdet.*:delta2bbox'  also write a function as a sample
   opcapture --model opinfo:all -o operators.jsonl.zst     every operator of torch, with torch's own sample inputs
-  torchrun --nproc-per-node 2 --no-python opcapture -o step.jsonl -- train.py     one trace a rank
+  torchrun --nproc-per-node 2 --no-python opcapture -o step.jsonl -- train.py   one trace per rank
 """
 SCRIPT = "put a script after --, as in opcapture -- train.py"
 
@@ -45,7 +45,7 @@ SCRIPT = "put a script after --, as in opcapture -- train.py"
 _OF_MODELS = ("models", "modules")
 
 
-@titled("the model")
+@titled("model")
 @dataclass(frozen=True, slots=True)
 class ModelName:
     """Choice of the model."""
@@ -56,10 +56,11 @@ class ModelName:
         short="-m",
         metavar="SOURCE",
         only=("models",),
+        common=True,
     )
 
 
-@titled("the trace")
+@titled("trace file")
 @dataclass(frozen=True, slots=True)
 class TraceOutput:
     """Location of the trace."""
@@ -69,16 +70,19 @@ class TraceOutput:
         "trace file; .gz and .zst compress it, - is stdout (default: MODEL.jsonl, with --private private.jsonl)",
         short="-o",
         metavar="FILE",
+        common=True,
     )
-    force: bool = option(False, "replace an existing trace", short="-f")
+    force: bool = option(False, "replace an existing trace", short="-f", common=True)
 
 
-@titled("its steps")
+@titled("steps")
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Choice of the captured steps."""
 
-    seed: int = option(0, "random seed for weights, inputs and everything else (default: %(default)s)", parse=seed)
+    seed: int = option(
+        0, "random seed for weights, inputs and everything else (default: %(default)s)", parse=seed, common=True
+    )
     warmup: int = option(
         2,
         "steps to run before the recorded ones; during the last two the capture learns signatures "
@@ -86,60 +90,65 @@ class Steps:
         parse=not_negative,
         metavar="N",
         only=_OF_MODELS,
+        common=True,
     )
     steps: int = option(
-        3, "number of steps to record (default: %(default)s)", parse=positive, metavar="N", only=_OF_MODELS
+        3, "number of steps to record (default: %(default)s)", parse=positive, metavar="N", only=_OF_MODELS, common=True
     )
 
 
-@titled("what is recorded")
+@titled("contents of the trace")
 @dataclass(frozen=True, slots=True)
 class RecordingOptions:
     """Contents of the recording: keywords of `Capture` of the same names."""
 
     extension: tuple[str, ...] = option(
         (),
-        f"extension module to record, besides {', '.join(KNOWN_EXTENSIONS)}; can be repeated",
+        f"extension module to record, in addition to {', '.join(KNOWN_EXTENSIONS)}; can be repeated",
         repeated=True,
         metavar="MODULE",
+        common=True,
     )
     grip: tuple[str, ...] = option(
         (),
-        "functions whose calls are recorded too, such as 'mmdet.models.*:delta2bbox', and each written as a sample; "
-        "can be repeated",
+        "also record the calls of functions that match, such as 'mmdet.models.*:delta2bbox', and write "
+        "each function as a sample; can be repeated",
         repeated=True,
         metavar="PATTERN",
+        common=True,
     )
     grip_to: Path | None = option(
         None, "folder for the samples that --grip writes (default: grips)", parse=Path, metavar="FOLDER"
     )
     compiled: str = option(
         OPERATORS,
-        "record compiled regions as the operators that they were compiled from, or each as one call "
-        "(default: %(default)s)",
+        "record a compiled region as the operators that it was compiled from, or as one call (default: %(default)s)",
         choices=COMPILED,
+        common=True,
     )
     values: str = option(
         SKETCH,
-        "full also keeps the tensor values of each signature's first call, in a second file; they can be private data "
-        "(default: %(default)s)",
+        "full also stores the tensor values of each signature's first call in a second file; they can be "
+        "private data (default: %(default)s)",
         choices=VALUES,
+        common=True,
     )
     value_share: float = option(
         VALUE_SHARE,
-        "limit looking at values of later calls to this share of the program's time, warm-up steps aside "
-        "(default: %(default)s)",
+        "maximum share of the program's time spent on reading values of later calls, outside of warm-up "
+        "steps (default: %(default)s)",
         parse=part_of_one,
         metavar="SHARE",
     )
     device_time: str = option(
         EVENTS,
-        "time calls on an accelerator between two events, or by the device's records of their kernels, whose names the "
-        "trace then has (default: %(default)s)",
+        "how to time calls on an accelerator: between two events, or by its record of each kernel, which "
+        "also adds kernel names (default: %(default)s)",
         choices=DEVICE_TIMES,
+        common=True,
     )
     private: bool = option(
-        False, "leave out names, paths, texts and values of the program, as `opgrip trace redact` does"
+        False, "leave out names, paths, texts and values of the program, as `opgrip trace redact` does", common=True
     )
     salt_file: Path | None = option(
         None,
@@ -149,50 +158,54 @@ class RecordingOptions:
         metavar="FILE",
     )
     stack_depth: int = option(
-        1, "source lines to keep for each call (default: %(default)s)", parse=positive, metavar="N"
+        1, "source lines to keep for each call (default: %(default)s)", parse=positive, metavar="N", common=True
     )
     max_calls: int | None = option(
-        None, "end the recording, not the program, after N calls", parse=positive, metavar="N"
+        None, "stop the recording, but not the program, after N calls", parse=positive, metavar="N", common=True
     )
     max_bytes: int | None = option(
         None,
-        "end the recording after N bytes of trace before compression, including --values full",
+        "stop the recording after N bytes of trace, before compression and including --values full",
         parse=positive,
         metavar="N",
     )
     max_memory: int | None = option(
         None,
-        "end the recording once what it keeps of the program takes about this much memory, such as 500MB",
+        "stop the recording when it uses this much memory, such as 500MB",
         parse=byte_count,
         metavar="SIZE",
     )
     max_overhead: float | None = option(
         None,
-        "limit recording to this share of the program's time, such as 5%%: near it, values, scopes and then whole "
-        "steps are left out, which the trace reports",
+        "limit recording to this share of the program's time, such as 5%%: near it, values, scopes and "
+        "then whole steps are left out, and the trace reports which",
         parse=percent,
         metavar="SHARE",
+        common=True,
     )
     last: int | None = option(
         None,
-        "keep the last N calls in memory, and write them only when the program raises, gets a signal, or asks",
+        "keep the last N calls in memory, and write them only if the program raises, receives a signal or requests it",
         parse=positive,
         metavar="N",
+        common=True,
     )
     write_ahead: bool = option(
         False,
-        "write each call before it runs, to find the one that crashes or hangs; slow; with --last, to a file that does "
-        "not grow",
+        "write each call before it runs, to find the one that crashes or hangs; slow; with --last, to a "
+        "file of constant size",
     )
 
 
-@titled("recordings of a program that goes on")
+@titled("recording on demand")
 @dataclass(frozen=True, slots=True)
 class OnDemandOptions:
     """Recording on demand of a running program."""
 
     on_demand: bool = option(
-        False, "run the script at full speed, and record steps when `opcapture trigger` or a signal asks for it"
+        False,
+        "run the script at full speed, and record steps when `opcapture trigger` or a signal requests it",
+        common=True,
     )
     step_module: str | None = option(
         None,
@@ -209,24 +222,24 @@ class OnDemandOptions:
     )
     new_only: bool = option(
         False,
-        "keep those recordings of --every that have calls new to the service, and write a small file per day that "
-        "counts all: NAME-HOST-DATE.shapes.json, for `opgrip trace diff`",
+        "with --every, keep only recordings with calls that are new to the service, and write a small "
+        "file per day that counts all calls: NAME-HOST-DATE.shapes.json, for `opgrip trace diff`",
     )
     max_disk: int | None = option(
         None,
-        "limit the recordings of --every to this size, such as 2GB, by removing the oldest",
+        "with --every, limit the recordings to this size, such as 2GB, by removing the oldest",
         parse=byte_count,
         metavar="SIZE",
     )
 
 
-@titled("what is told of it")
+@titled("reports")
 @dataclass(frozen=True, slots=True)
 class Findings:
     """Reports printed about a finished capture."""
 
     find_longtail: bool = option(
-        False, "rank the functions that break into many small operators, as `opgrip longtail` does"
+        False, "rank the functions that break into many small operators, as `opgrip longtail` does", common=True
     )
     audit: bool = option(
         False,

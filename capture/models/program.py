@@ -108,20 +108,26 @@ class OperatorOptions:
     )
 
 
-@titled("the model")
+@titled("model")
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """Options of a model."""
 
     run: str = option(
         "predict",
-        "what a step is: predict; loss, the forward pass of training; train, with backward and optimizer; generate, "
-        "a text token by token (default: %(default)s)",
+        "workload of a step: predict; loss (the forward pass of training); train (with backward pass and "
+        "optimizer); generate (a text, token by token) (default: %(default)s)",
         choices=RUNS,
         only=_OF_MODULES,
+        common=True,
     )
     batch_size: int | None = option(
-        None, "batch size of the inputs (default: the model's own)", parse=positive, metavar="N", only=_OF_MODULES
+        None,
+        "batch size of the inputs (default: the model's own)",
+        parse=positive,
+        metavar="N",
+        only=_OF_MODULES,
+        common=True,
     )
     input_size: tuple[int, int] | None = option(
         None,
@@ -129,13 +135,15 @@ class ModelOptions:
         parse=image_size,
         metavar="HxW",
         only=_OF_MODULES,
+        common=True,
     )
     sequence_length: int | None = option(
         None,
-        "tokens of an input text (default: the model's own)",
+        "number of tokens of the input text (default: the model's own)",
         parse=positive,
         metavar="N",
         only=_OF_MODULES,
+        common=True,
     )
     new_tokens: int | None = option(
         None,
@@ -149,10 +157,18 @@ class ModelOptions:
         "dtype of torch.autocast to run the model under (default: no autocast)",
         choices=AUTOCASTS,
         only=_OF_MODULES,
+        common=True,
     )
-    device: str = option("cpu", "device to run the model on, such as cuda:0 (default: %(default)s)", only=("models",))
+    device: str = option(
+        "cpu", "device to run the model on, such as cuda:0 (default: %(default)s)", only=("models",), common=True
+    )
     checkpoint: Path | None = option(
-        None, "file of weights to load (default: random weights)", parse=Path, metavar="FILE", only=_OF_MODULES
+        None,
+        "file of weights to load (default: random weights)",
+        parse=Path,
+        metavar="FILE",
+        only=_OF_MODULES,
+        common=True,
     )
     cfg_options: tuple[str, ...] = option(
         (),
@@ -160,6 +176,7 @@ class ModelOptions:
         several=True,
         metavar="KEY=VALUE",
         only=_OF_MODULES,
+        common=True,
     )
     operators: OperatorOptions = field(default_factory=OperatorOptions)
 

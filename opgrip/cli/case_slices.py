@@ -14,14 +14,14 @@ INDEXED = 1 << 62
 """number of cases from which on a range is too long for `random.sample`"""
 
 
-@titled("which cases")
+@titled("cases")
 @dataclass(frozen=True, slots=True)
 class Cut:
     """Selection of cases of a table, or of a file that describes more cases than it holds."""
 
     start: int = option(
         0,
-        "first case to take, counted from 0, of the table or of the file of configurations",
+        "skip the cases before number N (counted from 0) of a table or configuration file",
         parse=not_negative,
         metavar="N",
         only=("single cases",),
@@ -29,7 +29,7 @@ class Cut:
     )
     stop: int | None = option(
         None,
-        "stop before this case",
+        "stop before case number N",
         parse=positive,
         metavar="N",
         only=("single cases",),
@@ -37,7 +37,7 @@ class Cut:
     )
     sample: int | None = option(
         None,
-        "take only N of these cases, chosen at random",
+        "run N of the cases, chosen at random",
         parse=positive,
         metavar="N",
         only=("single cases",),

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
 from difflib import SequenceMatcher, get_close_matches
+from functools import partial
 from importlib import metadata
 from typing import Any, NoReturn
 
@@ -31,7 +32,7 @@ def open_closed_streams() -> None:
             setattr(sys, f"__{name}__", stream)
 
 
-UNBOUNDED_HELP = "read traces without limits on memory and nesting"
+UNBOUNDED_HELP = "read traces without the limits on memory and nesting that protect against damaged files"
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -89,6 +90,37 @@ class OneLineParser(argparse.ArgumentParser):
         """Print a one-line error and exit."""
         end = "" if message.endswith("?") else ":"
         self.exit(USAGE_ERROR, f"{self.prog}: error: {message}{end} see {self.prog} --help\n")
+
+
+class ShortHelp(argparse.RawDescriptionHelpFormatter):
+    """Formatter of a help text that leaves out some options.
+
+    Parameters
+    ----------
+    hidden : long names of the options to leave out, with `_` for `-`
+    """
+
+    def __init__(self, prog: str, hidden: Collection[str] = ()) -> None:
+        super().__init__(prog)
+        self._hidden = hidden
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """Add an option to the help unless it is hidden."""
+        if action.dest not in self._hidden:
+            super().add_argument(action)
+
+
+def add_help_all(parser: argparse.ArgumentParser, hidden: Collection[str]) -> None:
+    """Leave options out of a command's `--help`, and add the option `--help-all`, which shows them."""
+    parser.formatter_class = partial(ShortHelp, hidden=frozenset(hidden))
+    parser.add_argument("--help-all", action=_ShowAll, nargs=0, help=f"show all options ({len(hidden)} more) and exit")
+
+
+class _ShowAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        parser.print_help()
+        parser.exit()
 
 
 def add_debug(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from opgrip.cli.command import did_you_mean
+from opgrip.cli.command import add_help_all, did_you_mean
 from opgrip.errors import UserError
 
 T = TypeVar("T")
@@ -47,6 +47,7 @@ class Option:
     role : effect on the results of a replay, one of the roles above; empty for other commands
     column : results column with the value of an IDENTITY option, if it differs from the option's name
     only : inputs that the option applies to, such as `traces`; empty if it applies to all
+    common : whether `--help` shows the option; `--help-all` shows all
     """
 
     help: str | Callable[[], str]
@@ -60,6 +61,7 @@ class Option:
     role: str = ""
     column: str = ""
     only: tuple[str, ...] = ()
+    common: bool = False
 
 
 def option(default: Any, help: str | Callable[[], str], **others: Any) -> Any:
@@ -99,7 +101,9 @@ def title_of(declared: type) -> str:
 
 
 def add_all_options(parser: argparse.ArgumentParser, declared: Iterable[type]) -> None:
-    """Add the options of classes to a parser, with one group per title."""
+    """Add the options of classes to a parser, with one group per title, and `--help-all`, which shows the rare ones."""
+    declared = list(declared)
+    add_help_all(parser, [word for group in declared for _, word, _, about in options_in(group) if not about.common])
     groups: dict[str, argparse._ArgumentGroup] = {}
     for group in declared:
         title = title_of(group)
@@ -176,7 +180,7 @@ class Following(Repeated):
         setattr(args, self.dest, tuple(value))
 
 
-OF_COMMANDS = ("help", "version", "debug")
+OF_COMMANDS = ("help", "help_all", "version", "debug")
 """options that are not keywords of Python calls"""
 
 

@@ -10,20 +10,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
-from typing import Protocol, TypeAlias
-
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from opgrip.cli.terminal import console_for
 from opgrip.errors import shortened
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
 CLEAR = "\r\x1b[K"
 
@@ -109,6 +102,8 @@ class Reporter:
             self.begin(text)
             yield lambda now="": None
             return
+        from rich.progress import Progress, TimeElapsedColumn
+
         elapsed = None if measures and total is None else TimeElapsedColumn()
         columns, first = self._fitting(text, total, elapsed)
         with Progress(*columns, console=self.console, transient=True, auto_refresh=not measures) as progress:
@@ -134,6 +129,8 @@ class Reporter:
             self.begin(text)
             yield tell_nobody
             return
+        from rich.progress import Progress, TimeElapsedColumn
+
         elapsed = TimeElapsedColumn()
         columns, first = self._fitting(text, MOST_STEPS, elapsed, tells_left=False)
         with Progress(*columns, console=self.console, transient=True, auto_refresh=False) as progress:
@@ -151,6 +148,8 @@ class Reporter:
         self, text: str, total: int | None, elapsed: ProgressColumn | None, tells_left: bool = True
     ) -> tuple[list[ProgressColumn], str]:
         """Return the columns and the part of the text that fit the terminal; numbers are never cut."""
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
         numbers: list[tuple[int, list[ProgressColumn]]] = []
         if total is not None:
             numbers.append((2 * len(str(total)) + 2, [MofNCompleteColumn()]))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from rich.cells import cell_len, chop_cells
-from rich.console import Console
-from rich.text import Text
 
 from opgrip.cli.command import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 MOST = 120
 """maximum length of a text in a table, in characters"""
@@ -70,12 +71,17 @@ def console_for(file: IO[str] | None = None, stderr: bool = False) -> Console:
 
     With NO_COLOR set, it writes neither colours nor bold nor italic.
     """
+    # rich is imported late in this file and those that print, to keep `--help` fast
+    from rich.console import Console
+
     plain = bool(os.environ.get("NO_COLOR"))
     return Console(file=file, stderr=stderr, highlight=False, color_system=None if plain else "auto")
 
 
 def print_line(line: str, file: IO[str], style: str = "", indent: int = 0) -> None:
     """Print a line, wrapped to the width of a terminal; continuation lines are indented by `indent`."""
+    from rich.text import Text
+
     console = console_for(file)
     parts = fold(line, console.width) if console.is_terminal else [line]
     if len(parts) > 1 and indent:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.cells import cell_len
-from rich.console import Console
-from rich.segment import Segment
-from rich.text import Text
 
 from opgrip.cli.command import printable
 from opgrip.cli.terminal import MOST, console_for, fold, print_line, shorten
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.segment import Segment
 
 NARROWEST = 60
 """terminal width in characters below which lines of a table wrap"""
@@ -84,6 +85,7 @@ def print_table(
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
     console = console_for(file)
     cells = {column: [column.cell(row) for row in rows] for column in shown_columns(columns, rows)}
@@ -120,6 +122,8 @@ def print_table(
 
 
 def _print(lines: Sequence[Sequence[Segment]], console: Console) -> None:
+    from rich.text import Text
+
     for line in lines:
         text = Text.assemble(*((segment.text, segment.style or "") for segment in line))
         text.rstrip()

@@ -186,34 +186,35 @@ class NsysOptions:
 
     nsys: bool = option(
         False,
-        "run the cases once more under Nsight Systems: kernels, launches, time on the GPU and gaps of each row, "
-        "and a report beside --output",
+        "run the cases once more under Nsight Systems: adds kernels, launches, GPU time and gaps to each "
+        "row, and writes a report next to --output",
         only=("single cases", "one trace"),
         role=OUTPUT,
+        common=True,
     )
     nsys_bin: str | None = option(
         None,
-        "the program nsys (default: where installers put it)",
+        "path of nsys (default: on PATH, or where NVIDIA's installers put it)",
         metavar="FILE",
         role=OUTPUT,
     )
     nsys_args_file: Path | None = option(
         None,
-        "further arguments of nsys profile, as on a command line",
+        "file with further arguments for nsys profile, written as on a command line",
         parse=Path,
         metavar="FILE",
         role=OUTPUT,
     )
     nsys_warmup: int = option(
         3,
-        "runs before those that it sees (default: 3)",
+        "warm-up runs per case under nsys (default: 3)",
         parse=not_negative,
         metavar="N",
         role=EFFORT,
     )
     nsys_iterations: int = option(
         10,
-        "runs that it sees (default: 10)",
+        "profiled runs per case under nsys (default: 10)",
         parse=positive,
         metavar="N",
         role=EFFORT,

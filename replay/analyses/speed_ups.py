@@ -191,14 +191,15 @@ WORTH = 1.05
 """least further speed-up for which a larger value is worth using"""
 
 
-@titled("how they are run")
+@titled("execution")
 @dataclass(frozen=True, slots=True)
 class SweepOptions:
     sweep: bool = option(
         False,
-        "print how times scale with --threads and the like",
+        "print how times scale over several values of --threads, --batch-scale or --streams",
         only=("single cases", "one trace"),
         role=OUTPUT,
+        common=True,
     )
 
 

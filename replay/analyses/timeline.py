@@ -30,9 +30,11 @@ class TimelineOptions:
 
     profile: bool = option(
         False,
-        f"run the cases once more under torch's profiler: a timeline for Perfetto beside --output, NAME{SUFFIX}",
+        "run the cases once more under torch's profiler, and write a timeline for Perfetto next to "
+        f"--output, NAME{SUFFIX}",
         only=("single cases", "one trace"),
         role=OUTPUT,
+        common=True,
     )
 
 

@@ -26,22 +26,23 @@ NO_CALL_MATCHES_BOTH = "no call matches both --op and --module", "see opgrip tra
 NO_CALL_WITHIN = "no call that --op and --module select is within --label", "see opgrip trace info"
 
 
-@titled("which cases")
+@titled("cases")
 @dataclass(frozen=True, slots=True)
 class Selection(Cut):
     """Options that select calls of a trace, or samples, by shell patterns."""
 
     unit: str = option(
         CALL,
-        "what a case is: one call, or all calls of a Python function or a module as one, which --op and --module "
-        "name (default: %(default)s)",
+        "what one case is: one operator call, or all calls of a Python function or of a module, selected "
+        "by --op or --module (default: %(default)s)",
         choices=UNIT_KINDS,
         only=("single cases", "traces"),
         role=CASES,
+        common=True,
     )
     samples: tuple[str, ...] = option(
         (),
-        "with --unit function: calls of gripped functions, by the code in sample folders that you trust; "
+        "with --unit function: folder of trusted samples whose code runs the calls of gripped functions; "
         "can be repeated",
         repeated=True,
         metavar="FOLDER",
@@ -50,7 +51,7 @@ class Selection(Cut):
     )
     tag: tuple[str, ...] = option(
         (),
-        "only samples with this tag; can be repeated",
+        "replay only samples with this tag; can be repeated",
         repeated=True,
         metavar="TAG",
         only=("single cases", "samples"),
@@ -58,15 +59,16 @@ class Selection(Cut):
     )
     op: tuple[str, ...] = option(
         (),
-        "only operators or samples of such names; can be repeated",
+        "replay only operators or samples whose names match, such as 'aten.conv*'; can be repeated",
         repeated=True,
         metavar="GLOB",
         only=("single cases",),
         role=CASES,
+        common=True,
     )
     exclude_op: tuple[str, ...] = option(
         (),
-        "all but operators or samples of such names; can be repeated",
+        "leave out operators or samples whose names match; can be repeated",
         repeated=True,
         metavar="GLOB",
         only=("single cases",),
@@ -74,15 +76,16 @@ class Selection(Cut):
     )
     module: tuple[str, ...] = option(
         (),
-        "only calls of modules of such paths; can be repeated",
+        "replay only calls of modules whose paths match, such as 'backbone.*'; can be repeated",
         repeated=True,
         metavar="GLOB",
         only=("single cases", "traces"),
         role=CASES,
+        common=True,
     )
     label: tuple[str, ...] = option(
         (),
-        "only calls within such labels of record_function; can be repeated",
+        "replay only calls within record_function labels that match; can be repeated",
         repeated=True,
         metavar="GLOB",
         only=("single cases", "traces"),
@@ -90,17 +93,18 @@ class Selection(Cut):
     )
     split: bool = option(
         False,
-        "a row for each way in which calls of a signature behave, where those of some places take other times",
+        "add a row for each place in the program at which a call takes a different time",
         only=("single cases", "traces"),
         role=RUN,
     )
     top: int | None = option(
         None,
-        "only the N cases with the largest share of time, of several traces N of each; a sequence runs all calls, and "
-        "gives the rows of N",
+        "replay only the N cases with the largest share of time; with several traces, N of each trace; "
+        "with --sequence, run all calls and print N rows",
         parse=positive,
         metavar="N",
         role=CASES,
+        common=True,
     )
     unbounded: bool = option(
         False,
@@ -110,7 +114,7 @@ class Selection(Cut):
     )
     partial: bool = option(
         False,
-        "replay what there is of a cut or damaged trace",
+        "replay the readable part of a cut or damaged trace",
         only=("traces",),
         role=CASES,
     )

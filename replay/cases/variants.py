@@ -28,30 +28,32 @@ class Point:
     streams: int = 1
 
 
-@titled("what they run on")
+@titled("device and inputs")
 @dataclass(frozen=True, slots=True)
 class PointOptions:
     """Options that select the points at which cases are run; each combination is one row."""
 
     threads: tuple[int, ...] = option(
         (),
-        "of an operator (default: as captured)",
+        "threads per operator (default: as captured)",
         parse=counts,
         metavar="N,...",
         only=("single cases",),
         role=IDENTITY,
+        common=True,
     )
     batch_scale: tuple[int, ...] = option(
         (1,),
-        "times the recorded batch (default: 1)",
+        "multiples of the recorded batch size (default: 1)",
         parse=counts,
         metavar="N,...",
         only=("single cases", "traces"),
         role=IDENTITY,
+        common=True,
     )
     streams: tuple[int, ...] = option(
         (1,),
-        "cases that run at once, on threads or on a GPU's streams (default: 1)",
+        "number of cases to run at once, on threads or on CUDA streams (default: 1)",
         parse=counts,
         metavar="N,...",
         only=("single cases",),
@@ -59,7 +61,7 @@ class PointOptions:
     )
     pin: tuple[int, ...] = option(
         (),
-        "run on these processors only, as in 0,2-3",
+        "run only on these processors, such as 0,2-3",
         parse=cpus,
         metavar="CPUS",
         only=("single cases",),

@@ -125,7 +125,7 @@ Source: documentation of `torch.testing.assert_close`.
 """
 
 
-@titled("how they are run")
+@titled("execution")
 @dataclass(frozen=True, slots=True)
 class Tolerance:
     """The tolerance of a comparison: |actual - reference| <= atol + rtol * |reference|.
@@ -135,7 +135,7 @@ class Tolerance:
 
     rtol: float | None = option(
         None,
-        "relative tolerance of results (default: by dtype)",
+        "relative tolerance when results are compared (default: by dtype)",
         parse=tolerance,
         metavar="X",
         only=("single cases",),
@@ -143,7 +143,7 @@ class Tolerance:
     )
     atol: float | None = option(
         None,
-        "absolute tolerance of results (default: by dtype)",
+        "absolute tolerance when results are compared (default: by dtype)",
         parse=tolerance,
         metavar="X",
         only=("single cases",),

@@ -42,42 +42,40 @@ def value_kinds(text: str) -> tuple[str, ...]:
     return kinds
 
 
-@titled("what they run on")
+@titled("device and inputs")
 @dataclass(frozen=True, slots=True)
 class InputOptions:
     """Options for the devices and values of arguments."""
 
     device: str | None = option(
         None,
-        "where to replay, such as cuda:0 (default: where it was captured); cuda:0,cuda:1 spreads the cases over equal "
-        "devices",
+        "device to replay on, such as cuda:0; cuda:0,cuda:1 spreads the cases over equal devices "
+        "(default: where the calls were captured)",
         role=IDENTITY,
+        common=True,
     )
     dtype: str | None = option(
         None,
-        "of floating-point tensors, such as bfloat16",
+        "dtype to cast floating-point tensors to, such as bfloat16",
         parse=floating_dtype,
         only=("single cases",),
         role=IDENTITY,
+        common=True,
     )
     values: tuple[str, ...] = option(
         (RECORDED,),
-        "draw values as recorded, or random or zeros as tools do that know shapes alone; several are run in turn "
-        "and compared with the first (default: recorded)",
+        "how to generate tensor values: like the recorded ones, random, or zeros; several kinds are run "
+        "in turn and compared with the first (default: recorded)",
         parse=value_kinds,
         metavar="KIND,...",
         only=("single cases", "traces"),
         role=IDENTITY,
+        common=True,
     )
-    seed: int = option(
-        0,
-        "of the values that are drawn (default: %(default)s)",
-        parse=seed,
-        role=RUN,
-    )
+    seed: int = option(0, "random seed for generated values (default: %(default)s)", parse=seed, role=RUN)
     extension: tuple[str, ...] = option(
         (),
-        "a module whose extension functions and Triton kernels the trace may call, besides "
+        "extension module whose functions and Triton kernels the trace may call, in addition to "
         f"{', '.join(TRUSTED_EXTENSIONS)}; can be repeated",
         repeated=True,
         metavar="MODULE",

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 EAGER = "eager"
 
 
-@titled("how they are run")
+@titled("execution")
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """Options for the search of a compiler for better code."""
 
     trials: int = option(
         0,
-        "let a compiler that can search try so many programs",
+        "let the compiler search for faster code for this number of trials",
         word="tune",
         parse=positive,
         metavar="TRIALS",
@@ -36,7 +36,7 @@ class Tuning:
     )
     tuner: str | None = option(
         None,
-        "its way to search",
+        "search algorithm of --tune",
         metavar="NAME",
         only=("single cases",),
         role=IDENTITY,
@@ -190,24 +190,29 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-@titled("how they are run")
+@titled("execution")
 @dataclass(frozen=True, slots=True)
 class ModeOptions:
     """Options for the modes to run, and for the mode that they are compared with."""
 
     mode: tuple[str, ...] = option(
         (EAGER,),
-        lambda: f"{', '.join(modes.names())}; compile:NAME for another backend of dynamo (default: {EAGER})",
+        lambda: (
+            f"how to run the calls: {', '.join(modes.names())}, or compile:NAME for another "
+            f"torch.compile backend; several modes are compared (default: {EAGER})"
+        ),
         parse=names,
         metavar="NAME,...",
         role=IDENTITY,
+        common=True,
     )
     reference: str = option(
         EAGER,
-        "what results and times are compared with (default: %(default)s)",
+        "mode that results and times are compared with (default: %(default)s)",
         metavar="MODE",
         only=("single cases",),
         role=RUN,
+        common=True,
     )
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 from opgrip.replay.modes.mode import Program, RunOutputs, Task, mode
 from opgrip.replay.operators.admission import Unsupported
@@ -88,6 +87,9 @@ def _importable() -> Iterator[None]:
     saved_tables = {kind: dict(table) for kind, table in tables.items()}
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
+        # imported late because it takes a tenth of the time of `opreplay --help`, which imports this file
+        from unittest.mock import patch
+
         with ExitStack() as patches:
             patches.enter_context(patch.object(OpOverloadPacket, "__getattr__", find_or_stand_in))
             patches.enter_context(patch.object(torch.utils, "rename_privateuse1_backend"))

@@ -25,14 +25,14 @@ EVERY_S = 0.05
 MOST_GROWTH = 10.0
 
 
-@titled("the machine's limits")
+@titled("roofline and energy")
 @dataclass(frozen=True, slots=True)
 class EnergyOptions:
     """The option that reads the energy counters of a GPU."""
 
     energy: bool = option(
         False,
-        "run each case for a second more on a GPU: its energy, and clock and throttling meanwhile",
+        "run each case for one more second on a GPU, and report energy, clock and throttling",
         only=("single cases",),
         role=OUTPUT,
     )

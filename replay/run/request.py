@@ -37,21 +37,21 @@ class RunLimits:
 
     timeout: float = option(
         120.0,
-        "end a case of which one run takes longer, of a sequence a call (default: %(default)g)",
+        "end a case if one run takes longer; with --sequence, if one call does (default: %(default)g)",
         parse=seconds,
         metavar="SECONDS",
         role=EFFORT,
     )
     memory_limit: int | None = option(
         None,
-        "for cases, such as 8GB (default: what the machine has left)",
+        "memory limit for the cases, such as 8GB (default: the machine's free memory)",
         parse=byte_count,
         metavar="BYTES",
         role=EFFORT,
     )
     jobs: int | None = option(
         None,
-        "cases that compile at once (default: one a processor; on an accelerator four at most)",
+        "number of cases to compile at once (default: one per processor, at most four on an accelerator)",
         parse=positive,
         metavar="N",
         only=("single cases",),

@@ -11,17 +11,18 @@ from opgrip.cli.options import EFFORT, IDENTITY, RUN, option, titled
 from opgrip.replay.results.columns import Columns, column
 
 
-@titled("how they are run")
+@titled("execution")
 @dataclass(frozen=True, slots=True)
 class SequenceOptions:
     """Option that selects step replay."""
 
     sequence: bool = option(
         False,
-        "run all calls in their order on what flows between them, for the time and memory of the whole step",
+        "replay the whole step: all calls in their recorded order, each on the results of earlier calls",
         only=("traces", "one trace"),
         role=IDENTITY,
         column="method",
+        common=True,
     )
 
 
@@ -60,28 +61,28 @@ def launch_of(environment: Mapping[str, str] = os.environ) -> RankLaunch | None:
 COLLECTIVES = "collectives"
 
 
-@titled("a sequence of several ranks, which torchrun starts")
+@titled("replay of several ranks, with --sequence under torchrun")
 @dataclass(frozen=True, slots=True)
 class RankOptions:
     """Options for what the ranks run and how long they wait for each other."""
 
     only: str | None = option(
         None,
-        "run the collectives alone, in their order, without what is computed between them",
+        "run only the collectives, without the computation between them",
         choices=(COLLECTIVES,),
         only=("ranks",),
         role=RUN,
     )
     scale_ranks: bool = option(
         False,
-        "with fewer ranks than were recorded: run each group among its members that are there, each of which gives as "
-        "much as it did; without it, collectives of such groups are left out, and counted",
+        "with fewer ranks than recorded: run each collective among the available ranks of its group, "
+        "each with its recorded amount of data (default: leave out and count such collectives)",
         only=("ranks",),
         role=RUN,
     )
     collective_timeout: float = option(
         60.0,
-        "end all ranks where one is not heard of for so long (default: %(default)g)",
+        "stop all ranks if one is not heard from for this time (default: %(default)g)",
         parse=seconds,
         metavar="SECONDS",
         only=("ranks",),

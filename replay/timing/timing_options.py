@@ -47,40 +47,44 @@ def cache_states(text: str) -> tuple[str, ...]:
     return states
 
 
-@titled("how they are timed")
+@titled("timing")
 @dataclass(frozen=True, slots=True)
 class TimingOptions:
     """Options for the timed part of a call, the cache state and the clock."""
 
     backward: bool = option(
         False,
-        "time the gradients of each forward call too",
+        "also time the backward pass of each forward call",
         only=("single cases",),
         role=IDENTITY,
         column="direction",
+        common=True,
     )
     exec_mode: str | None = option(
         None,
-        "time each run alone, many at once, by an accelerator's events, or as a graph of it (default: discrete; events "
-        "where the device has them, as a capture times it)",
+        "how to time: each run separately (discrete), many runs at once (continuous), with the device's "
+        "events (events), or as a CUDA graph (graph) (default: events for traces of a device with "
+        "events, else discrete)",
         choices=METHODS,
         only=("single cases",),
         role=RUN,
+        common=True,
     )
     cache: tuple[str, ...] = option(
         (),
-        "what caches hold before a run, program, warm or cold: what other calls of the program left, the run before, "
-        "or nothing; several are run one after the other and compared with the first "
-        "(default: program; warm for samples and with --exec-mode continuous)",
+        "cache state before each run: program (after the calls that precede it in the program), warm "
+        "(after a run of the same call) or cold; several states are run in turn and compared with the "
+        "first (default: program; warm for samples and with --exec-mode continuous)",
         parse=cache_states,
         metavar="STATE,...",
         only=("single cases",),
         role=IDENTITY,
+        common=True,
     )
 
     clock_warmup: float = option(
         0.5,
-        "keep a GPU busy for so long before the first case, until its clocks are up (default: %(default)s)",
+        "keep a GPU busy for this time before the first case, to raise its clocks (default: %(default)s)",
         parse=duration,
         metavar="SECONDS",
         only=("single cases",),
@@ -121,21 +125,22 @@ class TimingOptions:
             )
 
 
-@titled("how they are timed")
+@titled("timing")
 @dataclass(frozen=True, slots=True)
 class Effort:
     """Options for the number of runs of a case."""
 
     precision: float = option(
         0.05,
-        "run until the interquartile range is this share of the median (default: %(default)s)",
+        "run each case until the interquartile range is this share of the median (default: %(default)s)",
         parse=share,
         metavar="SHARE",
         role=EFFORT,
+        common=True,
     )
     budget_s: float = option(
         0.25,
-        "or for so long a case, with all that is done between its runs (default: %(default)s)",
+        "stop timing a case after this time, all work between its runs included (default: %(default)s)",
         word="budget",
         parse=seconds,
         metavar="SECONDS",
@@ -144,23 +149,25 @@ class Effort:
     )
     iterations: int | None = option(
         None,
-        "or so often",
+        "run exactly N timed iterations per case, instead of --precision and --budget",
         parse=positive,
         metavar="N",
         role=EFFORT,
+        common=True,
     )
     repeats: int = option(
         1,
-        "replay all cases so often, each time in a new process: opgrip compare then knows how much one replay differs "
-        "from the next (default: %(default)s)",
+        "replay all cases N times in new processes, so that opgrip compare knows how much replays vary "
+        "(default: %(default)s)",
         parse=positive,
         metavar="N",
         only=("single cases",),
         role=EFFORT,
+        common=True,
     )
     warmup: int = option(
         2,
-        "runs before those that are timed (default: %(default)s)",
+        "untimed runs of each case before the timed ones (default: %(default)s)",
         parse=not_negative,
         metavar="N",
         only=("single cases",),

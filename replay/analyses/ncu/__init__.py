@@ -26,60 +26,61 @@ class NcuOptions:
 
     ncu: bool = option(
         False,
-        "run the cases once more under Nsight Compute: times, bytes, throughput and occupancy of each row's "
-        "kernels, and reports beside --output",
+        "run the cases once more under Nsight Compute: adds time, bytes, throughput and occupancy of the "
+        "kernels to each row, and writes reports next to --output",
         only=("single cases", "one trace"),
         role=OUTPUT,
+        common=True,
     )
     ncu_metrics: str = option(
         "basic",
-        f"sets, {', '.join(SETS)}, or names of metrics (default: %(default)s)",
+        f"metrics to collect: the sets {', '.join(SETS)}, or names of single metrics (default: %(default)s)",
         metavar="SET,...",
         role=OUTPUT,
     )
     ncu_bin: str | None = option(
         None,
-        "the program ncu (default: where installers put it)",
+        "path of ncu (default: on PATH, or where NVIDIA's installers put it)",
         metavar="FILE",
         role=OUTPUT,
     )
     ncu_args_file: Path | None = option(
         None,
-        "further arguments of ncu, as on a command line",
+        "file with further arguments for ncu, written as on a command line",
         parse=Path,
         metavar="FILE",
         role=OUTPUT,
     )
     ncu_warmup: int = option(
         1,
-        "runs before those that it sees (default: 1)",
+        "warm-up runs per case under ncu (default: 1)",
         parse=not_negative,
         metavar="N",
         role=EFFORT,
     )
     ncu_iterations: int = option(
         1,
-        "runs that it sees (default: 1)",
+        "profiled runs per case under ncu (default: 1)",
         parse=positive,
         metavar="N",
         role=EFFORT,
     )
     run_batch_size: int = option(
         10,
-        "cases that a process of ncu sees; one that dies loses these alone (default: 10)",
+        "number of cases per ncu process; if the process crashes, only these cases are lost (default: 10)",
         parse=positive,
         metavar="N",
         role=EFFORT,
     )
     batch_command: str | None = option(
         None,
-        f"starts each such process, as in 'srun --gres=gpu:1 {COMMAND}' (default: here)",
+        f"command that starts each ncu process, such as 'srun --gres=gpu:1 {COMMAND}' (default: start it here)",
         metavar="TEMPLATE",
         role=OUTPUT,
     )
     batch_device: str | None = option(
         None,
-        "that the cases run on there (default: as --device)",
+        "device of the cases in processes of --batch-command (default: as --device)",
         metavar="DEVICE",
         role=OUTPUT,
     )

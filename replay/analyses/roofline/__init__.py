@@ -15,16 +15,18 @@ if TYPE_CHECKING:
     from opgrip.traces.analysis.machine_ceilings import Ceilings
 
 
-@titled("the machine's limits")
+@titled("roofline and energy")
 @dataclass(frozen=True, slots=True)
 class RooflineOptions:
     """The option that compares rows with the machine's peaks."""
 
     roofline: bool = option(
         False,
-        "how near each call comes to what the machine can give, and what binds it; -o roofline.svg draws it",
+        "compare each call with the machine's peak bandwidth and arithmetic rate, and report what limits "
+        "it; -o roofline.svg plots it",
         only=("single cases", "one trace"),
         role=OUTPUT,
+        common=True,
     )
 
 

@@ -94,14 +94,14 @@ def engine_name(text: str) -> str:
     return text
 
 
-@titled("where they run")
+@titled("workers and shards")
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """Options for the machines and processes that run the cases."""
 
     engine: str = option(
         PROCESSES,
-        "what runs the cases: processes of this machine, or ray, workers of a cluster (default: %(default)s)",
+        "where workers run: processes on this machine, or ray for a Ray cluster (default: %(default)s)",
         parse=engine_name,
         metavar="NAME",
         only=("single cases",),
@@ -109,45 +109,48 @@ class EngineOptions:
     )
     address: str | None = option(
         None,
-        "with --engine ray: of the cluster, such as 10.0.0.1:6379, or auto for that of this machine (default: one that "
-        "starts itself here)",
+        "with --engine ray: address of the cluster, such as 10.0.0.1:6379, or auto for the one on this "
+        "machine (default: start a cluster here)",
         metavar="HOST:PORT",
         role=EFFORT,
     )
     workers: int | None = option(
         None,
-        "with --engine ray: at once at most (default: one a device, or as many as have processors)",
+        "with --engine ray: maximum number of workers (default: one per device, or as many as have enough processors)",
         parse=positive,
         metavar="N",
         role=EFFORT,
     )
     processors: int | None = option(
         None,
-        "with --engine ray: that each worker has to itself and is pinned to; 0 for workers that share them, whose "
-        "times say nothing (default: all of a machine)",
+        "with --engine ray: processors that each worker has to itself; 0 lets workers share processors, "
+        "which makes their times unusable (default: all of a machine)",
         parse=not_negative,
         metavar="N",
         role=RUN,
     )
     machine_kind: str | None = option(
         None,
-        "with --engine ray: only machines of this kind, of a cluster of several: their times do not mix",
+        "with --engine ray: use only machines of this kind, if the cluster has several kinds",
         metavar="GLOB",
         role=CASES,
     )
     sandbox: bool = option(
         False,
-        "run workers under bubblewrap: without network, and unable to write files, for traces that you do not trust",
+        "run workers under bubblewrap, without network and write access, for traces that you do not trust",
         role=EFFORT,
+        common=True,
     )
     shard: Shard | None = option(
         None,
-        "only the I-th of N equal parts of the cases, balanced by their time; auto: as torchrun, Slurm or Open MPI "
-        "say; {shard} in the name of --output stands for it; opgrip results merge joins them",
+        "run only part I of N of the cases, balanced by time; auto takes I and N from torchrun, Slurm or "
+        "Open MPI; {shard} in the --output name is replaced by the shard; opgrip results merge joins the "
+        "files",
         parse=shard_of_text,
         metavar="I/N",
         only=("single cases",),
         role=CASES,
+        common=True,
     )
 
     def check(self, devices: Sequence[str] = (), pin: Sequence[int] = ()) -> None:

@@ -49,7 +49,7 @@ def test_a_form_of_another_package_is_written(tmp_path: Path, environment: dict[
 def test_their_options_stand_in_the_help_and_are_refused_where_they_are_for_nothing(
     environment: dict[str, str],
 ) -> None:
-    shown = run_command("opreplay", "--help", env=environment).stdout
+    shown = run_command("opreplay", "--help-all", env=environment).stdout
     assert "budgets:" in shown
     assert "--most-us US" in shown
     refused = run_command("opreplay", "powers:2", "--tag", "x", env=environment)

@@ -77,3 +77,17 @@ def test_public_names_are_those_of_the_rooms_and_no_modules() -> None:
     assert {"Result", "load_results"} <= set(dir(opgrip.replay))
     with pytest.raises(AttributeError, match="has no attribute 'nosuch'"):
         _ = opgrip.replay.nosuch  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("command", "rare"), [("opreplay", "--nsys-warmup"), ("opcapture", "--salt-file")])
+def test_help_shows_common_options_and_help_all_shows_all(command: str, rare: str) -> None:
+    shown, everything = (
+        subprocess.run([program_path(command), flag], capture_output=True, text=True, check=True).stdout
+        for flag in ("--help", "--help-all")
+    )
+    for part in ("--output", "--device", "--help-all", "examples:"):
+        assert part in shown
+        assert part in everything
+    assert rare in everything
+    assert rare not in shown
+    assert sum(line.startswith("  -") for line in shown.splitlines()) <= 35
