@@ -77,12 +77,12 @@ def page(rows: pd.DataFrame) -> Iterator[str]:
     own = {(int(row["case"]), row["mode"]): row for row in rows.to_dict("records")}
     yield "# Samples\n"
     count = len(samples())
-    yield f"The {count} long-tail functions that ship, each in its own module under `samples/`, in plain torch;"
-    yield f"{sum(sample.has_jax() for sample in samples().values())} have a JAX implementation beside it."
-    yield "`opgrip samples show NAME` shows one, `opreplay sample:NAME --mode eager,compile` runs it.\n"
+    yield f"The package has {count} long-tail functions in plain torch, one module each, under `samples/`."
+    yield f"{sum(sample.has_jax() for sample in samples().values())} of them also have a JAX implementation."
+    yield "`opgrip samples show NAME` prints a sample, `opreplay sample:NAME --mode eager,compile` runs it.\n"
     yield f"Times are medians on one thread of {machine}, with warm caches; *compiled* is torch.compile."
-    yield "*Operators* is how many a call launches in"
-    yield "eager mode. Made by `python benchmarks/samples.py`.\n"
+    yield "*Operators* is the number of operators that a call launches in"
+    yield "eager mode. `python benchmarks/samples.py` writes this page.\n"
     for tag in Tag:
         yield f"- `{tag.value}`: {tag.meaning}"
     for family in sorted({sample.family for sample in samples().values()}):

@@ -1,4 +1,4 @@
-"""Long-tail functions of real models, each a module that stands on its own, in plain torch."""
+"""Long-tail functions of real models in plain torch, one self-contained module each."""
 
 from opgrip.samples.sample import Draw, Sample, sample, samples
 from opgrip.samples.tags import Tag, tag_of

@@ -1,4 +1,4 @@
-"""Samples, their registration, and the random inputs that they draw."""
+"""Samples, their registration, and the random inputs they use."""
 
 from __future__ import annotations
 
@@ -19,56 +19,57 @@ from opgrip.samples.tags import Tag, tag_of
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 Maker = Callable[..., tuple[Any, ...]]
-"""Returns the positional arguments of a sample from a `Draw` and the sizes of a configuration."""
+"""Returns the positional arguments of a sample, given a `Draw` and the sizes of one configuration."""
 
 JAX = "_jax"
-"""Suffix of the module next to a sample's that holds its JAX implementation."""
+"""Suffix of the module that holds the JAX implementation of a sample, in the same folder."""
 
 
 class Draw:
-    """Source of random tensors on the CPU that look like those of models, the same for the same seed.
+    """Seeded source of random CPU tensors that resemble activations, boxes and labels of models.
 
     Parameters
     ----------
-    seed : of its own generator; torch's global one is left alone
+    seed : seed of a separate generator; torch's global generator is not used
     """
 
     def __init__(self, seed: int = 0) -> None:
         self.generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int, mean: float = 0.0, std: float = 1.0, grad: bool = False) -> Tensor:
-        """Float32 numbers; `grad` asks for the gradient of what is drawn, here and below."""
+        """Return standard normal float32 values. In all methods, `grad` sets `requires_grad` of the result."""
         return (torch.randn(shape, generator=self.generator) * std + mean).requires_grad_(grad)
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0, grad: bool = False) -> Tensor:
-        """Float32 numbers from `low` to `high`."""
+        """Return uniform float32 values in [low, high)."""
         return (torch.rand(shape, generator=self.generator) * (high - low) + low).requires_grad_(grad)
 
     def integers(self, *shape: int, low: int = 0, high: int) -> Tensor:
-        """Int64 numbers from `low` to below `high`, such as labels of classes."""
+        """Return int64 values in [low, high), such as class labels."""
         return torch.randint(low, high, shape, generator=self.generator)
 
     def mask(self, *shape: int, share: float = 0.5) -> Tensor:
-        """Booleans, of which about a share is true."""
+        """Return booleans that are True with probability `share`."""
         return torch.rand(shape, generator=self.generator) < share
 
     def permutation(self, count: int) -> Tensor:
-        """The numbers below `count`, shuffled."""
+        """Return the integers below `count` in random order."""
         return torch.randperm(count, generator=self.generator)
 
     def distribution(self, *shape: int, grad: bool = False) -> Tensor:
-        """Float32 probabilities that sum to one over the last dimension."""
+        """Return float32 probabilities that sum to 1 over the last dimension."""
         return torch.randn(shape, generator=self.generator).softmax(dim=-1).requires_grad_(grad)
 
     def boxes(
         self, count: int, size: tuple[float, float] = (800.0, 1333.0), smallest: float = 8.0, grad: bool = False
     ) -> Tensor:
-        """Boxes in an image, (count, 4) float32, x1 y1 x2 y2 in pixels.
+        """Return random boxes in an image, (count, 4) float32, x1 y1 x2 y2 in pixels. Small boxes are the most
+        frequent.
 
         Parameters
         ----------
-        size : of the image, height and width
-        smallest : width and height, which go up to half of the image's, small ones being frequent
+        size : height and width of the image in pixels
+        smallest : least width and height of a box; the largest is half of the image's
         """
         whole = torch.tensor([size[1], size[0]])
         extent = smallest * (whole / 2 / smallest) ** torch.rand(count, 2, generator=self.generator)
@@ -76,7 +77,9 @@ class Draw:
         return torch.cat([corner, corner + extent], dim=1).requires_grad_(grad)
 
     def near(self, boxes: Tensor, shift: float = 0.1, grad: bool = False) -> Tensor:
-        """Boxes, (N, 4), each moved and stretched by about a share of its size, as a detector's guesses are."""
+        """Return `boxes`, (N, 4), shifted and scaled at random by about `share` of their size, like predictions of a
+        detector.
+        """
         extent = (boxes[:, 2:] - boxes[:, :2]).detach()
         noise = torch.randn(len(boxes), 4, generator=self.generator) * shift
         corner = boxes[:, :2].detach() + noise[:, :2] * extent
@@ -85,18 +88,19 @@ class Draw:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A long-tail function that runs on its own.
+    """A long-tail function that runs without its model.
 
     Attributes
     ----------
     function : implementation in plain torch
-    inputs : makes its arguments
-    configurations : arguments of `inputs` after the `Draw`, by the model and run with these sizes, a small one first
-    tags : what makes it hard for a compiler
+    inputs : function that creates the arguments
+    configurations : arguments of `inputs` after the `Draw`, by the model that runs with these sizes; the first one is
+    small
+    tags : properties that make the function hard for a compiler
     project : source project, such as `MMDetection`, or the paper
-    url : of the source, or of the paper
-    rtol, atol : tolerance for float32 results of other implementations
-    random : whether its results depend on torch's random number generator
+    url : address of the source or of the paper
+    rtol, atol : tolerances for float32 results of other implementations
+    random : True if the results depend on torch's random number generator
     """
 
     function: Callable[..., Any]
@@ -116,30 +120,30 @@ class Sample:
 
     @property
     def family(self) -> str:
-        """Return the name of its folder, such as `losses`."""
+        """Return the name of the function's folder, such as `losses`."""
         return self.function.__module__.split(".")[-2]
 
     @property
     def summary(self) -> str:
-        """Return the first line of its docstring."""
+        """Return the first line of the function's docstring."""
         return (getdoc(self.function) or "").partition("\n")[0]
 
     def arguments(self, configuration: str | None = None, seed: int = 0) -> tuple[Any, ...]:
-        """Return arguments on the CPU, the same for the same seed.
+        """Return arguments on the CPU; equal seeds give equal arguments.
 
         Parameters
         ----------
-        configuration : None for the first
+        configuration : name of a configuration, or None for the first
         """
         name = next(iter(self.configurations)) if configuration is None else configuration
         return self.inputs(Draw(seed), *self.configurations[name])
 
     def has_jax(self) -> bool:
-        """Return True if there is a JAX implementation; JAX may have to be installed for it."""
+        """Return True if the sample has a JAX implementation, even if JAX is not installed."""
         return find_spec(self.function.__module__ + JAX) is not None
 
     def jax(self) -> Callable[..., Any]:
-        """Return its JAX implementation, which takes a `jax.Array` for each tensor of the torch one.
+        """Return the JAX implementation, which takes a `jax.Array` for each tensor argument.
 
         Raises
         ------
@@ -163,11 +167,11 @@ def sample(
     atol: float = 1e-5,
     random: bool = False,
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-    """Enter the decorated function into the table of samples, without changing it; see `Sample`.
+    """Register the decorated function as a `Sample` and return it unchanged.
 
     Parameters
     ----------
-    tags : words of `Tag`, separated by spaces
+    tags : values of `Tag`, separated by spaces
 
     Raises
     ------
@@ -190,7 +194,7 @@ def sample(
 
 @cache
 def samples() -> Mapping[str, Sample]:
-    """Return all samples that ship, by name."""
+    """Return all samples of the package, by name."""
     package = __name__.rpartition(".")[0]
     for module_info in pkgutil.walk_packages(import_module(package).__path__, package + "."):
         if not module_info.name.startswith(f"{package}.models") and not module_info.name.endswith(JAX):

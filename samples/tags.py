@@ -1,4 +1,4 @@
-"""What makes a long-tail function hard for a compiler: the words of LongTail-Bench, and three of ours."""
+"""Tags of properties that make a function hard for a compiler: the tags of LongTail-Bench, and three more."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from enum import Enum
 
 
 class Tag(Enum):
-    """A property of a function's source or of what a call of it runs.
+    """A property of a function's source or of the operators it calls.
 
     Attributes
     ----------
-    meaning : in a sentence
+    meaning : description, one sentence
     """
 
     meaning: str
@@ -21,16 +21,16 @@ class Tag(Enum):
     DATA_DEPENDENT_SHAPE = "DataDependentShape", "a result's shape depends on values: nonzero, a mask as index, unique"
     ADVANCED_INDEXING = "AdvancedIndexing", "tensors as indices: x[indices], gather, index_put, scatter"
     IN_PLACE = "InPlace", "an operator writes into one of its arguments"
-    REDUCE = "Reduce", "a sum, mean, maximum, product, norm, any, all, or the place of the largest"
-    BROADCAST = "Broadcast", "an operator on tensors of unlike shapes, neither of which is a scalar"
+    REDUCE = "Reduce", "a sum, mean, maximum, product, norm, any, all, or argmax"
+    BROADCAST = "Broadcast", "an operator on tensors of different shapes, none of them a scalar"
     VIEW = "ViewAttribute", "views: reshape, permute, expand, slices"
-    CONTAINERS = "BuiltInDataStructure", "lists, tuples, sets or dicts of tensors as arguments, results or on the way"
-    CUSTOMIZED = "Customized", "objects of classes that are neither Python's nor torch's"
-    THIRD_PARTY = "ThirdPartyCodes", "functions of other packages, numpy's among them"
+    CONTAINERS = "BuiltInDataStructure", "lists, tuples, sets or dicts of tensors as arguments, results or variables"
+    CUSTOMIZED = "Customized", "objects of classes defined outside Python and torch"
+    THIRD_PARTY = "ThirdPartyCodes", "functions of other packages, including NumPy"
     RANDOM = "Random", "it draws from torch's random number generator"
 
     def __new__(cls, word: str, meaning: str) -> Tag:
-        """A tag whose value is its word."""
+        """Create a tag from its value and its meaning."""
         tag = object.__new__(cls)
         tag._value_ = word
         tag.meaning = meaning
@@ -38,13 +38,13 @@ class Tag(Enum):
 
 
 def tag_of(word: str) -> Tag:
-    """The tag of a word, in whatever case.
+    """Return the tag named `word`, ignoring case.
 
     Raises
     ------
-    ValueError : where there is none
+    ValueError : if the tag is unknown
     """
     for tag in Tag:
         if tag.value.lower() == word.lower():
             return tag
-    raise ValueError(f"there is no tag {word!r}")
+    raise ValueError(f"unknown tag {word!r}")

@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, featmap_size: tuple[int, int], stride: int, dense_points: int = 1
 ) -> tuple[tuple[int, int], int, int]:
-    """Sizes, which say all."""
+    """Return the arguments unchanged: the function only needs sizes."""
     return featmap_size, stride, dense_points
 
 
@@ -16,7 +16,7 @@ def inputs(
     {
         "FCOS R50-FPN, 800x1333, P7": ((7, 11), 128),
         "FCOS R50-FPN, 800x1333, P3": ((100, 168), 8),
-        "sizes of FCOS R50-FPN, 800x1333, P3, four points to a cell": ((100, 168), 8, 4),
+        "sizes of FCOS R50-FPN, 800x1333, P3, four points per cell": ((100, 168), 8, 4),
     },
     tags="ViewAttribute Broadcast IfElseBranch",
     project="POD",
@@ -25,22 +25,22 @@ def inputs(
 def compute_locations(
     featmap_size: tuple[int, int], stride: int, dense_points: int = 1, device: torch.device | None = None
 ) -> Tensor:
-    """Centres of the cells of a feature map, or several points around each.
+    """Return the centres of the cells of a feature map, or several points per cell.
 
     Parameters
     ----------
     featmap_size : height and width of the map, in cells
-    stride : pixels to a cell
-    dense_points : to a cell: 1, its centre; 4, a quarter of the stride from it in x and y; 5, both
-    device : None for torch's default
+    stride : side of a cell in pixels
+    dense_points : points per cell: 1, the centre; 4, the centre shifted by a quarter of the stride in x and y; 5, both
+    device : device of the result, or None for torch's default
 
     Returns (height * width * dense_points, 2) float32, x y in pixels; points of a cell vary fastest, then columns
 
     Raises
     ------
-    ValueError : for another number of points
+    ValueError : if `dense_points` is not 1, 4 or 5
 
-    Source: Tian et al. 2019 (FCOS), section 3.1, with the dense points of LongTail-Bench's function of this name.
+    Source: Tian et al. 2019 (FCOS), section 3.1; the dense points follow LongTail-Bench's function of the same name.
     """
     height, width = featmap_size
     x = torch.arange(0, width * stride, step=stride, dtype=torch.float32, device=device)
@@ -54,6 +54,6 @@ def compute_locations(
     if dense_points == 5:
         around.insert(2, [0, 0])
     elif dense_points != 4:
-        raise ValueError(f"{dense_points} points to a cell: give 1, 4 or 5")
+        raise ValueError(f"{dense_points} points per cell: use 1, 4 or 5")
     points = torch.tensor(around, dtype=torch.float32, device=device)
     return (centres[:, None, :] + points).view(-1, 2)

@@ -5,11 +5,11 @@ from opgrip.samples.sample import Draw, sample
 
 RATIOS = (0.5, 1.0, 2.0)
 RETINANET = tuple(4.0 * 2 ** (third / 3) for third in range(3))
-"""Three scales to an octave, from four strides on."""
+"""Three scales per octave, starting at four strides."""
 
 
 def inputs(draw: Draw, base_size: int, scales: tuple[float, ...]) -> tuple[int, Tensor, Tensor]:
-    """Scales and ratios of a config, which say all."""
+    """Return the arguments unchanged: the function only needs scales and ratios."""
     return base_size, torch.tensor(scales), torch.tensor(RATIOS)
 
 
@@ -32,16 +32,16 @@ def gen_base_anchors(
     center_offset: float = 0.0,
     center: tuple[float, float] | None = None,
 ) -> Tensor:
-    """Anchors of the first cell of a feature map, one for each ratio and scale.
+    """Return the anchors of the first cell of a feature map, one per ratio and scale.
 
     Parameters
     ----------
-    base_size : in pixels, the side of the square anchor of scale 1, often the stride
+    base_size : side in pixels of the square anchor of scale 1, often equal to the stride
     scales : (S,) float
-    ratios : (R,) float, height over width
-    scale_major : scales vary fastest; else ratios
-    center_offset : of the centre from the origin, in base sizes
-    center : x and y in pixels, in place of that
+    ratios : (R,) float, height divided by width
+    scale_major : True if scales vary fastest, False if ratios do
+    center_offset : offset of the centre from the origin, as a multiple of `base_size`
+    center : x and y of the centre in pixels, replaces `center_offset`
 
     Returns (R * S, 4) float, x1 y1 x2 y2 in pixels
     Source: Ren et al. 2015, section 3.1.1; MMDetection 2, `core.anchor.anchor_generator`.

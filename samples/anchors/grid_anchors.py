@@ -8,7 +8,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, featmap_size: tuple[int, int], stride: int, scales: tuple[float, ...]
 ) -> tuple[Tensor, tuple[int, int], tuple[int, int]]:
-    """Anchors of one cell, and the map's size and strides."""
+    """Return the anchors of one cell, the size of the map and its strides."""
     base = gen_base_anchors(stride, torch.tensor(scales), torch.tensor(RATIOS))
     return base, featmap_size, (stride, stride)
 
@@ -25,13 +25,13 @@ def inputs(
     url="https://github.com/open-mmlab/mmdetection/blob/4bd4ace53a626659070204236da5b8e14ae9cd08/mmdet/core/anchor/anchor_generator.py#L318",
 )
 def grid_anchors(base_anchors: Tensor, featmap_size: tuple[int, int], stride: tuple[float, float] = (16, 16)) -> Tensor:
-    """Anchors of one cell, moved to every cell of a feature map.
+    """Return the anchors of all cells of a feature map, by shifting the anchors of the first cell.
 
     Parameters
     ----------
-    base_anchors : (A, 4) float, x1 y1 x2 y2 in pixels, of the first cell
+    base_anchors : (A, 4) float, x1 y1 x2 y2 in pixels, anchors of the first cell
     featmap_size : height and width of the map, in cells
-    stride : pixels to a cell, in x and in y
+    stride : width and height of a cell in pixels
 
     Returns (height * width * A, 4) float, x1 y1 x2 y2 in pixels; anchors of a cell vary fastest, then columns
     Source: Ren et al. 2015, section 3.1.1; MMDetection 2, `core.anchor.anchor_generator`.

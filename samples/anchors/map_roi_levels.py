@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, boxes: int) -> tuple[Tensor]:
-    """Regions of images, so many of each."""
+    """Return regions of several images, an equal number per image."""
     number = torch.arange(images).repeat_interleave(boxes).to(torch.float32)
     return (torch.cat([number[:, None], draw.boxes(images * boxes)], dim=1),)
 
@@ -22,13 +22,13 @@ def inputs(draw: Draw, images: int, boxes: int) -> tuple[Tensor]:
     url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/models/roi_heads/roi_extractors/single_level_roi_extractor.py#L36",
 )
 def map_roi_levels(rois: Tensor, num_levels: int = 4, finest_scale: float = 56) -> Tensor:
-    """The level of each region: one up for each doubling of its side.
+    """Return the pyramid level of each region; the level rises by one each time the side doubles.
 
     Parameters
     ----------
     rois : (N, 5) float, image x1 y1 x2 y2, in pixels
-    num_levels : how many there are
-    finest_scale : in pixels; regions whose side is less than its double are of level 0
+    num_levels : number of levels
+    finest_scale : in pixels; regions with a side below twice this value are of level 0
 
     Returns (N,) int64, 0 to num_levels - 1
     Source: Lin et al. 2017 (feature pyramid networks), equation 1.

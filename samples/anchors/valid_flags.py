@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, featmap_size: tuple[int, int], valid_size: tuple[int, int], num_base_anchors: int
 ) -> tuple[tuple[int, int], tuple[int, int], int]:
-    """Sizes, which say all."""
+    """Return the arguments unchanged: the function only needs sizes."""
     return featmap_size, valid_size, num_base_anchors
 
 
@@ -15,7 +15,7 @@ def inputs(
     inputs,
     {
         "Faster R-CNN R50-FPN, 800x1333, P6": ((13, 21), (13, 21), 3),
-        "RetinaNet R50-FPN, 800x1333, P3, beside an image of 1333x800": ((168, 168), (100, 168), 9),
+        "RetinaNet R50-FPN, 800x1333, P3, in a batch with an image of 1333x800": ((168, 168), (100, 168), 9),
     },
     tags="ViewAttribute Broadcast InPlace",
     project="MMDetection",
@@ -27,14 +27,14 @@ def valid_flags(
     num_base_anchors: int = 1,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Whether each anchor of a feature map is of a cell that the image reaches.
+    """Return which anchors of a feature map belong to a cell inside the unpadded image.
 
     Parameters
     ----------
     featmap_size : height and width of the map, in cells
-    valid_size : those of the cells, from the first on, that the image reaches
-    num_base_anchors : anchors of a cell
-    device : None for torch's default
+    valid_size : height and width of the part of the map that the image covers, in cells
+    num_base_anchors : anchors per cell
+    device : device of the result, or None for torch's default
 
     Returns (height * width * num_base_anchors,) bool, in the order of `grid_anchors`
     Source: MMDetection 2, `core.anchor`.

@@ -1,1 +1,1 @@
-"""What each prediction is to learn, and which are drawn."""
+"""Assignment of ground truth to predictions, and sampling of the assigned boxes."""

@@ -1,4 +1,4 @@
-"""What an assigner says of the boxes of an image."""
+"""Result of assigning ground truth to the boxes of an image."""
 
 from typing import NamedTuple
 
@@ -7,13 +7,14 @@ from torch import Tensor
 
 
 class AssignResult(NamedTuple):
-    """Which truth each of N boxes is to learn.
+    """Ground truth assigned to each of N boxes.
 
     Attributes
     ----------
-    gt_inds : (N,) int64: 1 and up for the truths, 0 for nothing, -1 for boxes that learn neither
-    max_overlaps : (N,) float: overlap with the truth that is learned, or that is overlapped most, by assigner
-    labels : (N,) int64: classes of the truths, -1 where there is none
+    gt_inds : (N,) int64: index of the assigned truth plus 1, 0 for background, -1 for ignored boxes
+    max_overlaps : (N,) float: overlap with the assigned truth or the largest overlap with any truth, depending on the
+        assigner
+    labels : (N,) int64: class of the assigned truth, -1 for unassigned boxes
     """
 
     gt_inds: Tensor
@@ -22,17 +23,17 @@ class AssignResult(NamedTuple):
 
 
 def nothing(count: int, like: Tensor) -> AssignResult:
-    """The result where no truth is: so many boxes that all learn that there is nothing."""
+    """Return the result for an image without truths: all boxes are background."""
     background = like.new_zeros(count, dtype=torch.long)
     return AssignResult(background, like.new_zeros(count), background - 1)
 
 
 def labels_of(gt_inds: Tensor, gt_labels: Tensor) -> Tensor:
-    """Classes (N,) of the assigned truths, -1 where there is none.
+    """Return the classes (N,) of the assigned truths, -1 for unassigned boxes.
 
     Parameters
     ----------
-    gt_inds : (N,) int64, as `AssignResult` has them
+    gt_inds : (N,) int64, as in `AssignResult`
     gt_labels : (M,) int64
     """
     labels = torch.full_like(gt_inds, -1)

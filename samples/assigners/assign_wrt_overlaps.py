@@ -19,7 +19,7 @@ def inputs(
     proposals: int = 0,
     match_low_quality: bool = True,
 ) -> tuple[Any, ...]:
-    """Overlaps of truths with the anchors of an image, or else with proposals, of which half are near a truth."""
+    """Return overlaps of truths with the anchors of an image, or with proposals, half of which are near a truth."""
     gt = draw.boxes(truths)
     if anchors is not None:
         boxes = torch.cat(grid_boxes((800, 1344), **anchors))
@@ -56,17 +56,17 @@ def assign_wrt_overlaps(
     gt_max_assign_all: bool = True,
     match_low_quality: bool = True,
 ) -> AssignResult:
-    """Assign to each box the truth that it overlaps most.
+    """Assign to each box the truth it overlaps most.
 
     Parameters
     ----------
-    overlaps : (M, N) float, intersection over union of M truths with N boxes; negative for boxes to leave out
+    overlaps : (M, N) float, intersection over union of M truths with N boxes; negative for boxes to ignore
     gt_labels : (M,) int64
-    pos_iou_thr : overlap from which a box learns its truth
-    neg_iou_thr : overlap below which it learns that there is nothing; two are the ends of a range
-    min_pos_iou : overlap from which a truth is given to the box that overlaps it most, below `pos_iou_thr` too
-    gt_max_assign_all : whether to all boxes that overlap it so, or to the first
-    match_low_quality : whether truths are given to their best boxes at all
+    pos_iou_thr : overlap from which a box is assigned to its truth
+    neg_iou_thr : overlap below which a box is background; a pair gives the ends of a range
+    min_pos_iou : overlap from which a truth is also assigned to its best box, even below `pos_iou_thr`
+    gt_max_assign_all : assign to all boxes with the largest overlap, not only the first
+    match_low_quality : assign truths to their best boxes below `pos_iou_thr`
 
     Source: Ren et al. 2015, section 3.1.2.
     """
@@ -81,7 +81,7 @@ def assign_wrt_overlaps(
     positive = best >= pos_iou_thr
     gt_inds[positive] = truth[positive] + 1
     if match_low_quality:
-        # one by one, so that of two truths with one best box the later has it
+        # a loop, so that the later of two truths with the same best box gets it
         for index in range(truths):
             if gt_best[index] >= min_pos_iou:
                 if gt_max_assign_all:

@@ -12,7 +12,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, truths: int, size: tuple[int, int]) -> tuple[Any, ...]:
-    """An anchor of each cell of each level, and truths."""
+    """Return one anchor per cell of each level, and truths."""
     levels = grid_boxes(size)
     gt = draw.boxes(truths, (float(size[0]), float(size[1])))
     return torch.cat(levels), [len(anchors) for anchors in levels], gt, draw.integers(truths, high=80)
@@ -34,16 +34,16 @@ def inputs(draw: Draw, truths: int, size: tuple[int, int]) -> tuple[Any, ...]:
 def atss_assign(
     priors: Tensor, num_level_priors: Sequence[int], gt_bboxes: Tensor, gt_labels: Tensor, topk: int = 9
 ) -> AssignResult:
-    """Assign to each truth those of the anchors near its centre that overlap it more than most of them do.
+    """Assign to each truth the nearby anchors with an overlap above the mean plus the standard deviation.
 
     Parameters
     ----------
     priors : (N, 4) float, x1 y1 x2 y2 in pixels, level by level
-    num_level_priors : how many are of each level
+    num_level_priors : number of priors per level
     gt_bboxes, gt_labels : (M, 4) float and (M,) int64, the truths
-    topk : so many anchors of each level are candidates of a truth
+    topk : number of candidate anchors per level and truth
 
-    Returns `max_overlaps` are -1e8 where nothing is assigned
+    Returns an `AssignResult`; `max_overlaps` is -1e8 for unassigned anchors
     Source: Zhang et al. 2020 (ATSS), algorithm 1.
     """
     if len(gt_bboxes) == 0 or len(priors) == 0:

@@ -1,18 +1,18 @@
-"""What assigners that choose candidates for each truth have in common."""
+"""Common step of assigners that choose candidates for each truth."""
 
 import torch
 from torch import Tensor
 
 FAR = -100000000.0
-"""Overlap of a box with a truth that it is not given to."""
+"""Overlap of a box with a truth it cannot be assigned to."""
 
 
 def settle(
     candidates: Tensor, positive: Tensor, overlaps: Tensor, priors: Tensor, gt_bboxes: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Give boxes to the truths that they are positive candidates of and whose inside their centre is in.
+    """Assign boxes to truths. A box must be a positive candidate, and its centre must be inside the truth.
 
-    A box that more than one truth could have goes to the one that it overlaps most.
+    A box with more than one possible truth gets the one it overlaps most.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ def settle(
 
     Returns
     -------
-    the box's truth, from 1, or 0, (N,) int64; and its overlap, or `FAR`, (N,) float
+    index of each box's truth plus 1, or 0, (N,) int64; its overlap, or `FAR`, (N,) float
     """
     centres = ((priors[:, :2] + priors[:, 2:]) / 2)[candidates]
     margins = torch.cat([centres - gt_bboxes[:, :2], gt_bboxes[:, 2:] - centres], dim=2)

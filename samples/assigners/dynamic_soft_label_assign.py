@@ -8,15 +8,15 @@ from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
 from opgrip.samples.sample import Draw, sample
 
 FAR = -100000000.0
-"""Overlap where nothing is assigned."""
+"""Overlap of boxes without an assigned truth."""
 EPSILON = 1e-7
-"""Least overlap that a logarithm is taken of."""
+"""Lower limit of an overlap before its logarithm is taken."""
 
 
 def inputs(
     draw: Draw, truths: int, size: tuple[int, int] = (640, 640), classes: int = 80, within: float = 640.0
 ) -> tuple[Tensor, ...]:
-    """Points of all levels with their strides, predictions of boxes around them, and truths in a corner."""
+    """Return points of all levels with their strides, predicted boxes around them, and truths."""
     points = torch.cat(grid_points(size, (8, 16, 32)))
     centre, stride = points[:, :2], points[:, 2:]
     reach = draw.uniform(len(points), 4, low=0.5, high=6.0) * stride
@@ -49,19 +49,19 @@ def dynamic_soft_label_assign(
     soft_center_radius: float = 3.0,
     iou_weight: float = 3.0,
 ) -> AssignResult:
-    """Assign to each truth the points of least cost: of class, overlap and distance from its centre.
+    """Assign to each truth the points of least cost, the sum of class, overlap and centre-distance costs.
 
     Parameters
     ----------
     pred_bboxes : (N, 4) float, x1 y1 x2 y2 in pixels
     pred_scores : (N, C) float, logits
-    priors : (N, 4) float, x y and stride, twice, in pixels
+    priors : (N, 4) float, x y stride stride, in pixels
     gt_bboxes, gt_labels : (M, 4) float and (M,) int64, the truths
-    topk : a truth has at most so many points, and as many as their overlaps sum up to
-    soft_center_radius : distance in strides from which a centre's cost is above one
-    iou_weight : of the overlap's cost
+    topk : most points per truth; the number is the rounded sum of their overlaps
+    soft_center_radius : distance in strides from which the cost of a centre exceeds 1
+    iou_weight : weight of the overlap's cost
 
-    Returns `max_overlaps` are -1e8 where nothing is assigned
+    Returns an `AssignResult`; `max_overlaps` is -1e8 for unassigned points
     Source: Lyu et al. 2022 (RTMDet), section 3.3; the choice of points: Ge et al. 2021 (OTA, YOLOX).
     """
     count, truths = len(pred_bboxes), len(gt_bboxes)
@@ -88,7 +88,9 @@ def dynamic_soft_label_assign(
 
 
 def _class_cost(logits: Tensor, overlaps: Tensor, gt_labels: Tensor) -> Tensor:
-    """(V, M): how far scores (V, C) are from the overlap with a truth at its class, and from 0 at others."""
+    """Return the class cost, (V, M): distance of scores (V, C) from the overlap at a truth's class, and from 0 at
+    others.
+    """
     classes = torch.arange(logits.shape[1], device=logits.device)
     targets = (gt_labels[:, None] == classes).float() * overlaps[:, :, None]
     repeated = logits[:, None, :].expand_as(targets)
@@ -97,7 +99,7 @@ def _class_cost(logits: Tensor, overlaps: Tensor, gt_labels: Tensor) -> Tensor:
 
 
 def _match(cost: Tensor, overlaps: Tensor, topk: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of boxes (V,), whether any truth has it; and of those, which truth, and its overlap."""
+    """Return which boxes are matched, (V,) bool, and for the matched ones the index of the truth and its overlap."""
     matching = torch.zeros_like(cost, dtype=torch.uint8)
     most = overlaps.topk(min(topk, len(overlaps)), dim=0).values.sum(dim=0)
     for truth, box_count in enumerate(most.int().clamp(min=1).tolist()):

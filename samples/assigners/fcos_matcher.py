@@ -8,15 +8,15 @@ from opgrip.samples.assigners.priors import STRIDES, grid_points
 from opgrip.samples.sample import Draw, sample
 
 FAR = 1e10
-"""Area of a truth that a point does not learn, in square pixels."""
+"""Area, in square pixels, of a truth that a point cannot be assigned to."""
 RANGES = (-1.0, 64.0), (64.0, 128.0), (128.0, 256.0), (256.0, 512.0), (512.0, 100000.0)
-"""Of the largest distance that the points of a level learn, in pixels."""
+"""Upper limit of the distances of the last level, in pixels."""
 
 
 def inputs(
     draw: Draw, truths: int, size: tuple[int, int], center_sample: bool, pos_radius: float, ignored: int = 0
 ) -> tuple[Any, ...]:
-    """Points of all levels, truths with their classes, and the distances that each point may learn."""
+    """Return points of all levels, truths with their classes, and the range of distances of each point."""
     levels = grid_points(size)
     ranges = [torch.tensor(reach).expand(len(points), 2) for points, reach in zip(levels, RANGES, strict=True)]
     gt = torch.cat([draw.boxes(truths), draw.integers(truths, 1, low=1, high=81).float()], dim=1)
@@ -46,25 +46,25 @@ def fcos_matcher(
     center_sample: bool = False,
     pos_radius: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Assign to each point the smallest truth that it is in and that is of a size for its level.
+    """Assign to each point the smallest truth that contains it and has a size suitable for its level.
 
     Parameters
     ----------
     points : (N, 2) float, x y in pixels, level by level
     gt : (M, 5) float, x1 y1 x2 y2 in pixels and the class, from 1
-    loc_ranges : (N, 2) float: least and largest distance from a truth's farthest edge, in pixels
-    num_points_per, strides : points and their distance in pixels, of each level
-    ig : (K, 4) float: boxes where nothing is learned
-    center_sample : whether a truth is only learned near its centre
-    pos_radius : how near, in strides
+    loc_ranges : (N, 2) float: least and largest distance to the farthest edge of a truth, in pixels
+    num_points_per, strides : number of points and their spacing in pixels, per level
+    ig : (K, 4) float: boxes whose points are ignored
+    center_sample : True to assign only points near the centre of a truth
+    pos_radius : largest distance from the centre, in strides
 
     Returns
     -------
-    classes, (N,) float: 0 for nothing, -1 for what is not learned; and how far the left, top, right and bottom edge
-    of the assigned truth are from the point, (N, 4) float, in pixels, of any truth where none is assigned
+    classes, (N,) float: 0 for background, -1 for ignored points; and distances of the left, top, right and bottom edge
+    of the assigned truth from the point, (N, 4) float, in pixels, undefined for unassigned points
 
-    Source: Tian et al. 2019 (FCOS), section 3.2, and its later sampling of centres; United Perception, which grew out
-    of the POD that LongTail-Bench names.
+    Source: Tian et al. 2019 (FCOS), section 3.2, and its later centre sampling; United Perception, the successor of the
+    POD that LongTail-Bench names.
     """
     if len(gt) == 0:
         return points.new_zeros(len(points)), points.new_zeros(len(points), 4)
@@ -88,12 +88,15 @@ def fcos_matcher(
 
 
 def _distances(points: Tensor, boxes: Tensor) -> Tensor:
-    """(N, M, 4): how far the left, top, right and bottom edges of boxes (M, 4) or (N, M, 4) are, positive inside."""
+    """Return distances (N, M, 4) of points from the left, top, right and bottom edges of boxes, positive inside.
+
+    `boxes` is (M, 4) or (N, M, 4).
+    """
     return torch.cat([points[:, None] - boxes[..., :2], boxes[..., 2:] - points[:, None]], dim=2)
 
 
 def _near_centre(points: Tensor, boxes: Tensor, num_points_per: Sequence[int], reaches: Sequence[float]) -> Tensor:
-    """(N, M) bool: whether points are in boxes, and as near their centre as the point's level lets them be."""
+    """Return whether points are in boxes and within the radius of their centre at the point's level, (N, M) bool."""
     centres = (boxes[:, :2] + boxes[:, 2:]) / 2
     regions = boxes.new_zeros(len(points), len(boxes), 4)
     begin = 0

@@ -10,7 +10,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, positives: int, negatives: int, num_classes: int = 80, reg_decoded_bbox: bool = False
 ) -> tuple[Any, ...]:
-    """Boxes, and the truths of the positives near them."""
+    """Return boxes, and truths near the positive ones."""
     boxes = draw.boxes(positives)
     labels = draw.integers(positives, high=num_classes)
     return boxes, draw.boxes(negatives), draw.near(boxes), labels, num_classes, -1.0, reg_decoded_bbox
@@ -37,16 +37,16 @@ def get_target_single(
     target_means: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
     target_stds: tuple[float, float, float, float] = (0.1, 0.1, 0.2, 0.2),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Classes and boxes that sampled boxes learn, and how much each counts.
+    """Return the target classes and boxes of sampled boxes, and their weights.
 
     Parameters
     ----------
     pos_priors, neg_priors : (P, 4) and (Q, 4) float, x1 y1 x2 y2 in pixels
     pos_gt_bboxes, pos_gt_labels : (P, 4) float and (P,) int64: the truths of the positives
-    num_classes : kinds of objects, and the label of nothing
-    pos_weight : what a positive's class counts, where a negative's counts 1; 1 too if not above zero
-    reg_decoded_bbox : whether boxes are learned as they are, rather than as deltas
-    target_means, target_stds : that deltas are normalized by
+    num_classes : number of classes, also the label of the background
+    pos_weight : weight of a positive's class, relative to 1 for negatives; 0 or less means 1
+    reg_decoded_bbox : True if the targets are boxes, False if they are deltas
+    target_means, target_stds : means and standard deviations that normalize deltas
 
     Returns labels (P + Q,) int64 and their weights (P + Q,) float, boxes and their weights (P + Q, 4) float, positives
     first

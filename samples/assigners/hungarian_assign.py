@@ -11,7 +11,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, queries: int, classes: int, objects: Sequence[int]) -> tuple[Any, ...]:
-    """Predictions for a batch of images, and so many truths of each."""
+    """Return predictions for a batch of images, and the same number of truths for each."""
 
     def boxes(count: int) -> Tensor:
         return box_xyxy_to_cxcywh(draw.boxes(count, (1.0, 1.0), smallest=0.02))
@@ -42,20 +42,19 @@ def hungarian_assign(
     cost_bbox: float = 5,
     cost_giou: float = 2,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Pair the predictions and truths of each image so that the sum of the pairs' costs is least.
+    """Pair the predictions and truths of each image at the least total cost.
 
     Parameters
     ----------
-    logits : (B, Q, C + 1) float, the last for nothing
-    boxes : (B, Q, 4) float, x y of the centre, width and height, in sizes of the image
-    targets : of each image, "labels" (M,) int64 and "boxes" (M, 4) float
-    cost_class, cost_bbox, cost_giou : weights of the class's probability, of the boxes' distance and of their
-        generalized overlap
+    logits : (B, Q, C + 1) float, the last class is the background
+    boxes : (B, Q, 4) float, cx cy w h relative to the size of the image
+    targets : per image, "labels" (M,) int64 and "boxes" (M, 4) float
+    cost_class, cost_bbox, cost_giou : weights of the class probability, the L1 distance of boxes and their generalized
+        intersection over union
 
     Returns
     -------
-    of each image, indices of predictions and of the truths that they are paired with, (min(Q, M),) int64 each, on the
-    CPU
+    per image, the indices of paired predictions and truths, each (min(Q, M),) int64 on the CPU
 
     Source: Carion et al. 2020 (DETR), section 3.1 and appendix A.2.
     """

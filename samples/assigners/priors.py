@@ -1,4 +1,4 @@
-"""Points and anchors of a feature pyramid, for the arguments of assigners."""
+"""Points and anchors of a feature pyramid, used as inputs of assigners."""
 
 from collections.abc import Iterator, Sequence
 from math import ceil
@@ -11,11 +11,11 @@ from opgrip.samples.anchors.gen_base_anchors import gen_base_anchors
 from opgrip.samples.anchors.grid_anchors import grid_anchors
 
 STRIDES = (8, 16, 32, 64, 128)
-"""In pixels, of the levels P3 to P7."""
+"""Strides of levels P3 to P7, in pixels."""
 
 
 def grid_points(size: tuple[int, int], strides: Sequence[int] = STRIDES) -> list[Tensor]:
-    """Centres of the cells of each level, (N, 3) float: x, y and stride in pixels.
+    """Return the centres of the cells of each level, (N, 3) float: x, y and stride in pixels.
 
     Parameters
     ----------
@@ -34,13 +34,13 @@ def grid_boxes(
     scales: Sequence[float] = (8.0,),
     ratios: Sequence[float] = (1.0,),
 ) -> list[Tensor]:
-    """Anchors of each level, (N, 4) float, x1 y1 x2 y2 in pixels.
+    """Return the anchors of each level, (N, 4) float, x1 y1 x2 y2 in pixels.
 
     Parameters
     ----------
     size : height and width of the image in pixels
     scales : sides of the anchors in strides
-    ratios : of height to width
+    ratios : height divided by width
     """
     shapes = torch.tensor(scales), torch.tensor(ratios)
     return [
@@ -50,6 +50,6 @@ def grid_boxes(
 
 
 def _levels(size: tuple[int, int], strides: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]]]:
-    """The stride of each level, and its height and width in cells."""
+    """Return the stride of each level, and its height and width in cells."""
     for stride in strides:
         yield stride, (ceil(size[0] / stride), ceil(size[1] / stride))

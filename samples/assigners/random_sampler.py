@@ -7,13 +7,13 @@ from opgrip.samples.sample import Draw, sample
 
 
 class SamplingResult(NamedTuple):
-    """The boxes of an image that are learned from.
+    """The boxes of an image that the loss uses.
 
     Attributes
     ----------
-    pos_inds, neg_inds : (P,) and (Q,) int64, in order: which boxes they are, added truths being counted first
+    pos_inds, neg_inds : (P,) and (Q,) int64, ascending indices of the boxes; added truths come first
     pos_priors, neg_priors : (P, 4) and (Q, 4) float: the boxes
-    pos_gt_bboxes, pos_gt_labels : (P, 4) float and (P,) int64: the truths that the positives learn
+    pos_gt_bboxes, pos_gt_labels : (P, 4) float and (P,) int64: truths assigned to the positives
     """
 
     pos_inds: Tensor
@@ -34,7 +34,7 @@ def inputs(
     truths: int = 7,
     add_gt_as_proposals: bool = False,
 ) -> tuple[Any, ...]:
-    """An assignment of so many boxes, these and the truths."""
+    """Return an assignment of boxes, the boxes and the truths."""
     order = draw.permutation(boxes)
     gt_inds = torch.zeros(boxes, dtype=torch.long)
     gt_inds[order[:positives]] = draw.integers(positives, low=1, high=truths + 1)
@@ -68,13 +68,13 @@ def random_sampler(
 
     Parameters
     ----------
-    gt_inds : (N,) int64, as `AssignResult` has them
+    gt_inds : (N,) int64, as in `AssignResult`
     priors : (N, 4) float, x1 y1 x2 y2 in pixels
     gt_bboxes, gt_labels : (M, 4) float and (M,) int64, the truths
-    num : how many to choose; negatives fill what positives leave
-    pos_fraction : at most this share of `num` is positive
-    neg_pos_ub : at most so many negatives for a positive; below zero, any number
-    add_gt_as_proposals : whether the truths themselves may be chosen too, as positives
+    num : number of boxes to choose; negatives fill the places that positives leave free
+    pos_fraction : largest share of positives
+    neg_pos_ub : most negatives per positive; negative for no limit
+    add_gt_as_proposals : True to add the truths as positive boxes
 
     Source: Ren et al. 2015, section 3.1.3.
     """
@@ -91,7 +91,7 @@ def random_sampler(
 
 
 def _choose(indices: Tensor, count: int) -> Tensor:
-    """At most so many of the indices, in order."""
+    """Return at most `count` of the indices, ascending."""
     if indices.numel() > count:
         # drawn on the CPU, so that every device chooses the same
         indices = indices[torch.randperm(indices.numel())[:count].to(indices.device)]

@@ -9,7 +9,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, truths: int, size: tuple[int, int] = (800, 1344), classes: int = 80) -> tuple[Tensor, ...]:
-    """An anchor of each cell of each level, predictions near them, and truths."""
+    """Return one anchor per cell of each level, predictions near them, and truths."""
     priors = torch.cat(grid_boxes(size))
     scores = draw.normal(len(priors), classes, mean=-4.0).sigmoid()
     gt = draw.boxes(truths, (float(size[0]), float(size[1])))
@@ -39,20 +39,20 @@ def task_aligned_assign(
     alpha: float = 1,
     beta: float = 6,
 ) -> tuple[AssignResult, Tensor]:
-    """Assign to each truth the anchors whose predictions of its class and box are best taken together.
+    """Assign to each truth the anchors with the best product of class score and overlap.
 
     Parameters
     ----------
     priors, pred_bboxes : (N, 4) float, x1 y1 x2 y2 in pixels
     pred_scores : (N, C) float, 0 to 1
     gt_bboxes, gt_labels : (M, 4) float and (M,) int64, the truths
-    topk : so many anchors are candidates of a truth
-    alpha, beta : powers of score and overlap, whose product is the alignment
+    topk : number of candidate anchors per truth
+    alpha, beta : exponents of score and overlap in their product, the alignment
 
     Returns
     -------
-    the assignment, whose `max_overlaps` are -1e8 where there is none; and the alignments with the assigned truths,
-    (N,) float, 0 where there is none
+    the assignment, with a `max_overlaps` of -1e8 for unassigned anchors; and the alignments with the assigned truths,
+    (N,) float, 0 for unassigned anchors
 
     Source: Feng et al. 2021 (TOOD), section 3.2.
     """

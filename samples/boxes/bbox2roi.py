@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: tuple[int, ...]) -> tuple[list[Tensor]]:
-    """Boxes of images, so many of each."""
+    """Return boxes of several images, an equal number per image."""
     return ([draw.boxes(count) for count in boxes],)
 
 
@@ -21,11 +21,11 @@ def inputs(draw: Draw, boxes: tuple[int, ...]) -> tuple[list[Tensor]]:
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/bbox/transforms.py",
 )
 def bbox2roi(bbox_list: list[Tensor]) -> Tensor:
-    """Boxes with the number of their image before them.
+    """Return the boxes of all images in one tensor, with the image's index in the first column.
 
     Parameters
     ----------
-    bbox_list : for each image, (N, 4 or more) float, x1 y1 x2 y2 in pixels, and what else they carry
+    bbox_list : per image, (N, 4 or more) float, x1 y1 x2 y2 in pixels; further columns are dropped
 
     Returns (sum of N, 5) float, image x1 y1 x2 y2
     Source: MMDetection 2, `core.bbox.transforms`.

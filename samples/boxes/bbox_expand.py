@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, num_classes: int) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Targets of sampled boxes, of which a quarter are positives and come first."""
+    """Return targets of sampled boxes; the first quarter are positives."""
     positives = boxes // 4
     targets, weights = torch.zeros(boxes, 4), torch.zeros(boxes, 4)
     targets[:positives] = draw.normal(positives, 4)
@@ -26,16 +26,16 @@ def inputs(draw: Draw, boxes: int, num_classes: int) -> tuple[Tensor, Tensor, Te
     url="https://github.com/open-mmlab/mmdetection/blob/51dd329c4f76740d6a85c7cc6e5832ba0dfedbc3/mmdet/core/bbox/bbox_target.py",
 )
 def bbox_expand(bbox_targets: Tensor, bbox_weights: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Targets and weights for a head that predicts a box for each class.
+    """Return targets and weights for a head that predicts one box per class.
 
     Parameters
     ----------
     bbox_targets : (N, 4) float, dx dy dw dh
     bbox_weights : (N, 4) float
     labels : (N,) int64, 0 for the background, which has no target
-    num_classes : with the background
+    num_classes : number of classes, including the background
 
-    Returns targets, weights : (N, 4 * num_classes) float, zero but in the four columns of a positive's class
+    Returns targets, weights : (N, 4 * num_classes) float, zero except in the four columns of a positive's class
     Source: an early MMDetection, `core.bbox.bbox_target.expand_target`; Girshick 2015, section 2.3.
     """
     rows = bbox_targets.shape[0]

@@ -3,7 +3,7 @@ from jax import Array
 
 
 def bbox_expand(bbox_targets: Array, bbox_weights: Array, labels: Array, num_classes: int) -> tuple[Array, Array]:
-    """As the torch one beside it, by a mask in place of the loop: a loop over values cannot be traced."""
+    """Return the same as the torch function. A mask replaces its loop over values, which JAX cannot trace."""
     columns = jnp.repeat(jnp.arange(num_classes), 4)
     mine = (columns == labels[:, None]) & (labels[:, None] > 0)
     targets, weights = (jnp.where(mine, jnp.tile(values, num_classes), 0) for values in (bbox_targets, bbox_weights))

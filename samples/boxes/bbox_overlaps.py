@@ -10,7 +10,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, first: int, second: int, mode: str = "iou", is_aligned: bool = False
 ) -> tuple[Tensor, Tensor, str, bool]:
-    """Boxes of an image; where they come in pairs, the first near the second."""
+    """Return boxes of an image; if aligned, each second box is near the first."""
     others = draw.boxes(second)
     boxes = draw.near(others, grad=True) if is_aligned else draw.boxes(first)
     return boxes, others, mode, is_aligned
@@ -34,17 +34,17 @@ def bbox_overlaps(
     is_aligned: bool = False,
     eps: float = 1e-6,
 ) -> Tensor:
-    """Intersection over union, over the first box, or generalized intersection over union.
+    """Return intersection over union, intersection over the first box, or generalized intersection over union.
 
     Parameters
     ----------
     bboxes1 : (..., M, 4) float, x1 y1 x2 y2 in pixels
     bboxes2 : (..., N, 4) float, likewise
-    mode : `iou`, `iof` to divide by the area of the first alone, or `giou`
-    is_aligned : box by box, M and N being equal; else every box with every other
-    eps : least area to divide by
+    mode : `iou`, `iof` to divide by the area of the first box, or `giou`
+    is_aligned : True to compare boxes in pairs (M equals N), False to compare every box with every other
+    eps : lower limit of the divisor, an area
 
-    Returns (..., M), or (..., M, N), float
+    Returns (..., M) float if aligned, else (..., M, N)
     Source: Everingham et al. 2010, section 4.2; Rezatofighi et al. 2019, algorithm 1.
     """
     if not is_aligned:

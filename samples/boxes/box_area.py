@@ -4,7 +4,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int) -> tuple[Tensor]:
-    """Boxes of an image."""
+    """Return boxes of an image."""
     return (draw.boxes(boxes, grad=True),)
 
 
@@ -20,19 +20,21 @@ def inputs(draw: Draw, boxes: int) -> tuple[Tensor]:
     url="https://github.com/pytorch/vision/blob/main/torchvision/ops/boxes.py",
 )
 def box_area(boxes: Tensor) -> Tensor:
-    """Area of each box.
+    """Return the area of each box.
 
     Parameters
     ----------
-    boxes : (..., 4) float, x1 y1 x2 y2 in pixels, or in shares of the image
+    boxes : (..., 4) float, x1 y1 x2 y2 in pixels, or relative to the image
 
-    Returns (...) float, in the square of that unit; no area is negative where x1 <= x2 and y1 <= y2
+    Returns (...) float, in the square of that unit; not negative if x1 <= x2 and y1 <= y2
     Source: torchvision, `ops.boxes.box_area`.
     """
     return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
 
 
 def area_between(low: Tensor, high: Tensor) -> Tensor:
-    """Area between corners, (..., 2) float, as (...): 0 where a high one is not above the low one in x or y."""
+    """Return the area between corners (..., 2) float, as (...); 0 if the high corner is not above the low one in x and
+    y.
+    """
     extent = (high - low).clamp(min=0)
     return extent[..., 0] * extent[..., 1]

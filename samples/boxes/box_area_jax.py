@@ -7,5 +7,5 @@ def box_area(boxes: Array) -> Array:
 
 
 def area_between(low: Array, high: Array) -> Array:
-    """As the torch one."""
+    """Return the same as the torch function."""
     return jnp.clip(high - low, 0).prod(axis=-1)

@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, queries: int) -> tuple[Tensor]:
-    """What a transformer's head predicts: numbers of 0 to 1."""
+    """Return predictions of a transformer head: values from 0 to 1."""
     return (draw.uniform(images, queries, 4, grad=True),)
 
 
@@ -21,13 +21,13 @@ def inputs(draw: Draw, images: int, queries: int) -> tuple[Tensor]:
     url="https://github.com/facebookresearch/detr/blob/eb9f7e03ed8e2ed2cd55528989fe7df890bc3fc0/util/box_ops.py#L9",
 )
 def box_cxcywh_to_xyxy(boxes: Tensor) -> Tensor:
-    """Corners of boxes that are given by centre and size.
+    """Convert boxes from centre and size to corners.
 
     Parameters
     ----------
-    boxes : (..., 4) float, cx cy w h in shares of the image, or in pixels
+    boxes : (..., 4) float, cx cy w h relative to the image, or in pixels
 
-    Returns (..., 4) float, x1 y1 x2 y2 in that unit
+    Returns (..., 4) float, x1 y1 x2 y2 in the same unit
     Source: Carion et al. 2020 (DETR), `util/box_ops.py`.
     """
     cx, cy, w, h = boxes.unbind(-1)

@@ -6,7 +6,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, queries: int, truths: int) -> tuple[Tensor, Tensor]:
-    """Predicted and true boxes, in shares of the image."""
+    """Return predicted and true boxes, relative to the image."""
     return draw.boxes(queries, (1.0, 1.0), 0.02, grad=True), draw.boxes(truths, (1.0, 1.0), 0.02)
 
 
@@ -25,7 +25,7 @@ CONFIGURATIONS = {
     url="https://github.com/facebookresearch/detr/blob/eb9f7e03ed8e2ed2cd55528989fe7df890bc3fc0/util/box_ops.py#L24",
 )
 def box_iou(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Intersection over union of every box with every other, and the union.
+    """Return intersection over union of every box with every other, and the area of the union.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def box_iou(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns
     -------
-    overlaps : (..., N, M) float, 0 to 1; nan where both have no area
+    overlaps : (..., N, M) float, 0 to 1; nan if both boxes have no area
     unions : (..., N, M) float, areas
 
     Source: Carion et al. 2020 (DETR), `util/box_ops.py`.

@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int) -> tuple[Tensor]:
-    """Boxes of an image."""
+    """Return boxes of an image."""
     return (draw.boxes(boxes),)
 
 
@@ -20,13 +20,13 @@ def inputs(draw: Draw, boxes: int) -> tuple[Tensor]:
     url="https://github.com/facebookresearch/detr/blob/eb9f7e03ed8e2ed2cd55528989fe7df890bc3fc0/util/box_ops.py#L16",
 )
 def box_xyxy_to_cxcywh(boxes: Tensor) -> Tensor:
-    """Centre and size of boxes that are given by their corners.
+    """Convert boxes from corners to centre and size.
 
     Parameters
     ----------
-    boxes : (..., 4) float, x1 y1 x2 y2 in pixels, or in shares of the image
+    boxes : (..., 4) float, x1 y1 x2 y2 in pixels, or relative to the image
 
-    Returns (..., 4) float, cx cy w h in that unit
+    Returns (..., 4) float, cx cy w h in the same unit
     Source: Carion et al. 2020 (DETR), `util/box_ops.py`.
     """
     x1, y1, x2, y2 = boxes.unbind(-1)

@@ -4,7 +4,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, groups: int) -> tuple[Tensor, Tensor]:
-    """Boxes of an image, and their groups."""
+    """Return boxes of an image, and their groups."""
     return draw.boxes(boxes), draw.integers(boxes, high=groups)
 
 
@@ -19,15 +19,15 @@ def inputs(draw: Draw, boxes: int, groups: int) -> tuple[Tensor, Tensor]:
     url="https://github.com/open-mmlab/mmcv/blob/v2.1.0/mmcv/ops/nms.py",
 )
 def boxes_for_nms(boxes: Tensor, idxs: Tensor, class_agnostic: bool = False) -> Tensor:
-    """Boxes that only others of their group can suppress.
+    """Shift the boxes of each group so that non-maximum suppression only acts within groups.
 
     Parameters
     ----------
-    boxes : (N, 4) float, N > 0, x1 y1 x2 y2 in pixels, none negative
-    idxs : (N,) int64, the group of each: its class, say, or level
-    class_agnostic : boxes of all groups suppress each other, so leave them
+    boxes : (N, 4) float, N > 0, x1 y1 x2 y2 in pixels, not negative
+    idxs : (N,) int64, group of each box, such as its class or level
+    class_agnostic : True to return the boxes unchanged, so that all groups suppress each other
 
-    Returns (N, 4) float, each group beyond the largest coordinate of the one before
+    Returns (N, 4) float, each group shifted beyond the largest coordinate of the previous one
     Source: MMCV, `ops.nms.batched_nms`.
     """
     if class_agnostic:

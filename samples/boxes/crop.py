@@ -6,7 +6,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, masks: int, size: int = 138) -> tuple[Tensor, Tensor]:
-    """Masks made of prototypes, and their boxes in shares of the image."""
+    """Return masks composed of prototypes, and their boxes relative to the image."""
     return draw.uniform(size, size, masks, grad=True), draw.boxes(masks, (1.0, 1.0), 0.02)
 
 
@@ -21,13 +21,13 @@ def inputs(draw: Draw, masks: int, size: int = 138) -> tuple[Tensor, Tensor]:
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/layers/box_utils.py#L350",
 )
 def crop(masks: Tensor, boxes: Tensor, padding: int = 1) -> Tensor:
-    """Masks that are zero outside of their boxes.
+    """Set masks to zero outside their boxes.
 
     Parameters
     ----------
     masks : (H, W, N) float
-    boxes : (N, 4) float, x1 y1 x2 y2 in shares of the image, x1 <= x2, y1 <= y2
-    padding : cells that boxes grow by at each side
+    boxes : (N, 4) float, x1 y1 x2 y2 relative to the image, x1 <= x2, y1 <= y2
+    padding : number of cells added to boxes at each side
 
     Returns (H, W, N) float
     Source: Bolya et al. 2019 (YOLACT), section 3.2 and `layers/box_utils.py`.

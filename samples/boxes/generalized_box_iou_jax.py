@@ -6,7 +6,7 @@ from opgrip.samples.boxes.box_iou_jax import box_iou
 
 
 def generalized_box_iou(first: Array, second: Array) -> Array:
-    """As the torch one beside it, but boxes that end before they begin pass: jit cannot branch on values."""
+    """Return the same as the torch function, without its check of the boxes: jit cannot branch on values."""
     overlap, union = box_iou(first, second)
     first, second = first[..., :, None, :], second[..., None, :, :]
     low = jnp.minimum(first[..., :2], second[..., :2])

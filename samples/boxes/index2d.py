@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Scores, and the order that each row is to be read in."""
+    """Return scores, and an order of the columns of each row."""
     source = draw.uniform(rows, columns)
     return source, source.argsort(dim=1, descending=True)
 
@@ -21,14 +21,14 @@ def inputs(draw: Draw, rows: int, columns: int) -> tuple[Tensor, Tensor]:
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/layers/box_utils.py#L376",
 )
 def index2d(src: Tensor, idx: Tensor) -> Tensor:
-    """Element `idx[i, j]` of each row `i`, at `i, j`.
+    """Return `src[i, idx[i, j]]` for all i and j.
 
     Parameters
     ----------
     src : (R, C) any dtype
     idx : (R, C) int64, 0 to C - 1
 
-    Returns (R, C) like `src`
+    Returns (R, C), dtype of `src`
     Source: Bolya et al. 2019 (YOLACT), `layers/box_utils.py`.
     """
     rows, columns = idx.shape

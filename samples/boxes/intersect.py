@@ -6,7 +6,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, first: int, second: int, classes: int = 0) -> tuple[Tensor, Tensor]:
-    """Boxes in shares of the image; those of each class, where there are any."""
+    """Return boxes relative to the image, with a leading dimension for classes if `classes` is given."""
     groups = (classes,) if classes else ()
     count = max(classes, 1)
     boxes = [draw.boxes(count * boxes, (1.0, 1.0), 0.02).reshape(*groups, boxes, 4) for boxes in (first, second)]
@@ -28,14 +28,14 @@ CONFIGURATIONS = {
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/scripts/optimize_bboxes.py#L24",
 )
 def intersect(first: Tensor, second: Tensor) -> Tensor:
-    """Area that every box shares with every other.
+    """Return the area of the intersection of every box with every other.
 
     Parameters
     ----------
     first : (..., A, 4) float, x1 y1 x2 y2
     second : (..., B, 4) float, likewise
 
-    Returns (..., A, B) float, in the square of their unit; 0 where boxes are apart
+    Returns (..., A, B) float, in the square of the boxes' unit; 0 if boxes do not overlap
     Source: Bolya et al. 2019 (YOLACT), `scripts/optimize_bboxes.py`.
     """
     first, second = first[..., :, None, :], second[..., None, :, :]

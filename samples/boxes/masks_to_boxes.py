@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, masks: int, height: int, width: int) -> tuple[Tensor]:
-    """Masks that hold most of the cells in a box of their own."""
+    """Return masks that each fill most cells of a box."""
     boxes = draw.boxes(masks, (height, width))
     x, y = torch.arange(width), torch.arange(height)
     columns = (x >= boxes[:, 0:1]) & (x < boxes[:, 2:3])
@@ -24,13 +24,13 @@ def inputs(draw: Draw, masks: int, height: int, width: int) -> tuple[Tensor]:
     url="https://github.com/facebookresearch/detr/blob/eb9f7e03ed8e2ed2cd55528989fe7df890bc3fc0/util/box_ops.py#L64",
 )
 def masks_to_boxes(masks: Tensor) -> Tensor:
-    """The smallest box around each mask.
+    """Return the smallest box around each mask.
 
     Parameters
     ----------
     masks : (N, H, W) bool, or numbers 0 and 1
 
-    Returns (N, 4) float32, x1 y1 x2 y2: first and last column and row that the mask has; 1e8 1e8 0 0 where it has none
+    Returns (N, 4) float32, x1 y1 x2 y2: first and last column and row of the mask; 1e8 1e8 0 0 for an empty mask
     Source: Carion et al. 2020 (DETR), `util/box_ops.py`.
     """
     if masks.numel() == 0:
@@ -45,7 +45,7 @@ def masks_to_boxes(masks: Tensor) -> Tensor:
 
 
 def _range(masks: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Least and largest of the positions (H, W) that each mask has, (N,) each."""
+    """Return the least and the largest position (H, W) inside each mask, (N,) each."""
     held = masks * positions
     least = held.masked_fill(~masks.bool(), 1e8).flatten(1).amin(dim=1)
     return least, held.flatten(1).amax(dim=1)

@@ -9,7 +9,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, boxes: int, classes: int, score_threshold: float, candidates: int
 ) -> tuple[Tensor, Tensor, float, float, int, int]:
-    """Boxes about objects, ten to each, with probabilities of the classes, of which the object's is likely."""
+    """Return ten boxes per object, with class probabilities that favour the object's class."""
     objects = boxes // 10
     truths = draw.boxes(objects)
     predicted = draw.near(truths.repeat_interleave(10 * classes, dim=0)).reshape(boxes, classes, 4)
@@ -34,18 +34,18 @@ def inputs(
 def multiclass_nms(
     boxes: Tensor, scores: Tensor, score_threshold: float, iou_threshold: float, candidates: int, limit: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Detections of all classes: boxes of one class do not suppress those of another.
+    """Return the detections of all classes after non-maximum suppression within each class.
 
     Parameters
     ----------
-    boxes : (N, C, 4) float, a box for each class, x1 y1 x2 y2 in pixels
+    boxes : (N, C, 4) float, one box per class, x1 y1 x2 y2 in pixels
     scores : (N, C) float
-    score_threshold : only higher scores count
-    iou_threshold : overlap above which the worse box of a class goes
-    candidates : how many of the best scores are considered
-    limit : how many detections are kept
+    score_threshold : lower scores are dropped
+    iou_threshold : overlap above which the lower-scored box of a class is suppressed
+    candidates : number of best scores to consider
+    limit : most detections to return
 
-    Returns boxes (K, 4), scores (K,), labels (K,) int64, by falling score
+    Returns boxes (K, 4), scores (K,), labels (K,) int64, by descending score
     Source: Girshick et al. 2014, section 2.2; MMDetection, which considers all scores.
     """
     row, label = torch.nonzero(scores > score_threshold, as_tuple=True)
@@ -55,6 +55,6 @@ def multiclass_nms(
     candidate_boxes = boxes[row, label]
     if candidate_boxes.numel() == 0:
         return candidate_boxes, values, label
-    # moved to zero, since the classes are kept apart by the largest coordinate
+    # shifted to start at zero, since the largest coordinate separates the classes
     survivors = nms(boxes_for_nms(candidate_boxes - candidate_boxes.min(), label), values, iou_threshold)[:limit]
     return candidate_boxes[survivors], values[survivors], label[survivors]

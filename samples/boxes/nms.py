@@ -6,7 +6,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, objects: int, boxes: int, threshold: float) -> tuple[Tensor, Tensor, float]:
-    """Boxes about objects, so many in all, with their scores."""
+    """Return `count` boxes around objects, with their scores."""
     truths = draw.boxes(objects)
     return draw.near(truths[draw.integers(boxes, high=objects)]), draw.uniform(boxes), threshold
 
@@ -25,13 +25,13 @@ def inputs(draw: Draw, objects: int, boxes: int, threshold: float) -> tuple[Tens
     url="https://github.com/open-mmlab/mmcv/blob/v2.1.0/mmcv/ops/nms.py",
 )
 def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
-    """Indices of the boxes that no better kept box overlaps by more than a threshold, best first.
+    """Return the indices of boxes left by non-maximum suppression, best score first.
 
     Parameters
     ----------
     boxes : (N, 4) float, x1 y1 x2 y2 in pixels
     scores : (N,) float
-    threshold : intersection over union, 0 to 1
+    threshold : intersection over union above which the lower-scored box is suppressed, 0 to 1
 
     Returns (K,) int64
     Source: Felzenszwalb et al. 2010, section 7.2.

@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, features: tuple[int, int, int, int], rois: int, stride: int
 ) -> tuple[Tensor, Tensor, int, float]:
-    """A level of a pyramid, and regions in the images."""
+    """Return one level of a feature pyramid, and regions of the images."""
     images, _, height, width = features
     boxes = draw.boxes(rois, (height * stride, width * stride), 4.0 * stride)
     number = draw.integers(rois, 1, high=images).to(torch.float32)
@@ -25,15 +25,15 @@ def inputs(
     url="https://github.com/open-mmlab/mmcv/blob/v2.1.0/mmcv/ops/roi_align.py",
 )
 def roi_align(features: Tensor, rois: Tensor, size: int, scale: float, samples: int = 2) -> Tensor:
-    """Average of bilinear samples in each bin of a grid over each region.
+    """Return the average of bilinear samples in each bin of a grid over each region.
 
     Parameters
     ----------
     features : (B, C, H, W) float
     rois : (N, 5) float, image x1 y1 x2 y2, in pixels of the image
-    size : bins along a side
-    scale : cells of the map to a pixel
-    samples : along each side of a bin
+    size : number of bins along a side
+    scale : cells of the map per pixel
+    samples : number of samples along each side of a bin
 
     Returns (N, C, size, size) float
     Source: He et al. 2017, section 3; half-pixel offset as in Detectron2's aligned version.
@@ -56,7 +56,7 @@ def roi_align(features: Tensor, rois: Tensor, size: int, scale: float, samples: 
 
 
 def _neighbours(position: Tensor, cells: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The two cells beside each position, and their weights; positions beyond a cell outside weigh nothing."""
+    """Return the two cells around each position and their weights, 0 for positions more than one cell outside."""
     inside = (position >= -1) & (position <= cells)
     position = position.clamp(0, cells - 1)
     low = position.floor()

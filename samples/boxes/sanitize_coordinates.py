@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, img_size: int, padding: int, cast: bool) -> tuple[Tensor, Tensor, int, int, bool]:
-    """Left and right sides of boxes, in shares of the image."""
+    """Return the left and right edges of boxes, relative to the image."""
     corners = draw.boxes(boxes, (1.0, 1.0), 0.02)
     return corners[:, 0], corners[:, 2], img_size, padding, cast
 
@@ -23,17 +23,16 @@ def inputs(draw: Draw, boxes: int, img_size: int, padding: int, cast: bool) -> t
 def sanitize_coordinates(
     x1: Tensor, x2: Tensor, img_size: int, padding: int = 0, cast: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Coordinates in pixels, from 0 to the image's size, the first not after the second.
+    """Return coordinates in pixels, clipped to the image, with the first not above the second.
 
     Parameters
     ----------
-    x1, x2 : (N,) float, two sides of boxes in shares of the image
-    img_size : in pixels
-    padding : pixels that boxes grow by at each side
-    cast : cut off what is behind the point, for int64
+    x1, x2 : (N,) float, two edges of boxes relative to the image
+    img_size : size of the image in pixels
+    padding : pixels added to boxes at each side
+    cast : True to truncate to int64
 
-    Returns x1, x2 : (N,) float, or int64; where the second side comes before the first, both are the second, then
-    padded
+    Returns x1, x2 : (N,) float or int64
     Source: MMDetection's YOLACT, of Bolya et al. 2019.
     """
     x1, x2 = x1 * img_size, x2 * img_size

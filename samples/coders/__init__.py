@@ -1,1 +1,1 @@
-"""Boxes to and from what a network predicts."""
+"""Encoding of boxes as regression targets, and decoding of predictions."""

@@ -8,7 +8,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -> tuple[Any, ...]:
-    """Boxes, others near them, and how many buckets each is divided into."""
+    """Return boxes, truths near them, and the number of buckets per box."""
     proposals = draw.boxes(boxes)
     return proposals, draw.near(proposals), num_buckets, scale_factor
 
@@ -22,7 +22,7 @@ def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -
     tags="ForLoop IfElseBranch AdvancedIndexing InPlace Broadcast ViewAttribute BuiltInDataStructure",
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/bbox/coder/bucketing_bbox_coder.py#L145",
-    # a pixel's float32 rounding in buckets of a pixel
+    # float32 rounding of a pixel, in buckets one pixel wide
     atol=5e-4,
 )
 def bbox2bucket(
@@ -34,21 +34,21 @@ def bbox2bucket(
     offset_upperbound: float = 1.0,
     cls_ignore_neighbor: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Which buckets hold the truths' edges, and how far from the buckets' centres these are.
+    """Return the buckets that contain the edges of the truths, and the offsets of the edges from the bucket centres.
 
     Parameters
     ----------
     proposals, gt : (N, 4) float, x1 y1 x2 y2 in pixels
-    num_buckets : from one edge to the opposite one
-    scale_factor : that proposals are stretched by first
-    offset_topk : of each edge, so many nearest buckets learn its offset
-    offset_upperbound : all but the nearest one only where the offset is smaller, in buckets
-    cls_ignore_neighbor : whether buckets beside the right one, less than a bucket away, are not learned
+    num_buckets : number of buckets from one edge to the opposite one
+    scale_factor : factor by which proposals are enlarged first
+    offset_topk : number of nearest buckets per edge that get an offset target
+    offset_upperbound : largest offset, in buckets, of all but the nearest bucket
+    cls_ignore_neighbor : True to ignore buckets next to the correct one if less than a bucket away
 
     Returns
     -------
-    offsets, their weights, labels and their weights, each (N, 4 * ceil(num_buckets / 2)) float: of the left, right,
-    top and bottom edge; offsets in buckets, the others 0 or 1
+    offsets, their weights, labels and their weights, each (N, 4 * ceil(num_buckets / 2)) float, for the left, right,
+    top and bottom edge; offsets are in buckets, the others 0 or 1
 
     Source: Wang et al. 2020 (SABL), section 3.2 and 4.1.
     """

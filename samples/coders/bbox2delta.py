@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, size: tuple[int, int] = (800, 1333)) -> tuple[Tensor, Tensor]:
-    """Boxes, and others near them."""
+    """Return boxes, and truths near them."""
     proposals = draw.boxes(boxes, size)
     return proposals, draw.near(proposals)
 
@@ -26,14 +26,14 @@ def bbox2delta(
     means: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
     stds: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
 ) -> Tensor:
-    """Deltas that move proposals to their truths.
+    """Return the deltas that turn proposals into their truths.
 
     Parameters
     ----------
     proposals, gt : (N, 4) float, x1 y1 x2 y2 in pixels
-    means, stds : of dx dy dw dh, to normalize them by
+    means, stds : means and standard deviations that normalize dx dy dw dh
 
-    Returns (N, 4) float: dx dy in sizes of the proposal, dw dh as logarithms
+    Returns (N, 4) float: dx dy relative to the size of the proposal, dw dh as logarithms
     Source: Girshick et al. 2014, appendix C.
     """
     proposals, gt = proposals.float(), gt.float()

@@ -18,15 +18,15 @@ from opgrip.samples.sample import sample
 def bbox2offset(
     boxes: Tensor, gt_boxes: Tensor, weights: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
 ) -> Tensor:
-    """Offsets that move boxes to their truths, times weights; `offset2bbox` undoes it.
+    """Return weighted offsets that turn boxes into their truths; the inverse of `offset2bbox`.
 
     Parameters
     ----------
-    boxes, gt_boxes : (N, 4) float, x1 y1 x2 y2 in pixels, all within the box
-    weights : of dx dy dw dh
+    boxes, gt_boxes : (N, 4) float, x1 y1 x2 y2 in pixels, where x2 and y2 belong to the box
+    weights : factors of dx dy dw dh
 
-    Returns (N, 4) float: dx dy in sizes of the box, dw dh as logarithms
-    Source: United Perception, which grew out of the POD that LongTail-Bench names; Detectron has the same.
+    Returns (N, 4) float: dx dy relative to the size of the box, dw dh as logarithms
+    Source: United Perception, the successor of the POD that LongTail-Bench names; Detectron has the same function.
     """
     if boxes.numel() == 0 or gt_boxes.numel() == 0:
         return boxes.new_zeros(0, 4)
@@ -43,7 +43,7 @@ def bbox2offset(
 
 
 def centre_and_size(boxes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of boxes (N, 4), x y width height, each (N,), in pixels that the last corner is one of."""
+    """Return x, y, width and height of boxes (N, 4), each (N,), in pixels; the last corner belongs to the box."""
     x1, y1, x2, y2 = boxes.unbind(dim=1)
     width, height = x2 - x1 + 1, y2 - y1 + 1
     return x1 + width / 2, y1 + height / 2, width, height

@@ -20,16 +20,16 @@ from opgrip.samples.sample import sample
 def bbox2tblr(
     priors: Tensor, gts: Tensor, normalizer: float | Sequence[float] = 4.0, normalize_by_wh: bool = True
 ) -> Tensor:
-    """Distances of the truths' top, bottom, left and right edges from the priors' centres.
+    """Return the distances of a truth's top, bottom, left and right edges from the centre of its prior.
 
     Parameters
     ----------
     priors, gts : (N, 4) float, x1 y1 x2 y2 in pixels
-    normalizer : that distances are divided by; a sequence has one for each of the four
-    normalize_by_wh : whether distances are in sizes of the prior rather than in pixels
+    normalizer : divisor of the distances, or a sequence of one divisor per edge
+    normalize_by_wh : True for distances relative to the size of the prior, False for pixels
 
-    Returns (N, 4) float, positive where the centre is inside of the truth
-    Source: Zhu et al. 2019 (FSAF), section 3.1, as MMDetection normalizes it.
+    Returns (N, 4) float, positive if the centre is inside the truth
+    Source: Zhu et al. 2019 (FSAF), section 3.1, normalized as in MMDetection.
     """
     centre_x, centre_y = ((priors[:, :2] + priors[:, 2:]) / 2).split(1, dim=1)
     left, top, right, bottom = gts.split(1, dim=1)

@@ -8,7 +8,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -> tuple[Any, ...]:
-    """Boxes, scores of buckets, and offsets from these of up to about half a bucket."""
+    """Return boxes, scores of their buckets, and offsets of up to about half a bucket."""
     outputs = 4 * ((num_buckets + 1) // 2)
     scores, offsets = draw.normal(boxes, outputs), draw.normal(boxes, outputs, std=0.3)
     return draw.boxes(boxes), scores, offsets, num_buckets, scale_factor, (800, 1333)
@@ -32,21 +32,21 @@ def bucket2bbox(
     scale_factor: float = 1.0,
     max_shape: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Boxes whose edges are in the likeliest buckets, moved by the offsets predicted there.
+    """Return boxes with edges at the most probable buckets, shifted by the offsets predicted there.
 
     Parameters
     ----------
     proposals : (N, 4) float, x1 y1 x2 y2 in pixels
-    cls_preds : (N, 4 * ceil(num_buckets / 2)) float: logits of the left, right, top and bottom edge's buckets
+    cls_preds : (N, 4 * ceil(num_buckets / 2)) float: logits of the buckets of the left, right, top and bottom edge
     offset_preds : likewise, in buckets
-    num_buckets : from one edge to the opposite one
-    scale_factor : that proposals are stretched by first
-    max_shape : height and width of the image in pixels, whose last ones boxes are cut to; None leaves them
+    num_buckets : number of buckets from one edge to the opposite one
+    scale_factor : factor by which proposals are enlarged first
+    max_shape : height and width of the image in pixels; boxes are clipped to its last pixels. None does not clip
 
     Returns
     -------
-    boxes, (N, 4) float, x1 y1 x2 y2 in pixels; how sure their edges are, (N,) float, 0 to 1: the mean over edges of
-    the likeliest bucket's score and of the second's where that is its neighbour
+    boxes, (N, 4) float, x1 y1 x2 y2 in pixels; their confidence, (N,) float, 0 to 1: mean over edges of the score of
+    the best bucket, plus that of the second-best if it is a neighbour
 
     Source: Wang et al. 2020 (SABL), sections 3.2 and 3.3.
     """

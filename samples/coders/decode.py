@@ -4,11 +4,11 @@ from torch import Tensor
 from opgrip.samples.sample import Draw, sample
 
 VARIANCES = 0.1, 0.2
-"""That SSD divides what it learns by, of centres and of sizes."""
+"""Divisors of SSD's targets, of centres and of sizes."""
 
 
 def inputs(draw: Draw, priors: int, grad: bool = False) -> tuple[Tensor, Tensor]:
-    """Predictions, and priors in an image of unit size."""
+    """Return predictions, and priors in an image of unit size."""
     centre, extent = draw.uniform(priors, 2), draw.uniform(priors, 2, low=0.04, high=0.9)
     return draw.normal(priors, 4, grad=grad), torch.cat([centre, extent], dim=1)
 
@@ -24,15 +24,16 @@ def inputs(draw: Draw, priors: int, grad: bool = False) -> tuple[Tensor, Tensor]
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/layers/box_utils.py#L268",
 )
 def decode(loc: Tensor, priors: Tensor, use_yolo_regressors: bool = False) -> Tensor:
-    """Boxes that predictions move priors to; `encode` undoes it.
+    """Return the boxes that result from applying predictions to priors; the inverse of `encode`.
 
     Parameters
     ----------
-    loc : (N, 4) float: moves of the centre in sizes of the prior, and logarithms of growth, both over `VARIANCES`
-    priors : (N, 4) float, x y of the centre, width and height, in sizes of the image
-    use_yolo_regressors : whether `loc` moves centres in sizes of the image, without variances, as YOLOv2 has it
+    loc : (N, 4) float: shift of the centre relative to the size of the prior, and logarithms of the scale, both divided
+        by `VARIANCES`
+    priors : (N, 4) float, cx cy w h relative to the image
+    use_yolo_regressors : True if `loc` shifts centres relative to the image, without variances, as in YOLOv2
 
-    Returns (N, 4) float, x1 y1 x2 y2 in sizes of the image
+    Returns (N, 4) float, x1 y1 x2 y2 relative to the image
     Source: Liu et al. 2016 (SSD), section 2.2; the option: Redmon and Farhadi 2017 (YOLOv2), section 2.
     """
     if use_yolo_regressors:

@@ -15,7 +15,7 @@ def inputs(
     size: tuple[int, int] | None = (800, 1333),
     grad: bool = False,
 ) -> tuple[Any, ...]:
-    """Boxes, deltas of about a tenth of their size, and what these are normalized by."""
+    """Return boxes, deltas of about a tenth of their size, and the normalization of the deltas."""
     deltas = draw.normal(boxes, 4 * classes) * 0.1 / torch.tensor(stds * classes)
     return draw.boxes(boxes), deltas.requires_grad_(grad), (0.0, 0.0, 0.0, 0.0), stds, size
 
@@ -40,16 +40,16 @@ def delta2bbox(
     wh_ratio_clip: float = 16 / 1000,
     ctr_clamp: float | None = None,
 ) -> Tensor:
-    """Boxes that the deltas move proposals to; `bbox2delta` undoes it.
+    """Return the boxes that result from applying deltas to proposals; the inverse of `bbox2delta`.
 
     Parameters
     ----------
     rois : (N, 4) float, x1 y1 x2 y2 in pixels
-    deltas : (N, 4 * C) float: of each class, dx dy in sizes of the proposal, dw dh as logarithms
-    means, stds : that the deltas were normalized by
-    max_shape : height and width of the image in pixels, which boxes are cut to; None leaves them
-    wh_ratio_clip : boxes grow at most to 1 / wh_ratio_clip of the proposal's size, and shrink to wh_ratio_clip
-    ctr_clamp : centres move at most so many pixels, and boxes may shrink to nothing, as YOLOF has it
+    deltas : (N, 4 * C) float: per class, dx dy relative to the size of the proposal, dw dh as logarithms
+    means, stds : means and standard deviations that the deltas were normalized by
+    max_shape : height and width in pixels of the image that boxes are clipped to; None does not clip
+    wh_ratio_clip : limits the scale of boxes to between wh_ratio_clip and 1 / wh_ratio_clip
+    ctr_clamp : largest shift of a centre in pixels; boxes may then shrink without limit, as in YOLOF
 
     Returns (N, 4 * C) float, x1 y1 x2 y2 in pixels
     Source: Girshick et al. 2014, appendix C; the last option: Chen et al. 2021 (YOLOF).

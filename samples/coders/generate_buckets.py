@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -> tuple[Any, ...]:
-    """Boxes, and how many buckets each is divided into."""
+    """Return boxes, and the number of buckets per box."""
     return draw.boxes(boxes), num_buckets, scale_factor
 
 
@@ -24,13 +24,13 @@ def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -
 def generate_buckets(
     proposals: Tensor, num_buckets: int, scale_factor: float = 1.0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Centres of the buckets that divide proposals, counted from each edge inwards to the middle.
+    """Return the centres of the buckets that divide proposals, counted from each edge to the middle.
 
     Parameters
     ----------
     proposals : (N, 4) float, x1 y1 x2 y2 in pixels
-    num_buckets : from one edge to the opposite one
-    scale_factor : that proposals are stretched by about their centre first
+    num_buckets : number of buckets from one edge to the opposite one
+    scale_factor : factor by which proposals are enlarged about their centre first
 
     Returns
     -------

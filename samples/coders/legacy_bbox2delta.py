@@ -20,15 +20,15 @@ def legacy_bbox2delta(
     means: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
     stds: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
 ) -> Tensor:
-    """Deltas that move proposals to their truths, both a pixel larger than their corners are apart.
+    """Return the deltas that turn proposals into their truths, with sizes of x2 - x1 + 1 and y2 - y1 + 1.
 
     Parameters
     ----------
-    proposals, gt : (N, 4) float, x1 y1 x2 y2 in pixels, all within the box
-    means, stds : of dx dy dw dh, to normalize them by
+    proposals, gt : (N, 4) float, x1 y1 x2 y2 in pixels, where x2 and y2 belong to the box
+    means, stds : means and standard deviations that normalize dx dy dw dh
 
-    Returns (N, 4) float: dx dy in sizes of the proposal, dw dh as logarithms
-    Source: Girshick et al. 2014, appendix C, as MMDetection 1 had it.
+    Returns (N, 4) float: dx dy relative to the size of the proposal, dw dh as logarithms
+    Source: Girshick et al. 2014, appendix C, as in MMDetection 1.
     """
     proposals, gt = proposals.float(), gt.float()
     outward = proposals.new_tensor([-0.5, -0.5, 0.5, 0.5])

@@ -25,22 +25,22 @@ def legacy_delta2bbox(
     max_shape: tuple[int, int] | None = None,
     wh_ratio_clip: float = 16 / 1000,
 ) -> Tensor:
-    """Boxes that the deltas move proposals to, which are a pixel larger than their corners are apart.
+    """Return the boxes that result from applying deltas to proposals of size x2 - x1 + 1 and y2 - y1 + 1.
 
     Parameters
     ----------
-    rois : (N, 4) float, x1 y1 x2 y2 in pixels, all within the box
-    deltas : (N, 4 * C) float: of each class, dx dy in sizes of the proposal, dw dh as logarithms
-    means, stds : that the deltas were normalized by
-    max_shape : height and width of the image in pixels, whose last ones boxes are cut to; None leaves them
-    wh_ratio_clip : boxes grow at most to 1 / wh_ratio_clip of the proposal's size, and shrink to wh_ratio_clip
+    rois : (N, 4) float, x1 y1 x2 y2 in pixels, where x2 and y2 belong to the box
+    deltas : (N, 4 * C) float: per class, dx dy relative to the size of the proposal, dw dh as logarithms
+    means, stds : means and standard deviations that the deltas were normalized by
+    max_shape : height and width of the image in pixels; boxes are clipped to its last pixels. None does not clip
+    wh_ratio_clip : limits the scale of boxes to between wh_ratio_clip and 1 / wh_ratio_clip
 
     Returns
     -------
-    (N, 4 * C) float, x1 y1 x2 y2; the corners are a full size apart, without the pixel taken off again,
-    which gave MMDetection's older models better boxes
+    (N, 4 * C) float, x1 y1 x2 y2; the corners are a full size apart: the pixel is not subtracted again, which improved
+    the boxes of MMDetection's older models
 
-    Source: Girshick et al. 2014, appendix C, as MMDetection 1 had it.
+    Source: Girshick et al. 2014, appendix C, as in MMDetection 1.
     """
     classes = deltas.shape[1] // 4
     moves = deltas * deltas.new_tensor(stds).repeat(classes) + deltas.new_tensor(means).repeat(classes)

@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, classes: int = 1) -> tuple[Tensor, Tensor]:
-    """Boxes, and offsets of about a tenth of their size."""
+    """Return boxes, and offsets of about a tenth of their size."""
     return draw.boxes(boxes), draw.normal(boxes, 4 * classes, std=0.1)
 
 
@@ -25,16 +25,16 @@ def inputs(draw: Draw, boxes: int, classes: int = 1) -> tuple[Tensor, Tensor]:
 def offset2bbox(
     boxes: Tensor, offset: Tensor, weights: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
 ) -> Tensor:
-    """Boxes that the offsets move others to, written into every fourth column of the result.
+    """Return the boxes that result from applying offsets to others; the inverse of `bbox2offset`.
 
     Parameters
     ----------
-    boxes : (N, 4) float, x1 y1 x2 y2 in pixels, all within the box
-    offset : (N, 4 * C) float: of each class, dx dy in sizes of the box, dw dh as logarithms
-    weights : that dx dy dw dh were multiplied by
+    boxes : (N, 4) float, x1 y1 x2 y2 in pixels, where x2 and y2 belong to the box
+    offset : (N, 4 * C) float: per class, dx dy relative to the size of the box, dw dh as logarithms
+    weights : factors that dx dy dw dh were multiplied by
 
-    Returns (N, 4 * C) float, x1 y1 x2 y2 in pixels; they grow at most 62.5 times
-    Source: United Perception, which grew out of the POD that LongTail-Bench names; Detectron has the same.
+    Returns (N, 4 * C) float, x1 y1 x2 y2 in pixels, at most 62.5 times the size of `boxes`
+    Source: United Perception, the successor of the POD that LongTail-Bench names; Detectron has the same function.
     """
     if boxes.numel() == 0 or offset.numel() == 0:
         return boxes.new_zeros(0, 4)

@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, side: float = 64.0, grad: bool = False) -> tuple[Tensor, Tensor]:
-    """Square priors, and distances as a head that ends with ReLU gives them."""
+    """Return square priors, and distances as predicted by a head that ends with ReLU."""
     corner = draw.uniform(boxes, 2, high=800.0)
     return torch.cat([corner, corner + side], dim=1), draw.normal(boxes, 4).relu().requires_grad_(grad)
 
@@ -30,18 +30,18 @@ def tblr2bbox(
     normalize_by_wh: bool = True,
     max_shape: Sequence[int] | Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
-    """Boxes whose edges are that far from the priors' centres; `bbox2tblr` undoes it.
+    """Return boxes from the distances of their edges to the centres of priors; the inverse of `bbox2tblr`.
 
     Parameters
     ----------
     priors : (..., N, 4) float, x1 y1 x2 y2 in pixels
     tblr : (..., N, 4) float: distances of the top, bottom, left and right edge
-    normalizer : that distances were divided by; a sequence has one for each of the four
-    normalize_by_wh : whether distances are in sizes of the prior rather than in pixels
-    max_shape : height and width of the image in pixels, or these of each image, which boxes are cut to
+    normalizer : divisor of the distances, or a sequence of one divisor per edge
+    normalize_by_wh : True if distances are relative to the size of the prior, False for pixels
+    max_shape : height and width in pixels of the image, or of each image, that boxes are clipped to
 
     Returns (..., N, 4) float, x1 y1 x2 y2 in pixels
-    Source: Zhu et al. 2019 (FSAF), section 3.1, as MMDetection normalizes it.
+    Source: Zhu et al. 2019 (FSAF), section 3.1, normalized as in MMDetection.
     """
     distances = tblr * (normalizer if isinstance(normalizer, float) else tblr.new_tensor(normalizer))
     if normalize_by_wh:
@@ -51,7 +51,7 @@ def tblr2bbox(
     top, bottom, left, right = distances.split(1, dim=-1)
     boxes = torch.cat([centre_x - left, centre_y - top, centre_x + right, centre_y + bottom], dim=-1)
     if max_shape is not None:
-        # height and width to width and height, twice, for each image
+        # height, width to width, height, width, height, for each image
         most = priors.new_tensor(max_shape)[..., [1, 0, 1, 0]].unsqueeze(-2)
         boxes = torch.where(boxes < 0, boxes.new_zeros(()), boxes)
         boxes = torch.where(boxes > most, most, boxes)

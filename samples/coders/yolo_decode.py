@@ -8,11 +8,11 @@ ANCHORS = {
     16: [(30, 61), (62, 45), (59, 119)],
     8: [(10, 13), (16, 30), (33, 23)],
 }
-"""Of YOLOv3: width and height in pixels, by stride."""
+"""Anchors of YOLOv3: width and height in pixels, by stride."""
 
 
 def inputs(draw: Draw, side: int, batch: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """Anchors of all cells of all levels, predictions for a batch of images, and strides."""
+    """Return anchors of all cells of all levels, predictions for a batch of images, and strides."""
     anchors, strides = [], []
     for stride, extents in ANCHORS.items():
         cells = torch.arange(side // stride) * float(stride) + stride / 2
@@ -38,12 +38,12 @@ def inputs(draw: Draw, side: int, batch: int = 1) -> tuple[Tensor, Tensor, Tenso
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/coders/yolo_bbox_coder.py",
 )
 def yolo_decode(bboxes: Tensor, pred_bboxes: Tensor, stride: Tensor | int) -> Tensor:
-    """Boxes that predictions move anchors to; `yolo_encode` undoes it.
+    """Return the boxes that result from applying predictions to anchors; the inverse of `yolo_encode`.
 
     Parameters
     ----------
     bboxes : (N, 4) float, x1 y1 x2 y2 of the anchors in pixels
-    pred_bboxes : (..., N, 4) float: where in its cell the centre is, 0 to 1, and logarithms of the box's growth
+    pred_bboxes : (..., N, 4) float: position of the centre in its cell, 0 to 1, and logarithms of the box's scale
     stride : (N, 1) int or float, or a number: size of a cell in pixels
 
     Returns (..., N, 4) float, x1 y1 x2 y2 in pixels

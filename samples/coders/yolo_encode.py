@@ -6,7 +6,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, side: int = 608) -> tuple[Tensor, Tensor, Tensor]:
-    """Anchors in the cells that truths are in, truths, and the strides of the cells."""
+    """Return anchors of the cells that contain truths, the truths, and the strides of the cells."""
     strides, extents = zip(*((stride, extent) for stride in ANCHORS for extent in ANCHORS[stride]), strict=True)
     chosen = draw.integers(boxes, high=len(strides))
     stride, half = torch.tensor(strides)[chosen], torch.tensor(extents)[chosen] / 2
@@ -27,15 +27,15 @@ def inputs(draw: Draw, boxes: int, side: int = 608) -> tuple[Tensor, Tensor, Ten
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/coders/yolo_bbox_coder.py",
 )
 def yolo_encode(bboxes: Tensor, gt_bboxes: Tensor, stride: Tensor | int, eps: float = 1e-6) -> Tensor:
-    """What moves anchors to the truths that are in their cells.
+    """Return the regression targets that turn anchors into the truths in their cells.
 
     Parameters
     ----------
     bboxes, gt_bboxes : (..., 4) float, x1 y1 x2 y2 in pixels
     stride : (...,) int or float, or a number: size of a cell in pixels
-    eps : how near to the cell's edges a centre may be, and the least ratio of sizes
+    eps : least distance of a centre from the cell's edges, and the least ratio of sizes
 
-    Returns (..., 4) float: where in its cell the centre is, 0 to 1, and logarithms of the box's growth
+    Returns (..., 4) float: position of the centre in its cell, 0 to 1, and logarithms of the box's scale
     Source: Redmon and Farhadi 2018 (YOLOv3), section 2.1.
     """
     x, y, width, height = _centre_and_size(bboxes)

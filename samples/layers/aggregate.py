@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, positions: int, channels: int, codes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """An assignment of positions to codewords, and both."""
+    """Return features, codewords and the assignment of positions to codewords."""
     features, codewords, _ = scaled_l2.inputs(draw, images, positions, channels, codes)
     return draw.distribution(images, positions, codes, grad=True), features, codewords
 
@@ -20,12 +20,12 @@ def inputs(draw: Draw, images: int, positions: int, channels: int, codes: int) -
     atol=1e-4,
 )
 def aggregate(assignment: Tensor, features: Tensor, codewords: Tensor) -> Tensor:
-    """What all positions differ from each codeword, weighted by how much they belong to it.
+    """Return the residuals of all positions to each codeword, summed with the weights of the assignment.
 
     Parameters
     ----------
-    assignment : (B, N, K) float, from positions to codewords
-    features : (B, N, C) float, one a position
+    assignment : (B, N, K) float, weights of codewords for each position
+    features : (B, N, C) float, one vector per position
     codewords : (K, C) float
 
     Returns (B, K, C) float

@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, users: int, width: int, channels: int = 3) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Embeddings as small as those of a model that starts to learn, and the weights of the attention."""
+    """Return embeddings as small as at the start of training, and the weights of the attention."""
     embeddings = [draw.normal(users, width, std=0.005, grad=True) for _ in range(channels)]
     bounds = (3 / width) ** 0.5, (6 / (width + 1)) ** 0.5
     matrix, attention = (
@@ -26,15 +26,15 @@ def inputs(draw: Draw, users: int, width: int, channels: int = 3) -> tuple[list[
     url="https://github.com/PaddlePaddle/PaddleRec/blob/fa3e3a8a591d55778edf8d26982467d5be0840ef/models/recall/mhcn/net.py#L224",
 )
 def channel_attention(channels: list[Tensor], matrix: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
-    """One embedding a user out of those of all channels, each user's weights summing to one.
+    """Mix the embeddings of all channels into one per user, with weights that sum to 1 per user.
 
     Parameters
     ----------
     channels : embeddings of the users, each (U, D) float
     matrix : (D, D) float, applied to the embeddings from the right
-    attention : (1, D) float, whose product with them scores a channel
+    attention : (1, D) float; its product with the result scores a channel
 
-    Returns The mixed embeddings, (U, D) float, and the weights, (U, channels) float
+    Returns the mixed embeddings, (U, D) float, and the weights, (U, channels) float
     Source: Yu et al. 2021, "Self-Supervised Multi-Channel Hypergraph Convolutional Network" (MHCN).
     """
     logits = [((embedding @ matrix) * attention).sum(dim=1) for embedding in channels]

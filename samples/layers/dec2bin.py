@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, experts: int, bits: int) -> tuple[Tensor, int]:
-    """The numbers of a gate's experts, shuffled."""
+    """Return the numbers of a gate's experts in random order."""
     return draw.permutation(experts), bits
 
 
@@ -20,12 +20,12 @@ def inputs(draw: Draw, experts: int, bits: int) -> tuple[Tensor, int]:
     url="https://github.com/PaddlePaddle/PaddleRec/blob/3b416accde4366e26f55f8d27f2453704a146bad/models/multitask/dselect_k/net.py#L190",
 )
 def dec2bin(values: Tensor, bits: int) -> Tensor:
-    """The lowest bits of numbers, the highest of them first: the binary codes by which a gate selects experts.
+    """Return the lowest bits of integers, highest bit first: the binary codes by which a gate selects experts.
 
     Parameters
     ----------
     values : (...) integers, not negative
-    bits : how many a number has
+    bits : number of bits per value
 
     Returns (..., bits) bool
     Source: Hazimeh et al. 2021, "DSelect-k: Differentiable Selection in the Mixture of Experts", its binary encoding.

@@ -6,11 +6,11 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, levels: list[tuple[int, int]], images: int) -> tuple[Tensor, Tensor]:
-    """The levels' shapes, and how much of each image is not padding, whole in the first."""
+    """Return the shapes of the levels, and the unpadded share of each image; the first image has no padding."""
     shapes = torch.tensor(levels)
     content = draw.uniform(images, 1, 2, low=0.6)
     content[0] = 1
-    # in whole positions of the level, as masks are
+    # rounded to positions of the level, as masks are
     return shapes, (content * shapes.flip(1)).ceil() / shapes.flip(1)
 
 
@@ -26,12 +26,12 @@ def inputs(draw: Draw, levels: list[tuple[int, int]], images: int) -> tuple[Tens
     url="https://arxiv.org/abs/2010.04159",
 )
 def deformable_reference_points(shapes: Tensor, valid_ratios: Tensor) -> Tensor:
-    """The centre of every position of every level, as a share of what is no padding, in units of every level.
+    """Return the centre of each position of each level, relative to the unpadded image, in units of each level.
 
     Parameters
     ----------
     shapes : (levels, 2) int64, height and width of each level
-    valid_ratios : (B, levels, 2) float, share of each level's width and height that is no padding
+    valid_ratios : (B, levels, 2) float, unpadded share of each level's width and height
 
     Returns (B, positions of all levels, levels, 2) float, x y, level by level and row by row
     Source: Zhu et al. 2021, "Deformable DETR", section 4.1.

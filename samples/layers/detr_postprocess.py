@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, images: int, queries: int, classes: int, size: tuple[int, int] = (480, 640)
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Predictions for images of about one size."""
+    """Return predictions for images of about the same size."""
     centre = draw.uniform(images, queries, 2)
     extent = draw.uniform(images, queries, 2, low=0.02, high=0.6)
     outputs = {
@@ -29,15 +29,16 @@ def inputs(
     atol=1e-3,
 )
 def detr_postprocess(outputs: dict[str, Tensor], sizes: Tensor) -> list[dict[str, Tensor]]:
-    """For every query its likeliest class and its box in pixels.
+    """Return the most probable class and the box in pixels of each query.
 
     Parameters
     ----------
-    outputs : "pred_logits", (B, Q, classes + 1) float, whose last class is that of no object; "pred_boxes",
-        (B, Q, 4) float, centre, width and height as shares of the image
+    outputs : "pred_logits", (B, Q, classes + 1) float, the last class for no object; "pred_boxes", (B, Q, 4) float, cx
+    cy
+        w h relative to the image
     sizes : (B, 2) integers, height and width of each image in pixels
 
-    Returns A dict for each image: "scores", (Q,) float, "labels", (Q,) int64, and "boxes", (Q, 4) float, x1 y1 x2 y2 in
+    Returns one dict per image: "scores", (Q,) float, "labels", (Q,) int64, and "boxes", (Q, 4) float, x1 y1 x2 y2 in
     pixels
     Source: Carion et al. 2020, "End-to-End Object Detection with Transformers" (DETR).
     """

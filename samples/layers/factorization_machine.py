@@ -8,7 +8,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, examples: int, features: int, fields: int = 26, numbers: int = 13, width: int = 9
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Examples of clicks, each of so many fields and numbers, and weights after some training."""
+    """Return examples of clicks with categorical and numeric features, and weights as after some training."""
     std = 0.1 / width**0.5
     return (
         [draw.integers(examples, 1, high=features) for _ in range(fields)],
@@ -39,17 +39,17 @@ def factorization_machine(
     number_weights: Tensor,
     number_embeddings: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Sum of the features' weights, and sum of the products of all pairs of embeddings.
+    """Return the sum of the features' weights, and the sum of the products of all pairs of embeddings.
 
     Parameters
     ----------
-    fields : a feature of every example, each (B, 1) int64
-    numbers : (B, M) float, what is known as a number of every example
-    weights, embeddings : (V, 1) and (V, D) float, of the features
-    number_weights, number_embeddings : (M,) and (1, M, D) float, which the numbers multiply
+    fields : categorical features of the examples, each (B, 1) int64
+    numbers : (B, M) float, numeric features
+    weights, embeddings : (V, 1) and (V, D) float, of the categorical features
+    number_weights, number_embeddings : (M,) and (1, M, D) float, multiplied by the numeric features
 
-    Returns The terms of first and second order, each (B, 1) float
-    Source: Rendle 2010, "Factorization Machines", lemma 3.1: half of the square of the sum less the sum of squares.
+    Returns the terms of first and second order, each (B, 1) float
+    Source: Rendle 2010, "Factorization Machines", lemma 3.1: half of the square of the sum minus the sum of squares.
     """
     features = torch.cat(fields, dim=1)
     scaled = (numbers * number_weights)[..., None]

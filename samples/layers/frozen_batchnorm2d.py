@@ -6,7 +6,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, channels: int, height: int, width: int, images: int = 1
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Features, and what was learnt of others."""
+    """Return features, and weights and statistics as after training."""
     return (
         draw.normal(images, channels, height, width, grad=True),
         draw.uniform(channels, low=0.5, high=1.5),
@@ -29,12 +29,12 @@ def inputs(
 def frozen_batchnorm2d(
     features: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float = 1e-5
 ) -> Tensor:
-    """Features normalized by a fixed mean and variance, then scaled and shifted.
+    """Normalize features by a fixed mean and variance, then scale and shift them.
 
     Parameters
     ----------
     features : (B, C, H, W) float
-    weight, bias : (C,) float, by which what is normalized is scaled and shifted
+    weight, bias : (C,) float, scale and shift of the normalized features
     mean, variance : (C,) float
     eps : added to the variance
 

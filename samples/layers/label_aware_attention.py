@@ -4,7 +4,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, users: int, interests: int, width: int, power: float) -> tuple[Tensor, Tensor, float]:
-    """Interests, and the embedding of the item that each user met next."""
+    """Return interests of users, and the embedding of the item that each user chose next."""
     keys = draw.normal(users, interests, width, std=width**-0.5, grad=True)
     return keys, draw.normal(users, 1, width, std=0.1, grad=True), power
 
@@ -13,22 +13,22 @@ def inputs(draw: Draw, users: int, interests: int, width: int, power: float) -> 
     inputs,
     {
         "MIND, AmazonBook, training, batch 128, 4 interests": (128, 4, 64, 1.0),
-        "The same, batch 4096, squared products": (4096, 4, 64, 2.0),
+        "MIND, batch 4096, squared products": (4096, 4, 64, 2.0),
     },
     tags="Reduce Broadcast BuiltInDataStructure",
     project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/8ce9dbdbc5d0149bfcdb57a06a183024cff21aa3/models/recall/mind/net.py#L267",
 )
 def label_aware_attention(keys: Tensor, query: Tensor, power: float = 1.0) -> tuple[Tensor, Tensor]:
-    """One vector a user: the interests, weighted by a softmax of powers of their products with the item.
+    """Return one vector per user: the interests, weighted by a softmax of powers of their products with the item.
 
     Parameters
     ----------
     keys : (B, K, D) float, the interests
     query : (B, 1, D) float, the item
-    power : the larger, the more the nearest interest counts; not whole ones give NaN for negative products
+    power : larger powers favour the nearest interest; negative products give NaN unless it is an integer
 
-    Returns The vectors, (B, D) float, and the weights, (B, K, 1) float
+    Returns the vectors, (B, D) float, and the weights, (B, K, 1) float
     Source: Li et al. 2019, "Multi-Interest Network with Dynamic Routing" (MIND), its label-aware attention layer.
     """
     products = (keys * query).sum(dim=-1, keepdim=True)

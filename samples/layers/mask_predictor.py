@@ -5,13 +5,13 @@ from torch.nn import functional
 from opgrip.samples.sample import Draw, sample
 
 Image = tuple[float, int, int]
-"""By how much an image was made larger, and its height and width before that, in pixels."""
+"""Factor by which an image was enlarged, and its original height and width in pixels."""
 
 
 def inputs(
     draw: Draw, images: int, detections: int, classes: int, side: int, original: tuple[int, int] = (480, 640)
 ) -> tuple[Tensor, Tensor, list[Image], bool]:
-    """Detections of COCO's images, whose shorter side was made 800 pixels long, in no order."""
+    """Return detections in random order, in COCO images scaled to a shorter side of 800 pixels."""
     scale = 800 / original[0]
     count = images * detections
     boxes = draw.boxes(count, (800, original[1] * scale))
@@ -37,19 +37,19 @@ def inputs(
 def mask_predictor(
     rois: Tensor, heatmaps: Tensor, images: list[Image], class_agnostic: bool = False, threshold: float = 0.5
 ) -> list[Tensor]:
-    """For every detection the mask of its class, resized to its box and put into its image.
+    """Resize the mask of each detection's class to its box, and paste it into the image.
 
     Parameters
     ----------
-    rois : (N, 7) float, number of the image, x1 y1 x2 y2 in pixels of the enlarged image, score, class
+    rois : (N, 7) float, image x1 y1 x2 y2 score class, in pixels of the enlarged image
     heatmaps : (N, classes or 1, h, w) float, probability of the object in the box
-    images : by their numbers
-    class_agnostic : whether there is one heatmap for all classes
-    threshold : a pixel above it belongs to the object
+    images : scale and original size of each image, by index
+    class_agnostic : True if all classes share one heatmap
+    threshold : pixels with a higher probability belong to the object
 
-    Returns N masks, (H, W) uint8 of 0 and 1, in the images as they were
-    Source: the last step of Mask R-CNN (He et al. 2017, section 3.1), which Hybrid Task Cascade (Chen et al. 2019)
-    shares, as the sample of that name in LongTail-Bench describes it; the original project, POD, is not public.
+    Returns N masks, (H, W) uint8 of 0 and 1, in the original size of the images
+    Source: the last step of Mask R-CNN (He et al. 2017, section 3.1), shared by Hybrid Task Cascade (Chen et al. 2019),
+    as described by LongTail-Bench's sample of that name; the original project, POD, is not public.
     """
     masks = [rois.new_zeros(0)] * len(rois)
     for number, (scale, height, width) in enumerate(images):

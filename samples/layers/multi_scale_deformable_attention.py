@@ -11,7 +11,7 @@ LEVELS = [(100, 167), (50, 84), (25, 42), (13, 21)]
 def inputs(
     draw: Draw, levels: list[tuple[int, int]], queries: int, images: int = 1, heads: int = 8, points: int = 4
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Feature maps, 32 channels a head, and points that lie near a place of each query, some outside of the image."""
+    """Return feature maps, 32 channels per head, and points near one random position per query."""
     positions = sum(height * width for height, width in levels)
     value = draw.normal(images, positions, heads, 32, grad=True)
     place = draw.uniform(images, queries, 1, 1, 1, 2)
@@ -34,14 +34,14 @@ def inputs(
     atol=1e-4,
 )
 def multi_scale_deformable_attention(value: Tensor, shapes: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
-    """For every query and head the weighted sum of features between pixels, at a few points of each level.
+    """Return, per query and head, the weighted sum of features interpolated at a few points of each level.
 
     Parameters
     ----------
     value : (B, positions of all levels, heads, C) float, level by level and row by row
     shapes : (levels, 2) int64, height and width of each level
-    locations : (B, Q, heads, levels, P, 2) float, x y as shares of the image; zero is read outside of it
-    weights : (B, Q, heads, levels, P) float, summing to one over levels and points
+    locations : (B, Q, heads, levels, P, 2) float, x y relative to the image; features outside are zero
+    weights : (B, Q, heads, levels, P) float, sum to 1 over levels and points
 
     Returns (B, Q, heads * C) float
     Source: Zhu et al. 2021, "Deformable DETR", equation 3.

@@ -8,8 +8,8 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, size: int, channels: int, filters: int, kernel: int, share: float = 0.7, multi_channel: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int, int, bool]:
-    """Features with holes, and a layer that halves their size."""
-    # holes of eight by eight pixels, of one where the features are few
+    """Return features with holes, and the weights of a layer that halves their size."""
+    # holes of 8 x 8 pixels, or of one pixel in small feature maps
     cells = max(size // 8, 4)
     valid = draw.mask(1, 1, cells, cells, share=share).float()
     valid = functional.interpolate(valid, size=(size, size))
@@ -50,21 +50,22 @@ def partialconv2d(
     multi_channel: bool = False,
     eps: float = 1e-8,
 ) -> tuple[Tensor, Tensor | None]:
-    """A convolution of valid pixels, made larger where few of those under the kernel are valid.
+    """Convolve the valid pixels, and scale up results with few valid pixels under the kernel.
 
     Parameters
     ----------
     features : (B, C, H, W) float
-    mask : (B, C, H, W) float for `multi_channel`, else (B, 1, H, W): 1 where valid and 0 in holes; None: all is valid
+    mask : (B, C, H, W) float for `multi_channel`, else (B, 1, H, W): 1 for valid pixels, 0 in holes; None if all are
+    valid
     weight, bias : (F, C, K, K) and (F,) float
     stride, padding, dilation : of the convolution
-    multi_channel : whether each channel has a mask of its own
+    multi_channel : True if each channel has a separate mask
     eps : added to the number of valid pixels
 
     Returns
     -------
-    What was convolved, (B, F, H', W') float, zero where no pixel under the kernel is valid, and where it is not,
-    (B, F or 1, H', W') float; that is None where `mask` is
+    result of the convolution, (B, F, H', W') float, zero without a valid pixel under the kernel; and the new mask,
+    (B, F or 1, H', W') float, or None if `mask` is None
 
     Source: Liu et al. 2018, "Image Inpainting for Irregular Holes Using Partial Convolutions", equations 1 and 2.
     """

@@ -8,7 +8,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, images: int, height: int, width: int, channels: int = 256, features: int = 128, positions: int = 50
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A feature map and both tables as they are before training."""
+    """Return a feature map, and both tables as before training."""
     return (
         draw.normal(images, channels, height, width),
         draw.uniform(positions, features, grad=True),
@@ -27,12 +27,12 @@ def inputs(
     url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/position_encoding.py#L51",
 )
 def position_embedding_learned(features: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """For every position the vector of its column, then that of its row.
+    """Return, per position, the vector of its column followed by that of its row.
 
     Parameters
     ----------
-    features : (B, C, H, W), of which only the shape and device count
-    rows, columns : (positions, D) float, with at least as many positions as the features have
+    features : (B, C, H, W), only its shape and device are used
+    rows, columns : (positions, D) float, at least as many positions as `features` has
 
     Returns (B, 2 * D, H, W) float, the same for all images
     Source: Carion et al. 2020, "End-to-End Object Detection with Transformers" (DETR), learned positional encodings.

@@ -9,7 +9,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, sizes: list[tuple[int, int]], features: int = 128, normalize: bool = True
 ) -> tuple[Tensor, int, float, bool]:
-    """The padding of images of unlike sizes in one batch."""
+    """Return the padding mask of a batch of images of different sizes."""
     padding = torch.ones(len(sizes), max(height for height, _ in sizes), max(width for _, width in sizes)).bool()
     for image, (height, width) in zip(padding, sizes, strict=True):
         image[:height, :width] = False
@@ -35,26 +35,26 @@ def position_embedding_sine(
     normalize: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Sines and cosines of the row, then of the column, of every position, at frequencies that fall geometrically.
+    """Return sines and cosines of each position's row, then column, at geometrically decreasing frequencies.
 
     Parameters
     ----------
-    padding : (B, H, W) bool, true where there is no image; rows and columns are counted in the image, from 1
-    features : of a row, and as many of a column; even
-    temperature : by what the wavelengths grow from the first feature to the last
-    normalize : whether rows and columns become shares of their number, times `scale`
+    padding : (B, H, W) bool, True for padding; rows and columns are counted inside the image, from 1
+    features : number of features per row, and per column; even
+    temperature : ratio of the wavelengths of the last and the first feature
+    normalize : True to divide rows and columns by their number and multiply by `scale`
     scale : None for 2 pi
 
     Returns (B, 2 * features, H, W) float32
 
     Raises
     ------
-    ValueError : where there is a scale and nothing to normalize
+    ValueError : if `scale` is given without `normalize`
 
     Source: Carion et al. 2020, "End-to-End Object Detection with Transformers" (DETR), fixed positional encodings.
     """
     if scale is not None and not normalize:
-        raise ValueError("a scale needs normalize=True")
+        raise ValueError("scale requires normalize=True")
     image = ~padding
     down, across = image.cumsum(1, dtype=torch.float32), image.cumsum(2, dtype=torch.float32)
     if normalize:
@@ -67,6 +67,6 @@ def position_embedding_sine(
 
 
 def _waves(positions: Tensor, wavelengths: Tensor) -> Tensor:
-    """The sine of every even angle and the cosine of every odd one, (B, H, W, features)."""
+    """Return the sine of even angles and the cosine of odd angles, (B, H, W, features)."""
     angles = positions[..., None] / wavelengths
     return torch.stack([angles[..., 0::2].sin(), angles[..., 1::2].cos()], dim=4).flatten(3)

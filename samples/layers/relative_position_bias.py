@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, window: tuple[int, int], heads: int) -> tuple[Tensor, tuple[int, int]]:
-    """A table as it is before training, and the window's size."""
+    """Return a table as before training, and the size of the window."""
     rows = (2 * window[0] - 1) * (2 * window[1] - 1)
     return draw.normal(rows, heads, std=0.02, grad=True), window
 
@@ -22,14 +22,14 @@ def inputs(draw: Draw, window: tuple[int, int], heads: int) -> tuple[Tensor, tup
     url="https://arxiv.org/abs/2103.14030",
 )
 def relative_position_bias(table: Tensor, window: tuple[int, int]) -> Tensor:
-    """The table's entry for the rows and columns that lie between each position of a window and each other.
+    """Return the entries of a table for the offset in rows and columns between all positions of a window.
 
     Parameters
     ----------
     table : ((2 * H - 1) * (2 * W - 1), heads) float
     window : H and W
 
-    Returns (heads, H * W, H * W) float, of queries and keys
+    Returns (heads, H * W, H * W) float, queries and keys
     Source: Liu et al. 2021, "Swin Transformer", equation 4.
     """
     height, width = window

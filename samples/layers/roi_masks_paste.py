@@ -8,7 +8,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, detections: int, tight: bool, without_area: int = 0, side: int = 28, size: tuple[int, int] = (800, 1333)
 ) -> tuple[Tensor, Tensor, int, int, bool]:
-    """Probabilities of masks and their boxes, the first so many of which have no area."""
+    """Return probabilities of masks, and their boxes; the first `empty` boxes have no area."""
     boxes = draw.boxes(detections, size)
     boxes[:without_area, 2:] = boxes[:without_area, :2]
     return draw.uniform(detections, side, side), boxes, *size, tight
@@ -32,16 +32,16 @@ def inputs(
 def roi_masks_paste(
     masks: Tensor, boxes: Tensor, height: int, width: int, tight: bool = True
 ) -> tuple[Tensor, tuple[int, int, int, int]]:
-    """Each mask read at the pixels of an image, zero outside of its box.
+    """Resample each mask at the pixels of an image, zero outside its box.
 
     Parameters
     ----------
-    masks : (N, h, w) float, what is in the boxes; at least one
+    masks : (N, h, w) float, contents of the boxes, N > 0
     boxes : (N, 4) float, x1 y1 x2 y2 in pixels
-    height, width : of the image
-    tight : whether to look only at the part of the image that holds all boxes, with a pixel around it
+    height, width : size of the image
+    tight : True to crop the image to the boxes and one pixel around them
 
-    Returns The masks there, (N, H, W) float32, and where that is: x1 y1 x2 y2, whole pixels
+    Returns the masks, (N, H, W) float32, and the region they cover: x1 y1 x2 y2, integers
     Source: He et al. 2017, "Mask R-CNN", section 3.1; MMDetection.
     """
     x1, y1, x2, y2 = 0, 0, width, height
@@ -58,10 +58,10 @@ def roi_masks_paste(
 
 
 def _shares(pixels: Tensor, edges: Tensor) -> Tensor:
-    """Where the centres of pixels lie between edges, (N, pixels): -1 at the first, 1 at the second."""
+    """Return positions of pixel centres between two edges, (N, pixels): -1 at the first, 1 at the second."""
     shares = (pixels.float() + 0.5 - edges[:, :1]) / (edges[:, 1:] - edges[:, :1]) * 2 - 1
     endless = torch.isinf(shares)
     if endless.any():
-        # of a box without area; grid_sample has no answer there
+        # for boxes without area: grid_sample is not defined there
         shares[endless] = 0
     return shares

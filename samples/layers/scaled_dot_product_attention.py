@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, examples: int, heads: int, length: int, width: int, dropout: float, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, float, float]:
-    """Queries, keys and values by head."""
+    """Return queries, keys and values by head."""
     query, key, value = (draw.normal(examples, heads, length, width, std=0.3, grad=True) for _ in range(3))
     return query, key, value, dropout, scale
 
@@ -27,14 +27,14 @@ def inputs(
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0, scale: float = 1.0
 ) -> Tensor:
-    """Values weighted by a softmax of the products of queries and keys.
+    """Return the values weighted by a softmax of the products of queries and keys.
 
     Parameters
     ----------
     query, key : (B, heads, L, D) float
     value : (B, heads, L, E) float
-    dropout : share of the weights that become zero; the others grow by as much
-    scale : of the products: one over the root of D in the paper, 1 in PaddleRec, which leaves it out
+    dropout : probability of a weight to become zero; the others are scaled up
+    scale : factor of the products: 1 / sqrt(D) in the paper, 1 in PaddleRec
 
     Returns (B, heads, L, E) float
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1; Chen et al. 2019, "BST".

@@ -10,7 +10,7 @@ CONFIGURATIONS = {
 
 
 def inputs(draw: Draw, images: int, positions: int, channels: int, codes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Features, and the layer's weights as they are before training."""
+    """Return features, and the weights of the layer as before training."""
     bound = (codes * channels) ** -0.5
     return (
         draw.normal(images, positions, channels, grad=True),
@@ -28,11 +28,11 @@ def inputs(draw: Draw, images: int, positions: int, channels: int, codes: int) -
     rtol=1e-4,
 )
 def scaled_l2(features: Tensor, codewords: Tensor, scale: Tensor) -> Tensor:
-    """Squared distance of every feature to every codeword, times the codeword's smoothing factor.
+    """Return the squared distance of each feature to each codeword, times the codeword's smoothing factor.
 
     Parameters
     ----------
-    features : (B, N, C) float, one a position
+    features : (B, N, C) float, one vector per position
     codewords : (K, C) float
     scale : (K,) float, the smoothing factors
 

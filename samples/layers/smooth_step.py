@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, shape: tuple[int, ...], reach: float, gamma: float = 1.0) -> tuple[Tensor, float]:
-    """Logits of a gate's bits, as far as `reach` from zero."""
+    """Return logits of a gate's bits, from `-reach` to `reach`."""
     return draw.uniform(*shape, low=-reach, high=reach, grad=True), gamma
 
 
@@ -20,12 +20,12 @@ def inputs(draw: Draw, shape: tuple[int, ...], reach: float, gamma: float = 1.0)
     url="https://github.com/PaddlePaddle/PaddleRec/blob/3b416accde4366e26f55f8d27f2453704a146bad/models/multitask/dselect_k/net.py#L121",
 )
 def smooth_step(values: Tensor, gamma: float = 1.0) -> Tensor:
-    """Zero below, one above, and a cubic in between, whose slope is continuous.
+    """Return a step from 0 to 1 with a cubic, continuously differentiable transition.
 
     Parameters
     ----------
     values : (...) float
-    gamma : width of what is in between, around zero
+    gamma : width of the transition, centred at 0
 
     Returns (...) float, 0 to 1
     Source: Hazimeh et al. 2020, "The Tree Ensemble Layer", its smooth-step function.

@@ -6,7 +6,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, examples: int, length: int, heads: int, width: int
 ) -> tuple[Tensor, Tensor, Tensor, int, int, int]:
-    """What linear layers make of a sequence."""
+    """Return a sequence after the linear layers of an attention."""
     queries, keys, values = (draw.normal(examples, length, heads * width, grad=True) for _ in range(3))
     return queries, keys, values, heads, width, width
 
@@ -24,14 +24,14 @@ def inputs(
 def split_heads_qkv(
     queries: Tensor, keys: Tensor, values: Tensor, heads: int, key_width: int, value_width: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same numbers, by head.
+    """Split queries, keys and values into heads.
 
     Parameters
     ----------
     queries, keys : (B, L, heads * key_width) float
     values : (B, L, heads * value_width) float
-    heads : of the attention
-    key_width, value_width : of one head
+    heads : number of heads
+    key_width, value_width : width of one head
 
     Returns (B, heads, L, width) each, in the order of the arguments
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.2; Chen et al. 2019, "BST".

@@ -4,7 +4,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, shape: tuple[int, ...]) -> tuple[Tensor]:
-    """Capsules."""
+    """Return random capsules."""
     return (draw.normal(*shape, grad=True),)
 
 
@@ -19,7 +19,7 @@ def inputs(draw: Draw, shape: tuple[int, ...]) -> tuple[Tensor]:
     url="https://github.com/PaddlePaddle/PaddleRec/blob/8ce9dbdbc5d0149bfcdb57a06a183024cff21aa3/models/recall/mind/net.py#L152",
 )
 def squash(vectors: Tensor, eps: float = 1e-8) -> Tensor:
-    """Vectors of the same direction: short ones shrink to almost nothing, long ones to almost unit length.
+    """Scale vectors so that short ones shrink to almost zero and long ones to almost unit length.
 
     Parameters
     ----------

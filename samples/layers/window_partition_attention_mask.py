@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, height: int, width: int, channels: int, window: int) -> tuple[Tensor, int, int]:
-    """Features of an image, padded to whole windows, that half a window is to be shifted."""
+    """Return features of an image padded to a multiple of the window, and a shift of half a window."""
     padded = (-(-height // window) * window, -(-width // window) * window)
     return draw.normal(1, *padded, channels), window, window // 2
 
@@ -24,17 +24,18 @@ def inputs(draw: Draw, height: int, width: int, channels: int, window: int) -> t
     url="https://arxiv.org/abs/2103.14030",
 )
 def window_partition_attention_mask(features: Tensor, window: int, shift: int) -> Tensor:
-    """What is added to the attention of each window once all windows were shifted.
+    """Return the mask added to the attention of each window after all windows were shifted.
 
-    A window at an edge then holds parts of opposite sides of the image, up to four, that are no neighbours.
+    A window at an edge then covers up to four parts of opposite sides of the image, which must not attend to each
+    other.
 
     Parameters
     ----------
-    features : (B, H, W, C) float, of which shape, dtype and device count; height and width are multiples of `window`
+    features : (B, H, W, C) float, only shape, dtype and device are used; H and W are multiples of `window`
     window : height and width of a window
-    shift : by how much windows are shifted down and right, more than 0 and less than `window`
+    shift : shift of the windows down and right, more than 0 and less than `window`
 
-    Returns (windows, window * window, window * window), 0 where both positions are of one part, else -100
+    Returns (windows, window * window, window * window), 0 if both positions are in the same part, else -100
     Source: Liu et al. 2021, "Swin Transformer", section 3.2.
     """
     _, height, width, _ = features.shape

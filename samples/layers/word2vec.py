@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, words: int, vocabulary: int, width: int, negatives: int = 5
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    """Words, what stands near them, and words at random; weights after some training."""
+    """Return words, context words and random words, and weights as after some training."""
     bound = 0.5 / width
     return (
         [draw.integers(words, count, high=vocabulary) for count in (1, 1, negatives)],
@@ -28,15 +28,15 @@ def inputs(
     url="https://github.com/PaddlePaddle/PaddleRec/blob/1ac73236e94197621e1468018436e42b62d4bd59/models/recall/word2vec/net.py",
 )
 def word2vec(words: list[Tensor], embedding: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits that a word stands near another, and near others drawn at random: skip-gram with negative sampling.
+    """Return the logits of context words and of random words: skip-gram with negative sampling.
 
     Parameters
     ----------
-    words : int64, the words in the middle, (B, 1), those near them, (B, 1), and the random ones, (B, N)
-    embedding : (V, D) float, of the words in the middle
-    weight, bias : (V, D) and (V, 1) float, of all others
+    words : int64, centre words, (B, 1), context words, (B, 1), and random words, (B, N)
+    embedding : (V, D) float, of the centre words
+    weight, bias : (V, D) and (V, 1) float, of the context and random words
 
-    Returns The logits, (B, 1) and (B, N) float
+    Returns the logits, (B, 1) and (B, N) float
     Source: Mikolov et al. 2013, "Distributed Representations of Words and Phrases", equation 4.
     """
     middle, near, drawn = words

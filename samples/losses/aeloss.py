@@ -8,7 +8,9 @@ PEOPLE = 30
 
 
 def inputs(draw: Draw, images: int, people: int, side: int = 128) -> tuple[Tensor, Tensor]:
-    """Tags of a heatmap, and where each person's joints are in it; of the slots for people the first few are in use."""
+    """Return the tags of heatmaps, and the positions of each person's joints; only the first slots for people are in
+    use.
+    """
     tags = draw.normal(images, JOINTS * side * side, 1, grad=True)
     where = draw.integers(images, PEOPLE, JOINTS, high=side * side) + side * side * torch.arange(JOINTS)
     is_visible = draw.mask(images, PEOPLE, JOINTS, share=0.7)
@@ -27,15 +29,16 @@ def inputs(draw: Draw, images: int, people: int, side: int = 128) -> tuple[Tenso
     url="https://github.com/open-mmlab/mmpose/blob/c0d5e4c2b39a1ebeca4be2c6c6358c33a9a5012d/mmpose/models/losses/multi_loss_factory.py#L68",
 )
 def aeloss(tags: Tensor, joints: Tensor, loss_type: str = "exp") -> tuple[Tensor, Tensor]:
-    """How close the tags of different people are, and how far apart those of one person's joints.
+    """Return the push loss between the tags of different people, and the pull loss within one person's tags.
 
     Parameters
     ----------
-    tags : (N, K * H * W, 1) float, of each image's K heatmaps of joints
-    joints : (N, M, K, 2) int64, of each of M people and K joints the index among the tags, and whether it is seen
-    loss_type : "exp" pushes tags apart by a Gaussian of their difference, "max" by a hinge at 1
+    tags : (N, K * H * W, 1) float, heatmaps of K joints per image
+    joints : (N, M, K, 2) int64, for M people and K joints: index into the tags, and whether the joint is visible
+    loss_type : "exp" for a Gaussian of the difference of tags, "max" for a hinge at 1
 
-    Returns Two (N,) float: push and pull, zero where an image has no two people, or none
+    Returns push, pull : (N,) float each; push is zero for images with fewer than two people, pull for images without
+    people
     Source: Newell et al. 2017, "Associative Embedding", section 3.3, as in MMPose.
     """
     losses = [_of_image(own, people, loss_type) for own, people in zip(tags, joints.tolist(), strict=True)]
@@ -63,7 +66,7 @@ def _of_image(tags: Tensor, people: list[list[list[int]]], loss_type: str) -> tu
     elif loss_type == "max":
         closeness = (1 - difference.abs()).clamp(min=0)
     else:
-        raise ValueError(f"loss_type is exp or max, not {loss_type}")
-    # each tag is at no distance from itself
+        raise ValueError(f"unknown loss_type {loss_type}: choose exp or max")
+    # each tag has distance 0 from itself
     push = (closeness.sum() - count) / (count * (count - 1)) * 0.5
     return push, pull / count

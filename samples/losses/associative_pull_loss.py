@@ -12,7 +12,7 @@ CONFIGURATIONS: Mapping[str, tuple[Any, ...]] = {
 
 
 def inputs(draw: Draw, images: int, objects: int, slots: int = 128) -> tuple[list[Tensor], Tensor]:
-    """Embeddings of corners in as many slots as an image may have objects, and which of them it has."""
+    """Return embeddings of corners, and a mask of the slots that are in use."""
     mask = draw.mask(images, slots, share=objects / slots)
     return [draw.normal(images, slots, 1, grad=True), draw.normal(images, slots, 1, grad=True)], mask
 
@@ -25,7 +25,7 @@ def inputs(draw: Draw, images: int, objects: int, slots: int = 128) -> tuple[lis
     url="https://arxiv.org/abs/1808.01244",
 )
 def associative_pull_loss(embeddings: list[Tensor], mask: Tensor) -> Tensor:
-    """Squared distances of corners' embeddings from the middle of the two, a mean over an image's objects.
+    """Return the squared distance of both corners' embeddings from their mean, averaged over an image's objects.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ from opgrip.samples.sample import sample
     url="https://arxiv.org/abs/1808.01244",
 )
 def associative_push_loss(embeddings: list[Tensor], mask: Tensor) -> Tensor:
-    """How far the embeddings of two objects are from being 1 apart, a mean over an image's pairs.
+    """Return 1 minus the distance of two objects' embeddings, at least 0, averaged over an image's pairs.
 
     Parameters
     ----------
@@ -29,6 +29,6 @@ def associative_push_loss(embeddings: list[Tensor], mask: Tensor) -> Tensor:
     pairs = (present.unsqueeze(1) + present.unsqueeze(2)).eq(2)
     count = present.sum(dim=1, keepdim=True).unsqueeze(2)
     closeness = F.relu(1 - (middle.unsqueeze(1) - middle.unsqueeze(2)).abs(), inplace=True)
-    # each object is among its own pairs, with closeness 1: over all of them that is taken off here
+    # subtracts the pairs of an object with itself, which contribute 1 each
     closeness = closeness - 1 / (count + 1e-4)
     return (closeness / ((count - 1) * count + 1e-4))[pairs].sum()

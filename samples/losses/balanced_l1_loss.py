@@ -11,7 +11,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, anchors: int, positives: int, avg_factor: float, beta: float
 ) -> tuple[Tensor, Tensor, Tensor, str, float, float]:
-    """Deltas, and those of the positives to learn."""
+    """Return predicted deltas, and the targets of the positives."""
     return *anchor_deltas(draw, anchors, positives), "mean", avg_factor, beta
 
 
@@ -36,25 +36,25 @@ def balanced_l1_loss(
     alpha: float = 0.5,
     gamma: float = 1.5,
 ) -> Tensor:
-    """Distances, grown by a logarithm below beta and straight above.
+    """Return the balanced L1 loss: logarithmic below `beta`, linear above.
 
     Parameters
     ----------
     predicted, target : (N, D) float
-    weight, reduction, avg_factor : as `weight_reduce_loss` takes them
-    beta : distance from which on the loss is a line
-    alpha : the smaller, the larger are the gradients of small distances
-    gamma : gradient of the line
+    weight, reduction, avg_factor : as in `weight_reduce_loss`
+    beta : distance from which the loss is linear
+    alpha : smaller values give larger gradients for small distances
+    gamma : gradient of the linear part
 
     Returns () float, or (N, D) without reduction
     Source: Pang et al. 2019, section 3.3.
     """
     if target.numel() == 0:
-        # the mean of nothing is no number
+        # the mean of an empty tensor is NaN
         loss = predicted.sum() * 0
     else:
         distance = (predicted - target).abs()
-        # makes the gradients of both pieces meet
+        # makes the gradients of both parts equal at `beta`
         growth = math.exp(gamma / alpha) - 1
         near = alpha / growth * (growth * distance + 1) * (growth * distance / beta + 1).log() - alpha * distance
         loss = torch.where(distance < beta, near, gamma * distance + gamma / growth - alpha * beta)

@@ -7,11 +7,11 @@ from opgrip.samples.sample import Draw, sample
 
 EPS = 1e-5
 RATIOS = (1.05, 21.0)
-"""Smallest and largest ratio of all to the positives that weights are made of."""
+"""Least and greatest ratio of all steps to positives, from which weights are computed."""
 
 
 def inputs(draw: Draw, videos: int, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Scores and overlaps of all segments, by their length and start, and of the starts and ends."""
+    """Return scores and overlaps of all segments, by length and start, and of starts and ends."""
     steps = torch.arange(length)
     mask = (steps[:, None] + steps < length).float()
     # few segments overlap an action well
@@ -50,19 +50,20 @@ def bmn_loss(
     weight_pem_reg: float = 10.0,
     weight_pem_cls: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Boundary-matching loss, and its three parts.
+    """Return the boundary-matching loss and its three parts.
 
     Parameters
     ----------
-    pred_bm : (B, 2, D, T) float, scores of segments by duration and start, to regress their overlap and to classify
+    pred_bm : (B, 2, D, T) float, scores of segments by duration and start, for regression of the overlap and
+    classification
     pred_start, pred_end : (B, T) float, scores of each step
     gt_iou_map : (B, D, T) float, overlap of each segment with an action
-    gt_start, gt_end : (B, T) float, overlap of each step with where an action starts or ends
+    gt_start, gt_end : (B, T) float, overlap of each step with the start or end of an action
     bm_mask : (D, T) float, 1 for the segments that end within the video
-    weight_tem, weight_pem_reg, weight_pem_cls : of the parts
+    weight_tem, weight_pem_reg, weight_pem_cls : weights of the parts
 
     Returns loss, boundaries, regression, classification : () float each
-    Source: Lin et al. 2019, with the numbers of MMAction2.
+    Source: Lin et al. 2019, with the constants of MMAction2.
     """
     overlaps = gt_iou_map * bm_mask
     regression = _regression_loss(pred_bm[:, 0].contiguous(), overlaps, bm_mask)
@@ -78,14 +79,14 @@ def bmn_loss(
 
 
 def _boundary_loss(scores: Tensor, truth: Tensor) -> Tensor:
-    """Of the steps, all of which count."""
+    """Return the loss of the boundary scores of all steps."""
     truth = truth.view(-1)
     there = (truth > 0.5).float()
     return _balanced_log_loss(scores.contiguous().view(-1), there, 1.0 - there, len(truth))
 
 
 def _balanced_log_loss(scores: Tensor, positive: Tensor, negative: Tensor, counted: Tensor | int) -> Tensor:
-    """Binary cross entropy, in which positives and negatives weigh alike in all; masks are 0 or 1."""
+    """Return binary cross entropy with equal total weight of positives and negatives; masks are 0 or 1."""
     ratio: Any = counted / _count(positive)
     ratio = min(max(ratio, RATIOS[0]), RATIOS[1])
     gained = 0.5 * ratio * (scores + EPS).log() * positive
@@ -95,13 +96,13 @@ def _balanced_log_loss(scores: Tensor, positive: Tensor, negative: Tensor, count
 
 
 def _count(mask: Tensor) -> Tensor | int:
-    """How many a mask of 0 and 1 has, at least one."""
+    """Return the number of ones in a mask, at least 1."""
     count = mask.sum()
     return count if count > 1 else 1
 
 
 def _regression_loss(scores: Tensor, overlaps: Tensor, mask: Tensor, high: float = 0.7, low: float = 0.3) -> Tensor:
-    """Square of the error of the segments that overlap well, and of about as many others of each kind."""
+    """Return the squared error of segments with a high overlap, and of about as many with a medium and a low one."""
     well = (overlaps > high).float()
     half = ((overlaps <= high) & (overlaps > low)).float()
     hardly = ((overlaps <= low) & (overlaps > 0.0)).float() * mask

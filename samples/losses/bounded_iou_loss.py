@@ -8,7 +8,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, avg_factor: float) -> tuple[Tensor, Tensor, Tensor, str, float]:
-    """Predicted boxes and their truths, all of which count."""
+    """Return predicted boxes and their truths, all with weight 1."""
     return *matched_boxes(draw, boxes), torch.ones(boxes, 4), "mean", avg_factor
 
 
@@ -31,13 +31,13 @@ def bounded_iou_loss(
     beta: float = 0.2,
     eps: float = 1e-3,
 ) -> Tensor:
-    """How far the bounds of the overlap by centre and size are from one, smoothed below beta.
+    """Return 1 minus upper bounds of the overlap given by each of x, y, width and height, smoothed below `beta`.
 
     Parameters
     ----------
     predicted, target : (N, 4) float, x1 y1 x2 y2; the target gets no gradient
-    weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N, 4) of x, y, width and height
-    beta : as of `smooth_l1_loss`
+    weight, reduction, avg_factor : as in `weight_reduce_loss`, for losses (N, 4) of x, y, width and height
+    beta : as in `smooth_l1_loss`
     eps : added to divisors
 
     Returns () float, or (N, 4) without reduction

@@ -13,7 +13,7 @@ def inputs(
     avg_factor: float,
     num_class: int = 80,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, float, float, float, float, bool, int]:
-    """Scores and deltas of boxes, of which a few have a class; logits of background too for deltas of each class."""
+    """Return scores and deltas of boxes, few of them positive; class-wise deltas come with background logits."""
     labels = draw.integers(boxes, low=num_class, high=num_class + 1)
     labels[draw.permutation(boxes)[:positives]] = draw.integers(positives, high=num_class)
     scores = draw.normal(boxes, num_class + 1 if per_class else num_class, grad=True)
@@ -51,18 +51,18 @@ def carl_loss(
     sigmoid: bool = False,
     num_class: int = 80,
 ) -> dict[str, Tensor]:
-    """Classification-aware regression loss, of which the scores get a gradient too.
+    """Return the classification-aware regression loss, which also has a gradient for the scores.
 
     Parameters
     ----------
     cls_score : (N, num_class), or (N, num_class + 1) with the background, float logits
     labels : (N,) int64, below num_class for positives
-    bbox_pred : (N, 4), or (N, 4 * num_class) for each class, float deltas
+    bbox_pred : (N, 4), or (N, 4 * num_class) for class-wise deltas, float
     bbox_targets : (N, 4) float
-    beta : as of `smooth_l1_loss`
+    beta : as in `smooth_l1_loss`
     k, bias : weights are (bias + (1 - bias) * score) to the power of k, scaled to sum to their number
-    avg_factor : that the sum is divided by, None for N
-    sigmoid : whether scores are those of each class alone
+    avg_factor : divisor of the sum, None for N
+    sigmoid : True for a sigmoid of each class, False for a softmax over classes
 
     Returns `loss_carl` : (1,) float
     Source: Cao et al. 2020.

@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, shape: tuple[int, ...], unknown: float | None = None, reduction: str = "mean"
 ) -> tuple[Tensor, Tensor, Tensor | None, str]:
-    """Images near others; a share of their pixels counts, or all."""
+    """Return images, similar targets and optional weights of pixels."""
     target = draw.uniform(*shape)
     weight = None if unknown is None else draw.mask(*shape, share=unknown).float()
     return (target + draw.normal(*shape, std=0.05)).requires_grad_(), target, weight, reduction
@@ -32,15 +32,15 @@ def charbonnier_loss(
     sample_wise: bool = False,
     eps: float = 1e-12,
 ) -> Tensor:
-    """Distances, rounded off near zero.
+    """Return the Charbonnier loss, a distance that is smooth at zero.
 
     Parameters
     ----------
     predicted, target : (N, C, H, W) float, or of any shape without weights
     weight : (N, C, H, W) or (N, 1, H, W) float, or None for 1
     reduction : `none`, `mean` or `sum`; a mean divides by the sum of weights
-    sample_wise : whether each image's mean counts alike, where there are weights and a mean
-    eps : square of what the loss is where there is no distance
+    sample_wise : True to average each image separately if there are weights and a mean
+    eps : added to the squared distance before its root is taken
 
     Returns () float, or the shape of both without reduction
     Source: Lai et al. 2017; weights as in MMEditing.
@@ -51,7 +51,7 @@ def charbonnier_loss(
         return weight_reduce_loss(loss, weight, reduction)
     weight = weight.expand_as(loss)
     loss = loss * weight
-    # the divisors are 0 where no pixel counts
+    # the divisors are 0 if all weights are 0
     if sample_wise:
         return (loss / (weight.sum(dim=(1, 2, 3), keepdim=True) + 1e-12)).sum() / len(loss)
     return loss.sum() / (weight.sum() + 1e-12)

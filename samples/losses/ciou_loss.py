@@ -10,7 +10,7 @@ from opgrip.samples.sample import sample
 
 
 def _angle(boxes: Tensor, eps: float) -> Tensor:
-    """Angles, (N,), of which the tangent is width over height."""
+    """Return the angles (N,) whose tangent is width / height."""
     return ((boxes[:, 2] - boxes[:, 0]) / (boxes[:, 3] - boxes[:, 1] + eps)).atan()
 
 
@@ -32,17 +32,16 @@ def ciou_loss(
     avg_factor: float | None = None,
     eps: float = 1e-7,
 ) -> Tensor:
-    """How far intersection over union is from one, the distance of the centres and the unlikeness of the shapes.
+    """Return complete-IoU loss: 1 minus the overlap, plus terms for the distance of centres and the aspect ratio.
 
     Parameters
     ----------
     predicted, target : (N, 4) float, x1 y1 x2 y2
-    weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
+    weight, reduction, avg_factor : as in `weight_reduce_loss`, for losses (N,)
     eps : added to the union, to the diagonal of the enclosing box and to heights
 
-    Returns () float, or (N,) without reduction; no number for a box that is its truth to the last bit, as in the
-    original
-    Source: Zheng et al. 2021, arXiv 2005.03572; shapes count only above an overlap of one half.
+    Returns () float, or (N,) without reduction; NaN for a box exactly equal to its target, as in the original
+    Source: Zheng et al. 2021, arXiv 2005.03572; the aspect ratio only counts above an overlap of 0.5.
     """
     iou = overlap_ratio(predicted, target, eps)
     unlike = 4 / math.pi**2 * (_angle(target, eps) - _angle(predicted, eps)) ** 2

@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, positives: int, instances: int, coefficients: int = 32) -> tuple[Tensor, Tensor]:
-    """Coefficients of positive priors, and the instance that each is for."""
+    """Return coefficients of positive priors, and the instance of each."""
     return draw.normal(positives, coefficients, grad=True), draw.integers(positives, high=instances)
 
 
@@ -20,15 +20,15 @@ def inputs(draw: Draw, positives: int, instances: int, coefficients: int = 32) -
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/layers/modules/multibox_loss.py#L475",
 )
 def coeff_diversity_loss(coeffs: Tensor, instances: Tensor, alpha: float = 1.0) -> Tensor:
-    """Cosine distance of the coefficients of one instance, and cosine similarity of those of two, over all pairs.
+    """Return the cosine distance of coefficients of the same instance plus the cosine similarity of different ones.
 
     Parameters
     ----------
     coeffs : (P, K) float, of the positive priors
-    instances : (P,) or (P, 1), the number of each one's instance
+    instances : (P,) or (P, 1), index of each prior's instance
     alpha : weight
 
-    Returns () float: the sum over the pairs, divided by P once, as the caller divides by P again
+    Returns () float: the sum over all pairs divided by P; the caller divides by P again
     Source: YOLACT's code, `coeff_diversity_loss`; Bolya et al. 2019.
     """
     instances = instances.view(-1)

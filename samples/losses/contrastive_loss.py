@@ -8,7 +8,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, pairs: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Features of images and of their texts, which have something in common, and CLIP's first scale."""
+    """Return correlated features of images and texts, and CLIP's initial scale."""
     images = draw.normal(pairs, width)
     texts = images + 2 * draw.normal(pairs, width)
     return images.requires_grad_(), texts.requires_grad_(), torch.tensor(log(1 / 0.07), requires_grad=True)
@@ -23,16 +23,16 @@ def inputs(draw: Draw, pairs: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
     tags="ViewAttribute Broadcast Reduce",
     project="Transformers",
     url="https://arxiv.org/abs/2103.00020",
-    # a loss of a few units from scores up to a hundred
+    # for a loss of a few units from scores up to a hundred
     atol=1e-4,
 )
 def contrastive_loss(images: Tensor, texts: Tensor, logit_scale: Tensor) -> Tensor:
-    """Mean of the cross entropies of the right text for each image, and of the right image for each text.
+    """Return the mean of two cross entropies: the text of each image, and the image of each text.
 
     Parameters
     ----------
-    images, texts : (N, D) float, features; those of a pair have the same row
-    logit_scale : () float, logarithm of what cosine similarities are multiplied by
+    images, texts : (N, D) float, features; rows with the same index are a pair
+    logit_scale : () float, logarithm of the factor of cosine similarities
 
     Returns () float
     Source: Radford et al. 2021, "CLIP", figure 3, as in Transformers.

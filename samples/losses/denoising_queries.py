@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, objects: tuple[int, ...], queries: int, classes: int = 80, width: int = 256
 ) -> tuple[list[Tensor], list[Tensor], list[tuple[int, int]], Tensor, int]:
-    """Boxes of images and their classes, the images' sizes, and an embedding of the classes."""
+    """Return boxes and classes of images, the sizes of the images, and an embedding of the classes."""
     size = (800, 1333)
     boxes = [draw.boxes(count, size) for count in objects]
     labels = [draw.integers(count, high=classes) for count in objects]
@@ -38,27 +38,27 @@ def denoising_queries(
     label_noise: float = 0.5,
     box_noise: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Queries for contrastive denoising in groups, and the mask that hides a group from all others.
+    """Return groups of queries for contrastive denoising, and the mask that hides each group from all others.
 
-    A group has of each object one query with little noise, to be put right, and one with more, to be rejected.
+    For each object, a group has one query with little noise, to be restored, and one with more noise, to be rejected.
 
     Parameters
     ----------
-    boxes : for each image (T, 4) float, x1 y1 x2 y2 in pixels
-    labels : for each image (T,) int64, the boxes' classes
-    sizes : for each image its height and width in pixels
+    boxes : per image, (T, 4) float, x1 y1 x2 y2 in pixels
+    labels : per image, (T,) int64, classes of the boxes
+    sizes : height and width of each image in pixels
     embedding : (classes, D) float
-    matching_queries : number of the queries that find objects, which stand behind those that are made here
-    denoising : about how many pairs of queries to make
-    label_noise : twice the share of labels that are drawn anew
-    box_noise : the most that a corner with little noise moves, in halves of the box' size
+    matching_queries : number of the queries that detect objects; they follow the denoising queries
+    denoising : approximate number of query pairs
+    label_noise : twice the share of labels that are replaced by random ones
+    box_noise : largest shift of a corner with little noise, relative to half of the box's size
 
     Returns
     -------
-    (N, Q, D) float, what the queries are for, zero in slots that an image has no object for
-    (N, Q, 4) float, their boxes, centre, width and height in shares of the image, before the sigmoid
-    (Q + matching_queries, Q + matching_queries) bool, true where a row may not see a column
-    number of groups; Q is that times twice the most objects of an image
+    (N, Q, D) float, contents of the queries, zero in unused slots
+    (N, Q, 4) float, boxes of the queries, cx cy w h relative to the image, before the sigmoid
+    (Q + matching_queries, Q + matching_queries) bool, True if a row must not attend to a column
+    number of groups; Q is twice this number times the largest number of objects of an image
 
     Source: Zhang et al. 2023, "DINO", section 3.3, as in MMDetection; Li et al. 2022, "DN-DETR".
     """
@@ -92,7 +92,7 @@ def _noised_boxes(boxes: Tensor, groups: int, noise: float) -> Tensor:
     repeated = boxes.repeat(2 * groups, 1)
     sign = torch.randint_like(repeated, 0, 2) * 2 - 1
     part = torch.rand_like(repeated)
-    # of the pair, the second is the one to reject: its corners move further than any of the first
+    # the second query of a pair is to be rejected: its corners move further than in any first query
     part.view(groups, 2, len(boxes), 4)[:, 1] += 1
     extent = (repeated[:, 2:] - repeated[:, :2]).repeat(1, 2)
     noised = (repeated + part * sign * extent * noise / 2).clamp(0, 1)

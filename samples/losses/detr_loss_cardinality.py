@@ -8,7 +8,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, objects: tuple[int, ...], queries: int = 100, classes: int = 91
 ) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-    """Class scores of queries, most of them for no object, and each image's truths."""
+    """Return class scores of queries, most of them for no object, and the truths of each image."""
     logits = draw.normal(len(objects), queries, classes + 1)
     logits[..., -1] += 4
     boxes = draw.uniform(len(objects), queries, 4)
@@ -28,14 +28,12 @@ def inputs(
 )
 @torch.no_grad()
 def detr_loss_cardinality(outputs: dict[str, Tensor], targets: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Mean difference of the number of queries that found an object from the number of objects.
-
-    It is for the log and has no gradient.
+    """Return the mean error of the predicted number of objects, for logs. It has no gradient.
 
     Parameters
     ----------
-    outputs : "pred_logits", (N, Q, C + 1) float, the last class meaning no object
-    targets : for each image "labels", (T,)
+    outputs : "pred_logits", (N, Q, C + 1) float, the last class for no object
+    targets : per image, "labels", (T,)
 
     Returns "cardinality_error", () float
     Source: DETR's code, `SetCriterion.loss_cardinality`; Carion et al. 2020.

@@ -6,7 +6,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, size: tuple[int, ...], classes: int = 2) -> tuple[Tensor, Tensor]:
-    """Scores of the pixels of images, or of the voxels of volumes, and their classes."""
+    """Return scores of the pixels of images or the voxels of volumes, and their classes."""
     scores = draw.normal(images, classes, *size, grad=True)
     labels = label_maps(draw, images, (size[-2], size[-1]), classes, border=0)
     return scores, labels if len(size) == 2 else labels.unsqueeze(1).expand(-1, *size).contiguous()
@@ -31,28 +31,29 @@ def dice_loss(
     squared_pred: bool = True,
     jaccard: bool = True,
 ) -> Tensor:
-    """One less the Dice coefficients of classes, a mean over images and classes.
+    """Return 1 minus the Dice coefficient, averaged over images and classes.
 
     Parameters
     ----------
     pred : (N, C, ...) float, scores
-    gt : (N, C, ...) float, a share of each class; or (N, ...) or (N, 1, ...) int64, the class
-    smooth : keeps regions that are empty from dividing by zero
+    gt : (N, C, ...) float, share of each class; or (N, ...) or (N, 1, ...) int64, the class
+    smooth : prevents a division by zero for empty regions
     act : "softmax" over the classes, or "sigmoid"
-    squared_pred : whether the sizes of regions are sums of squares
-    jaccard : whether the overlap is taken off the sum of the two sizes; the numerator stays that of Dice,
-        so that regions which agree give -1, not 0
+    squared_pred : True to compute sizes of regions as sums of squares
+    jaccard : True to subtract the overlap from the sum of the two sizes; the numerator stays that of Dice, so that
+    equal
+        regions give -1, not 0
 
     Returns () float
-    Source: Milletari et al. 2016, "V-Net", section 3, with the options of MONAI's `DiceLoss`; the original is not
-    public but in DLOP-Bench.
+    Source: Milletari et al. 2016, "V-Net", section 3, with the options of MONAI's `DiceLoss`; the original is only
+    published in DLOP-Bench.
     """
     if act == "sigmoid":
         pred = pred.sigmoid()
     elif act == "softmax":
         pred = pred.softmax(dim=1)
     else:
-        raise ValueError(f"act is sigmoid or softmax, not {act}")
+        raise ValueError(f"unknown act {act}: choose sigmoid or softmax")
     if gt.dim() != pred.dim():
         gt = gt.unsqueeze(1)
     if gt.shape[1] != pred.shape[1]:

@@ -8,7 +8,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int) -> tuple[Tensor, Tensor, Tensor, str, float]:
-    """Boxes of the positives of images, of which the second stage samples 512 each."""
+    """Return boxes of the positives of images; the second stage samples 512 boxes per image."""
     count = images * 128
     return *matched_boxes(draw, count), torch.ones(count), "mean", images * 512.0
 
@@ -31,12 +31,12 @@ def diou_loss(
     avg_factor: float | None = None,
     eps: float = 1e-7,
 ) -> Tensor:
-    """How far intersection over union is from one, and the distance of the centres.
+    """Return distance-IoU loss: 1 minus the overlap, plus the normalized distance of the centres.
 
     Parameters
     ----------
     predicted, target : (N, 4) float, x1 y1 x2 y2
-    weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
+    weight, reduction, avg_factor : as in `weight_reduce_loss`, for losses (N,)
     eps : added to the union and to the diagonal of the enclosing box
 
     Returns () float, or (N,) without reduction

@@ -8,7 +8,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, boxes: int, avg_factor: float = 4.0, largest: int = 16
 ) -> tuple[Tensor, Tensor, Tensor, str, float]:
-    """Logits of the distances of four sides of each box, what they should be, and the scores of the box as weights."""
+    """Return logits of the distances of each box's four sides, their targets, and scores as weights."""
     weight = draw.uniform(boxes)[:, None].expand(-1, 4).reshape(-1)
     return (
         draw.normal(4 * boxes, largest + 1, grad=True),
@@ -36,13 +36,13 @@ def distribution_focal_loss(
     reduction: str = "mean",
     avg_factor: float | None = None,
 ) -> Tensor:
-    """Cross entropy with the whole numbers below and above the distance, each by how near it is.
+    """Return cross entropy with the integers below and above the distance, weighted by their proximity.
 
     Parameters
     ----------
     predicted : (N, n + 1) float logits of the distances from 0 to n
-    target : (N,) float, from 0 to below n
-    weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
+    target : (N,) float, 0 <= target < n
+    weight, reduction, avg_factor : as in `weight_reduce_loss`, for losses (N,)
 
     Returns () float, or (N,) without reduction
     Source: Li et al. 2020, the distribution focal loss.

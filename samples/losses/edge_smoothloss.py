@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores of classes and of an edge for each pixel, and where the edges are."""
+    """Return scores of classes and of an edge per pixel, and an edge map."""
     logit = draw.normal(images, classes, *size, grad=True)
     return logit, draw.normal(images, 1, *size), edge_maps(draw, images, size)
 
@@ -29,21 +29,21 @@ def edge_smoothloss(
     weight_type: str = "gs",
     loss_weight: float = 10.0,
 ) -> Tensor:
-    """Mean change of the classes' probabilities from a pixel to the next, little of which counts near an edge.
+    """Return the mean difference of class probabilities of neighbouring pixels, with low weights near edges.
 
     Parameters
     ----------
     logit : (N, C, H, W) float, scores of the classes
     edge_logit : (N, 1, H, W) float, scores of an edge, which get no gradient
     edge_target : (N, H, W) int64, 1 on an edge
-    beta : how fast the weight falls with the strength of the edge
-    kernel : width in pixels, odd, of the square in which edge pixels are counted
-    limit : of that count
+    beta : decay of the weight with the strength of the edge
+    kernel : side in pixels, odd, of the square in which edge pixels are counted
+    limit : upper limit of that count
     weight_type : strength of the edge: "gs" is the count, "ps" the predicted probability, "gps" the mean of the two
 
     Returns () float
     Source: the edge-aware smoothness of Godard et al. 2017, equation 3, for probabilities and known edges; the
-    original, of SegmentBase2, is not public but in DLOP-Bench, where "gps" gives what "ps" does.
+    original, of SegmentBase2, is only published in DLOP-Bench, where "gps" gives the result of "ps".
     """
     edges = edge_target.clone().unsqueeze(1).float()
     edges[edges != 1] = 0

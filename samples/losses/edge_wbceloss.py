@@ -6,7 +6,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Scores of an edge for each pixel, and where the edges are."""
+    """Return scores of an edge per pixel, and an edge map."""
     return draw.normal(images, 1, *size, grad=True), edge_maps(draw, images, size)
 
 
@@ -27,18 +27,18 @@ def edge_wbceloss(
     reduction: str = "mean",
     loss_weight: float = 10.0,
 ) -> Tensor:
-    """Binary cross entropy in which edges weigh the share of the other pixels, and these the share of the edges.
+    """Return binary cross entropy with edges weighted by the share of other pixels, and these by the share of edges.
 
     Parameters
     ----------
     edge_pred : (N, 1, H, W) float, scores of an edge
-    edge_target : (N, H, W) int64, 1 on an edge, 0 off it
-    ignore_index : of what counts as off an edge
+    edge_target : (N, H, W) int64, 1 on an edge, 0 elsewhere
+    ignore_index : label of pixels that count as no edge
     reduction : "mean" or "sum"
 
     Returns () float
-    Source: Xie and Tu 2015, "Holistically-Nested Edge Detection", equation 2; the original, of SegmentBase2, is not
-    public but in DLOP-Bench.
+    Source: Xie and Tu 2015, "Holistically-Nested Edge Detection", equation 2; the original, of SegmentBase2, is only
+    published in DLOP-Bench.
     """
     target = edge_target.clone().unsqueeze(1)
     target[target == ignore_index] = 0

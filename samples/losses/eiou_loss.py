@@ -9,7 +9,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int) -> tuple[Tensor, Tensor]:
-    """Predicted boxes and the faces that they are matched to."""
+    """Return predicted boxes and the faces they are matched to."""
     return matched_boxes(draw, boxes, size=(640.0, 640.0), shift=0.3)
 
 
@@ -32,20 +32,20 @@ def eiou_loss(
     smooth_point: float = 0.1,
     eps: float = 1e-7,
 ) -> Tensor:
-    """How far extended intersection over union is from one, smoothed near it.
+    """Return 1 minus extended intersection over union, smoothed near zero.
 
     Parameters
     ----------
     predicted, target : (N, 4) float, x1 y1 x2 y2
-    weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
-    smooth_point : distance from one below which the loss is a square
+    weight, reduction, avg_factor : as in `weight_reduce_loss`, for losses (N,)
+    smooth_point : value below which the loss is quadratic
     eps : added to the union
 
     Returns () float, or (N,) without reduction
     Source: Peng and Yu 2021, as in MMDetection.
     """
     outer = torch.min(predicted[:, :2], target[:, :2])
-    # sides of the intersection, seen from the corner of the enclosing box; they swap where the boxes are apart
+    # sides of the intersection relative to the corner of the enclosing box; swapped if the boxes do not overlap
     near = torch.max(predicted[:, :2], target[:, :2]) - outer
     far = torch.min(predicted[:, 2:], target[:, 2:]) - outer
     low, high = torch.min(near, far), torch.max(near, far)

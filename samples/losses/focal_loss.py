@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Scores of classes for each pixel, and its class."""
+    """Return scores of classes per pixel, and the true classes."""
     return draw.normal(images, classes, *size, grad=True), label_maps(draw, images, size, classes)
 
 
@@ -26,18 +26,18 @@ def focal_loss(
     ignore_index: int = IGNORED,
     loss_weight: float = 1.0,
 ) -> Tensor:
-    """Cross entropy weighed by what the true class' probability lacks of one, a mean over all pixels.
+    """Return cross entropy weighted by a power of 1 minus the true class's probability, averaged over all pixels.
 
     Parameters
     ----------
     cls_score : (N, C, ...) float
     label : (N, ...) int64
     alpha : weight
-    gamma : power of what the probability lacks
-    ignore_index : label of what costs nothing, and still counts in the mean
+    gamma : exponent of the weight
+    ignore_index : label of pixels with loss 0, which still count in the mean
 
     Returns () float
-    Source: Lin et al. 2017, equation 4, for exclusive classes; the original, of SegmentBase2, is not public but in
+    Source: Lin et al. 2017, equation 4, for exclusive classes; the original, of SegmentBase2, is only published in
     DLOP-Bench.
     """
     cross_entropy = F.cross_entropy(cls_score, label, reduction="none", ignore_index=ignore_index)

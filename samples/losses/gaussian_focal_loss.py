@@ -6,14 +6,14 @@ from opgrip.samples.sample import Draw, sample
 
 
 def gaussian_targets(draw: Draw, images: int, classes: int, side: int, objects: int) -> Tensor:
-    """Heatmaps, (images, classes, side, side) float32, of Gaussians that reach exactly one at objects' centres."""
+    """Return heatmaps (images, classes, side, side) float32 of Gaussians, exactly 1 at the centres of objects."""
     targets = torch.zeros(images, classes, side, side)
     along = torch.arange(side)
     for image in targets:
         kinds = draw.integers(objects, high=classes).tolist()
         for kind, (row, column) in zip(kinds, draw.integers(objects, 2, high=side).tolist(), strict=True):
             distance = (along - row).square().view(-1, 1) + (along - column).square()
-            # a Gaussian of sigma 3 ends at three of them
+            # a Gaussian of sigma 3, cut at three sigmas
             image[kind] = torch.maximum(image[kind], (-distance / 18).exp() * (distance <= 81))
     return targets
 
@@ -21,7 +21,7 @@ def gaussian_targets(draw: Draw, images: int, classes: int, side: int, objects: 
 def inputs(
     draw: Draw, images: int, classes: int, objects: int, side: int = 128
 ) -> tuple[Tensor, Tensor, None, str, float]:
-    """Probabilities, most of them small, truths, and the number of objects to divide by."""
+    """Return probabilities, most of them small, truths, and the number of objects as divisor."""
     pred = draw.normal(images, classes, side, side, mean=-3.0).sigmoid().clamp(1e-4, 1 - 1e-4).requires_grad_()
     return pred, gaussian_targets(draw, images, classes, side, objects), None, "mean", float(images * objects)
 
@@ -46,18 +46,18 @@ def gaussian_focal_loss(
     alpha: float = 2.0,
     gamma: float = 4.0,
 ) -> Tensor:
-    """Focal loss of points against the rest, of which the neighbours of points count little.
+    """Return the focal loss of points, with low weights for their neighbours.
 
     Parameters
     ----------
     pred : (...) float, probabilities
-    gaussian_target : (...) float, one at points and below one elsewhere
+    gaussian_target : (...) float, 1 at points and below 1 elsewhere
     weight : (...) float
-    reduction, avg_factor : as of `weight_reduce_loss`
-    alpha : power of what the probability is off by
-    gamma : power of what a neighbour's target lacks of one
+    reduction, avg_factor : as in `weight_reduce_loss`
+    alpha : exponent of the error of the probability
+    gamma : exponent of 1 minus the target of a neighbour
 
-    Returns () float, or (...) where the reduction is "none"
+    Returns () float, or (...) for the reduction "none"
     Source: Law and Deng 2018, "CornerNet", equation 1, as in MMDetection.
     """
     tiny = 1e-12

@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, classes: int, objects: int, side: int = 128) -> tuple[Tensor, Tensor]:
-    """Scores, most of them low, and truths."""
+    """Return scores, most of them low, and truths."""
     scores = draw.normal(images, classes, side, side, mean=-3.0, grad=True)
     return scores, gaussian_targets(draw, images, classes, side, objects)
 
@@ -21,17 +21,17 @@ def inputs(draw: Draw, images: int, classes: int, objects: int, side: int = 128)
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/gaussian_sigmoid_focalloss/torch_impl.py",
 )
 def gaussian_sigmoid_focalloss(scores: Tensor, target: Tensor, gamma: float = 2.0, beta: float = 4.0) -> Tensor:
-    """Focal loss of points against the rest, of which the neighbours of points count little, divided by the points.
+    """Return the focal loss of points, with low weights for their neighbours, divided by the number of points.
 
     Parameters
     ----------
     scores : (N, C, H, W) float, before the sigmoid
-    target : (N, C, H, W) float, one at points and below one elsewhere
-    gamma : power of what the probability is off by
-    beta : power of what a neighbour's target lacks of one
+    target : (N, C, H, W) float, 1 at points and below 1 elsewhere
+    gamma : exponent of the error of the probability
+    beta : exponent of 1 minus the target of a neighbour
 
-    Returns () float; where there are no points that of the rest, not divided
-    Source: Law and Deng 2018, "CornerNet", equation 1, as in its code; the original, of POD, is not public but in
+    Returns () float; not divided if the target has no points
+    Source: Law and Deng 2018, "CornerNet", equation 1, as in its code; the original, of POD, is only published in
     DLOP-Bench.
     """
     points = target.eq(1)

@@ -14,11 +14,11 @@ from opgrip.samples.sample import Draw, sample
 Array: TypeAlias = NDArray[Any]
 
 TANGENT = np.tan(np.pi / 8)
-"""Of the angle within which a gradient counts as along an axis."""
+"""Tangent of the angle within which a gradient counts as parallel to an axis."""
 
 
 def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Scores of classes that are mostly right, and the pixels' classes."""
+    """Return scores of mostly correct classes, and the true classes of the pixels."""
     scores, labels = pixels(draw, images, classes, size)
     right = torch.nn.functional.one_hot(labels % IGNORED, classes).movedim(-1, 1)
     return (scores.detach() + 4 * right).requires_grad_(), labels
@@ -32,16 +32,16 @@ def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tupl
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/get_softgauss_loss_weight/torch_impl.py",
 )
 def get_softgauss_loss_weight(logit: Tensor, target: Tensor, sigma: float = 7.0) -> Tensor:
-    """One, and up to one more by a Gaussian of the distance to the nearest edge or mistake, divided by the image's sum.
+    """Return 1 plus a Gaussian of the distance to the nearest edge or wrong pixel, divided by the sum of the image.
 
     Parameters
     ----------
     logit : (N, C, H, W) float, scores of the classes
-    target : (N, H, W) int64, the pixels' classes below 255; 255 has weight zero
+    target : (N, H, W) int64, classes of the pixels, below 255; 255 has weight 0
     sigma : of the Gaussian, in pixels
 
-    Returns (N, H, W) float64 on the CPU, with a sum of one for each image
-    Source: the original, whose origin is not said, is in DLOP-Bench, with OpenCV's Canny edges and distances.
+    Returns (N, H, W) float64 on the CPU, with a sum of 1 for each image
+    Source: DLOP-Bench, with OpenCV's Canny edges and distances; it does not name an origin.
     """
     predictions = logit.argmax(dim=1).cpu().numpy()
     labels = target.detach().cpu().numpy()
@@ -51,7 +51,7 @@ def get_softgauss_loss_weight(logit: Tensor, target: Tensor, sigma: float = 7.0)
         class_map = np.where(ignored, 0, label)
         edges = _edges(class_map)
         edges[class_map != np.where(ignored, 0, prediction)] = True
-        # beyond six sigmas the Gaussian adds less to one than float32 tells
+        # beyond six sigmas, 1 plus the Gaussian rounds to 1 in float32
         weight[:] = 1 + np.exp(-_squared_distances(edges, reach=ceil(6 * sigma)) / (2 * sigma**2))
         weight[ignored] = 0
         weight /= weight.sum() + 1e-10
@@ -59,9 +59,9 @@ def get_softgauss_loss_weight(logit: Tensor, target: Tensor, sigma: float = 7.0)
 
 
 def _edges(image: Array) -> Array:
-    """Canny's edges with both thresholds at one: where the gradient is more, and largest along its direction.
+    """Return Canny's edges with both thresholds at 1: local maxima along the direction of a gradient above 1.
 
-    Source: Canny 1986, with the L1 norm of Sobel's gradient and the rules for ties of OpenCV.
+    Source: Canny 1986, with the L1 norm of Sobel's gradient and OpenCV's rules for ties.
     """
     around = np.pad(image, 1, mode="edge")
     columns = around[:-2] + 2 * around[1:-1] + around[2:]
@@ -85,9 +85,9 @@ def _edges(image: Array) -> Array:
 
 
 def _squared_distances(marks: Array, reach: int) -> Array:
-    """Squares of the distances to the nearest mark, in pixels; too large where none of the reached columns has one.
+    """Return squared distances to the nearest mark, in pixels; too large if no mark is in one of the columns in reach.
 
-    One axis after the other: the nearest mark of each column first, then the nearest of the columns.
+    One axis after the other: first the nearest mark within each column, then the nearest column.
     """
     nearest = np.where(marks, np.float32(0), np.float32(np.inf))
     for rows in (nearest, nearest[::-1]):

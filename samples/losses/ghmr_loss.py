@@ -9,7 +9,7 @@ BINS = 10
 
 
 def inputs(draw: Draw, anchors: int, positives: int) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
-    """Deltas, those of the positives to learn, and how many gradients of each length there have been."""
+    """Return predicted deltas, the targets of the positives, and a histogram of previous gradient lengths."""
     counts = draw.uniform(BINS, low=1.0, high=float(4 * positives))
     return *anchor_deltas(draw, anchors, positives), counts, 0.7
 
@@ -35,18 +35,17 @@ def ghmr_loss(
     bins: int = 10,
     reduction: str = "mean",
 ) -> Tensor:
-    """Smooth distances, harmonized by the density of the lengths of their gradients.
+    """Return smooth L1 losses, weighted by the inverse density of their gradient lengths.
 
     Parameters
     ----------
     predicted, target : (N, D) float
-    label_weight : (N, D) float, 0 for what is ignored
-    counts : (bins,) float, moving averages of how many gradients fall into each bin, which are written to;
-        None without momentum
-    momentum : share of the averages that stays
-    mu : how far the smooth distance is from its asymptote
-    bins : of the lengths of gradients, from 0 to 1
-    reduction : as of `weight_reduce_loss`; a mean divides by the sum of the weights given
+    label_weight : (N, D) float, 0 for ignored elements
+    counts : (bins,) float, moving averages of the number of gradients per bin, modified in place; None without momentum
+    momentum : share of the old averages that is kept
+    mu : distance of the smooth loss from its asymptote
+    bins : number of bins of gradient lengths, from 0 to 1
+    reduction : as in `weight_reduce_loss`; a mean divides by the sum of `label_weight`
 
     Returns () float, or (N, D) without reduction
     Source: Li et al. 2019, GHM-R.

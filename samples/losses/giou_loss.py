@@ -10,7 +10,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, boxes: int, matched: int, shift: float = 0.1
 ) -> tuple[Tensor, Tensor, Tensor, str, float, float]:
-    """Predicted boxes and their truths, and weights which are 0 but for those that are matched."""
+    """Return predicted boxes, their truths, and weights, which are 0 for unmatched boxes."""
     predicted, truths = matched_boxes(draw, boxes, shift=shift)
     weight = torch.zeros(boxes)
     weight[draw.permutation(boxes)[:matched]] = 1
@@ -35,13 +35,13 @@ def giou_loss(
     avg_factor: float | None = None,
     eps: float = 1e-7,
 ) -> Tensor:
-    """How far generalized intersection over union is from one, from 0 to 2.
+    """Return 1 minus generalized intersection over union, from 0 to 2.
 
     Parameters
     ----------
     predicted, target : (N, 4) float, x1 y1 x2 y2
-    weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
-    eps : smallest area of a union and of an enclosing box
+    weight, reduction, avg_factor : as in `weight_reduce_loss`, for losses (N,)
+    eps : least area of a union and of an enclosing box
 
     Returns () float, or (N,) without reduction
     Source: Rezatofighi et al. 2019, algorithm 2.

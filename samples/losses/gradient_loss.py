@@ -10,7 +10,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, images: int, classes: int, size: tuple[int, int], student: tuple[int, int] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores of a student, maybe of another size, of its teacher, and the pixels' classes."""
+    """Return scores of a student and its teacher, possibly of different sizes, and the classes of the pixels."""
     scores = draw.normal(images, classes, *(student or size), grad=True)
     return scores, draw.normal(images, classes, *size), label_maps(draw, images, size, classes)
 
@@ -28,17 +28,17 @@ def inputs(
 def gradient_loss(
     student: Tensor, teacher: Tensor, label: Tensor, ignore_index: int = IGNORED, loss_weight: float = 1.0
 ) -> Tensor:
-    """Mean squared difference of the directions of Sobel's gradients of two maps of scores.
+    """Return the mean squared difference of the Sobel gradient directions of two score maps.
 
     Parameters
     ----------
-    student : (N, C, h, w) float, brought to the teacher's size where it has another
+    student : (N, C, h, w) float, resized to the teacher's size
     teacher : (N, C, H, W) float
-    label : (N, H', W') or (N, 1, H', W') int64, brought to the teacher's size likewise
-    ignore_index : label of pixels that do not count
+    label : (N, H', W') or (N, 1, H', W') int64, resized to the teacher's size
+    ignore_index : label of ignored pixels
 
-    Returns () float: the sum of both components' means, zero where no pixel counts
-    Source: the original, of SegmentBase2, is not public but in DLOP-Bench; the gradient is that of Sobel and Feldman.
+    Returns () float: sum of the means of both components, zero if all pixels are ignored
+    Source: SegmentBase2, only published in DLOP-Bench; the gradient is that of Sobel and Feldman.
     """
     student = resize(student, teacher)
     if label.dim() == 3:

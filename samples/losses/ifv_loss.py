@@ -23,7 +23,7 @@ CONFIGURATIONS: Mapping[str, tuple[Any, ...]] = {
 def inputs(
     draw: Draw, images: int, classes: int, side: int, channels: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Features of a student and its teacher, and the pixels' classes at eight times their size."""
+    """Return features of a student and its teacher, and the classes of the pixels at eight times their size."""
     student, teacher = (draw.normal(images, count, side, side) for count in channels)
     labels = label_maps(draw, images, (8 * side, 8 * side), classes)
     return student.requires_grad_(), teacher, labels.unsqueeze(1), classes
@@ -45,19 +45,19 @@ def ifv_loss(
     ignore_index: int = IGNORED,
     loss_weight: float = 1.0,
 ) -> Tensor:
-    """Mean squared difference of how like pixels' features are to their class' mean.
+    """Return the mean squared difference of student and teacher in the similarity of pixels to their class's mean.
 
     Parameters
     ----------
-    student : (N, C, h, w) float, brought to the teacher's size where it has another
+    student : (N, C, h, w) float, resized to the teacher's size
     teacher : (N, C', H, W) float, which gets no gradient
-    target : (N, 1, H', W') int64, the pixels' classes, brought to the teacher's size likewise
-    per_image : whether a class' mean is over one image, and not over all
-    ignore_index : class of pixels that do not count
+    target : (N, 1, H', W') int64, classes of the pixels, resized to the teacher's size
+    per_image : True for class means of each image, False for means over all images
+    ignore_index : class of ignored pixels
 
-    Returns () float, zero where no pixel counts
-    Source: Wang et al. 2020, "Intra-class Feature Variation Distillation", section 3.2; the original, of
-    SegmentBase2, is not public but in DLOP-Bench.
+    Returns () float, zero if all pixels are ignored
+    Source: Wang et al. 2020, "Intra-class Feature Variation Distillation", section 3.2; the original, of SegmentBase2,
+    is only published in DLOP-Bench.
     """
     student, teacher = resize(student, teacher), teacher.detach()
     labels = F.interpolate(target.float(), size=teacher.shape[-2:], mode="nearest")
@@ -71,13 +71,16 @@ def ifv_loss(
 
 
 def mean_where(features: Tensor, mask: Tensor, dims: tuple[int, ...] = (-2, -1)) -> Tensor:
-    """Mean of (N, C, H, W) features where a (N, 1, H, W) mask is true, zero where it nowhere is; `dims` stay, as 1."""
+    """Return the mean of (N, C, H, W) features inside a (N, 1, H, W) mask, zero for an empty mask.
+
+    Dimensions `dims` are kept, with size 1.
+    """
     share = mask.to(features.dtype)
     return (share * features).sum(dim=dims, keepdim=True) / (share.sum(dim=dims, keepdim=True) + 1e-6)
 
 
 def _centres(features: Tensor, labels: Tensor, classes: int, per_image: bool) -> Tensor:
-    """For each pixel the mean of its class, and for one of no class its own features."""
+    """Return the mean of each pixel's class; pixels without a class keep their features."""
     dims = (-2, -1) if per_image else (0, -2, -1)
     centres = features.detach().clone()
     for index in range(classes):

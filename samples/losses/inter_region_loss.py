@@ -16,17 +16,17 @@ from opgrip.samples.sample import sample
 def inter_region_loss(
     student: Tensor, teacher: Tensor, target: Tensor, classes: int, loss_weight: float = 1.0
 ) -> Tensor:
-    """Mean squared difference of the cosine similarities between the classes' mean features.
+    """Return the mean squared difference of the cosine similarities between the mean features of classes.
 
     Parameters
     ----------
-    student : (N, C, h, w) float, brought to the teacher's size where it has another
+    student : (N, C, h, w) float, resized to the teacher's size
     teacher : (N, C', H, W) float, which gets no gradient
-    target : (N, 1, H', W') int64, the pixels' classes, brought to the teacher's size likewise
+    target : (N, 1, H', W') int64, classes of the pixels, resized to the teacher's size
 
     Returns () float
-    Source: Hou et al. 2020, "Inter-Region Affinity Distillation", equation 4, with the mean squared error for the
-    graph's distance; the original, of SegmentBase2, is not public but in DLOP-Bench.
+    Source: Hou et al. 2020, "Inter-Region Affinity Distillation", equation 4, with the mean squared error as the
+    graph's distance; the original, of SegmentBase2, is only published in DLOP-Bench.
     """
     student = resize(student, teacher)
     labels = F.interpolate(target.float(), size=teacher.shape[-2:], mode="nearest")
@@ -36,7 +36,7 @@ def inter_region_loss(
 
 
 def _affinities(features: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Cosine similarities of classes, (N, classes, classes); those of a class without pixels are zero."""
+    """Return cosine similarities of classes, (N, classes, classes); zero for a class without pixels."""
     centres = features.new_zeros(*features.shape[:2], classes)
     for index in range(classes):
         centres[:, :, index] = mean_where(features, labels == index).flatten(1)

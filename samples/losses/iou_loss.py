@@ -9,7 +9,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, boxes: int, size: tuple[float, float], mode: str, eps: float, weighted: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, str, float | None, str, float]:
-    """Predicted boxes and their truths; either centrenesses as weights, and a mean, or a sum."""
+    """Return predicted boxes and their truths, with centreness as weights and a mean, or without weights and a sum."""
     weight = draw.uniform(boxes) if weighted else None
     reduction, avg_factor = ("mean", float(weight.sum())) if weight is not None else ("sum", None)
     return *matched_boxes(draw, boxes, size), weight, reduction, avg_factor, mode, eps
@@ -34,22 +34,22 @@ def iou_loss(
     mode: str = "log",
     eps: float = 1e-6,
 ) -> Tensor:
-    """How far intersection over union is from one.
+    """Return the loss of intersection over union: 1 minus it, 1 minus its square, or its negative logarithm.
 
     Parameters
     ----------
     predicted, target : (N, 4) float, x1 y1 x2 y2
-    weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
-    mode : `log`, `linear` or `square`, what is made of the overlap
-    eps : smallest overlap, so that its logarithm is finite
+    weight, reduction, avg_factor : as in `weight_reduce_loss`, for losses (N,)
+    mode : `log`, `linear` or `square`
+    eps : least overlap, so that its logarithm is finite
 
     Returns () float, or (N,) without reduction
 
     Raises
     ------
-    ValueError : where the mode is another
+    ValueError : if the mode is unknown
 
-    Source: Yu et al. 2016 for the logarithm; Rezatofighi et al. 2019, algorithm 2, for the line.
+    Source: Yu et al. 2016 for the logarithm; Rezatofighi et al. 2019, algorithm 2, for the linear loss.
     """
     overlap = shared_area(predicted, target)
     union = (area(predicted) + area(target) - overlap).clamp(min=1e-6)
@@ -61,5 +61,5 @@ def iou_loss(
     elif mode == "square":
         loss = 1 - iou * iou
     else:
-        raise ValueError(f"mode {mode} is none of log, linear, square")
+        raise ValueError(f"unknown mode {mode}: choose log, linear or square")
     return weight_reduce_loss(loss, weight, reduction, avg_factor)

@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, joints: int, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Heatmaps, what they should be, and which joints are to be seen."""
+    """Return predicted heatmaps, their targets, and weights of visible joints."""
     predicted = draw.normal(images, joints, *size, std=0.1, grad=True)
     return predicted, draw.uniform(images, joints, *size), draw.mask(images, joints, 1, share=0.8).float()
 
@@ -22,12 +22,12 @@ def inputs(draw: Draw, images: int, joints: int, size: tuple[int, int]) -> tuple
     url="https://github.com/open-mmlab/mmpose/blob/c85159da60f25bc6bbab763c37c2be1e49e4052f/mmpose/models/losses/mse_loss.py#L9",
 )
 def joints_mse_loss(predicted: Tensor, target: Tensor, target_weight: Tensor | None = None) -> Tensor:
-    """Mean square of the difference of heatmaps, over all joints.
+    """Return the mean squared difference of heatmaps, over all joints.
 
     Parameters
     ----------
     predicted, target : (B, K, H, W) float
-    target_weight : (B, K, 1) float, that both heatmaps of a joint are multiplied by, or None
+    target_weight : (B, K, 1) float, factor of both heatmaps of a joint, or None
 
     Returns () float
     Source: Xiao et al. 2018, as in MMPose.

@@ -8,7 +8,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, rows: int, classes: int, temperature: float, divisor: float | None = None
 ) -> tuple[Tensor, Tensor, float, Tensor | None, str, float | None]:
-    """Scores of a student and of its teacher, and weights where there is something to divide their sum by."""
+    """Return scores of a student and its teacher, with weights if there is a divisor."""
     pred, soft_label = draw.normal(rows, classes, grad=True), draw.normal(rows, classes, std=2.0)
     return pred, soft_label, temperature, None if divisor is None else draw.uniform(rows), "mean", divisor
 
@@ -31,17 +31,17 @@ def kd_kl_loss(
     reduction: str = "mean",
     avg_factor: float | None = None,
 ) -> Tensor:
-    """Divergence of the student's distribution from the teacher's, a mean over classes, times the temperature squared.
+    """Return the divergence of student and teacher distributions, averaged over classes, times the squared temperature.
 
     Parameters
     ----------
     pred : (N, C) float, scores of the student
-    soft_label : (N, C) float, of the teacher, which get no gradient
-    temperature : that both are divided by; the gradient does not fall with it, as the square makes up for it
+    soft_label : (N, C) float, scores of the teacher, which get no gradient
+    temperature : divisor of both scores; its square keeps the size of the gradient
     weight : (N,) float
-    reduction, avg_factor : as of `weight_reduce_loss`
+    reduction, avg_factor : as in `weight_reduce_loss`
 
-    Returns () float, or (N,) where the reduction is "none"
+    Returns () float, or (N,) for the reduction "none"
     Source: Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2, as in MMDetection.
     """
     target = (soft_label / temperature).softmax(dim=1).detach()

@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores of a student for each pixel, its class, and the teacher's scores at an eighth of the size."""
+    """Return scores of a student per pixel, the true classes, and the teacher's scores at an eighth of the size."""
     scores, labels = pixels(draw, images, classes, size)
     return scores, labels, draw.normal(images, classes, size[0] // 8, size[1] // 8, std=2.0)
 
@@ -25,18 +25,18 @@ def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tupl
 def knowledge_gap_loss(
     cls_score: Tensor, label: Tensor, teacher: Tensor, temperature: float = 1.0, loss_weight: float = 1.0
 ) -> Tensor:
-    """Divergence of the student from the teacher, weighed by how much surer the teacher is of the true class.
+    """Return the divergence of student and teacher, weighted by the gap between their scores of the true class.
 
     Parameters
     ----------
     cls_score : (N, C, H, W) float, of the student
-    label : (N, H, W) int64, the true classes; pixels of 255 do not count
-    teacher : (N, C, h, w) float, scores, brought to the student's size where they have another, without gradient
-    temperature : that both are divided by
+    label : (N, H, W) int64, the true classes; pixels of 255 are ignored
+    teacher : (N, C, h, w) float, scores, resized to the student's size, without gradient
+    temperature : divisor of both scores
 
     Returns () float, a mean over pixels
-    Source: the original, of SegmentBase2, is not public but in DLOP-Bench; the divergence is that of Hinton et al.
-    2015, "Distilling the Knowledge in a Neural Network".
+    Source: SegmentBase2, only published in DLOP-Bench; the divergence is that of Hinton et al. 2015, "Distilling the
+    Knowledge in a Neural Network".
     """
     teacher = resize(teacher.type_as(cls_score).detach(), cls_score, align_corners=True)
     valid = label != IGNORED

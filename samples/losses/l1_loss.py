@@ -6,7 +6,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, anchors: int, positives: int, avg_factor: float) -> tuple[Tensor, Tensor, Tensor, str, float]:
-    """Deltas, and those of the positives to learn."""
+    """Return predicted deltas, and the targets of the positives."""
     return *anchor_deltas(draw, anchors, positives), "mean", avg_factor
 
 
@@ -28,16 +28,16 @@ def l1_loss(
     reduction: str = "mean",
     avg_factor: float | None = None,
 ) -> Tensor:
-    """Absolute differences.
+    """Return absolute differences.
 
     Parameters
     ----------
     predicted, target : (N, D) float
-    weight, reduction, avg_factor : as `weight_reduce_loss` takes them
+    weight, reduction, avg_factor : as in `weight_reduce_loss`
 
     Returns () float, or (N, D) without reduction
     Source: MMDetection.
     """
-    # the mean of nothing is no number
+    # the mean of an empty tensor is NaN
     loss = predicted.sum() * 0 if target.numel() == 0 else (predicted - target).abs()
     return weight_reduce_loss(loss, weight, reduction, avg_factor)

@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Predictions of a student, and the teacher's."""
+    """Return predictions of a student and its teacher."""
     target = draw.normal(*shape)
     return (target + draw.normal(*shape, std=0.3)).requires_grad_(), target
 
@@ -28,12 +28,12 @@ def l2_loss(
     reduction: str = "mean",
     avg_factor: float | None = None,
 ) -> Tensor:
-    """Squared differences.
+    """Return squared differences.
 
     Parameters
     ----------
     predicted, target : (N, ...) float
-    weight, reduction, avg_factor : as `weight_reduce_loss` takes them
+    weight, reduction, avg_factor : as in `weight_reduce_loss`
 
     Returns () float, or the shape of both without reduction
     Source: MMDetection; without weights, the mean square.

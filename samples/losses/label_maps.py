@@ -1,4 +1,4 @@
-"""Draws what segmentation losses are taught with."""
+"""Random targets of segmentation losses."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,24 +9,24 @@ from torch import Tensor
 from opgrip.samples.sample import Draw
 
 IGNORED = 255
-"""The label of a pixel that no loss counts, as in Pascal VOC and Cityscapes."""
+"""Label of ignored pixels, as in Pascal VOC and Cityscapes."""
 
 CROPS: Mapping[str, tuple[Any, ...]] = {
     "UNet-S5-D16, DRIVE, 64x64 crops, training": (4, 2, (64, 64)),
     "DeepLabV3+ R50-D8, Pascal VOC, 512x512 crops, training, one image": (1, 21, (512, 512)),
 }
-"""What two segmentation models are trained with."""
+"""Sizes of the training batches of two segmentation models."""
 
 
 def label_maps(
     draw: Draw, images: int, size: tuple[int, int], classes: int, objects: int = 8, border: int = 2
 ) -> Tensor:
-    """Classes of pixels, (images, *size) int64: boxes of other classes on a background of class 0.
+    """Return classes of pixels, (images, *size) int64: boxes of other classes on a background of class 0.
 
     Parameters
     ----------
     size : height and width
-    border : width in pixels of what is `IGNORED` around an object, as in Pascal VOC
+    border : width in pixels of the `IGNORED` border around an object, as in Pascal VOC
     """
     labels = torch.zeros(images, *size, dtype=torch.int64)
     for image in labels:
@@ -39,7 +39,7 @@ def label_maps(
 
 
 def edge_maps(draw: Draw, images: int, size: tuple[int, int]) -> Tensor:
-    """Where objects end, (images, *size) int64: 1 on an edge, 0 off it, and a few rows that are `IGNORED`."""
+    """Return edge maps, (images, *size) int64: 1 on an edge, 0 elsewhere, and a few `IGNORED` rows."""
     labels = label_maps(draw, images, size, classes=8, border=0)
     edges = torch.zeros_like(labels)
     edges[:, 1:] |= (labels[:, 1:] != labels[:, :-1]).long()

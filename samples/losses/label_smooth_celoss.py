@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Scores of classes, and the true ones."""
+    """Return scores of classes, and the true classes."""
     return draw.normal(images, classes, grad=True), draw.integers(images, high=classes)
 
 
@@ -20,13 +20,13 @@ def inputs(draw: Draw, images: int, classes: int) -> tuple[Tensor, Tensor]:
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/743d8e31b584cab15ea5ee95d2b961a0c8f18933/bench/samples/long_tail/label_smooth_celoss/torch_impl.py",
 )
 def label_smooth_celoss(scores: Tensor, label: Tensor, smooth_ratio: float = 0.1) -> Tensor:
-    """Mean over rows of the cross entropy with smoothed labels.
+    """Return the mean over rows of the cross entropy with smoothed labels.
 
     Parameters
     ----------
     scores : (N, C) float
     label : (N,) or (N, 1), of any dtype, the true classes
-    smooth_ratio : the part that all classes share evenly
+    smooth_ratio : share of the probability that is spread evenly over all classes
 
     Returns () float
     Source: Szegedy et al. 2016, "Rethinking the Inception Architecture", section 7.

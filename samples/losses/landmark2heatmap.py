@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, images: int, landmarks: int, size: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
-    """Landmarks inside of images."""
+    """Return landmarks inside images."""
     return draw.uniform(images, 2 * landmarks, low=-1.0, grad=True), size
 
 
@@ -20,13 +20,13 @@ def inputs(draw: Draw, images: int, landmarks: int, size: tuple[int, int]) -> tu
     url="https://arxiv.org/abs/1806.07823",
 )
 def landmark2heatmap(landmark: Tensor, size: tuple[int, int] = (256, 256), inv_std: float = 20.0) -> Tensor:
-    """A map of each landmark, which falls off with the root of the distance along each axis.
+    """Return one map per landmark, which decays with the square root of the distance along each axis.
 
     Parameters
     ----------
     landmark : (N, 2 * K) float, x y of each, from -1 to 1 across the image
     size : height and width of the maps
-    inv_std : how fast they fall off, in inverse half images
+    inv_std : rate of the decay, per half image
 
     Returns (N, K, height, width) float, from 0 to 1
     Source: Jakab et al. 2018; the maps that separate into rows and columns, of the code published with it.
@@ -35,7 +35,7 @@ def landmark2heatmap(landmark: Tensor, size: tuple[int, int] = (256, 256), inv_s
     x, y = landmark[:, 0::2].unsqueeze(-1), landmark[:, 1::2].unsqueeze(-1)
     columns = torch.linspace(-1.0, 1.0, width, dtype=landmark.dtype, device=landmark.device).view(1, 1, width)
     rows = torch.linspace(-1.0, 1.0, height, dtype=landmark.dtype, device=landmark.device).view(1, 1, height)
-    # the root has no gradient at zero
+    # the root has an infinite gradient at zero
     across = (-(((x - columns) * inv_std).abs() + 1e-4).sqrt()).exp()
     down = (-(((y - rows) * inv_std).abs() + 1e-4).sqrt()).exp()
     return down.unsqueeze(3) @ across.unsqueeze(2)

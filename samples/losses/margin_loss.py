@@ -21,17 +21,17 @@ def margin_loss(
     ignore_index: int = IGNORED,
     loss_weight: float = 1.0,
 ) -> Tensor:
-    """`softgbw_loss`, and what the best class' score of each right pixel lacks of a margin above the second best.
+    """Return `softgbw_loss` plus a hinge loss of correct pixels whose best score exceeds the second best by too little.
 
     Parameters
     ----------
     cls_score : (N, C, H, W) float, of two classes or more
     label : (N, H, W) int64
-    margin : in scores
+    margin : least difference of scores without loss
     sigma : of the weights' Gaussian, in pixels
 
-    Returns () float: the margin's part is a mean over all pixels, also over the wrong ones, which cost nothing
-    Source: the original, of SegmentBase2, is not public but in DLOP-Bench.
+    Returns () float; the hinge loss is averaged over all pixels, including wrong ones, which contribute 0
+    Source: SegmentBase2, only published in DLOP-Bench.
     """
     scores, ranked = cls_score.topk(2, dim=1)
     lacking = (margin - (scores[:, 0] - scores[:, 1])).clamp(min=0)

@@ -8,7 +8,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, masks: int, size: tuple[int, int], points: int = 12544, given: bool = False
 ) -> tuple[Tensor, Tensor, float, Tensor | None, int]:
-    """Scores of masks at a quarter of the truths' size, truths that are boxes, and maybe the points."""
+    """Return scores of masks at a quarter of the truths' size, boxes as truths, and optional points."""
     truths = torch.zeros(masks, *size)
     for truth, (left, top, right, bottom) in zip(truths, draw.boxes(masks, size).long().tolist(), strict=True):
         truth[top:bottom, left:right] = 1
@@ -38,19 +38,19 @@ def mask_point_loss(
     oversample_ratio: float = 3.0,
     importance_sample_ratio: float = 0.75,
 ) -> tuple[Tensor, Tensor]:
-    """Binary cross entropy and Dice loss of masks at points.
+    """Return binary cross entropy and Dice loss of masks at points.
 
     Parameters
     ----------
     mask_preds : (M, h, w) float, scores
-    mask_targets : (M, H, W) of any dtype, one and zero
-    num_masks : that the sums over masks are divided by
-    points : (M, P, 2) float, x y in shares of the width and height; None draws them
-    num_points : how many of each mask are drawn
-    oversample_ratio : times as many are drawn first, and the least sure kept
-    importance_sample_ratio : share of the points that are kept so; the rest are drawn anywhere
+    mask_targets : (M, H, W) of any dtype, 1 and 0
+    num_masks : divisor of the sums over masks
+    points : (M, P, 2) float, x y relative to the width and height; None draws them
+    num_points : number of points per mask
+    oversample_ratio : factor of `num_points` drawn first, of which the least certain are kept
+    importance_sample_ratio : share of the points chosen that way; the others are drawn anywhere
 
-    Returns Two () float: cross entropy and Dice loss
+    Returns two () float: cross entropy and Dice loss
     Source: Cheng et al. 2022, "Mask2Former", section 3.3, as in Transformers; points of Kirillov et al. 2020,
     "PointRend", section 4.1.
     """
@@ -68,7 +68,7 @@ def mask_point_loss(
 
 
 def _at_points(maps: Tensor, points: Tensor) -> Tensor:
-    """Values of (M, 1, H, W) maps at (M, P, 2) points, bilinear, (M, P)."""
+    """Return the values of (M, 1, H, W) maps at (M, P, 2) points, bilinear, (M, P)."""
     grid = 2 * points.unsqueeze(2) - 1
     return F.grid_sample(maps, grid, align_corners=False).squeeze(3).squeeze(1)
 
@@ -78,7 +78,7 @@ def _unsure_points(preds: Tensor, count: int, oversample_ratio: float, share: fl
     drawn = int(count * oversample_ratio)
     points = torch.rand(masks, drawn, 2, device=preds.device)
     unsure = int(share * count)
-    # unsure is what a point's interpolated score says: between 1 and -1 there is a point of 0
+    # uncertainty is that of the interpolated score: between scores of 1 and -1 there is a point of 0
     indices = (-_at_points(preds, points).abs()).topk(unsure, dim=1).indices
     indices += drawn * torch.arange(masks, device=preds.device)[:, None]
     chosen = points.view(-1, 2)[indices.view(-1)].view(masks, unsure, 2)

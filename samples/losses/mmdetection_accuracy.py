@@ -6,7 +6,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, count: int, classes: int, topk: int | tuple[int, ...] = 1, thresh: float | None = None
 ) -> tuple[Tensor, Tensor, int | tuple[int, ...], float | None]:
-    """Scores of classes, of which that of the label is rather high."""
+    """Return scores of classes with a rather high score for the label."""
     labels = draw.integers(count, high=classes)
     scores = draw.normal(count, classes)
     scores[range(count), labels] += 2
@@ -26,16 +26,16 @@ def inputs(
 def mmdetection_accuracy(
     scores: Tensor, labels: Tensor, topk: int | tuple[int, ...] = 1, thresh: float | None = None
 ) -> Tensor | list[Tensor]:
-    """Percentage of predictions whose label is among the classes with the largest scores.
+    """Return the percentage of predictions with the label among the `topk` classes.
 
     Parameters
     ----------
     scores : (N, C) float
     labels : (N,) int64
-    topk : how many classes count as predicted, or several such numbers
+    topk : number of best classes that count as predicted, or several such numbers
     thresh : score above which a class counts, None for all
 
-    Returns (1,) float, or a list of such, one for each number; () where there are no predictions
+    Returns (1,) float, or a list with one such tensor for each number; () without predictions
     Source: MMDetection.
     """
     numbers = (topk,) if isinstance(topk, int) else topk

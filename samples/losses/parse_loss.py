@@ -6,7 +6,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, counts: Mapping[str, int]) -> tuple[dict[str, Tensor | list[Tensor]]]:
-    """Losses and other numbers by name, each as many as a list holds, or one by itself where that is 0."""
+    """Return losses and other values by name: lists of the given length, or one tensor for length 0."""
     losses: dict[str, Tensor | list[Tensor]] = {}
     for name, count in counts.items():
         values = [draw.uniform(grad="loss" in name) for _ in range(max(count, 1))]
@@ -28,7 +28,7 @@ def inputs(draw: Draw, counts: Mapping[str, int]) -> tuple[dict[str, Tensor | li
     url="https://github.com/open-mmlab/mmaction2/blob/48ba0fb6dbceb0084f95f4ec288b23b244d2c360/mmaction/models/skeleton_gcn/base.py#L65",
 )
 def parse_loss(losses: Mapping[str, Tensor | Sequence[Tensor]]) -> tuple[Tensor, dict[str, float]]:
-    """The sum of the means of all that is called a loss, and all means as numbers.
+    """Return the sum of the means of all losses, and all means as numbers.
 
     Parameters
     ----------
@@ -36,12 +36,12 @@ def parse_loss(losses: Mapping[str, Tensor | Sequence[Tensor]]) -> tuple[Tensor,
 
     Returns
     -------
-    sum : () float, of what has `loss` in its name
-    numbers : by name, the last one `loss`, the sum
+    sum : () float, over entries with `loss` in their name
+    numbers : by name; the last one is `loss`, the sum
 
     Raises
     ------
-    TypeError : where one is neither
+    TypeError : if a value is neither a tensor nor a list of tensors
 
     Source: MMAction2, without the mean over processes.
     """

@@ -9,7 +9,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, points: int, positives: int, avg_factor: float, classes: int = 80
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor, str, float]:
-    """Logits of points, the labels and qualities of the few that have one, and weights."""
+    """Return logits of points, labels and qualities of the few positives, and weights."""
     chosen = draw.permutation(points)[:positives]
     labels = torch.full((points,), classes)
     labels[chosen] = draw.integers(positives, high=classes)
@@ -38,14 +38,14 @@ def quality_focal_loss(
     avg_factor: float | None = None,
     beta: float = 2.0,
 ) -> Tensor:
-    """Cross entropy with the quality of the box, weighed by how far the score is from it.
+    """Return cross entropy with the quality of the box, weighted by the distance of the score from the quality.
 
     Parameters
     ----------
     predicted : (N, C) float logits
     target : labels (N,) int64, C for none, and qualities (N,) float, from 0 to 1
-    weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
-    beta : power of the weight
+    weight, reduction, avg_factor : as in `weight_reduce_loss`, for losses (N,)
+    beta : exponent of the weight
 
     Returns () float, or (N,) without reduction
     Source: Li et al. 2020, the quality focal loss.

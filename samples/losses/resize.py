@@ -1,11 +1,11 @@
-"""Feature maps at another's size."""
+"""Resizing of feature maps."""
 
 import torch.nn.functional as F
 from torch import Tensor
 
 
 def resize(features: Tensor, like: Tensor, align_corners: bool = False) -> Tensor:
-    """Features at the height and width of others, bilinear; the same tensor where they have them.
+    """Resize features to the height and width of `like`, bilinear; return the same tensor if the sizes are equal.
 
     Parameters
     ----------

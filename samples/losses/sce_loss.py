@@ -7,7 +7,7 @@ from opgrip.samples.losses.resize import resize
 from opgrip.samples.sample import sample
 
 TRUTH = 0.95
-"""What the true class has of the smoothed truth."""
+"""Probability of the true class in the smoothed truth."""
 
 
 @sample(
@@ -28,20 +28,20 @@ def sce_loss(
     channel_sum: bool = False,
     loss_weight: float = 1.0,
 ) -> Tensor:
-    """Divergence of the student from the teacher, mixed with the truth where the teacher's best class is wrong.
+    """Return the divergence of student and teacher; the teacher is mixed with the truth if its best class is wrong.
 
-    The mixture has the more of the teacher, the more probable its best class is than its second best.
+    The larger the gap between the teacher's best and second-best probability, the larger its share in the mixture.
 
     Parameters
     ----------
     cls_score : (N, C, H, W) float, of the student, of two classes or more
-    label : (N, H, W) int64, the true classes; pixels of 255 do not count
-    teacher : (N, C, h, w) float, scores, brought to the student's size where they have another, without gradient
-    temperature : that both are divided by
-    channel_sum : whether the divergence is summed over the classes, and not their mean
+    label : (N, H, W) int64, the true classes; pixels of 255 are ignored
+    teacher : (N, C, h, w) float, scores, resized to the student's size, without gradient
+    temperature : divisor of both scores
+    channel_sum : True to sum the divergence over classes, False for the mean
 
-    Returns () float, a mean over pixels, zero where none counts
-    Source: the original, whose origin is not said, is in DLOP-Bench; the divergence is that of Hinton et al. 2015.
+    Returns () float, a mean over pixels, zero if all are ignored
+    Source: DLOP-Bench, which does not name an origin; the divergence is that of Hinton et al. 2015.
     """
     teacher = resize(teacher.type_as(cls_score).detach(), cls_score, align_corners=True)
     classes = cls_score.shape[1]

@@ -10,7 +10,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, queries: int, classes: int, objects: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Predictions, objects, and which of both are a pair."""
+    """Return predictions, objects, and the matching between them."""
     truths = torch.cat([draw.uniform(objects, 2, low=0.3, high=0.7), draw.uniform(objects, 2, low=0.05, high=0.5)], 1)
     logits, boxes = draw.normal(queries, classes + 1), draw.uniform(queries, 4, low=0.2, high=0.8)
     pairs = draw.permutation(queries)[:objects].sort().values, draw.permutation(objects)
@@ -18,7 +18,7 @@ def inputs(
 
 
 def _corners(boxes: Tensor) -> Tensor:
-    """x1 y1 x2 y2 of boxes, (N, 4), centre and size."""
+    """Convert boxes (N, 4) from centre and size to x1 y1 x2 y2."""
     return torch.cat([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], dim=1)
 
 
@@ -41,16 +41,16 @@ def set_prediction_loss(
     truths: Tensor,
     no_object: float = 0.1,
 ) -> dict[str, Tensor]:
-    """Losses of one image's classes and boxes.
+    """Return the losses of one image's classes and boxes.
 
     Parameters
     ----------
     logits : (Q, C + 1) float, the last for no object
-    boxes : (Q, 4) float, centre, width and height, in sizes of the image
-    queries, owners : (T,) int64, the predictions and objects that are a pair
+    boxes : (Q, 4) float, cx cy w h relative to the image
+    queries, owners : (T,) int64, indices of matched predictions and objects
     labels : (T,) int64
-    truths : (T, 4) float, as boxes
-    no_object : weight of the predictions that have no object
+    truths : (T, 4) float, like `boxes`
+    no_object : weight of unmatched predictions
 
     Returns `loss_ce`, `loss_bbox`, `loss_giou` : () float each
     Source: Carion et al. 2020, section 3.1.

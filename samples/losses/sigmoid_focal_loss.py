@@ -8,7 +8,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, rows: int, positives: int, classes: int = 80
 ) -> tuple[Tensor, Tensor, Tensor, float, float, str, float]:
-    """Scores, most of them low, truths in one-hot form, weights, and the number of positives to divide by."""
+    """Return scores, most of them low, one-hot truths, weights, and the number of positives as divisor."""
     pred = draw.normal(rows, classes, mean=-4.0, grad=True)
     labels = draw.integers(rows, high=classes)
     target = F.one_hot(labels, classes) * draw.mask(rows, 1, share=positives / rows)
@@ -35,18 +35,18 @@ def sigmoid_focal_loss(
     reduction: str = "mean",
     avg_factor: float | None = None,
 ) -> Tensor:
-    """Binary cross entropy weighed by a power of what each probability is off by.
+    """Return binary cross entropy weighted by a power of each probability's error.
 
     Parameters
     ----------
     pred : (N, C) or (N,) float, scores
-    target : like pred, of any dtype, one or zero
+    target : same shape as `pred`, of any dtype, 1 or 0
     weight : (N,), of the rows
-    gamma : that power
-    alpha : weight of ones; that of zeros is 1 - alpha
-    reduction, avg_factor : as of `weight_reduce_loss`
+    gamma : exponent of the error
+    alpha : weight of ones; zeros have weight 1 - alpha
+    reduction, avg_factor : as in `weight_reduce_loss`
 
-    Returns () float, or like pred where the reduction is "none"
+    Returns () float, or the shape of `pred` for the reduction "none"
     Source: Lin et al. 2017, "Focal Loss for Dense Object Detection", equation 5, as in MMClassification.
     """
     probability = pred.sigmoid()

@@ -10,7 +10,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, boxes: int) -> tuple[Tensor, Tensor, Tensor, str, float]:
-    """Predicted boxes, their truths, and how well they fit as weights."""
+    """Return predicted boxes, their truths, and their quality as weights."""
     weight = draw.uniform(boxes)
     return *matched_boxes(draw, boxes, size=(640.0, 640.0)), weight, "mean", float(weight.sum())
 
@@ -34,14 +34,14 @@ def siou_loss(
     eps: float = 1e-7,
     neg_gamma: bool = False,
 ) -> Tensor:
-    """How far intersection over union is from one, with costs of the angle and distance of centres and of the shapes.
+    """Return 1 minus intersection over union, plus costs of the angle and distance of centres and of the shapes.
 
     Parameters
     ----------
     predicted, target : (N, 4) float, x1 y1 x2 y2
-    weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
-    eps : added to the union, sizes and shifts of centres, and smallest size of the enclosing box
-    neg_gamma : whether the exponent of the distance is negative, as in the paper but not by MMDetection's default
+    weight, reduction, avg_factor : as in `weight_reduce_loss`, for losses (N,)
+    eps : added to the union, sizes and shifts of centres, and least size of the enclosing box
+    neg_gamma : True for a negative exponent of the distance, as in the paper but not in MMDetection's default
 
     Returns () float, or (N,) without reduction
     Source: Gevorgyan 2022.
@@ -50,7 +50,7 @@ def siou_loss(
 
     shift = centre_shift(predicted, target) + eps
     sines = shift.abs() / (shift * shift).sum(dim=1).sqrt()[:, None]
-    # of the angle to the nearer axis
+    # sine of the angle to the nearer axis
     sine = torch.where(sines[:, 0] > math.sqrt(0.5), sines[:, 1], sines[:, 0])
     angle = (2 * sine.asin() - math.pi / 2).cos()
 

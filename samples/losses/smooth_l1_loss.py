@@ -9,12 +9,12 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, anchors: int, positives: int, avg_factor: float, beta: float
 ) -> tuple[Tensor, Tensor, Tensor, str, float, float]:
-    """Deltas, and those of the positives to learn."""
+    """Return predicted deltas, and the targets of the positives."""
     return *anchor_deltas(draw, anchors, positives), "mean", avg_factor, beta
 
 
 def smoothed(distance: Tensor, beta: float) -> Tensor:
-    """Distances, (N, D) float, squared below beta and as they are above, without a step or a bend between."""
+    """Return distances, (N, D) float, quadratic below `beta` and linear above, continuously differentiable."""
     return torch.where(distance < beta, 0.5 * distance * distance / beta, distance - 0.5 * beta)
 
 
@@ -37,17 +37,17 @@ def smooth_l1_loss(
     avg_factor: float | None = None,
     beta: float = 1.0,
 ) -> Tensor:
-    """Distances, squared below beta and as they are above.
+    """Return the smooth L1 loss: quadratic below `beta` and linear above.
 
     Parameters
     ----------
     predicted, target : (N, D) float
-    weight, reduction, avg_factor : as `weight_reduce_loss` takes them
-    beta : distance at which the square becomes a line
+    weight, reduction, avg_factor : as in `weight_reduce_loss`
+    beta : distance from which the loss is linear
 
     Returns () float, or (N, D) without reduction
     Source: Girshick 2015, equation 3; beta as in Ren et al. 2015.
     """
-    # the mean of nothing is no number
+    # the mean of an empty tensor is NaN
     loss = predicted.sum() * 0 if target.numel() == 0 else smoothed((predicted - target).abs(), beta)
     return weight_reduce_loss(loss, weight, reduction, avg_factor)

@@ -16,7 +16,7 @@ from opgrip.samples.sample import sample
 def softgbw_loss(
     cls_score: Tensor, label: Tensor, sigma: float = 7.0, ignore_index: int = IGNORED, loss_weight: float = 1.0
 ) -> Tensor:
-    """Sum over an image's pixels of cross entropy times `get_softgauss_loss_weight`, a mean over the images.
+    """Return the sum over pixels of cross entropy times `get_softgauss_loss_weight`, averaged over images.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def softgbw_loss(
     sigma : of the weights' Gaussian, in pixels
 
     Returns () float
-    Source: the original, whose origin is not said, is in DLOP-Bench.
+    Source: DLOP-Bench, which does not name an origin.
     """
     weight = get_softgauss_loss_weight(cls_score, label, sigma).type_as(cls_score)
     cross_entropy = F.cross_entropy(cls_score, label, reduction="none", ignore_index=ignore_index)

@@ -8,7 +8,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, rows: int, positives: int, classes: int = 80
 ) -> tuple[Tensor, Tensor, None, float, float, bool, str, float]:
-    """Scores, most of them low, overlaps of positives with their truths, and the number of positives."""
+    """Return scores, most of them low, overlaps of positives with their truths, and the number of positives."""
     pred = draw.normal(rows, classes, mean=-4.0, grad=True)
     labels = F.one_hot(draw.integers(rows, high=classes), classes)
     target = labels * draw.mask(rows, 1, share=positives / rows) * draw.uniform(rows, 1, low=0.3)
@@ -35,19 +35,19 @@ def varifocal_loss(
     reduction: str = "mean",
     avg_factor: float | None = None,
 ) -> Tensor:
-    """Binary cross entropy with overlaps as truths.
+    """Return binary cross entropy with overlaps as targets.
 
     Parameters
     ----------
     pred : (N, C) float, scores
     target : (N, C) float, the overlap of a positive with its truth, zero elsewhere
     weight : (N, C) float
-    alpha : weight of what is not positive
-    gamma : power of what the probability of such is off by
-    iou_weighted : whether a positive weighs its overlap, and not one
-    reduction, avg_factor : as of `weight_reduce_loss`
+    alpha : weight of negatives
+    gamma : exponent of the error of negatives' probabilities
+    iou_weighted : True to weight a positive by its overlap, False for 1
+    reduction, avg_factor : as in `weight_reduce_loss`
 
-    Returns () float, or (N, C) where the reduction is "none"
+    Returns () float, or (N, C) for the reduction "none"
     Source: Zhang et al. 2021, "VarifocalNet", equation 2, as in MMDetection.
     """
     target = target.type_as(pred)

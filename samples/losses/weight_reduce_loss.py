@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, shape: tuple[int, ...], kept: float, reduction: str = "mean", avg_factor: float | None = None
 ) -> tuple[Tensor, Tensor, str, float | None]:
-    """Losses, and weights of which a share is 1 and the others are 0."""
+    """Return losses, and weights of 1 or 0."""
     return draw.uniform(*shape, high=4.0, grad=True), draw.mask(*shape, share=kept).float(), reduction, avg_factor
 
 
@@ -34,20 +34,20 @@ def inputs(
 def weight_reduce_loss(
     loss: Tensor, weight: Tensor | None = None, reduction: str = "mean", avg_factor: float | None = None
 ) -> Tensor:
-    """Losses times their weights, as they are, as their sum or as their mean.
+    """Return losses times their weights, elementwise, as their sum or as their mean.
 
     Parameters
     ----------
     loss : (N, ...) float
-    weight : float, of a shape that broadcasts with the losses'; None for 1
+    weight : float, broadcast to the shape of the losses; None for 1
     reduction : `none`, `mean` or `sum`
-    avg_factor : that a mean divides the sum by, None for the number of elements; a sum takes none
+    avg_factor : divisor of a mean, None for the number of elements; not allowed for a sum
 
     Returns float, () or the shape of the losses
 
     Raises
     ------
-    ValueError : where the reduction is another, or a sum has a divisor
+    ValueError : if the reduction is unknown, or a sum has a divisor
 
     Source: MMSegmentation.
     """
@@ -57,11 +57,11 @@ def weight_reduce_loss(
         return loss
     if reduction == "sum":
         if avg_factor is not None:
-            raise ValueError("a sum takes no avg_factor")
+            raise ValueError("avg_factor requires the reduction mean, got sum")
         return loss.sum()
     if reduction != "mean":
-        raise ValueError(f"reduction {reduction} is none of none, mean, sum")
+        raise ValueError(f"unknown reduction {reduction}: choose none, mean or sum")
     if avg_factor is None:
         return loss.mean()
-    # the divisor is 0 where an image has nothing to learn from
+    # the divisor is 0 for an image without positives
     return loss.sum() / (avg_factor + torch.finfo(torch.float32).eps)

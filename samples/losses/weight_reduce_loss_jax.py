@@ -13,17 +13,17 @@ def weight_reduce_loss(
         return loss
     if reduction == "sum":
         if avg_factor is not None:
-            raise ValueError("a sum takes no avg_factor")
+            raise ValueError("avg_factor requires the reduction mean, got sum")
         return loss.sum()
     if reduction != "mean":
-        raise ValueError(f"reduction {reduction} is none of none, mean, sum")
+        raise ValueError(f"unknown reduction {reduction}: choose none, mean or sum")
     if avg_factor is None:
         return loss.mean()
     return loss.sum() / (avg_factor + float(jnp.finfo(jnp.float32).eps))
 
 
 def weighted(loss: Callable[..., Array]) -> Callable[..., Array]:
-    """Return a loss that takes a weight, reduction and avg_factor as well; `loss` returns those of the elements."""
+    """Return a loss that also takes a weight, reduction and avg_factor, from one that returns elementwise losses."""
 
     def reduced(
         predicted: Array,

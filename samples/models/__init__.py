@@ -1,1 +1,1 @@
-"""Models made of the samples, for captures that need nothing installed."""
+"""Models built from samples, so that a capture needs no other package."""

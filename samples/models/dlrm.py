@@ -1,4 +1,4 @@
-"""A recommender: large sparse tables, small dense networks, and the products of all pairs."""
+"""Recommender with large sparse tables, small dense networks, and the products of all pairs of embeddings."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,21 +12,21 @@ DENSE = 13
 ROWS = (400_000, 200_000, 100_000, 50_000, 20_000, 10_000, 5_000, 2_000, 1_000, 500, 200, 100, 50, 20, 10, 10) + (
     (10_000,) * 10
 )
-"""Of the tables: 26, as the data sets of advertisements have, of sizes that fit in memory."""
+"""Rows of the 26 tables, as many as in public advertising data sets, with sizes that fit in memory."""
 WIDTH = 64
 BOTTOM, TOP = (512, 256, WIDTH), (512, 256, 1)
 MOST = 8
-"""Categories of an example in one table, at most."""
+"""Most categories of an example in one table."""
 LEARNING_RATE = 0.01
 
 
 class DLRM(nn.Module):
-    """Clicks from numbers and categories.
+    """Predicts clicks from numeric and categorical features.
 
     Parameters
     ----------
-    rows : categories of each table
-    width : of what a table says of a category
+    rows : number of categories of each table
+    width : length of an embedding
 
     Source: Naumov et al. 2019.
     """
@@ -52,13 +52,13 @@ class DLRM(nn.Module):
     def forward(
         self, dense: Tensor, categories: list[Tensor], offsets: list[Tensor], clicks: Tensor | None = None
     ) -> Tensor:
-        """Probabilities of clicks (B,); or the loss, where it is known which were clicked.
+        """Return click probabilities (B,), or the loss if `clicks` is given.
 
         Parameters
         ----------
         dense : (B, 13) float
-        categories : for each table, (N,) int64: those of all examples in a row
-        offsets : for each table, (B,) int64: where each example's begin
+        categories : per table, (N,) int64: categories of all examples, one after the other
+        offsets : per table, (B,) int64: start of each example's categories
         clicks : (B,) float, 0 or 1
         """
         hidden = self.bottom(dense)
@@ -72,7 +72,7 @@ class DLRM(nn.Module):
         return functional.binary_cross_entropy_with_logits(scores, clicks)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """The tables learn from the rows alone that were read."""
+        """Return optimizers; the one of the tables only updates rows that were read."""
         dense = [*self.bottom.parameters(), *self.top.parameters()]
         return [
             torch.optim.SparseAdam(self.tables.parameters(), lr=LEARNING_RATE),
@@ -81,7 +81,7 @@ class DLRM(nn.Module):
 
 
 def perceptron(widths: Sequence[int], last: nn.Module) -> nn.Sequential:
-    """Linear layers of such widths, with ReLU between them."""
+    """Return linear layers of the given widths, with ReLU between them."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -89,11 +89,11 @@ def perceptron(widths: Sequence[int], last: nn.Module) -> nn.Sequential:
 
 
 def dlrm(batch_size: int = 512, run: str = "predict") -> tuple[DLRM, dict[str, Any]]:
-    """The recommender with random weights, and examples for it: one to eight categories in each table.
+    """Return the recommender with random weights, and examples with one to eight categories per table.
 
     Parameters
     ----------
-    run : `loss` and `train` take clicks as well
+    run : `loss` and `train` also need clicks
     """
     model = DLRM()
     counts = [torch.randint(1, MOST + 1, (batch_size,)) for _ in ROWS]

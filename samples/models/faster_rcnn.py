@@ -1,4 +1,4 @@
-"""A small two-stage detector: dedicated operators and long-tail code, as in the models of production."""
+"""Small two-stage detector with dedicated operators and long-tail code, like production models."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ WIDTH = 64
 STRIDES = (4, 8, 16, 32, 64)
 CLASSES = 20
 OBJECTS = 6
-"""Boxes in a made-up image."""
+"""Number of boxes in a random image."""
 
 
 class FasterRCNN(nn.Module):
-    """Backbone, feature pyramid, proposals and regions.
+    """Detector with a backbone, feature pyramid, proposals and regions.
 
     Source: Ren et al. 2015, with the feature pyramid of Lin et al. 2017.
     """
@@ -33,12 +33,12 @@ class FasterRCNN(nn.Module):
     def forward(
         self, images: Tensor, targets: list[dict[str, Tensor]] | None = None
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
-        """Detections of each image; or losses, where there are targets.
+        """Return the detections of each image, or losses if `targets` is given.
 
         Parameters
         ----------
         images : (B, 3, H, W) float
-        targets : for each image, boxes (T, 4) float, x1 y1 x2 y2 in pixels, and labels (T,) int64
+        targets : per image, boxes (T, 4) float, x1 y1 x2 y2 in pixels, and labels (T,) int64
         """
         image_size = (images.shape[2], images.shape[3])
         levels = self.neck(self.backbone(images))
@@ -53,12 +53,12 @@ class FasterRCNN(nn.Module):
 def faster_rcnn(
     batch_size: int = 2, input_size: tuple[int, int] = (256, 256), run: str = "predict"
 ) -> tuple[FasterRCNN, dict[str, Any]]:
-    """The detector with random weights, and inputs for it.
+    """Return the detector with random weights, and inputs for it.
 
     Parameters
     ----------
     input_size : height and width of the images in pixels
-    run : `predict` takes images alone; `loss` and `train` take boxes and labels as well
+    run : `predict` only needs images; `loss` and `train` also need boxes and labels
     """
     model = FasterRCNN()
     inputs: dict[str, Any] = {"images": torch.randn(batch_size, 3, *input_size)}

@@ -1,4 +1,4 @@
-"""Two networks against each other: one makes images, the other tells them from real ones."""
+"""Generative adversarial network: a generator of images, and a discriminator of generated and real ones."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ LEARNING_RATE = 2e-4
 
 
 class GAN(nn.Module):
-    """Images of 64x64 from noise, and what a judge says of them.
+    """Generator of 64x64 images from noise, and discriminator.
 
     Parameters
     ----------
-    width : of the layers that are nearest to the image
+    width : channels of the layers next to the image
 
     Source: Radford et al. 2016, section 3 and figure 1; Goodfellow et al. 2014 for the losses.
     """
@@ -39,7 +39,7 @@ class GAN(nn.Module):
         self.apply(_initialize)
 
     def forward(self, noise: Tensor, real: Tensor | None = None) -> Tensor | dict[str, Tensor]:
-        """Images (B, 3, 64, 64); or the losses of both, where there are real ones (B, 3, 64, 64).
+        """Return images (B, 3, 64, 64), or the losses of both networks if real images (B, 3, 64, 64) are given.
 
         Parameters
         ----------
@@ -50,12 +50,12 @@ class GAN(nn.Module):
             return images
         true, false = self.judge(real), self.judge(images.detach())
         judged = _loss(true, 1.0) + _loss(false, 0.0)
-        # the maker's loss goes through the judge, and changes nothing of it
+        # the generator's loss passes through the discriminator without updating it
         frozen = {name: value.detach() for name, value in self.judge.named_parameters()}
         return {"judge": judged, "maker": _loss(functional_call(self.judge, frozen, (images,)), 1.0)}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """One for each network."""
+        """Return one optimizer per network."""
         parts = (self.judge, self.maker)
         return [torch.optim.Adam(part.parameters(), lr=LEARNING_RATE, betas=(0.5, 0.999)) for part in parts]
 
@@ -70,7 +70,7 @@ def _initialize(module: nn.Module) -> None:
 
 
 def gan(batch_size: int = 16, run: str = "predict") -> tuple[GAN, dict[str, Any]]:
-    """Both networks with random weights, and noise for them; for `loss` and `train` also images that count as real."""
+    """Return both networks with random weights, and noise; for `loss` and `train` also random images as real ones."""
     inputs: dict[str, Any] = {"noise": torch.randn(batch_size, NOISE, 1, 1)}
     if run != "predict":
         inputs["real"] = torch.rand(batch_size, 3, 64, 64) * 2 - 1

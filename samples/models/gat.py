@@ -1,4 +1,4 @@
-"""A graph network: every node listens to its neighbours, to some more than to others."""
+"""Graph attention network: each node takes a weighted mean of its neighbours."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ LEARNING_RATE = 0.005
 
 
 class GraphAttention(nn.Module):
-    """What nodes say, weighed by the one who says it and the one who listens.
+    """Weighted mean of neighbours' features, with weights computed from both ends of an edge.
 
     Parameters
     ----------
-    outputs : a head's numbers of a node
+    outputs : features per head and node
 
     Source: Velickovic et al. 2018, section 2.1.
     """
@@ -33,11 +33,11 @@ class GraphAttention(nn.Module):
             nn.init.xavier_uniform_(weight)
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        """(N, inputs) to (N, heads * outputs).
+        """Map (N, inputs) to (N, heads * outputs).
 
         Parameters
         ----------
-        edges : (2, E) int64, from whom and to whom
+        edges : (2, E) int64, source and target nodes
         """
         source, target = edges.unbind(0)
         said = self.project(x).view(-1, self.heads, self.outputs)
@@ -50,13 +50,14 @@ class GraphAttention(nn.Module):
 
 
 class GAT(nn.Module):
-    """Classes of nodes, or of whole graphs.
+    """Classifier of nodes, or of whole graphs.
 
     Parameters
     ----------
-    width : a head's numbers of a node
+    width : features per head and node
 
-    Source: Velickovic et al. 2018, section 3.3, for the layers; Corso et al. 2020, section 2, for what a graph says.
+    Source: Velickovic et al. 2018, section 3.3, for the layers; Corso et al. 2020, section 2, for the pooling of
+    graphs.
     """
 
     def __init__(self, inputs: int = FEATURES, width: int = WIDTH, heads: int = HEADS, classes: int = CLASSES) -> None:
@@ -68,14 +69,14 @@ class GAT(nn.Module):
         self.graphs = nn.Linear(4 * classes, classes)
 
     def forward(self, x: Tensor, edges: Tensor, graph: Tensor, labels: Tensor | None = None) -> Any:
-        """The class of each node (N,) and of each graph (G,); or the loss, where the labels of some nodes are known.
+        """Return the classes of nodes (N,) and graphs (G,), or the loss if labels are given.
 
         Parameters
         ----------
         x : (N, inputs) float
-        edges : (2, E) int64, from whom and to whom
-        graph : (N,) int64, which graph each node is of, in ascending order
-        labels : (N,) int64, -1 where unknown
+        edges : (2, E) int64, source and target nodes
+        graph : (N,) int64, index of each node's graph, ascending
+        labels : (N,) int64, -1 if unknown
         """
         edges = with_loops(edges, len(x))
         for layer, norm in zip(self.layers, self.norms, strict=True):
@@ -87,19 +88,19 @@ class GAT(nn.Module):
         return scores.argmax(-1), self.graphs(pooled(scores, graph)).argmax(-1)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """All weights by lists of tensors each step, as on accelerators."""
+        """Return an optimizer that updates all weights with operators on tensor lists, as on accelerators."""
         return torch.optim.RMSprop(self.parameters(), lr=LEARNING_RATE, momentum=0.9, foreach=True)
 
 
 def with_loops(edges: Tensor, nodes: int) -> Tensor:
-    """Each edge once, in order of those that they lead to, and one from each node to itself."""
+    """Return the distinct edges ordered by target, plus a loop at each node."""
     itself = torch.arange(nodes, device=edges.device)
     keys = torch.unique(torch.cat([edges[1] * nodes + edges[0], itself * nodes + itself]))
     return torch.stack([torch.remainder(keys, nodes), torch.div(keys, nodes, rounding_mode="floor")])
 
 
 def softmax_by(scores: Tensor, group: Tensor, groups: int) -> Tensor:
-    """The softmax of scores (E, heads) over those of each group (E,) int64."""
+    """Return the softmax of scores (E, heads) within each group (E,) int64."""
     places = group.unsqueeze(-1).expand_as(scores)
     highest = scores.new_full((groups, scores.shape[1]), -torch.inf).scatter_reduce(0, places, scores.detach(), "amax")
     powers = torch.exp(scores - highest.gather(0, places))
@@ -108,7 +109,7 @@ def softmax_by(scores: Tensor, group: Tensor, groups: int) -> Tensor:
 
 
 def pooled(x: Tensor, graph: Tensor) -> Tensor:
-    """Of each graph's nodes (N, width) the mean, the least, the most and the deviation, (G, 4 * width)."""
+    """Return mean, minimum, maximum and standard deviation of each graph's nodes (N, width), as (G, 4 * width)."""
     sizes = torch.bincount(graph)
     mean, least, most = (torch.segment_reduce(x, name, lengths=sizes, axis=0) for name in ("mean", "min", "max"))
     squares = torch.segment_reduce(x.square(), "mean", lengths=sizes, axis=0)
@@ -117,18 +118,18 @@ def pooled(x: Tensor, graph: Tensor) -> Tensor:
 
 
 def gat(batch_size: int = 8, run: str = "predict") -> tuple[GAT, dict[str, Any]]:
-    """The network with random weights, and graphs of 20,000 nodes together, with some seven neighbours each.
+    """Return the network with random weights, and graphs of 20,000 nodes in total with about seven neighbours each.
 
     Parameters
     ----------
-    batch_size : graphs
-    run : `loss` and `train` take the labels of half of the nodes
+    batch_size : number of graphs
+    run : `loss` and `train` also need labels, of half of the nodes
     """
     graph = torch.randint(0, batch_size, (NODES,)).sort().values
     ends = torch.cumsum(torch.bincount(graph, minlength=batch_size), 0)
     sizes = torch.diff(ends, prepend=ends.new_zeros(1))
     source = torch.randint(0, NODES, (NODES * NEIGHBOURS,))
-    # a neighbour is of the same graph
+    # a neighbour is in the same graph
     mine = graph[source]
     target = (ends - sizes)[mine] + (torch.rand(len(source)) * sizes[mine]).long()
     inputs: dict[str, Any] = {"x": torch.randn(NODES, FEATURES), "edges": torch.stack([source, target]), "graph": graph}

@@ -1,4 +1,4 @@
-"""The first stage of a two-stage detector: proposes boxes."""
+"""First stage of a two-stage detector: proposes boxes."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ RATIOS = (0.5, 1.0, 2.0)
 
 
 class AnchorPredictions(NamedTuple):
-    """What the first stage says of every anchor: scores (B, N), deltas (B, N, 4); and the anchors of each level."""
+    """Predictions of the first stage: scores (B, N), deltas (B, N, 4), and the anchors of each level."""
 
     scores: Tensor
     deltas: Tensor
@@ -29,7 +29,7 @@ class AnchorPredictions(NamedTuple):
 
 
 class ProposalHead(nn.Module):
-    """Scores and moves anchors.
+    """Predicts scores and deltas of anchors.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class ProposalHead(nn.Module):
         self.strides = strides
 
     def forward(self, levels: list[Tensor]) -> AnchorPredictions:
-        """AnchorPredictions for maps (B, width, H, W)."""
+        """Return AnchorPredictions for maps (B, width, H, W)."""
         scores, deltas, anchors = [], [], []
         for level, stride in zip(levels, self.strides, strict=True):
             hidden = functional.relu(self.conv(level))
@@ -62,12 +62,12 @@ class ProposalHead(nn.Module):
 
 
 class ProposalSelector(nn.Module):
-    """Turns predictions into proposals; a module so that its calls have a path.
+    """Selects proposals; a module, so that its calls have a module path.
 
     Parameters
     ----------
-    candidates : best anchors of each level that non-maximum suppression chooses among
-    limit : proposals of an image
+    candidates : number of best anchors per level before non-maximum suppression
+    limit : most proposals per image
     """
 
     def __init__(self, candidates: int = 60, limit: int = 200) -> None:
@@ -77,7 +77,7 @@ class ProposalSelector(nn.Module):
 
     @torch.no_grad()
     def forward(self, predictions: AnchorPredictions, image_size: tuple[int, int]) -> list[Tensor]:
-        """Proposals (P, 4) of each image, best first."""
+        """Return proposals (P, 4) of each image, best first."""
         sizes = [len(anchors) for anchors in predictions.anchors]
         proposals = []
         for scores, deltas in zip(predictions.scores, predictions.deltas, strict=True):
@@ -95,10 +95,10 @@ class ProposalSelector(nn.Module):
 
 
 class ProposalLoss(nn.Module):
-    """What the first stage learns from; a module so that its calls have a path."""
+    """Loss of the first stage; a module, so that its calls have a module path."""
 
     def forward(self, predictions: AnchorPredictions, truths: list[Tensor]) -> dict[str, Tensor]:
-        """Losses of scores and boxes against the true boxes (T, 4) of each image."""
+        """Return the losses of scores and boxes, given the true boxes (T, 4) of each image."""
         anchors = torch.cat(predictions.anchors)
         scores, deltas = predictions.scores.sum() * 0, predictions.deltas.sum() * 0
         for image, boxes in enumerate(truths):

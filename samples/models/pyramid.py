@@ -1,4 +1,4 @@
-"""A small residual network with a feature pyramid on it."""
+"""Small residual network with a feature pyramid."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch.nn import functional
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut.
+    """Two 3x3 convolutions with a shortcut.
 
     Source: He et al. 2016, figure 2.
     """
@@ -24,14 +24,14 @@ class BasicBlock(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
+        """Map (B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out)) + self.shortcut(x)
         return self.relu(out)  # type: ignore[no-any-return]
 
 
 class Backbone(nn.Module):
-    """A residual network of four stages of two blocks, half as wide as ResNet-18."""
+    """Residual network of four stages of two blocks, half as wide as ResNet-18."""
 
     def __init__(self, channels: Sequence[int] = (32, 64, 128, 256)) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Backbone(nn.Module):
         )
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """(B, 3, H, W) to the outputs of the stages, at strides 4, 8, 16, 32."""
+        """Return the outputs of the stages, at strides 4, 8, 16, 32, for (B, 3, H, W)."""
         x = self.pool(self.relu(self.bn1(self.conv1(images))))
         outputs = []
         for stage in self.stages:
@@ -56,7 +56,7 @@ class Backbone(nn.Module):
 
 
 class FeaturePyramid(nn.Module):
-    """Levels of equal width, each with what the coarser ones know, and one coarser level.
+    """Levels of equal width, each combined with the coarser ones, and one more coarse level.
 
     Source: Lin et al. 2017, section 3.
     """
@@ -67,7 +67,7 @@ class FeaturePyramid(nn.Module):
         self.smooth = nn.ModuleList(nn.Conv2d(width, width, 3, 1, 1) for _ in inputs)
 
     def forward(self, stages: list[Tensor]) -> list[Tensor]:
-        """Maps of `width` channels, at the stages' strides and twice the last one."""
+        """Return maps of `width` channels at the strides of the stages, and at twice the last one."""
         levels = [lateral(stage) for lateral, stage in zip(self.lateral, stages, strict=True)]
         for index in range(len(levels) - 1, 0, -1):
             size = levels[index - 1].shape[2:]

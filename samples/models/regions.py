@@ -1,4 +1,4 @@
-"""The second stage of a two-stage detector: classifies proposals and moves them once more."""
+"""Second stage of a two-stage detector: classifies proposals and refines their boxes."""
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +17,18 @@ from opgrip.samples.losses.smooth_l1_loss import smooth_l1_loss
 
 BINS = 7
 SPREAD = (0.1, 0.1, 0.2, 0.2)
-"""Standard deviations that deltas are divided by, so that the losses weigh alike."""
+"""Standard deviations that deltas are divided by, so that the losses have similar sizes."""
 
 
 class RegionPooler(nn.Module):
-    """Reads the features of boxes from the levels of a pyramid that they belong to."""
+    """Pools the features of boxes, each from its level of the pyramid."""
 
     def __init__(self, strides: tuple[int, ...]) -> None:
         super().__init__()
         self.strides = strides
 
     def forward(self, levels: list[Tensor], boxes: list[Tensor]) -> Tensor:
-        """Features (N, C, 7, 7) of the boxes (P, 4) of each image, N in all."""
+        """Return features (N, C, 7, 7) of the boxes (P, 4) of each image, N in total."""
         rois = bbox2roi(boxes)
         level_of = map_roi_levels(rois, len(self.strides))
         pooled = rois.new_zeros(len(rois), levels[0].shape[1], BINS, BINS)
@@ -41,13 +41,13 @@ class RegionPooler(nn.Module):
 
 
 class RegionHead(nn.Module):
-    """Classes and boxes of proposals.
+    """Predicts classes and boxes of proposals.
 
     Parameters
     ----------
     width : channels of the pyramid's levels
-    strides : of the levels that boxes are read from, in pixels
-    classes : kinds of objects, without the background
+    strides : of the levels used for pooling, in pixels
+    classes : number of classes, without the background
 
     Source: Ren et al. 2015, section 3.2; Girshick 2015.
     """
@@ -69,20 +69,20 @@ class RegionHead(nn.Module):
         image_size: tuple[int, int],
         targets: list[dict[str, Tensor]] | None = None,
     ) -> list[dict[str, Tensor]] | dict[str, Tensor]:
-        """Detections of each image; or losses, where there are targets."""
+        """Return the detections of each image, or losses if targets are given."""
         if targets is None:
             return self._detect(levels, proposals, image_size)
         return self._losses(levels, proposals, targets)
 
     def _predict(self, levels: list[Tensor], boxes: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Logits (N, classes + 1), the background last, and deltas (N, classes, 4)."""
+        """Return logits (N, classes + 1), the background last, and deltas (N, classes, 4)."""
         hidden = self.shared(self.pooler(levels, boxes))
         return self.classifier(hidden), self.regressor(hidden).reshape(-1, self.classes, 4)
 
     def _detect(
         self, levels: list[Tensor], proposals: list[Tensor], image_size: tuple[int, int]
     ) -> list[dict[str, Tensor]]:
-        """Boxes (K, 4), scores (K,) and labels (K,) of each image."""
+        """Return boxes (K, 4), scores (K,) and labels (K,) of each image."""
         logits, deltas = self._predict(levels, proposals)
         scores = functional.softmax(logits, dim=1)[:, :-1]
         sizes = [len(each) for each in proposals]
@@ -97,13 +97,13 @@ class RegionHead(nn.Module):
     def _losses(
         self, levels: list[Tensor], proposals: list[Tensor], targets: list[dict[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """Losses of classes and boxes against the boxes (T, 4) and labels (T,) of each image."""
+        """Return losses of classes and boxes, given the boxes (T, 4) and labels (T,) of each image."""
         chosen, labels, target_deltas = [], [], []
         for boxes, target in zip(proposals, targets, strict=True):
             truths, classes = target["boxes"], target["labels"]
             overlaps = bbox_overlaps(truths, boxes)
             assigned = assign_wrt_overlaps(overlaps, classes, 0.5, 0.5, match_low_quality=False)
-            # the truths are proposals too: else an untrained first stage gives no positives
+            # truths are added to the proposals, since an untrained first stage gives no positives
             sampled = random_sampler(assigned.gt_inds, boxes, truths, classes, num=128, pos_fraction=0.25)
             learned = get_target_single(*sampled[2:], num_classes=self.classes, target_stds=SPREAD)
             chosen.append(torch.cat([sampled.pos_priors, sampled.neg_priors]))

@@ -1,4 +1,4 @@
-"""Reinforcement learning: a policy that acts by chance, and two critics that judge it."""
+"""Soft actor-critic, a reinforcement learner: a stochastic policy and two critics."""
 
 import copy
 import math
@@ -10,14 +10,14 @@ from torch.func import functional_call
 from torch.nn import functional
 
 OBSERVED, ACTIONS = 376, 17
-"""Numbers of a humanoid's state and joints."""
+"""Sizes of a humanoid's state and action."""
 WIDTH = 256
 DISCOUNT, PACE = 0.99, 0.005
 LEARNING_RATE = 3e-4
 
 
 class SAC(nn.Module):
-    """Actions for what is observed.
+    """Policy with two critics and their target networks.
 
     Source: Haarnoja et al. 2018 (Soft actor-critic algorithms and applications), sections 4 and 5, appendix C.
     """
@@ -38,12 +38,12 @@ class SAC(nn.Module):
         following: Tensor | None = None,
         ended: Tensor | None = None,
     ) -> Any:
-        """Actions (B, actions) between -1 and 1; or the losses of critics, policy and temperature, where it is known
-        what came of some.
+        """Return actions (B, actions) between -1 and 1, or the losses of critics, policy and temperature if a
+        transition is given.
 
         Parameters
         ----------
-        state, following : (B, observed) float, before and after
+        state, following : (B, observed) float, states before and after the action
         action : (B, actions) float
         reward : (B,) float
         ended : (B,) bool
@@ -65,22 +65,22 @@ class SAC(nn.Module):
         }
 
     def act(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions (B, actions) drawn by chance, and the logarithm of their density (B,)."""
+        """Return random actions (B, actions), and their log-density (B,)."""
         middle, spread = self.policy(state).chunk(2, dim=-1)
         spread = functional.softplus(spread) + 1e-3
         drawn = middle + spread * torch.randn_like(middle)
         density = -(((drawn - middle) / spread).square() / 2 + spread.log() + math.log(2 * math.pi) / 2)
-        # what the tangent does to the density
+        # change of the density by the tanh
         squeezed = 2 * (math.log(2) - drawn - functional.softplus(-2 * drawn))
         return drawn.tanh(), (density - squeezed).sum(dim=-1)
 
     def _worth(self, critics: nn.ModuleList, state: Tensor, action: Tensor) -> Tensor:
-        """What each critic says of actions (2, B)."""
+        """Return the value of actions by each critic, (2, B)."""
         both = torch.cat([state, action], dim=-1)
         return torch.stack([critic(both).squeeze(-1) for critic in critics])
 
     def _frozen_worth(self, state: Tensor, action: Tensor) -> Tensor:
-        """What the harder critic says (B,), such that critics do not learn from it."""
+        """Return the lower of both critics' values (B,), without gradients for the critics."""
         both = torch.cat([state, action], dim=-1)
         said = []
         for critic in self.critics:
@@ -89,13 +89,13 @@ class SAC(nn.Module):
         return torch.minimum(*said)
 
     def _follow(self) -> None:
-        """Followers come nearer to the critics, a little each step."""
+        """Move the target networks a small step towards the critics."""
         torch._foreach_lerp_(
             list(self.followers.parameters()), [item.detach() for item in self.critics.parameters()], PACE
         )
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """One for each part that has a loss of its own, all by lists of tensors, as on accelerators."""
+        """Return one optimizer per loss, which update weights with operators on tensor lists, as on accelerators."""
         parts = (self.critics.parameters(), self.policy.parameters(), [self.log_temperature])
         return [torch.optim.Adam(part, lr=LEARNING_RATE, foreach=True) for part in parts]
 
@@ -108,11 +108,11 @@ def _perceptron(inputs: int, width: int, outputs: int) -> nn.Sequential:
 
 
 def sac(batch_size: int = 256, run: str = "predict") -> tuple[SAC, dict[str, Any]]:
-    """Policy and critics with random weights, and states for them.
+    """Return policy and critics with random weights, and states.
 
     Parameters
     ----------
-    run : `loss` and `train` take also what was done then, and what came of it
+    run : `loss` and `train` also need actions, rewards and following states
     """
     inputs: dict[str, Any] = {"state": torch.randn(batch_size, OBSERVED)}
     if run != "predict":

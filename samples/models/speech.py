@@ -1,4 +1,4 @@
-"""A speech recognizer: spectrogram, convolutions over time and frequency, recurrent layers, letters at their pace."""
+"""Speech recognizer: spectrogram, convolutions over time and frequency, recurrent layers, and CTC loss."""
 
 from typing import Any
 
@@ -9,25 +9,25 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 RATE = 16_000
 WINDOW, HOP = 320, 160
-"""Samples of a frame, 20 ms, and from one to the next."""
+"""Samples per frame of 20 ms, and between the starts of frames."""
 LETTERS = 29
 """The blank, 26 letters, the apostrophe and the space."""
 WIDTH, LAYERS = 512, 3
 HIGHEST = 20.0
-"""What hidden units are cut off at."""
+"""Upper limit of hidden units."""
 LEARNING_RATE, DECAY = 3e-4, 1e-5
 
 
 class SpeechRecognizer(nn.Module):
-    """Letters from sound.
+    """Recognizer of letters in sound.
 
     Parameters
     ----------
     width : of the recurrent layers
-    layers : how many of these
+    layers : number of recurrent layers
 
     Source: Amodei et al. 2016, sections 3.1 to 3.4; Graves et al. 2006 for the loss; Park et al. 2019, section 2, for
-    what is masked in training.
+    the masks in training.
     """
 
     def __init__(self, width: int = WIDTH, layers: int = LAYERS) -> None:
@@ -44,12 +44,12 @@ class SpeechRecognizer(nn.Module):
     def forward(
         self, sounds: Tensor, lengths: Tensor, texts: Tensor | None = None, text_lengths: Tensor | None = None
     ) -> Tensor | list[Tensor]:
-        """The letters of each sound, (T,) int64; or the loss, where it is known what was said.
+        """Return the letters of each sound, (T,) int64, or the loss if texts are given.
 
         Parameters
         ----------
-        sounds : (B, N) float, 16,000 a second
-        lengths : (B,) int64, in samples, the longest first
+        sounds : (B, N) float, 16,000 samples per second
+        lengths : (B,) int64, in samples, descending
         texts : (B, T) int64, from 1 on
         text_lengths : (B,) int64
         """
@@ -66,19 +66,19 @@ class SpeechRecognizer(nn.Module):
         return functional.ctc_loss(scores, texts, frames, text_lengths, zero_infinity=True)  # type: ignore[arg-type]
 
     def _spectrogram(self, sounds: Tensor) -> Tensor:
-        """The logarithm of what each frequency has (B, N) to (B, 161, N / 160 + 1), of mean 0 and deviation 1."""
+        """Return the log-spectrogram (B, 161, N / 160 + 1) of sounds (B, N), with mean 0 and standard deviation 1."""
         waves = torch.stft(sounds, WINDOW, HOP, WINDOW, self.window, return_complex=True)  # type: ignore[arg-type]
         loudness = torch.log1p(waves.abs())
         deviation, mean = torch.std_mean(loudness, dim=(1, 2), keepdim=True)
         return (loudness - mean) / (deviation + 1e-5)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """All weights by one call each step."""
+        """Return an optimizer that updates all weights in one call."""
         return torch.optim.AdamW(self.parameters(), lr=LEARNING_RATE, weight_decay=DECAY, fused=True)
 
 
 def masked(spectrogram: Tensor, widest: int = 20) -> Tensor:
-    """A spectrogram (B, F, T) without a band of frequencies and a span of time, another of each sound."""
+    """Mask a random band of frequencies and a random time span of each spectrogram (B, F, T)."""
     batch, *sizes = spectrogram.shape
     for axis, size in enumerate(sizes, 1):
         width = torch.randint(0, widest, (batch, 1), device=spectrogram.device)
@@ -90,7 +90,7 @@ def masked(spectrogram: Tensor, widest: int = 20) -> Tensor:
 
 
 def read(scores: Tensor, frames: Tensor) -> list[Tensor]:
-    """The best letter of each frame (T, B, letters), repeated ones as one and blanks left out."""
+    """Return the best letter of each frame (T, B, letters), without repetitions and blanks."""
     letters = []
     for best, count in zip(scores.argmax(dim=-1).unbind(1), frames.tolist(), strict=True):
         runs = torch.unique_consecutive(best[:count])
@@ -99,11 +99,11 @@ def read(scores: Tensor, frames: Tensor) -> list[Tensor]:
 
 
 def speech(batch_size: int = 4, run: str = "predict") -> tuple[SpeechRecognizer, dict[str, Any]]:
-    """The recognizer with random weights, and noise of one to two seconds for it.
+    """Return the recognizer with random weights, and noise of one to two seconds.
 
     Parameters
     ----------
-    run : `loss` and `train` take texts as well, of some five letters a second
+    run : `loss` and `train` also need texts, of about five letters per second
     """
     lengths = torch.randint(RATE, 2 * RATE + 1, (batch_size,)).sort(descending=True).values
     inputs: dict[str, Any] = {"sounds": torch.randn(batch_size, int(lengths[0])), "lengths": lengths}

@@ -1,4 +1,4 @@
-"""A diffusion model: a U-Net that takes the noise out of images."""
+"""Diffusion model: a U-Net that removes noise from images."""
 
 import math
 from typing import Any
@@ -9,12 +9,12 @@ from torch.nn import functional
 
 GROUPS = 32
 STEPS = 1000
-"""From an image to noise."""
+"""Number of steps from an image to noise."""
 LEARNING_RATE = 1e-4
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions beside a shortcut, with what the time says added between them.
+    """Two convolutions with a shortcut; the embedding of the time step is added between them.
 
     Source: Ho et al. 2020, appendix B.
     """
@@ -30,7 +30,7 @@ class ResidualBlock(nn.Module):
         self.shortcut: nn.Module = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        """(B, inputs, H, W) and (B, time) to (B, outputs, H, W)."""
+        """Map (B, inputs, H, W) and (B, time) to (B, outputs, H, W)."""
         hidden = self.conv1(functional.silu(self.norm1(x)))
         hidden = hidden + self.time(functional.silu(time))[:, :, None, None]
         hidden = self.conv2(self.dropout(functional.silu(self.norm2(hidden))))
@@ -38,7 +38,7 @@ class ResidualBlock(nn.Module):
 
 
 class SpatialAttention(nn.Module):
-    """Every place of an image looks at every other."""
+    """Self-attention between all positions of an image."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class SpatialAttention(nn.Module):
         self.out = nn.Conv2d(width, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, width, H, W), as large as it came."""
+        """Map (B, width, H, W) to the same shape."""
         batch, width, height, columns = x.shape
         projected = self.queries_keys_values(self.norm(x)).reshape(batch, 3, self.heads, -1, height * columns)
         queries, keys, values = projected.transpose(3, 4).unbind(1)
@@ -57,7 +57,7 @@ class SpatialAttention(nn.Module):
 
 
 class Stage(nn.Module):
-    """A residual block, and attention where the image is small."""
+    """Residual block, with attention at the coarse levels."""
 
     def __init__(self, inputs: int, outputs: int, time: int, heads: int) -> None:
         super().__init__()
@@ -65,19 +65,19 @@ class Stage(nn.Module):
         self.attention: nn.Module = SpatialAttention(outputs, heads) if heads else nn.Identity()
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        """(B, inputs, H, W) and (B, time) to (B, outputs, H, W)."""
+        """Map (B, inputs, H, W) and (B, time) to (B, outputs, H, W)."""
         return self.attention(self.block(x, time))  # type: ignore[no-any-return]
 
 
 class UNet(nn.Module):
-    """Noise in images, by a network that goes down to small ones and up again; and what follows from it.
+    """Network that predicts the noise in images, with the step of a sampler and the training loss.
 
     Parameters
     ----------
-    width : of the first level
-    multiples : widths of all levels, in widths of the first
-    attended : levels that have attention
-    blocks : of each level on the way down; there is one more on the way up
+    width : channels of the first level
+    multiples : widths of all levels, as multiples of the first
+    attended : levels with attention
+    blocks : residual blocks per level on the way down; there is one more on the way up
 
     Source: Ho et al. 2020; Song et al. 2021 for the step of a prediction.
     """
@@ -115,29 +115,29 @@ class UNet(nn.Module):
                 self.up.append(nn.Conv2d(inner, inner, 3, padding=1))
         self.norm = nn.GroupNorm(GROUPS, width)
         self.last = nn.Conv2d(width, 3, 3, padding=1)
-        # the share of the image that is left after each step
+        # share of the image that remains after each step
         self.register_buffer("alphas", torch.cumprod(1 - torch.linspace(1e-4, 0.02, STEPS), dim=0))
 
     def forward(self, images: Tensor, steps: Tensor) -> Tensor:
-        """In prediction, the images with less noise; in training, the loss of the noise that is found in them.
+        """Return images with less noise in prediction, or the loss of the predicted noise in training.
 
         Parameters
         ----------
         images : (B, 3, H, W) float: noisy ones in prediction, clean ones in training
-        steps : (B,) int64: how far each is, or is to be, on the way to noise
+        steps : (B,) int64: time step of each image
         """
         share = self.alphas[steps][:, None, None, None]
         if not self.training:
             noise = self.noise(images, steps)
             clean = ((images - (1 - share).sqrt() * noise) / share.sqrt()).clamp(-1, 1)
-            # as far back as twenty steps take it
+            # as far back as a sampler of twenty steps
             earlier = self.alphas[(steps - STEPS // 20).clamp(min=0)][:, None, None, None]
             return earlier.sqrt() * clean + (1 - earlier).sqrt() * noise
         noise = torch.randn_like(images)
         return functional.mse_loss(self.noise(share.sqrt() * images + (1 - share).sqrt() * noise, steps), noise)
 
     def noise(self, images: Tensor, steps: Tensor) -> Tensor:
-        """The noise (B, 3, H, W) in noisy images."""
+        """Return the predicted noise (B, 3, H, W) of noisy images."""
         time = self.time(step_embedding(steps, self.width))
         x = self.first(images)
         passed = [x]
@@ -154,12 +154,12 @@ class UNet(nn.Module):
         return self.last(functional.silu(self.norm(x)))  # type: ignore[no-any-return]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """What diffusion models are trained with."""
+        """Return the usual optimizer of diffusion models."""
         return torch.optim.AdamW(self.parameters(), lr=LEARNING_RATE)
 
 
 def step_embedding(steps: Tensor, width: int) -> Tensor:
-    """Waves (B, width) of lengths from one step to ten thousand.
+    """Return sines and cosines (B, width) of the steps, with wavelengths from one step to ten thousand.
 
     Source: Vaswani et al. 2017, section 3.5.
     """
@@ -170,7 +170,7 @@ def step_embedding(steps: Tensor, width: int) -> Tensor:
 
 
 def unet(batch_size: int = 2, input_size: tuple[int, int] = (32, 32)) -> tuple[UNet, dict[str, Any]]:
-    """The model with random weights, and images for it at random steps.
+    """Return the model with random weights, and images at random steps.
 
     Parameters
     ----------

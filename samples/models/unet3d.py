@@ -1,4 +1,4 @@
-"""A segmentor of volumes: a U-Net of three dimensions, whose windows overlap where a volume is too large for one."""
+"""Segmentation of volumes: a 3D U-Net with overlapping windows for large volumes."""
 
 import itertools
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Block(nn.Sequential):
 
 
 class UNet3D(nn.Module):
-    """The class of each place of a volume.
+    """Predicts the class of each voxel.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class UNet3D(nn.Module):
         self.classes = nn.Conv3d(widths[0], CLASSES, 1)
 
     def forward(self, volume: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Classes (B, D, H, W) int64; or the loss, where these are known.
+        """Return classes (B, D, H, W) int64, or the loss if labels are given.
 
         Parameters
         ----------
@@ -59,7 +59,7 @@ class UNet3D(nn.Module):
         return self.by_windows(volume).argmax(dim=1)
 
     def scores(self, volume: Tensor) -> Tensor:
-        """(B, 1, D, H, W) to (B, classes, D, H, W)."""
+        """Map (B, 1, D, H, W) to (B, classes, D, H, W)."""
         seen = []
         hidden = volume
         for depth, block in enumerate(self.down):
@@ -71,7 +71,9 @@ class UNet3D(nn.Module):
         return self.classes(hidden)  # type: ignore[no-any-return]
 
     def by_windows(self, volume: Tensor) -> Tensor:
-        """Probabilities (B, classes, D, H, W), of windows that overlap by half, weighed less towards their borders."""
+        """Return probabilities (B, classes, D, H, W), averaged over windows that overlap by half, with low weights at
+        their borders.
+        """
         size = self.window
         volume = functional.pad(volume, [2] * 6, mode="replicate")
         weight = bell(size, volume)
@@ -84,24 +86,24 @@ class UNet3D(nn.Module):
         return (total / weights)[:, :, 2:-2, 2:-2, 2:-2]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """All weights by lists of tensors each step, as on accelerators."""
+        """Return an optimizer that updates all weights with operators on tensor lists, as on accelerators."""
         return torch.optim.SGD(self.parameters(), LEARNING_RATE, 0.99, nesterov=True, weight_decay=3e-5, foreach=True)
 
 
 def starts(length: int, size: int) -> list[int]:
-    """Where windows begin such that they cover a length."""
+    """Return the starts of windows that cover a length."""
     return [*range(0, max(length - size, 0), size // 2), max(length - size, 0)]
 
 
 def bell(size: int, like: Tensor) -> Tensor:
-    """The weight of each place of a window (D, H, W): a Gaussian around its middle, an eighth of it wide."""
+    """Return the weights of a window (D, H, W): a Gaussian around its centre, with an eighth of its size as sigma."""
     away = torch.linspace(-4.0, 4.0, size, dtype=like.dtype, device=like.device)
     line = torch.exp2(-(away**2))
     return torch.einsum("i,j,k->ijk", line, line, line).clamp_min(1e-4)
 
 
 def unet3d(batch_size: int = 1, run: str = "predict") -> tuple[UNet3D, dict[str, Any]]:
-    """The segmentor with random weights, and volumes of 68x60x44 for it, in `loss` and `train` of 48x48x48."""
+    """Return the network with random weights, and volumes of 68x60x44, or 48x48x48 for `loss` and `train`."""
     if run == "predict":
         return UNet3D(), {"volume": torch.randn(batch_size, 1, 68, 60, 44)}
     size = (batch_size, WINDOW, WINDOW, WINDOW)

@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, batch: int, length: int, heads: int) -> tuple[Tensor, int]:
-    """Sequences that are padded on the left."""
+    """Return the mask of sequences that are padded on the left."""
     padding = draw.integers(batch, high=length // 4)
     return (torch.arange(length) >= padding[:, None]).long(), heads
 
@@ -23,13 +23,13 @@ def inputs(draw: Draw, batch: int, length: int, heads: int) -> tuple[Tensor, int
     url="https://arxiv.org/abs/2108.12409",
 )
 def alibi_bias(attention_mask: Tensor, heads: int) -> Tensor:
-    """What to add to attention scores, by head and key: a slope times the key's position.
+    """Return the bias of attention scores, by head and key: a slope times the position of the key.
 
-    That of the query is left out, since it adds the same to all of its scores.
+    The position of the query is left out, since it adds the same to all scores of that query.
 
     Parameters
     ----------
-    attention_mask : (B, S) int64, one for tokens, zero for padding, which is not counted
+    attention_mask : (B, S) int64, 1 for tokens, 0 for padding, which is not counted
     heads : H
 
     Returns (B * H, 1, S) float32
@@ -41,7 +41,10 @@ def alibi_bias(attention_mask: Tensor, heads: int) -> Tensor:
 
 
 def slopes(heads: int) -> list[float]:
-    """Slopes of the heads, a geometric series; where they are no power of two, every other one of a finer one too."""
+    """Return the slopes of the heads, a geometric series.
+
+    If their number is not a power of two, every other slope of the next finer series is added.
+    """
     power = 2 ** int(log2(heads))
     series = [2 ** (-8 * (head + 1) / power) for head in range(power)]
     if power < heads:

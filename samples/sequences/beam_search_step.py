@@ -4,13 +4,13 @@ from torch import Tensor
 from opgrip.samples.sample import Draw, sample
 
 NEVER = -1.0e9
-"""Score of what must not be chosen, as finite numbers can be added to it."""
+"""Score of beams that must not be chosen; unlike infinity, it can be added to finite numbers."""
 
 
 def inputs(
     draw: Draw, batch: int, beams: int, vocabulary: int, longest: int, length: int, length_penalty: float = 1.0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, int, int, float, bool]:
-    """The state of a search whose beams have `length` tokens, some of which have ended; 1 is the end."""
+    """Return the state of a search with beams of `length` tokens, some of them finished; token 1 ends a beam."""
     logits = draw.normal(batch, beams, vocabulary, std=4.0)
     # an end that is likely for some beams
     logits[:, :, 1] += draw.mask(batch, beams, share=0.4) * 16.0
@@ -46,23 +46,23 @@ def beam_search_step(
     length_penalty: float = 1.0,
     early_stopping: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Continue the running beams by their best tokens, and keep the best of those that ended.
+    """Extend the running beams by their best tokens, and keep the best finished beams.
 
     Parameters
     ----------
     logits : (B, K, V) float, of the next token of each of K beams
     sequences : (B, K, L) int64, tokens of the running beams
-    scores : (B, K) float, their logarithms of probability
-    finished : (B, K, L) int64, tokens of the beams that ended, best first
-    finished_scores : (B, K) float, over length to the power of `length_penalty`
+    scores : (B, K) float, their log-probabilities
+    finished : (B, K, L) int64, tokens of the finished beams, best first
+    finished_scores : (B, K) float, divided by length to the power of `length_penalty`
     is_finished : (B, K) bool, which rows of `finished` are in use
-    length : tokens of the running beams
+    length : number of tokens of the running beams
     eos : token that ends a beam
-    prompt_length : of those tokens, which do not count
-    early_stopping : take no more once K beams have ended
+    prompt_length : number of leading tokens that the length does not include
+    early_stopping : True to accept no more finished beams after the first K
 
-    Returns sequences and scores of the beams that run on, best first; the beam that each continues, (B, K) int64, by
-    which caches have to be reordered; and `finished`, `finished_scores` and `is_finished` after the step
+    Returns sequences and scores of the running beams, best first; the beam that each extends, (B, K) int64, by which
+    caches are reordered; and `finished`, `finished_scores` and `is_finished` after the step
     Source: Wu et al. 2016 (Google's neural machine translation), section 7; bookkeeping as in Transformers.
     """
     beams, vocabulary = logits.shape[1:]
@@ -76,13 +76,13 @@ def beam_search_step(
     ends = token == eos
     running, order = best.masked_fill(ends, NEVER).topk(beams, dim=1)
 
-    # of those that end, only the best could have been a beam
+    # of the candidates that end, only the best K could have become beams
     ends[:, beams:] = False
     closed = best / (length + 1 - prompt_length) ** length_penalty
     if early_stopping:
         closed.masked_fill_(is_finished.all(dim=1, keepdim=True), NEVER)
     merged = torch.cat([finished_scores, closed.masked_fill_(~ends, NEVER)], dim=1)
-    # stable: rows that are not in use are equal
+    # stable, since unused rows are equal
     keep = merged.argsort(dim=1, descending=True, stable=True)[:, :beams]
     return (
         _rows(candidates, order),

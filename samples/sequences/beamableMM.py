@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, sentences: int, source: int, width: int, beam_size: int | None = None, steps: int = 1
 ) -> tuple[Tensor, Tensor, int | None]:
-    """States of the decoder and encoder outputs, which repeat for each beam of a sentence."""
+    """Return decoder states, and encoder outputs repeated for each beam of a sentence."""
     training = beam_size is None
     beams = 1 if beam_size is None else beam_size
     queries = draw.normal(sentences * beams, steps, width, grad=training)
@@ -27,13 +27,13 @@ def inputs(
     url="https://github.com/facebookresearch/fairseq/blob/b5a039c292facba9c73f59ff34621ec131d82341/fairseq/modules/beamable_mm.py#L10",
 )
 def beamableMM(input1: Tensor, input2: Tensor, beam_size: int | None = None) -> Tensor:
-    """Batched matrix product, with fewer and larger matrices where the beams of a sentence share the second one.
+    """Return a batched matrix product; beams that share the second matrix are multiplied in one larger product.
 
     Parameters
     ----------
-    input1 : (N, T, H) float, such as the decoder's states; N is a multiple of `beam_size`, beams varying fastest
-    input2 : (N, H, S) float, such as encoder outputs, the same for all beams of a sentence
-    beam_size : beams of a sentence; None in training, where no rows are known to be the same
+    input1 : (N, T, H) float, such as the decoder's states; N is a multiple of `beam_size`, beams vary fastest
+    input2 : (N, H, S) float, such as encoder outputs, equal for all beams of a sentence
+    beam_size : beams per sentence; None in training, where rows differ
 
     Returns (N, T, S) float
     Source: fairseq, `BeamableMM`, for Gehring et al. 2017 (convolutional sequence to sequence learning).

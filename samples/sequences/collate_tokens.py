@@ -13,7 +13,7 @@ def inputs(
     move_eos_to_beginning: bool = False,
     pad_to_multiple: int = 1,
 ) -> tuple[list[Tensor], int, int | None, bool, bool, None, int]:
-    """Sequences of 5 tokens or more, where 1 stands for padding."""
+    """Return sequences of 5 or more tokens; token 1 is padding."""
     lengths = draw.integers(sequences, low=5, high=longest + 1).tolist()
     values = [draw.integers(length, low=4, high=vocabulary) for length in lengths]
     return values, 1, eos_idx, left_pad, move_eos_to_beginning, None, pad_to_multiple
@@ -40,18 +40,18 @@ def collate_tokens(
     pad_to_multiple: int = 1,
     pad_to_bsz: int | None = None,
 ) -> Tensor:
-    """One tensor of several sequences, the shorter ones padded.
+    """Return several sequences in one padded tensor.
 
     Parameters
     ----------
-    values : of (L,) int64 each, with one token or more
-    pad_idx : token that fills what is left
-    eos_idx : token that a moved end is written as; None for the sequence's own last one
-    left_pad : pad before the sequence rather than after it
-    move_eos_to_beginning : put the last token first, as a decoder that is taught reads its targets
-    pad_to_length : fewest columns
-    pad_to_multiple : columns are a multiple of this
-    pad_to_bsz : fewest rows
+    values : sequences, each (L,) int64 with L > 0
+    pad_idx : padding token
+    eos_idx : token written first by `move_eos_to_beginning`; None for the last token of the sequence
+    left_pad : True to pad before the sequence, False to pad after it
+    move_eos_to_beginning : True to move the last token to the start, as decoder inputs in training have it
+    pad_to_length : least number of columns
+    pad_to_multiple : divisor of the number of columns
+    pad_to_bsz : least number of rows
 
     Returns (N, T) int64
     Source: fairseq, `data_utils.collate_tokens`.

@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, utterances: int, frames: int, classes: int, longest: int) -> tuple[Tensor, Tensor, list[int]]:
-    """Scores in which most frames are blank and labels last for two frames."""
+    """Return scores by which most frames are blank and labels last for two frames."""
     half = (frames + 1) // 2
     spoken = draw.integers(utterances, half, high=classes - 1)
     path = spoken.masked_fill(draw.mask(utterances, half, share=0.6), classes - 1)
@@ -29,17 +29,18 @@ def inputs(draw: Draw, utterances: int, frames: int, classes: int, longest: int)
 def greedy_decoder(
     output: Tensor, labels: Tensor, label_lengths: list[int], blank_label: int = 28, collapse_repeated: bool = True
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Decode each utterance by its best path, and cut the padding off the true labels.
+    """Decode each utterance by its best path, and remove the padding of the true labels.
 
     Parameters
     ----------
     output : (N, T, C) float, scores of labels by frame
     labels : (N, L) int64, the truth, padded
-    label_lengths : of each truth, up to L
-    blank_label : says nothing
-    collapse_repeated : a label that goes on over frames counts once
+    label_lengths : length of each truth, up to L
+    blank_label : index of the blank label
+    collapse_repeated : True to merge equal labels of consecutive frames
 
-    Returns decoded, true : labels of each utterance, up to T and L of them; the original writes them as characters next
+    Returns decoded, true : labels of each utterance, up to T and L of them; the original then converts them to
+    characters
     Source: Graves et al. 2006 (connectionist temporal classification), section 3.2, best path decoding.
     """
     decoded, true = [], []

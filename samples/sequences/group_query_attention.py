@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, batch: int, heads: int, key_heads: int, width: int, queries: int, keys: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Queries, keys and values, and a causal mask; without `keys`, of training."""
+    """Return queries, keys and values, and a causal mask; without `keys`, arguments as in training."""
     training = keys is None
     keys = queries if keys is None else keys
     query = draw.normal(batch, heads, queries, width, grad=training)
@@ -34,14 +34,14 @@ def inputs(
 def group_query_attention(
     query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, scaling: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention of H heads to keys and values of fewer heads, each repeated for a group of queries.
+    """Return the attention of H query heads to fewer key and value heads, each repeated for a group of query heads.
 
     Parameters
     ----------
     query : (B, H, Q, D) float, H a multiple of K
     key, value : (B, K, S, D) float
     attention_mask : (B, 1, Q, S) float, added to the scores
-    scaling : of the scores; None for one over the root of D
+    scaling : factor of the scores; None for 1 / sqrt(D)
 
     Returns
     -------

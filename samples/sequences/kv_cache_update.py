@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, batch: int, heads: int, size: int, width: int, past: int, length: int = 1
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Caches with `past` tokens, and the keys and values of more."""
+    """Return caches with `past` tokens, and keys and values of the next tokens."""
     caches = []
     for _ in range(2):
         cache = torch.zeros(batch, heads, size, width)
@@ -31,15 +31,15 @@ def inputs(
 def kv_cache_update(
     key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Write keys and values into their places of the caches.
+    """Write keys and values into caches at the given positions.
 
     Parameters
     ----------
-    key_cache, value_cache : (B, K, S, D) float, room for S tokens; written into
+    key_cache, value_cache : (B, K, S, D) float, space for S tokens; modified in place
     key, value : (B, K, L, D) float, of L tokens
-    positions : (L,) int64, where they go
+    positions : (L,) int64, positions in the cache
 
-    Returns key_cache, value_cache : themselves
+    Returns key_cache, value_cache : the same tensors
     Source: Transformers, `StaticCache`.
     """
     return key_cache.index_copy_(2, positions, key), value_cache.index_copy_(2, positions, value)

@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, sequences: int, length: int, vocabulary: int) -> tuple[Tensor, int]:
-    """Tokens, of which 1 stands for padding behind each sequence."""
+    """Return tokens; token 1 is padding after each sequence."""
     tokens = draw.integers(sequences, length, low=4, high=vocabulary)
     lengths = draw.integers(sequences, low=length // 2, high=length + 1)
     padded = torch.arange(length) >= lengths[:, None]
@@ -23,14 +23,14 @@ def inputs(draw: Draw, sequences: int, length: int, vocabulary: int) -> tuple[Te
     url="https://github.com/facebookresearch/fairseq/blob/b5a039c292facba9c73f59ff34621ec131d82341/fairseq/utils.py#L256",
 )
 def make_positions(tensor: Tensor, padding_idx: int) -> Tensor:
-    """Number of each token within its sequence, where padding is not counted.
+    """Return the position of each token in its sequence, without counting padding.
 
     Parameters
     ----------
     tensor : (N, T) int64, tokens
-    padding_idx : token that stands for padding
+    padding_idx : padding token
 
-    Returns (N, T) int64, from `padding_idx + 1` on; `padding_idx` for padding
+    Returns (N, T) int64, starting at `padding_idx + 1`; `padding_idx` for padding
     Source: fairseq, `utils.make_positions`.
     """
     counted = tensor != padding_idx

@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, sequences: int, length: int, vocabulary: int, mask_token: int
 ) -> tuple[Tensor, Tensor, int, int]:
-    """Sequences whose first and last tokens are special."""
+    """Return sequences with special first and last tokens."""
     tokens = draw.integers(sequences, length, low=1000, high=vocabulary)
     special = torch.zeros(sequences, length, dtype=torch.bool)
     special[:, [0, -1]] = True
@@ -34,16 +34,16 @@ def mask_tokens(
     masked: float = 0.8,
     replaced: float = 0.1,
 ) -> tuple[Tensor, Tensor]:
-    """Hide some of the tokens: most behind a mask, some behind another token, the rest not at all.
+    """Choose random tokens, and replace most of them by a mask and some by a random token.
 
     Parameters
     ----------
     tokens : (N, T) int64
     special : (N, T) bool, tokens that are never chosen
-    mask_token : stands for a token to be guessed
-    vocabulary : tokens that there are
-    probability : of a token to be chosen
-    masked, replaced : shares of the chosen tokens that are masked, and that become a random token; masked is below one
+    mask_token : token that replaces the masked ones
+    vocabulary : number of tokens
+    probability : probability of a token to be chosen
+    masked, replaced : shares of the chosen tokens that are masked, and replaced by a random token; masked < 1
 
     Returns
     -------

@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, layers: int, batch: int, length: int, experts: int, top_k: int, padded: bool = False
 ) -> tuple[tuple[Tensor, ...], int, Tensor | None]:
-    """Scores of all layers' routers, and a mask where sequences are padded."""
+    """Return the router scores of all layers, and a mask if sequences are padded."""
     gate_logits = tuple(draw.normal(batch * length, experts, grad=True) for _ in range(layers))
     lengths = draw.integers(batch, low=length // 2, high=length + 1)
     return gate_logits, top_k, torch.arange(length) < lengths[:, None] if padded else None
@@ -27,15 +27,15 @@ def inputs(
 def moe_load_balancing_loss(
     gate_logits: tuple[Tensor, ...], top_k: int = 2, attention_mask: Tensor | None = None
 ) -> Tensor:
-    """Experts times the sum, over them, of the share of tokens that each gets and its mean probability.
+    """Return E times the sum over E experts of their share of tokens times their mean probability.
 
     Parameters
     ----------
     gate_logits : scores of experts, (B * L, E) float for each layer
-    top_k : experts of a token
-    attention_mask : (B, L), not zero where there is a token; None where none is padding
+    top_k : experts per token
+    attention_mask : (B, L), not zero for tokens; None without padding
 
-    Returns () float, `top_k` where tokens are spread evenly
+    Returns () float, `top_k` if tokens are spread evenly
     Source: Fedus et al. 2021 (Switch Transformers), equations 4 to 6; over all layers at once as in Transformers.
     """
     chances = torch.cat(gate_logits).softmax(dim=1)

@@ -8,7 +8,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, tokens: int, width: int, hidden: int, experts: int, top_k: int = 2, training: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """States of tokens, and weights of a router and of experts."""
+    """Return states of tokens, and weights of a router and of experts."""
     states = draw.normal(tokens, width, grad=training)
     router = draw.normal(experts, width, std=0.05, grad=training)
     gate_up = draw.normal(experts, 2 * hidden, width, std=0.02, grad=training)
@@ -27,15 +27,15 @@ def inputs(
     url="https://arxiv.org/abs/2401.04088",
 )
 def moe_routing(hidden_states: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int = 2) -> Tensor:
-    """Outputs of the experts that a router chooses for each token, by the softmax over those chosen.
+    """Return the outputs of each token's chosen experts, weighted by a softmax over the chosen ones.
 
     Parameters
     ----------
-    hidden_states : (T, W) float, one row a token
+    hidden_states : (T, W) float, one row per token
     router : (E, W) float, weights that score E experts
-    gate_up : (E, 2 H, W) float, weights of the experts' gates, then of what they gate
-    down : (E, W, H) float, weights back to the tokens' width
-    top_k : experts of a token
+    gate_up : (E, 2 H, W) float, weights of the experts' gate and up projections
+    down : (E, W, H) float, weights of the experts' down projections
+    top_k : experts per token
 
     Returns (T, W) float
     Source: Jiang et al. 2024 (Mixtral of experts), section 2.1; a loop over experts as in Mixtral of Transformers.

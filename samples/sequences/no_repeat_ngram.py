@@ -6,7 +6,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, rows: int, length: int, vocabulary: int, ngram_size: int) -> tuple[Tensor, Tensor, int]:
-    """Tokens so far, which repeat some phrases, and scores of the next one."""
+    """Return previous tokens, with repeated phrases, and scores of the next one."""
     phrases = draw.integers(12, 4, high=vocabulary)
     tokens = phrases[draw.integers(rows, length // 4 + 1, high=12)].flatten(1)
     # so that the last tokens are within a phrase, not at its end
@@ -24,15 +24,15 @@ def inputs(draw: Draw, rows: int, length: int, vocabulary: int, ngram_size: int)
     url="https://arxiv.org/abs/1705.04304",
 )
 def no_repeat_ngram(input_ids: Tensor, scores: Tensor, ngram_size: int) -> Tensor:
-    """Scores without the tokens that would complete a run of tokens for the second time.
+    """Set the scores of tokens that would repeat an n-gram to minus infinity.
 
     Parameters
     ----------
-    input_ids : (B, L) int64, tokens so far
+    input_ids : (B, L) int64, previous tokens
     scores : (B, V) float, logits of the next token
-    ngram_size : tokens of a run
+    ngram_size : length of the n-grams
 
-    Returns (B, V) float, minus infinity for tokens that are banned
+    Returns (B, V) float
     Source: Paulus et al. 2018 (deep reinforced model for summarization), section 2.5; as in Transformers before 5.
     """
     allowed_scores = scores.clone()

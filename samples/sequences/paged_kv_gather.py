@@ -8,7 +8,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, sequences: int, longest: int, heads: int, width: int, block_size: int = 16
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Caches in which the blocks of all sequences are mixed, and the tables that find them."""
+    """Return caches that mix the blocks of all sequences, and the block tables."""
     per_sequence = -(-longest // block_size)
     blocks = sequences * per_sequence
     caches = draw.normal(2, blocks, block_size, heads, width)
@@ -30,20 +30,20 @@ def inputs(
 def paged_kv_gather(
     key_cache: Tensor, value_cache: Tensor, block_table: Tensor, lengths: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values of several sequences, one behind the other, from the blocks that hold them.
+    """Gather the keys and values of several sequences from their blocks, sequence by sequence.
 
     Parameters
     ----------
     key_cache, value_cache : (P, S, K, D) float, P blocks of S tokens each, K heads
-    block_table : (B, M) int64, the blocks of each sequence in order; what is beyond its length means nothing
+    block_table : (B, M) int64, the blocks of each sequence in order; entries beyond its length are ignored
     lengths : (B,) int64, tokens of each sequence, up to M * S
 
     Returns
     -------
-    keys, values : (T, K, D) float, where T is the sum of the lengths
-    offsets : (B + 1,) int32, where each sequence starts, and T
+    keys, values : (T, K, D) float, T is the sum of the lengths
+    offsets : (B + 1,) int32, start of each sequence, and T
 
-    Source: Kwon et al. 2023 (PagedAttention), section 4.1; output as attention over unpadded sequences takes it.
+    Source: Kwon et al. 2023 (PagedAttention), section 4.1; the result fits attention over unpadded sequences.
     """
     block_size = key_cache.shape[1]
     keys, values = [], []

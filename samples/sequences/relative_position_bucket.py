@@ -9,7 +9,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, queries: int, keys: int, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128
 ) -> tuple[Tensor, bool, int, int]:
-    """Distances of all pairs, where the queries are the last of the keys."""
+    """Return the distances of all pairs; the queries are at the last positions of the keys."""
     relative = torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]
     return relative, bidirectional, num_buckets, max_distance
 
@@ -28,14 +28,14 @@ def inputs(
 def relative_position_bucket(
     relative_position: Tensor, bidirectional: bool = True, num_buckets: int = 32, max_distance: int = 128
 ) -> Tensor:
-    """The bucket of each distance: one of its own for short ones, ever wider ones for longer ones.
+    """Return the bucket of each distance: one per short distance, then buckets of increasing width.
 
     Parameters
     ----------
-    relative_position : (Q, S) int64, the key's position less the query's, in tokens
-    bidirectional : tell keys behind from those before, by half of the buckets each; or else take those behind as at 0
-    num_buckets : how many there are
-    max_distance : from which all distances are in the last bucket
+    relative_position : (Q, S) int64, position of the key minus that of the query, in tokens
+    bidirectional : True to use half of the buckets for keys after the query; False to put these into bucket 0
+    num_buckets : number of buckets
+    max_distance : distance from which all are in the last bucket
 
     Returns (Q, S) int64
     Source: Raffel et al. 2020 (T5), section 2.1; widths as in Mesh TensorFlow and Transformers.

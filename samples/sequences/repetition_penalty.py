@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, batch: int, length: int, vocabulary: int, penalty: float) -> tuple[Tensor, Tensor, float]:
-    """Tokens so far, many of them more than once, and scores of the next one."""
+    """Return previous tokens, many of them repeated, and scores of the next one."""
     tokens = (draw.uniform(batch, length) ** 4 * vocabulary).long()
     return tokens, draw.normal(batch, vocabulary, std=3.0), penalty
 
@@ -21,13 +21,13 @@ def inputs(draw: Draw, batch: int, length: int, vocabulary: int, penalty: float)
     url="https://arxiv.org/abs/1909.05858",
 )
 def repetition_penalty(input_ids: Tensor, scores: Tensor, penalty: float) -> Tensor:
-    """Scores in which those of tokens that occurred are lower, once for each token.
+    """Lower the scores of tokens that have occurred, once per token.
 
     Parameters
     ----------
-    input_ids : (B, L) int64, tokens so far
+    input_ids : (B, L) int64, previous tokens
     scores : (B, V) float, logits of the next token
-    penalty : by which positive scores are divided and negative ones multiplied
+    penalty : divisor of positive scores and factor of negative ones
 
     Returns (B, V) float
     Source: Keskar et al. 2019 (CTRL), section 4.1; negative scores as in Transformers.

@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, batch: int, heads: int, key_heads: int, width: int, length: int, past: int = 0, base: float = 10000.0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries and keys behind `past` tokens, and the cosines and sines of their positions."""
+    """Return queries and keys after `past` tokens, and the cosines and sines of their positions."""
     positions = torch.arange(past, past + length)
     frequencies = base ** (-torch.arange(0, width, 2) / width)
     angles = (positions[:, None] * frequencies).repeat(1, 2).expand(batch, length, width)
@@ -31,17 +31,17 @@ def inputs(
 def rotary_embedding(
     query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys turned by their positions, so that their products depend on distances alone.
+    """Rotate queries and keys by their positions, so that their products depend only on distances.
 
     Parameters
     ----------
-    query : (B, H, L, D) float, D even; number d is turned together with number d + D / 2
+    query : (B, H, L, D) float, D even; element d is rotated together with element d + D / 2
     key : (B, K, L, D) float
-    cos, sin : (B, L, D) float, of position times frequency, the second half of D as the first
-    unsqueeze_dim : where `query` and `key` have their heads, 2 for (B, L, H, D)
+    cos, sin : (B, L, D) float, of position times frequency; both halves of D are equal
+    unsqueeze_dim : dimension of the heads in `query` and `key`, 2 for (B, L, H, D)
 
     Returns query, key : of the same shapes
-    Source: Su et al. 2021 (RoFormer), section 3.4.2; halves in place of pairs as in Llama of Transformers.
+    Source: Su et al. 2021 (RoFormer), section 3.4.2; halves instead of pairs as in Llama of Transformers.
     """
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
     return _turn(query, cos, sin), _turn(key, cos, sin)

@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, sequences: int, longest: int, max_len: int | None = None) -> tuple[Tensor, int | None]:
-    """Lengths of a batch."""
+    """Return the lengths of a batch."""
     return draw.integers(sequences, low=1, high=longest + 1), max_len
 
 
@@ -20,12 +20,12 @@ def inputs(draw: Draw, sequences: int, longest: int, max_len: int | None = None)
     url="https://github.com/OpenNMT/OpenNMT-py/blob/c8081afa3fab4e169c34a84f9304cf37184f97d7/onmt/utils/misc.py#L56",
 )
 def sequence_mask(lengths: Tensor, max_len: int | None = None) -> Tensor:
-    """True where a sequence has a token.
+    """Return a mask that is True for the tokens of each sequence.
 
     Parameters
     ----------
     lengths : (N,) int
-    max_len : columns; None for the greatest length
+    max_len : number of columns; None for the greatest length
 
     Returns (N, max_len) bool
     Source: OpenNMT-py, `misc.sequence_mask`.

@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, batch: int, keys: int, window: int, queries: int | None = None) -> tuple[Tensor, int, int]:
-    """Sequences that are padded on the left."""
+    """Return the mask of sequences that are padded on the left."""
     padding = draw.integers(batch, high=keys // 4)
     return torch.arange(keys) >= padding[:, None], keys if queries is None else queries, window
 
@@ -22,16 +22,16 @@ def inputs(draw: Draw, batch: int, keys: int, window: int, queries: int | None =
     url="https://arxiv.org/abs/2310.06825",
 )
 def sliding_window_mask(attention_mask: Tensor, query_length: int, window: int) -> Tensor:
-    """What to add to attention scores so that a token sees itself, the `window - 1` before it, and no padding.
+    """Return the mask added to attention scores: a token attends to itself and the `window - 1` tokens before it.
 
     Parameters
     ----------
     attention_mask : (B, S) bool, which of S keys are tokens
-    query_length : Q, tokens that ask; they are the last of the S
-    window : keys that a token sees
+    query_length : Q, number of queries; they are the last of the S tokens
+    window : number of keys that a token attends to
 
-    Returns (B, 1, Q, S) float32, zero or the lowest number
-    Source: Jiang et al. 2023 (Mistral 7B), section 2; values as eager attention of Transformers takes them.
+    Returns (B, 1, Q, S) float32, zero, or the lowest number for masked keys and padding
+    Source: Jiang et al. 2023 (Mistral 7B), section 2; values as in eager attention of Transformers.
     """
     keys = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     queries = keys[len(keys) - query_length :, None]

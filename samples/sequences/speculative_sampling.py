@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, drafted: int, vocabulary: int, disagreement: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens that a draft's probabilities gave, and scores of both models, which differ by normal noise."""
+    """Return tokens drawn from a draft model, and logits of both models, which differ by normal noise."""
     draft = draw.normal(drafted, vocabulary, std=4.0)
     last = draw.normal(1, vocabulary, std=4.0)
     tokens = torch.multinomial(draft.softmax(dim=1), 1, generator=draw.generator).squeeze(1)
@@ -25,16 +25,15 @@ def inputs(draw: Draw, drafted: int, vocabulary: int, disagreement: float) -> tu
     random=True,
 )
 def speculative_sampling(drafted: Tensor, draft_logits: Tensor, logits: Tensor) -> Tensor:
-    """Accept drafted tokens up to the first that is rejected, and draw one token more.
+    """Accept drafted tokens up to the first rejected one, and draw one more token.
 
     Parameters
     ----------
     drafted : (G,) int64, tokens drawn by the small model
-    draft_logits : (G, V) float, what it drew them from
-    logits : (G + 1, V) float, of the large model at the same places and the one after
+    draft_logits : (G, V) float, logits of the small model
+    logits : (G + 1, V) float, of the large model at the same positions and the next one
 
-    Returns (N + 1,) int64, the N accepted tokens and the one drawn; all distributed as if the large model had drawn
-    them
+    Returns (N + 1,) int64, the N accepted tokens and the drawn one, distributed as if drawn by the large model
     Source: Leviathan et al. 2023 (speculative decoding), algorithm 1.
     """
     draft, target = draft_logits.softmax(dim=1), logits.softmax(dim=1)

@@ -5,7 +5,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, batch: int, vocabulary: int, top_k: int, temperature: float = 1.0) -> tuple[Tensor, int, float]:
-    """Scores of the next token."""
+    """Return logits of the next token."""
     return draw.normal(batch, vocabulary, std=3.0), top_k, temperature
 
 
@@ -21,13 +21,13 @@ def inputs(draw: Draw, batch: int, vocabulary: int, top_k: int, temperature: flo
     random=True,
 )
 def top_k_sampling(logits: Tensor, top_k: int = 50, temperature: float = 1.0) -> Tensor:
-    """Draw a token from those that are as probable as number `top_k`, or more so.
+    """Draw a token from the `top_k` most probable ones, including all that tie with the last of them.
 
     Parameters
     ----------
     logits : (B, V) float, of the next token
-    top_k : tokens that are kept, and those that tie with the last of them
-    temperature : below one makes probable tokens more probable
+    top_k : number of tokens to keep, without ties
+    temperature : values below 1 favour probable tokens
 
     Returns (B,) int64
     Source: Fan et al. 2018 (hierarchical neural story generation); ties as in Transformers.

@@ -7,7 +7,7 @@ from opgrip.samples.sample import Draw, sample
 def inputs(
     draw: Draw, batch: int, vocabulary: int, top_p: float, temperature: float = 1.0
 ) -> tuple[Tensor, float, float]:
-    """Scores of the next token."""
+    """Return logits of the next token."""
     return draw.normal(batch, vocabulary, std=3.0), top_p, temperature
 
 
@@ -28,15 +28,15 @@ def top_p_sampling(logits: Tensor, top_p: float = 0.9, temperature: float = 1.0)
     Parameters
     ----------
     logits : (B, V) float, of the next token
-    top_p : probability that the nucleus reaches, 0 to 1
-    temperature : below one makes probable tokens more probable
+    top_p : probability of the nucleus, 0 to 1
+    temperature : values below 1 favour probable tokens
 
     Returns (B,) int64
     Source: Holtzman et al. 2020 (neural text degeneration), section 3.1.
     """
     logits = logits / temperature
     falling, order = logits.softmax(dim=1).sort(dim=1, descending=True)
-    # the nucleus has been reached before them; never so before the first
+    # the tokens before already reach `top_p`; never True for the first token
     outside = falling.cumsum(dim=1) - falling >= top_p
     outside[:, 0] = False
     nucleus_logits = logits.masked_fill(outside.scatter(1, order, outside), -torch.inf)

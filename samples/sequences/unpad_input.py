@@ -6,7 +6,7 @@ from opgrip.samples.sample import Draw, sample
 
 
 def inputs(draw: Draw, batch: int, length: int, width: int) -> tuple[Tensor, Tensor]:
-    """States of sequences, of which most are padded behind."""
+    """Return states of sequences, most of them padded at the end."""
     lengths = draw.integers(batch, low=length // 4, high=length + 1)
     return draw.normal(batch, length, width, grad=True), torch.arange(length) < lengths[:, None]
 
@@ -22,19 +22,19 @@ def inputs(draw: Draw, batch: int, length: int, width: int) -> tuple[Tensor, Ten
     url="https://arxiv.org/abs/2205.14135",
 )
 def unpad_input(hidden_states: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    """States of the tokens alone, and what puts them back or tells their sequences apart.
+    """Remove the padding of states, and return the indices that restore it and the start of each sequence.
 
     Parameters
     ----------
     hidden_states : (B, S, ...) float
-    attention_mask : (B, S) bool or int, not zero where there is a token
+    attention_mask : (B, S) bool or int, not zero for tokens
 
     Returns
     -------
     states : (T, ...) float, of T tokens
-    places : (T,) int64, theirs among all B * S
-    offsets : (B + 1,) int32, where each sequence starts, and T
-    longest : tokens of the longest sequence
+    places : (T,) int64, positions of the tokens among all B * S
+    offsets : (B + 1,) int32, start of each sequence, and T
+    longest : length of the longest sequence
 
     Source: FlashAttention (Dao et al. 2022), `bert_padding.unpad_input`.
     """

@@ -50,7 +50,7 @@ def test_calls_of_a_trace_have_no_jax_implementation(detector_trace: Path, tmp_p
         ("samples/xyzzy", "there is no sample 'xyzzy': opgrip samples list shows all"),
         ("sample:nosuch", "there is no sample 'nosuch': opgrip samples list shows all"),
         ("sample:bbox2dlta", "there is no sample 'bbox2dlta': did you mean bbox2delta"),
-        ("samples --tag Fast", "there is no tag 'Fast': there are ForLoop, "),
+        ("samples --tag Fast", "unknown tag 'Fast': there are ForLoop, "),
         ("samples --op no_such", "no sample matches --op no_such: the nearest in samples are "),
         ("samples --module x", "--module is for traces: "),
         ("samples --cache program", "samples stands in no program that --cache program could follow: "),

@@ -36,7 +36,7 @@ def test_nothing_is_suggested_for_what_is_like_nothing() -> None:
         ("opreplay TRACE --module backbon", "no module matches --module backbon: the trace has 'backbone."),
         ("opreplay TRACE --unit function --op delta2box", "the trace has 'delta_xywh_bbox_coder:delta2bbox'"),
         ("opreplay samples/nmz", "there is no sample 'nmz': did you mean nms?"),
-        ("opreplay samples --tag Forloopp", "there is no tag 'Forloopp': did you mean ForLoop?"),
+        ("opreplay samples --tag Forloopp", "unknown tag 'Forloopp': did you mean ForLoop?"),
         ("opreplay samples --op nmz*", "no sample matches --op nmz*: the nearest in samples are nms"),
         ("opcapture --modle x.py", "opcapture: error: there is no option --modle: did you mean --model?"),
         ("opcapture --run trian", "'trian' is no choice: did you mean train?"),

@@ -101,7 +101,7 @@ def test_dense_points_lie_around_the_centres() -> None:
     assert compute_locations((2, 2), 8, 4).tolist() == [
         [x + dx, y + dy] for y in (0, 8) for x in (0, 8) for dx, dy in corners
     ]
-    with pytest.raises(ValueError, match="give 1, 4 or 5"):
+    with pytest.raises(ValueError, match="use 1, 4 or 5"):
         compute_locations((1, 1), 8, 3)
 
 

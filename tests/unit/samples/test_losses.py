@@ -367,8 +367,8 @@ def test_a_mask_at_all_its_pixels_costs_what_it_does_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), [("aeloss", ("min",)), ("dice_loss", (1e-5, "relu"))])
-def test_a_word_that_it_does_not_know_is_refused(name: str, options: tuple[Any, ...]) -> None:
-    with pytest.raises(ValueError, match=r"is \w+ or \w+, not"):
+def test_unknown_option_value_is_rejected(name: str, options: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match=r"unknown \w+ \w+: choose \w+ or \w+"):
         samples()[name].function(*samples()[name].arguments(), *options)
 
 
