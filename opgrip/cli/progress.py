@@ -157,7 +157,8 @@ class Reporter:
             numbers.append((TIME_WIDTH, [elapsed]))
         if total is not None and tells_left:
             numbers.append((TIME_WIDTH + len(" left"), [TextColumn("left"), TimeRemainingColumn()]))
-        room, shown = self.console.width, list[ProgressColumn]()
+        room = self.console.width
+        shown: list[ProgressColumn] = []
         for width, columns in numbers:
             if width > room:
                 break
