@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import pandas as pd
 
 from opgrip.cli.command import counted
-from opgrip.cli.output_files import cannot_be_written, whole_file
+from opgrip.cli.options import flag_of, from_arguments, words_in
+from opgrip.cli.output_files import cannot_be_written, check_writable, whole_file
+from opgrip.cli.plugins import Registry, needed
 from opgrip.display.figures import as_html
 from opgrip.errors import UserError, in_words_of_python
+from opgrip.replay.analyses import analyses
 from opgrip.replay.plots.plot import PlotChoices, draw_fitting, draw_runs
+from opgrip.replay.replay_options import OutputOptions
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import by_call_site, header_of, load_results, rows_in, to_frame
 from opgrip.replay.results.results import WAY, Result, summarize
+from opgrip.replay.workers.journal import journal_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -165,3 +171,70 @@ def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path,
         raise
     except OSError as error:
         raise cannot_be_written(path, error) from error
+
+
+def check_output(output: OutputOptions, args: argparse.Namespace) -> None:
+    """Raise `UserError` if the results cannot be written as requested."""
+    path = output.output
+    if path is None:
+        if output.append:
+            raise UserError("--append needs to know what it adds to", "name the file with --output")
+        return
+    if output.list:
+        raise UserError("--list runs no case and writes no results", "leave out --output")
+    report = report_for(path)
+    analysis = analyses.get(report.needs)
+    if analysis is not None and not analysis.is_requested(from_arguments(analysis.options, args)):
+        flag = flag_of(words_in(analysis.options)[0])
+        hint = "end its name in .json" if args.sequence else f"add {flag}, or end its name in .json"
+        raise UserError(f"{path} shows what {flag} finds", hint)
+    if output.append and report.read is None:
+        raise UserError(f"rows cannot be added to {path}", "write .json or .csv")
+    if report.package:
+        needed(*report.package)
+    check_writable(path, output.may_replace)
+
+
+def is_completed(output: OutputOptions) -> bool:
+    """Return True if the results are complete and there is nothing to resume.
+
+    Raises
+    ------
+    UserError : if `--resume` is given without `--output`
+    """
+    if not output.resume:
+        return False
+    if output.output is None:
+        raise UserError("--resume needs to know what it goes on with", "name the file with --output")
+    return output.output.exists() and not is_interrupted(output.output) and not output.append
+
+
+def is_interrupted(output: Path) -> bool:
+    """Return True if there is something next to the output that `--resume` can continue."""
+    return any(path.exists() for path in (journal_path(output), parts_folder(output)))
+
+
+def parts_folder(output: Path) -> Path:
+    """Return the folder for the rows of each of several traces until all results are complete."""
+    return output.with_name(f"{output.name}.parts")
+
+
+class Scorer(Protocol):
+    """A scorer for the results of `opreplay`."""
+
+    def check(self, header: Mapping[str, Any]) -> None:
+        """Raise `UserError` if the header of a trace requests a score that cannot be computed."""
+
+    def print_scores(self, results: Results, file: IO[str]) -> None:
+        """Print the scores of a replay of one trace, if it has any."""
+
+    def against(self, baseline: Path | None) -> Callable[[Results, IO[str]], None]:
+        """Read a baseline, and return a function that prints the scores of several traces relative to it.
+
+        Parameters
+        ----------
+        baseline : file of the baseline, or None for the one that is installed
+        """
+
+
+scorers: Registry[Scorer] = Registry(None, "opgrip.scorers")

@@ -26,8 +26,7 @@ from opgrip.replay.checks.reference import in_order_of, not_comparable, other_st
 from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.operators.devices import DeviceLostError, facts_of, use_device
 from opgrip.replay.operators.lookup import Operator
-from opgrip.replay.outcome import Results
-from opgrip.replay.outputs import check_output
+from opgrip.replay.outcome import Results, check_output
 from opgrip.replay.replay_options import OutputOptions, make_parser, options_of, run_settings
 from opgrip.replay.reports.fulfilment import unfulfilled
 from opgrip.replay.results.ratios import ratio_over

@@ -41,8 +41,8 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     """
     with loading("opreplay"):
         from opgrip.replay.command.replay import perform
-        from opgrip.replay.command.scorers import scorers
         from opgrip.replay.command.trace_targets import targets_of
+        from opgrip.replay.outcome import scorers
 
     reporter, output = Reporter("opreplay"), from_arguments(OutputOptions, args)
     launch, baseline_file = launch_of(), from_arguments(ScoreOptions, args).baseline
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
 
 def _check_scorers(workload: Workload) -> None:
     """Raise `UserError` if scores are requested for a trace that cannot be scored."""
-    from opgrip.replay.command.scorers import scorers
+    from opgrip.replay.outcome import scorers
 
     for scorer in scorers.values():
         scorer.check(workload.trace.header)

@@ -23,8 +23,7 @@ from opgrip.replay.command.several_traces import SeveralReplays, Unmatched
 from opgrip.replay.command.trace_replay import ReplayOutcome, TraceReplay, keep
 from opgrip.replay.command.trace_targets import TraceTarget, args_of_one, targets_of
 from opgrip.replay.operators.devices import check_present, is_accelerator, use_device
-from opgrip.replay.outcome import Results, read_run
-from opgrip.replay.outputs import check_output, is_completed
+from opgrip.replay.outcome import Results, check_output, is_completed, read_run
 from opgrip.replay.replay_options import OutputOptions, make_parser, words_of
 from opgrip.replay.reports.fulfilment import unfulfilled
 from opgrip.replay.results.origins import Origin

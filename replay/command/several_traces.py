@@ -32,8 +32,7 @@ from opgrip.replay.command.trace_parts import (
 from opgrip.replay.command.trace_replay import ReplayOutcome, TraceReplay
 from opgrip.replay.command.trace_targets import TraceShare, TraceTarget, args_of_one, deal
 from opgrip.replay.operators.devices import check_present, with_index
-from opgrip.replay.outcome import Results, read_run, write_results
-from opgrip.replay.outputs import parts_folder
+from opgrip.replay.outcome import Results, parts_folder, read_run, write_results
 from opgrip.replay.replay_options import OutputOptions, option_classes, options_of
 from opgrip.replay.reports.cells import repeated_rows
 from opgrip.replay.results.origins import Origin, this_machine

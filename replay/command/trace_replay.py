@@ -33,8 +33,7 @@ from opgrip.replay.comparison.results_store import Store, usual_folder
 from opgrip.replay.modes import EAGER
 from opgrip.replay.operators.admission import absent_extensions
 from opgrip.replay.operators.devices import is_accelerator
-from opgrip.replay.outcome import Results, read_run, write_results
-from opgrip.replay.outputs import check_output
+from opgrip.replay.outcome import Results, check_output, read_run, write_results
 from opgrip.replay.replay_options import OutputOptions, request_of, run_settings
 from opgrip.replay.reports.cells import OPTIONS, read_completed, read_results
 from opgrip.replay.results.origins import Origin, this_machine

@@ -31,7 +31,7 @@ from opgrip.replay.comparison.comparison_report import (
 )
 from opgrip.replay.comparison.differences import interval_text
 from opgrip.replay.comparison.gate import Gate, Outcome, describe, exit_status, hold_all
-from opgrip.replay.reports.junit_report import Suite, Test, write_suites
+from opgrip.replay.reports.result_files import Suite, Test, write_suites
 from opgrip.replay.results.results import Result
 
 Gates = Sequence[Gate]

@@ -18,8 +18,7 @@ from typing import Any
 from opgrip.cli.output_files import cannot_be_written
 from opgrip.cli.plugins import MissingPackageError
 from opgrip.errors import UserError
-from opgrip.replay.outcome import Results, read_run, write_results
-from opgrip.replay.outputs import is_interrupted
+from opgrip.replay.outcome import Results, is_interrupted, read_run, write_results
 from opgrip.replay.reports.cells import OPTIONS
 from opgrip.replay.results.origins import MachineColumns, names_of
 from opgrip.replay.results.ratios import reference_of, with_ratios_by_case

@@ -17,9 +17,9 @@ from opgrip.replay.results.columns import Column, Columns, columns_in
 from opgrip.replay.results.origins import MachineColumns, OriginColumns
 from opgrip.replay.results.repeats import ClusterColumns
 from opgrip.replay.results.results import OK, WAY, Result
-from opgrip.replay.run.cells import checked_cell, quoted
 from opgrip.replay.run.energy import EnergyColumns
 from opgrip.replay.sequences.step_options import RankColumns, SequenceColumns
+from opgrip.replay.workers.journal import checked_cell, quoted
 from opgrip.traces.schema.json_values import check_finite
 from opgrip.traces.schema.limits import check_nesting
 

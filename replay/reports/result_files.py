@@ -1,13 +1,15 @@
-"""Result files: CSV, JSON, Parquet, Excel, and the roofline as SVG."""
+"""Result files: CSV, JSON, JUnit XML, Parquet, Excel, and the roofline as SVG."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import IO, Any
+from xml.etree import ElementTree
 
 import pandas as pd
 
@@ -20,7 +22,7 @@ from opgrip.replay.analyses.roofline.drawing import draw
 from opgrip.replay.reports.cells import LARGEST_BYTES, all_columns, check_columns, parse_json, to_frame, whole_cells
 from opgrip.replay.reports.report import report
 from opgrip.replay.results.columns import Column, columns_in
-from opgrip.replay.results.results import OK, Result
+from opgrip.replay.results.results import CONTENDED, OK, SKIPPED, UNSUPPORTED, Result
 from opgrip.traces.analysis.machine_ceilings import from_json
 from opgrip.traces.formats.parquet_files import ParquetFile, ParquetLimits, TooLargeError
 
@@ -244,3 +246,77 @@ def _sheet_name(name: str, taken: set[str]) -> str:
         number += 1
     taken.add(unique.lower())
     return unique
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """Test in a JUnit document.
+
+    Attributes
+    ----------
+    group : name shown before the test's name
+    outcome : `failure`, `error`, `skipped`, or empty if the test passed
+    reason : explanation of the outcome
+    """
+
+    group: str
+    name: str
+    seconds: float = 0.0
+    outcome: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Tests that were run together.
+
+    Attributes
+    ----------
+    properties : facts common to all tests
+    """
+
+    name: str
+    tests: Sequence[Test]
+    properties: Mapping[str, Any]
+
+
+def write_suites(suites: Iterable[Suite], file: IO[str]) -> None:
+    """Write one document of all suites."""
+    root = ElementTree.Element("testsuites")
+    for suite in suites:
+        _add_suite(root, suite)
+    ElementTree.indent(root)
+    file.write('<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n")
+
+
+def _add_suite(root: ElementTree.Element, suite: Suite) -> None:
+    counts = {
+        "tests": len(suite.tests),
+        "failures": sum(test.outcome == "failure" for test in suite.tests),
+        "errors": sum(test.outcome == "error" for test in suite.tests),
+        "skipped": sum(test.outcome == "skipped" for test in suite.tests),
+    }
+    attributes = {"name": printable(suite.name), **{name: str(count) for name, count in counts.items()}}
+    holder = ElementTree.SubElement(root, "testsuite", attributes)
+    listed = ElementTree.SubElement(holder, "properties")
+    for name, value in suite.properties.items():
+        ElementTree.SubElement(listed, "property", {"name": printable(name), "value": printable(value)})
+    for test in suite.tests:
+        about = {"classname": printable(test.group), "name": printable(test.name), "time": f"{test.seconds:.9f}"}
+        element = ElementTree.SubElement(holder, "testcase", about)
+        if test.outcome:
+            ElementTree.SubElement(element, test.outcome, {"message": printable(test.reason)})
+
+
+@report(".xml")
+def write_junit(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
+    """Write one test per row: it fails if the row is wrong, failed or timed out, and is skipped if nothing is known."""
+    plain = {name: value for name, value in header.items() if isinstance(value, str | int | float)}
+    write_suites([Suite(f"opreplay {header.get('trace', '')}".strip(), list(map(_test, results)), plain)], file)
+
+
+def _test(row: Result) -> Test:
+    outcome = "" if row.status == OK else "skipped" if row.status in (UNSUPPORTED, SKIPPED, CONTENDED) else "failure"
+    seconds = (row.median_us or 0.0) / 1e6
+    name = " ".join(filter(None, (row.op, row.shapes, f"({row.variant})" if row.variant else "")))
+    return Test(row.mode, name, seconds, outcome, f"{row.status}: {row.error or ''}")

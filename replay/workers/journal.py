@@ -1,15 +1,113 @@
-"""The journal of a replay: a file next to the output that keeps the rows of finished cases."""
+"""The journal of a replay: a file next to the output that keeps the rows of finished cases.
+
+Cells are checked: files may be untrusted, and calculations rely on the declared types.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
 from opgrip.cli.journal import Codec, Journal
-from opgrip.replay.results.results import Result
-from opgrip.replay.run.cells import measured_row
+from opgrip.replay.cases.call_sites import from_text
+from opgrip.replay.results.columns import Column, columns_in
+from opgrip.replay.results.origins import MachineColumns, OriginColumns
+from opgrip.replay.results.repeats import ClusterColumns
+from opgrip.replay.results.results import STATUSES, Result
+from opgrip.replay.run.energy import EnergyColumns
 from opgrip.replay.run.request import TORCH, RunRequest, identity
+from opgrip.traces.schema.json_values import LIMIT
+
+LARGEST = 1e150
+"""limit of a number's magnitude; its square is still finite"""
+
+
+def measured_row(cells: Mapping[str, Any]) -> Result:
+    """Return the row for the cells of a measured row, as it is before any analysis adds to it.
+
+    Raises
+    ------
+    ValueError : if a cell is invalid for its column, unknown, or missing
+    """
+    columns = _measured_columns()
+    unknown = cells.keys() - columns.keys()
+    if unknown:
+        raise ValueError(f"no row has {quoted(min(unknown))}")
+    try:
+        return Result.from_plain({name: checked_cell(columns[name], cell) for name, cell in cells.items()})
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+@cache
+def _measured_columns() -> dict[str, Column]:
+    declared = (Result, EnergyColumns, ClusterColumns, MachineColumns, OriginColumns)
+    return {about.name: about for group in declared for about in columns_in(group)}
+
+
+def checked_cell(about: Column, value: Any) -> Any:
+    """Return the value of a cell as rows store it; raise `ValueError` if it does not match the column's declaration."""
+    if value is None:
+        if about.may_lack:
+            return None
+        if about.kind is str and about.name not in ("op", "mode", "status"):
+            return ""
+        raise ValueError("a row has none")
+    if about.kind is str:
+        return _text(about, value)
+    if about.several:
+        return _numbers(value)
+    if about.kind is bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{quoted(value)} is neither true nor false")
+        return value
+    return _number(about, value) if about.kind in (int, float) else value
+
+
+def _text(about: Column, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{quoted(value)} is no text")
+    if about.name == "status" and value not in STATUSES:
+        raise ValueError(f"{quoted(value)} is none of {', '.join(STATUSES)}")
+    if about.name == "call_sites":
+        from_text(value)
+    # JSON may contain lone surrogates, which no other file format accepts
+    return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+
+
+def _number(about: Column, value: Any) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{quoted(value)} is no number")
+    if about.unbounded and not isnan(value):
+        return value
+    if about.whole:
+        if not -LIMIT <= value < LIMIT or value != int(value):
+            raise ValueError(f"{quoted(value)} is no whole number of 64 bits")
+        return int(value)
+    _check_range((value,))
+    return value
+
+
+def _numbers(value: Any) -> list[int | float]:
+    if not isinstance(value, list) or not {*map(type, value)} <= {int, float}:
+        raise ValueError(f"{quoted(value)} is no list of numbers")
+    _check_range(value)
+    return value
+
+
+def _check_range(values: Iterable[int | float]) -> None:
+    for value in values:
+        if not -LARGEST < value < LARGEST or not isfinite(value):
+            raise ValueError(f"{quoted(value)} is too large, or no number")
+
+
+def quoted(value: Any) -> str:
+    """Return a value in short form for messages."""
+    return repr(value if isinstance(value, str | int | float) else type(value).__name__)[:60]
+
 
 MACHINE_KIND = "machine_kind"
 """key of the machine kind in an identity; times of different kinds are not mixed"""

@@ -150,8 +150,7 @@ class RayWorker:
         import torch
 
         from opgrip.replay.operators.devices import check_present, facts_of, name_of
-        from opgrip.replay.results.origins import this_machine
-        from opgrip.replay.results.run_environment import describe_environment
+        from opgrip.replay.results.origins import describe_environment, this_machine
 
         try:
             check_present(device)

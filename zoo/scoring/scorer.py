@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from opgrip.replay.command.scorers import scorers
+from opgrip.replay.outcome import scorers
 from opgrip.zoo.scoring.baselines import read_baselines
 from opgrip.zoo.scoring.distilled import distilled_scores, standing_of
 from opgrip.zoo.scoring.score_table import print_scores

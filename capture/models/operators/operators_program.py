@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from opgrip.capture.models.operators.registered import (
+    Arguments,
     OperatorEntry,
     is_composite,
     is_custom,
@@ -24,12 +26,14 @@ from opgrip.capture.models.operators.registered import (
 from opgrip.capture.models.operators.samples import RESIZERS, SampleRunner, SampleScope
 from opgrip.capture.models.operators.schemas import schema_entries
 from opgrip.capture.models.operators.torch_tables import ALL, CATEGORIES, CUSTOM, SCHEMA, table_entries
-from opgrip.capture.models.operators.trace_calls import trace_entries
 from opgrip.capture.models.program import ModelProgram, OperatorOptions
 from opgrip.cli.command import counted, did_you_mean
 from opgrip.cli.output_files import whole_file
 from opgrip.errors import UserError, one_line
+from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, leaves, map_leaves, tensors
+from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.table.trace import Trace, load
+from opgrip.traces.values import ValueModel
 
 MOST_REASON = 200
 """longest text of a reason, in characters"""
@@ -236,3 +240,95 @@ def _entries_of_trace(operators: Operators, runner: SampleRunner, trace: Trace, 
     if not entries:
         raise UserError(f"{path} calls none of these operators", f"opgrip trace info {path} has its")
     return entries
+
+
+MOST_BYTES = 1 << 32
+"""largest tensor that is created, since a trace may name any size"""
+
+
+def trace_entries(trace: Trace, functions: Mapping[str, Any], coverage: Coverage) -> Iterator[OperatorEntry]:
+    """Yield the operators that a trace calls, with the calls' arguments as samples.
+
+    Parameters
+    ----------
+    functions : overloads that may be called, by their names in a trace
+    coverage : counts the calls that cannot be made
+    """
+    by_op: dict[str, list[Signature]] = {}
+    for signature in trace.signatures:
+        if signature.kind == OPERATOR and signature.op in functions:
+            reason = _why_not(signature)
+            if reason:
+                coverage.fail(signature.op, "", reason)
+            else:
+                by_op.setdefault(signature.op, []).append(signature)
+    for op, signatures in by_op.items():
+        yield _entry(functions[op], signatures, trace.values)
+
+
+def _entry(function: Any, signatures: list[Signature], values: Mapping[int, ValueModel]) -> OperatorEntry:
+    by_dtype: dict[torch.dtype, list[Signature]] = {}
+    for signature in signatures:
+        first = next((spec.dtype for spec in tensors([signature.args, signature.kwargs])), torch.float32)
+        by_dtype.setdefault(first, []).append(signature)
+
+    def samples(device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
+        for signature in by_dtype[dtype]:
+            yield _arguments(signature, values, device, wants_grad)
+
+    is_mutable = function._schema.is_mutable
+    return OperatorEntry(
+        name=str(function),
+        categories=frozenset(),
+        function=function,
+        dtypes=lambda device: tuple(by_dtype),
+        differentiable=lambda device: frozenset() if is_mutable else _floating(by_dtype),
+        samples=samples,
+    )
+
+
+def _floating(dtypes: Mapping[torch.dtype, Any]) -> frozenset[torch.dtype]:
+    return frozenset(dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex)
+
+
+def _why_not(signature: Signature) -> str:
+    tree = [signature.args, signature.kwargs]
+    if signature.raised is not None:
+        return "it raised when it was captured"
+    if any(isinstance(leaf, Opaque) for leaf in leaves(tree)):
+        return "an argument that a trace cannot hold"
+    for spec in tensors(tree):
+        if spec.stride is None or spec.made_of is not None or spec.cls is not None:
+            return "a tensor that is not strided"
+        if spec.extent > MOST_BYTES:
+            return "a tensor that is too large"
+    return ""
+
+
+def _arguments(signature: Signature, values: Mapping[int, ValueModel], device: str, wants_grad: bool) -> Arguments:
+    def make(leaf: Any) -> Any:
+        if isinstance(leaf, TensorSpec):
+            return _tensor(leaf, values, device, wants_grad)
+        if isinstance(leaf, GeneratorSpec):
+            return torch.Generator(device).manual_seed(leaf.seed)
+        return torch.device(device) if isinstance(leaf, torch.device) else leaf
+
+    args, kwargs = map_leaves(make, (signature.args, signature.kwargs))
+    return args, kwargs
+
+
+def _tensor(spec: TensorSpec, values: Mapping[int, ValueModel], device: str, wants_grad: bool) -> torch.Tensor:
+    stride = spec.stride
+    assert stride is not None, "checked before"
+    tensor = torch.empty_strided(spec.shape, stride, dtype=spec.dtype, device=device)
+    model = None if spec.values is None else values.get(spec.values)
+    if model is not None and tensor.numel():
+        generator = torch.Generator(device).manual_seed(torch.initial_seed())
+        drawn = model.draw(spec.shape, spec.dtype, generator)
+        # if elements share memory, write only one index of each dimension
+        once = tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)
+        tensor[once].copy_(drawn[once])
+    else:
+        tensor.zero_()
+    has_gradient = wants_grad and (spec.dtype.is_floating_point or spec.dtype.is_complex)
+    return tensor.requires_grad_() if has_gradient else tensor

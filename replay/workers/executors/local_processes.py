@@ -41,7 +41,7 @@ class LocalExecutor:
     def about(self, workload: Workload) -> dict[str, Any]:
         """Return facts about the device for the header; this creates a context."""
         from opgrip.replay.operators.devices import facts_of, name_of
-        from opgrip.replay.results.run_environment import describe_environment
+        from opgrip.replay.results.origins import describe_environment
 
         device = workload.device
         return {"device": name_of(device), "environment": describe_environment(device), **facts_of(device)}

@@ -9,7 +9,7 @@ import torch
 from programs import run_command
 
 from opgrip.replay import load_results
-from opgrip.replay.modes import Task, dynamo, find_mode
+from opgrip.replay.modes import Task, find_mode, torch_modes
 from opgrip.replay.programs import run_program
 
 GRAPH = ("--exec-mode", "graph")
@@ -63,7 +63,7 @@ def test_one_thread_alone_replays_graphs(tiny_trace: Path, tmp_path: Path) -> No
 
 def test_autotuning_makes_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     options: list[dict[str, object]] = []
-    monkeypatch.setattr(dynamo, "_compiled", lambda task, **about: options.append(about))
+    monkeypatch.setattr(torch_modes, "_compiled", lambda task, **about: options.append(about))
     find_mode("compile-max")[0].make(Task(torch.relu, (torch.ones(3),), {}))
     assert options == [{"dynamic": False, "mode": "max-autotune-no-cudagraphs"}]
     assert "triton.cudagraphs" not in torch._inductor.list_mode_options("max-autotune-no-cudagraphs")
