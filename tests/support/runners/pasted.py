@@ -205,7 +205,7 @@ def why_not(name: str, pasted: Pasted) -> str | None:
     options = dict(zip(words, [*words[1:], ""], strict=True))
     if words[:3] == ["opgrip", "zoo", "make"]:
         return "it writes into the package, and takes long: tests/end_to_end/tools/test_zoo.py does it in small"
-    if "--on-demand" in words or (words[:1] == ["opcapture"] and words[1] in VERBS):
+    if "--on-demand" in words or (words[:1] == ["opcapture"] and VERBS.keys() & set(words[1:2])):
         return "it is about a program that goes on: tests/integration/capture/test_on_demand.py"
     if words[:2] == ["opgrip", "autostart"]:
         return "it changes this environment: tests/end_to_end/capture/test_autostart.py does it in another one"
