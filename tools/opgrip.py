@@ -36,7 +36,7 @@ class _VerbParser(OneLineParser):
         if action.choices is not None and value not in action.choices:
             full_names = [f"opgrip {name}" for name in verbs.names() if name.partition(" ")[2] == value]
             if full_names:
-                raise argparse.ArgumentError(action, f"{value!r} is no choice: did you mean {listed(full_names)}?")
+                raise argparse.ArgumentError(action, f"invalid choice {value!r}: did you mean {listed(full_names)}?")
         super()._check_value(action, value)
 
 
@@ -83,7 +83,7 @@ def _list_verbs() -> str:
     for group, members in groups.items():
         first, *others = textwrap.wrap(", ".join(members), WIDTH - width - 4, break_on_hyphens=False)
         lines += [f"  {group:<{width}}  {first}", *(f"{'':<{width + 4}}{line}" for line in others)]
-    return "\n".join(["verbs on what opcapture recorded and opreplay measured (opgrip VERB --help):", *lines])
+    return "\n".join(["verbs for traces and results (opgrip VERB --help):", *lines])
 
 
 def make_parser() -> argparse.ArgumentParser:

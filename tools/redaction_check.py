@@ -34,7 +34,7 @@ from opgrip.traces.table.call_table import COUNT
 CASES = 10
 """number of replayed cases; the cases with most time are chosen"""
 REPEATS = "3"
-CRASHED = "ended the process that ran it"
+CRASHED = "its process crashed"
 
 Given = dict[int, Any]
 """output sizes by signature, or the reason why there are none"""
@@ -70,13 +70,13 @@ class RedactionCheck:
         """Yield the lines to print."""
         alike = f"outputs of the same sizes in {self.sized:,}"
         times = ", ".join(f"{verdict.value.lower()} {self.verdicts[verdict]:,}" for verdict in Verdict)
-        yield f"check: {counted(self.cases, 'case')} of both replayed: {alike}; times of the redacted: {times}"
+        yield f"check: {counted(self.cases, 'case')} of each trace replayed: {alike}; times of the redacted: {times}"
         if self.cases and not self.ran:
-            yield "check: none of the cases runs here, so that nothing was held against anything"
+            yield "check: no case could be replayed here, nothing was compared"
         for op, one, other in self.other_sizes:
             yield f"check: {op} gave {other}, and {one} before it was redacted"
         for op in self.broken:
-            yield f"check: {op} no longer runs"
+            yield f"check: {op} can no longer be replayed"
 
 
 def check_replays(original: Path, redacted: Path, cases: int = CASES) -> RedactionCheck:

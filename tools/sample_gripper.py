@@ -117,7 +117,7 @@ class Gripper:
             a warning and stays unchanged.
         """
         if isinstance(function, str):
-            raise UserError(f"grip({function!r}) decorates nothing", f"write grip.this({function!r})")
+            raise UserError(f"grip({function!r}) does not decorate a function", f"write grip.this({function!r})")
         keep = _keep(calls, tags, name, by_reference)
         decorate = lambda value: _decorate(value, entry, keep, Path(to))  # noqa: E731
         return decorate if function is None else decorate(function)
@@ -154,12 +154,12 @@ grip = Gripper()
 
 def _keep(calls: int, tags: Iterable[str], name: str | None, by_reference: bool) -> Keep:
     if calls < 1:
-        raise UserError(f"{calls} calls are no sample", "keep one at least")
+        raise UserError(f"{calls} calls are not enough for a sample", "use calls=1 or more")
     if name is not None and not name.isidentifier():
-        raise UserError(f"{name!r} is no name of a sample", "it is that of a module too: letters, digits and _")
+        raise UserError(f"{name!r} is not a valid sample name", "use letters, digits and _")
     tag_names = {tag.value for tag in Tag}
     if unknown := sorted(set(tags) - tag_names):
-        raise UserError(f"{unknown[0]!r} is no tag", f"choose from {', '.join(sorted(tag_names))}")
+        raise UserError(f"unknown tag {unknown[0]!r}", f"choose from {', '.join(sorted(tag_names))}")
     return Keep(calls, name, frozenset(tags), by_reference)
 
 
@@ -168,7 +168,7 @@ def _decorate(value: Any, entry: str | None, keep: Keep, to: Path) -> Any:
     if entry is None:
         replacement = grips.grip(value)
     elif not isinstance(value, type):
-        raise UserError(f"entry={entry!r} is for classes", "leave it out for a function")
+        raise UserError(f"entry={entry!r} is only allowed for classes", "remove it for a function")
     else:
         replacement = _with_method(value, entry, grips)
     if grips.refused:

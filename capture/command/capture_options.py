@@ -239,7 +239,7 @@ class Findings:
     """Reports printed about a finished capture."""
 
     find_longtail: bool = option(
-        False, "rank the functions that break into many small operators, as `opgrip longtail` does", common=True
+        False, "rank functions that run as many small operators, as `opgrip longtail` does", common=True
     )
     audit: bool = option(
         False,

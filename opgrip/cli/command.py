@@ -84,7 +84,7 @@ class OneLineParser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             names = list(map(str, action.choices))
             hint = did_you_mean(str(value), names, f"choose from {', '.join(names)}")
-            raise argparse.ArgumentError(action, f"{value!r} is no choice: {hint}")
+            raise argparse.ArgumentError(action, f"invalid choice {value!r}: {hint}")
 
     def error(self, message: str) -> NoReturn:
         """Print a one-line error and exit."""

@@ -105,7 +105,7 @@ class ComparisonColumns(Columns):
         default="",
     )
     module: str = column("the path of the module that made its calls; a pattern if several did", default="")
-    family: str = column("what kind of work the operator does", default="")
+    family: str = column("kind of work of the operator", default="")
     key: str = column("of the case in any trace", default="")
     count: int | None = column("calls in the program, by the base")
     base_us: float | None = column("median of the timed runs of the base", "us")

@@ -133,7 +133,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if path is None or hasattr(session.config, "workerinput"):
         return
     if not benchmarks.rows:
-        benchmarks.notes.append(f"{path} is not written: no test measured anything")
+        benchmarks.notes.append(f"{path} is not written: no test was measured")
         return
     from opgrip.tools.pytest_plugin.baseline import save_rows
 

@@ -17,26 +17,26 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("opgrip", "benchmarks of operators (opgrip)")
     group.addoption("--opgrip-traces", action="store_true", help="collect trace files as tests")
     group.addoption(
-        "--opgrip-by", choices=(CASE, OPERATOR), default=CASE, help="what is a test of a trace (default: %(default)s)"
+        "--opgrip-by", choices=(CASE, OPERATOR), default=CASE, help="unit that becomes a test (default: %(default)s)"
     )
     group.addoption(
         "--opgrip-options",
         default="",
         metavar="OPTIONS",
-        help="how trace files are replayed, in opreplay's words: --opgrip-options='--repeats 5 --top 20'",
+        help="options of opreplay, such as --opgrip-options='--repeats 5 --top 20'",
     )
-    group.addoption("--opgrip-save", metavar="NAME", help="keep the results as a baseline of this name")
+    group.addoption("--opgrip-save", metavar="NAME", help="save the results as a baseline with this name")
     group.addoption("--opgrip-compare", metavar="NAME|FILE", help="compare with a baseline, or a file of opreplay")
     group.addoption(
         "--opgrip-compare-fail",
         action="append",
         default=[],
         metavar="CONDITION",
-        help="fail tests that break it or leave it undecided: slower<=5%%, total<=5%%, op<=5%%, failed<=0, changed<=0, "
+        help="fail tests that do not pass this gate: slower<=5%%, total<=5%%, op<=5%%, failed<=0, changed<=0, "
         "missing<=0; can be repeated",
     )
     group.addoption("--opgrip-only", action="store_true", help="skip tests that measure nothing")
-    group.addoption("--opgrip-skip", action="store_true", help="skip tests that measure, which take long")
+    group.addoption("--opgrip-skip", action="store_true", help="skip tests that measure")
     group.addoption("--opgrip-store", metavar="DIR", help=f"folder of baselines (default: {STORE} in pytest's root)")
 
 
@@ -62,9 +62,9 @@ def read_options(config: pytest.Config) -> Options:
     folder = config.rootpath / STORE if store is None else Path(store).absolute()
     conditions = tuple(config.getoption("--opgrip-compare-fail"))
     if config.getoption("--opgrip-only") and config.getoption("--opgrip-skip"):
-        raise pytest.UsageError("--opgrip-only and --opgrip-skip leave no test: give one of them")
+        raise pytest.UsageError("--opgrip-only and --opgrip-skip exclude all tests: use one of them")
     if conditions and compare is None:
-        raise pytest.UsageError("--opgrip-compare-fail needs a baseline: name one with --opgrip-compare")
+        raise pytest.UsageError("--opgrip-compare-fail requires a baseline: add --opgrip-compare NAME")
     return Options(
         None if save is None else folder / f"{_checked(save)}.json",
         None if compare is None else _find(compare, folder),
@@ -74,7 +74,7 @@ def read_options(config: pytest.Config) -> Options:
 
 def _checked(name: str) -> str:
     if not name or Path(name).name != name:
-        raise pytest.UsageError(f"{name!r} is no name of a baseline: name the folder with --opgrip-store")
+        raise pytest.UsageError(f"{name!r} is not a name of a baseline: set the folder with --opgrip-store")
     return name
 
 
@@ -85,4 +85,4 @@ def _find(name: str, folder: Path) -> Path:
     path = folder / f"{name}.json"
     if path.is_file():
         return path
-    raise pytest.UsageError(f"{name} is no file, and no baseline in {folder}: keep one with --opgrip-save {name}")
+    raise pytest.UsageError(f"{name} is neither a file nor a baseline in {folder}: save one with --opgrip-save {name}")

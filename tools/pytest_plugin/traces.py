@@ -54,7 +54,7 @@ class TraceTest(pytest.Item):
         if bad:
             pytest.fail("\n".join(map(_describe, bad)), pytrace=False)
         if all(row.status != "ok" for row in rows):
-            pytest.skip(_describe(rows[0]) if rows else "it was not replayed")
+            pytest.skip(_describe(rows[0]) if rows else "not replayed")
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Return the location that pytest reports."""
@@ -133,7 +133,7 @@ class TraceFile(pytest.File):
                 raise UserError(f"--opgrip-options={text!r}: {problem.removeprefix('opreplay: error: ')}") from error
         refused = [name for name in REFUSED if getattr(args, name)]
         if refused:
-            raise UserError(f"--opgrip-options: --{refused[0]} has no place in a test", "use opreplay")
+            raise UserError(f"--opgrip-options: --{refused[0]} is not allowed in a test", "use opreplay")
         return copy(args)
 
 
@@ -154,4 +154,4 @@ def _names(cases: Sequence[Case], by: str) -> Iterator[str]:
 
 
 def _describe(row: Result) -> str:
-    return f"{row.op} {row.shapes} ({row.mode}): {row.status}: {row.error or 'no reason is known'}"
+    return f"{row.op} {row.shapes} ({row.mode}): {row.status}: {row.error or 'unknown reason'}"

@@ -136,18 +136,16 @@ def _policy(scripts: Sequence[str]) -> str:
 
 
 DERIVED = (
-    Column("the file that the row is of", name="run"),
-    Column("what kind of work the operator does", name="family"),
-    Column("how it was run beside the mode, where that is not the usual", name="variant"),
-    Column("`ok` or why there is no time, and what makes a time doubtful", name="marked_status"),
-    Column(
-        "whether paired runs differ from the speed-up by over 10 %: then ~ is before it", name="is_speed_up_doubtful"
-    ),
-    Column("that the case counts by another row, run in another way", name="again", whole=True),
-    Column("of all its calls in the program, by the replayed median", "us", name="total_us"),
-    Column("the calls after which what making it ready cost is won back, against eager", name="break_even", whole=True),
+    Column("file of the row", name="run"),
+    Column("kind of work of the operator", name="family"),
+    Column("settings other than the mode, if not the defaults", name="variant"),
+    Column("`ok` or the reason of a failure, and warnings about the time", name="marked_status"),
+    Column("True if paired runs differ from the speed-up by over 10 %, shown as ~", name="is_speed_up_doubtful"),
+    Column("True if the case counts by another row, with other settings", name="again", whole=True),
+    Column("time of all calls in the program, by the replayed median", "us", name="total_us"),
+    Column("number of calls after which the preparation pays off, compared with eager", name="break_even", whole=True),
 )
-"""columns that the page adds to those of results"""
+"""columns that the page adds to the result columns"""
 MOST_TIMES = 400_000
 """maximum number of single times on a page; beyond it, each row has quantiles instead"""
 QUANTILES = np.linspace(0, 1, 21)

@@ -176,7 +176,7 @@ def _short(text: str) -> str:
 
 
 def _place(site: CallSite) -> str:
-    where = site.line or "outside of the program's code"
+    where = site.line or "outside the program's code"
     return f"{where}, in {site.module or 'no module'}, {site.phase}"
 
 
@@ -271,28 +271,28 @@ COVERAGE = "coverage"
 MOST_ROWS = 5_000
 """maximum number of rows of a table; those with the largest share of time are kept"""
 MEANINGS = {
-    "source": "traces of ours, or the tool whose files these are",
-    "op": "the operator",
-    "call": "the operator and its arguments",
-    "models": "that have such calls",
-    "traces": "that have such calls",
-    "calls": "in all traces",
-    "signatures": "different ones: operator, shapes, strides, dtypes, scalars and settings",
-    "operators": "different ones",
-    "share": "of the time, in percent; each model of a source counts alike",
-    "time_us": "of all calls, by the median of their signature",
-    "own_operators": "operators that no other model calls",
-    "alike": "part of its signatures that another model has too",
-    "elements_p10": "elements of a call's largest tensor, the tenth percentile",
-    "elements_p50": "their median",
-    "elements_p90": "the ninetieth percentile",
-    "usual_shapes": "those of most calls",
-    "usual_dtypes": "those of most calls",
-    "named": "the models",
-    "category": "what kind of work the operators do",
-    "of_torch": "public operators of torch of the kind",
-    "covered": "those of them that the corpus has",
-    "part_covered": "the part of them, in percent",
+    "source": "opgrip, or the tool that wrote the files",
+    "op": "operator",
+    "call": "operator and arguments",
+    "models": "number of models with such calls",
+    "traces": "number of traces with such calls",
+    "calls": "number of calls in all traces",
+    "signatures": "distinct combinations of operator, shapes, strides, dtypes, scalars and settings",
+    "operators": "number of distinct operators",
+    "share": "share of time in percent, all models of a source weighted equally",
+    "time_us": "time of all calls, by the median of their signature",
+    "own_operators": "operators called by no other model",
+    "alike": "share of its signatures that another model also has",
+    "elements_p10": "elements of a call's largest tensor, 10th percentile",
+    "elements_p50": "elements of a call's largest tensor, median",
+    "elements_p90": "elements of a call's largest tensor, 90th percentile",
+    "usual_shapes": "most frequent shapes",
+    "usual_dtypes": "most frequent dtypes",
+    "named": "names of the models",
+    "category": "kind of work of the operators",
+    "of_torch": "public operators of torch of this kind",
+    "covered": "public operators that the corpus contains",
+    "part_covered": "their share in percent",
     "missing": "the others",
 }
 

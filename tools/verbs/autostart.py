@@ -23,16 +23,16 @@ def run_on(args: argparse.Namespace) -> int:
     """Write the start-up file."""
     path = startup_file()
     if _is_ours(path):
-        print(f"opgrip autostart: {path} is there already")
+        print(f"opgrip autostart: {path} already exists")
         return 0
     if path.exists():
-        raise UserError(f"{path} is not what this version puts there", "remove it with opgrip autostart off")
+        raise UserError(f"{path} was written by another version", "remove it with opgrip autostart off")
     try:
         with whole_file(path, force=False) as file:
             file.write(LINE.encode())
     except OSError as error:
         raise cannot_be_written(path, error) from error
-    print(f"opgrip autostart: {path}: programs with {VARIABLE} set can be asked to record from now on")
+    print(f"opgrip autostart: {path}: programs with {VARIABLE} set now accept requests to record")
     return 0
 
 
@@ -40,7 +40,7 @@ def run_off(args: argparse.Namespace) -> int:
     """Remove the start-up file."""
     path = startup_file()
     if not path.exists():
-        print(f"opgrip autostart: it is off: there is no {path}")
+        print(f"opgrip autostart: already off: {path} does not exist")
         return 0
     try:
         path.unlink()
@@ -54,11 +54,11 @@ def run_status(args: argparse.Namespace) -> int:
     """Print whether the start-up file exists, and its path."""
     path = startup_file()
     if not path.exists():
-        print(f"off: there is no {path}")
+        print(f"off: {path} does not exist")
     elif _is_ours(path):
         print(f"on: {path}, for programs of {sys.prefix} with {VARIABLE} set")
     else:
-        print(f"on, of another version: {path}; renew it with opgrip autostart off and on")
+        print(f"on, from another version: {path}; update it with opgrip autostart off, then on")
     return 0
 
 
@@ -69,6 +69,6 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-verbs.register("autostart on")(Verb("let programs be recorded that nothing is changed of", EXAMPLES, None, run_on))
-verbs.register("autostart off")(Verb("take the start-up file away", EXAMPLES, None, run_off))
-verbs.register("autostart status")(Verb("say whether the start-up file is there", EXAMPLES, None, run_status))
+verbs.register("autostart on")(Verb("allow recording of programs without changing them", EXAMPLES, None, run_on))
+verbs.register("autostart off")(Verb("remove the start-up file", EXAMPLES, None, run_off))
+verbs.register("autostart status")(Verb("report if the start-up file exists", EXAMPLES, None, run_status))

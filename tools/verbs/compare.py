@@ -18,8 +18,8 @@ examples:
   opgrip compare latest~1 latest --by family          the two newest runs of the store
   opgrip compare a100.json h100.json l4.json --by op  several against the first
 
-A verdict needs to know how much one replay differs from the next: replay with --repeats 5.
-exit status: 0 if all gates passed, 1 if one failed, 2 for a mistake, 3 if none failed and one is not decided
+A verdict needs the variation between replays: replay with --repeats 5.
+exit status: 0 if all gates passed, 1 if one failed, 2 for a usage error, 3 if one is undecided and none failed
 gates: slower (each row), total, op, module, family, mode (each group) <=PERCENT; failed, changed, missing <=ROWS
 """
 
@@ -29,21 +29,21 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "base",
         metavar="BASE",
-        help="the run that the others are compared with: a file of opreplay, or a run of the store",
+        help="baseline: a results file, or a run of the store",
     )
-    parser.add_argument("new", nargs="+", metavar="NEW", help="what is compared with it")
+    parser.add_argument("new", nargs="+", metavar="NEW", help="files to compare with the baseline")
     add_store(parser)
     parser.add_argument("--gate", action="append", default=[], metavar="CONDITION", help=GATE_HELP)
     parser.add_argument(
         "--same",
         type=percent,
         metavar="PERCENT",
-        help="largest relative difference of times that count as the same (default: 5%%)",
+        help="largest relative difference of equal times (default: 5%%)",
     )
     parser.add_argument(
         "--by", choices=("op", "module", "family", "mode"), help="also print a table of groups of cases"
     )
-    parser.add_argument("--all", action="store_true", help="also show rows that are the same or undecided")
+    parser.add_argument("--all", action="store_true", help="also show unchanged and undecided rows")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write all to a .json, .csv, .md or .xml (JUnit)"
     )
@@ -51,7 +51,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 GATE_HELP = (
-    "exit with status 1 if this fails, and 3 if it is not decided: slower<=5%% for each row, total<=5%%, op<=5%% "
+    "condition; exit with status 1 if it fails, 3 if it is undecided: slower<=5%% for each row, total<=5%%, op<=5%% "
     "(or module, family, mode) for each group, failed<=0, changed<=0, missing<=0; can be repeated"
 )
 
@@ -82,4 +82,4 @@ def run(args: argparse.Namespace) -> int:
     return exit_status([item for outcomes in held for item in outcomes])
 
 
-verbs.register("compare")(Verb("which cases became faster or slower, and how sure that is", EXAMPLES, prepare, run))
+verbs.register("compare")(Verb("compare results and report faster and slower cases", EXAMPLES, prepare, run))

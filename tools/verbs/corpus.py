@@ -38,9 +38,9 @@ BY = ("op", "shape", "dtype", "model", "family", "signature", "row")
 ALL = -1
 EXAMPLES = """\
 examples:
-  opgrip corpus zoo                                  operators by their share of time, and how many models call them
-  opgrip corpus runs/ step.jsonl --by model            those of a folder, and one more
-  opgrip corpus zoo:mmdet --by signature --models 2: signatures that are alike in two models or more
+  opgrip corpus zoo                                  operators by share of time, with their numbers of models
+  opgrip corpus runs/ step.jsonl --by model            the traces of a folder, and one more
+  opgrip corpus zoo:mmdet --by signature --models 2: signatures shared by two or more models
   opgrip corpus zoo --by op --models all             operators that every model calls
   opgrip corpus zoo --coverage                       report which of torch's public operators the traces contain
   opgrip corpus zoo --by row -o corpus.parquet       all signatures of all traces, for pandas
@@ -50,16 +50,14 @@ examples:
 def prepare(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     parser.add_argument(
-        "inputs", nargs="+", metavar="TRACE", help="files and folders of traces and of other tools, zoo, zoo:PATTERN"
+        "inputs", nargs="+", metavar="TRACE", help="traces, files of other tools, folders, zoo, zoo:PATTERN"
     )
-    parser.add_argument(
-        "--by", choices=BY, default=BY[0], help="what each row of the table stands for (default: %(default)s)"
-    )
+    parser.add_argument("--by", choices=BY, default=BY[0], help="content of a table row (default: %(default)s)")
     parser.add_argument(
         "--models",
         type=span,
         metavar="N|A:B|all",
-        help="only rows that this number of models have: 1, 2:, 3:10, or all",
+        help="only rows shared by this number of models: 1, 2:, 3:10, or all",
     )
     parser.add_argument(
         "--coverage", action="store_true", help="report which of torch's public operators the traces contain"
@@ -67,7 +65,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=positive, default=30, metavar="N", help="rows to show (default: %(default)s)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all to a .json, .csv, .md or .parquet")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    add_reading(parser, "take what there is of cut or damaged traces")
+    add_reading(parser, "also read cut or damaged traces, as far as possible")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         check_writable(args.output, args.force)
     reporter = Reporter(args.prog)
     corpus = read_corpus(args.inputs, args.partial, args.unbounded, reporter.reading)
-    say_notes(corpus.notes, reporter, "; -o FILE.json names them")
+    say_notes(corpus.notes, reporter, "; -o FILE.json lists them")
     if args.coverage:
         _cover(corpus, args)
     else:
@@ -91,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     if args.models and args.by in ("model", "row"):
-        raise UserError(f"--models does not go with --by {args.by}", "each of its rows is of one model")
+        raise UserError(f"--models cannot be used with --by {args.by}", "a row belongs to one model only")
 
 
 def _summarize(corpus: Corpus, args: argparse.Namespace) -> None:
@@ -128,14 +126,14 @@ def span(text: str) -> tuple[int, int | None]:
     first, colon, last = text.partition(":")
     numbers = [number for number in (first, last) if number]
     if not numbers or not all(number.isdecimal() and len(number) < 10 for number in numbers):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number, as 2, nor a span of them, as 2:, nor all")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 2, a range such as 2: or all")
     least, most = int(first or 1), int(last) if last else (None if colon else int(first))
     if most is not None and not 1 <= max(least, 1) <= most:
-        raise argparse.ArgumentTypeError(f"{text!r}: no row is of so many models")
+        raise argparse.ArgumentTypeError(f"{text!r}: no row is shared by this number of models")
     return least, most
 
 
-verbs.register("corpus")(Verb("what several traces say together", EXAMPLES, prepare, run))
+verbs.register("corpus")(Verb("aggregate several traces", EXAMPLES, prepare, run))
 
 
 CASES = 500
@@ -144,11 +142,11 @@ BASELINE = "baseline"
 DISTILL_EXAMPLES = """\
 examples:
   opgrip corpus distill zoo --cases 500 -o bench.jsonl.zst
-  opreplay bench.jsonl.zst                                       a score of all models: 28 minutes on two slow cores
+  opreplay bench.jsonl.zst                                       a score for all models: 28 minutes on two slow cores
   opgrip corpus distill zoo --times baseline -o bench.jsonl.zst  beside the machine that opreplay zoo scores by
   opgrip corpus distill zoo --times one.parquet --check two.parquet -o bench.jsonl.zst
 
---times takes results of a replay of these traces, whose times the weights then refer to; --check takes those of
+--times sets the times that the weights refer to, from a replay of these traces. --check takes the results of
 another, and prints what the distilled cases predict of each model and trace beside what these took.
 """
 
@@ -165,16 +163,16 @@ def prepare_distill(parser: argparse.ArgumentParser) -> None:
         "--times",
         action="append",
         metavar="RUN",
-        help="results of opreplay of these traces, or baseline for those of the zoo that ship (default: captured "
-        "times); can be repeated for a replay in pieces",
+        help="results of opreplay for these traces, or baseline for the baseline of the zoo (default: captured "
+        "times); can be repeated for partial results",
     )
     parser.add_argument(
         "--check",
         action="append",
         metavar="RUN",
-        help="results of another replay than --times, or baseline, to compare the prediction with; can be repeated",
+        help="results of a second replay, or baseline, to compare predictions with; can be repeated",
     )
-    add_reading(parser, "take what there is of cut or damaged traces")
+    add_reading(parser, "also read cut or damaged traces, as far as possible")
 
 
 def run_distill(args: argparse.Namespace) -> int:
@@ -223,16 +221,16 @@ def _read_times(names: Sequence[str], chosen_by: Times | None = None) -> tuple[s
             results = read_run(Store().find(name))
             own_machine, own = machine_of(results), times_of(results)
         if machine not in ("", own_machine):
-            problem = f"{name} is of {own_machine}, the times before it of {machine}"
-            raise UserError(printable(problem), "name results of one machine")
+            problem = f"{name} was measured on {own_machine}, the previous results on {machine}"
+            raise UserError(printable(problem), "use results of one machine")
         if chosen_by and is_replay_of(own, chosen_by):
-            problem = f"--check {name} has the very times that the cases are chosen by, which says nothing"
-            raise UserError(printable(problem), "replay the traces once more and check with those results")
+            problem = f"--check {name} has the same times as --times"
+            raise UserError(printable(problem), "replay the traces again and use those results")
         machine = own_machine
         times |= own
     return machine, times
 
 
 verbs.register("corpus distill")(
-    Verb("the few cases that stand for many models, as a trace", DISTILL_EXAMPLES, prepare_distill, run_distill)
+    Verb("write a small trace that represents many models", DISTILL_EXAMPLES, prepare_distill, run_distill)
 )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 GRIP_EXAMPLES = """\
 examples:
-  opgrip grip train.py --function bbox2delta    a function of the script, to grips/bbox2delta
+  opgrip grip train.py --function bbox2delta    a function of the script, into grips/bbox2delta
   opgrip grip train.py --function 'mmdet.models.*:*Coder.decode' -- --epochs 1
   opgrip grip detect.py --function mmdet.structures.bbox:bbox_overlaps --by-reference
 """
@@ -28,7 +28,7 @@ examples:
 
 def prepare_grip(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
-    parser.add_argument("script", metavar="SCRIPT", help="the program to run; after --, its own arguments")
+    parser.add_argument("script", metavar="SCRIPT", help="program to run, followed by -- and its arguments")
     parser.add_argument(
         "--function",
         action="append",
@@ -44,10 +44,10 @@ def prepare_grip(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=CALLS,
         metavar="N",
-        help="number of calls to keep per function, each with another signature (default: %(default)s)",
+        help="calls with different signatures to keep per function (default: %(default)s)",
     )
     parser.add_argument(
-        "--by-reference", action="store_true", help="keep the import paths of functions instead of their code"
+        "--by-reference", action="store_true", help="refer to functions by import path instead of copying their code"
     )
 
 
@@ -73,15 +73,15 @@ def run_grip(args: argparse.Namespace) -> int:
 
 
 verbs.register("grip")(
-    Verb("run a script, and make samples of some of its functions", GRIP_EXAMPLES, prepare_grip, run_grip, True)
+    Verb("run a script and extract samples of its functions", GRIP_EXAMPLES, prepare_grip, run_grip, True)
 )
 
 
 LONGTAIL_EXAMPLES = """\
 examples:
   opgrip longtail trace:faster_rcnn
-  opgrip longtail traces/*.jsonl.gz --top 50 -o longtail.csv    over a whole set of models
-  opgrip longtail step.jsonl --bandwidth 3350                   had it run on memory of that many GB/s
+  opgrip longtail traces/*.jsonl.gz --top 50 -o longtail.csv    over several models
+  opgrip longtail step.jsonl --bandwidth 3350                   as if run with memory of this bandwidth in GB/s
 """
 
 
@@ -97,7 +97,7 @@ def prepare_longtail(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows to a .json or .csv")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    add_reading(parser, "take what there is of cut or damaged traces")
+    add_reading(parser, "also read cut or damaged traces, as far as possible")
 
 
 def run_longtail(args: argparse.Namespace) -> int:
@@ -124,7 +124,7 @@ def _load(paths: Iterable[Path], args: argparse.Namespace, reporter: Reporter) -
         with reporter.reading(path):
             trace = load(path, args.partial, args.unbounded)
         if not trace.distinct_calls["function"].notna().any():
-            raise UserError(f"{path} does not tell which functions made its calls", "capture it again")
+            raise UserError(f"{path} does not contain the functions of its calls", "capture it again")
         yield trace
 
 
@@ -141,10 +141,10 @@ def gigabytes(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GB/s above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a bandwidth in GB/s above 0")
     return number * 1e9
 
 
 verbs.register("longtail")(
-    Verb("rank the functions that break into many small operators", LONGTAIL_EXAMPLES, prepare_longtail, run_longtail)
+    Verb("rank functions that run as many small operators", LONGTAIL_EXAMPLES, prepare_longtail, run_longtail)
 )

@@ -31,7 +31,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     parser.add_argument("--device", default="cpu", help="device to measure, such as cuda:0 (default: %(default)s)")
     parser.add_argument("--again", action="store_true", help="measure again even if results are cached")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write it, as JSON")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the results as JSON")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
 
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     reporter = Reporter("opgrip machine")
     ceilings = None if args.again else read_cached_ceilings(device)
     if ceilings is None:
-        with reporter.following(f"measuring what {device} gives at most") as tell:
+        with reporter.following(f"measuring the peaks of {device}") as tell:
             ceilings = measure(device, tell)
         reporter.say(f"kept in {keep(ceilings, device)}")
     _print(ceilings, sys.stdout)
@@ -78,4 +78,4 @@ def _size(size: int | None) -> str:
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
 
-verbs.register("machine")(Verb("measure what this machine gives at most", EXAMPLES, prepare, run))
+verbs.register("machine")(Verb("measure the peaks of this machine", EXAMPLES, prepare, run))

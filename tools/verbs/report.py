@@ -44,7 +44,7 @@ def prepare_plot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     parser.add_argument("--op", metavar="GLOB", help="only cases of these operators, such as 'aten.conv*'")
     parser.add_argument("--case", metavar="KEY", help="only the case whose key in the results starts with this")
-    parser.add_argument("--by", metavar="WORD", help="what cases are grouped by: family, op, module")
+    parser.add_argument("--by", metavar="WORD", help="grouping of cases: family, op, module")
     parser.add_argument("--over", metavar="WORD", help="the x axis: threads, batch_scale, streams; bytes, flops")
     parser.add_argument("--title", metavar="TEXT", help="title of the plot (default: trace, machine and torch)")
 
@@ -72,17 +72,15 @@ def run_plot(args: argparse.Namespace) -> int:
     return 0
 
 
-verbs.register("plot")(
-    Verb("results as a picture for a paper: .png, .svg or .pdf", PLOT_EXAMPLES, prepare_plot, run_plot)
-)
+verbs.register("plot")(Verb("plot results as .png, .svg or .pdf", PLOT_EXAMPLES, prepare_plot, run_plot))
 
 
 REPORT_EXAMPLES = """\
 examples:
   opgrip report results.json -o report.html
-  opgrip report results.json trace:faster_rcnn -o report.html     with the trace: its lines, timeline, values
+  opgrip report results.json trace:faster_rcnn -o report.html     with lines, timeline and values of the trace
   opgrip report h100.parquet l4.parquet -o devices.html           side by side
-  opgrip report zoo -o zoo.html                                   many traces: what they say together
+  opgrip report zoo -o zoo.html                                   aggregate of many traces
   opgrip report latest -o report.html                             the newest run of the store
   opgrip report results -o history.html                           the 20 newest runs of a store
 """
@@ -98,21 +96,21 @@ def prepare_report(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="RESULTS|TRACE",
-        help="files of opreplay, kept runs, a store of runs, traces, folders of traces, zoo",
+        help="results files, runs or folders of the store, traces, folders of traces, zoo",
     )
     add_store(parser)
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the .html to write")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=".html file to write")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     parser.add_argument(
         "--gate",
         action="append",
         default=[],
         metavar="CONDITION",
-        help="condition on runs compared with the first, as in opgrip compare "
+        help="condition for runs, compared with the first as in opgrip compare "
         "(default: slower<=5%%, failed<=0, changed<=0)",
     )
-    parser.add_argument("--title", metavar="TEXT", help="title of the page (default: the names of what it shows)")
-    add_reading(parser, "take what there is of cut or damaged traces")
+    parser.add_argument("--title", metavar="TEXT", help="title of the page (default: names of the results and traces)")
+    add_reading(parser, "also read cut or damaged traces, as far as possible")
 
 
 def run_report(args: argparse.Namespace) -> int:
@@ -193,5 +191,5 @@ def _unique(name: str, taken: Container[str]) -> str:
 
 
 verbs.register("report")(
-    Verb("results and traces as one HTML file that opens offline", REPORT_EXAMPLES, prepare_report, run_report)
+    Verb("show results and traces in one HTML file that opens offline", REPORT_EXAMPLES, prepare_report, run_report)
 )

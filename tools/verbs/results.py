@@ -21,7 +21,7 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the argument `which` for a run, and the option for its store."""
-    names = "a file of opreplay, a run of the store (or the start or end of its name), or latest"
+    names = "a results file, a run of the store (or the start or end of its name), or latest"
     parser.add_argument("which", metavar="RUN", help=names)
     add_store(parser)
 
@@ -61,7 +61,7 @@ def run_list(args: argparse.Namespace) -> int:
         print()
         return 0
     if not found:
-        print(f"{args.prog}: {store.folder} holds no such runs: opreplay keeps one a replay", file=sys.stderr)
+        print(f"{args.prog}: {store.folder} contains no matching runs: opreplay adds one per replay", file=sys.stderr)
         return 0
     columns = [
         TableColumn("run", lambda row: row[0].name, most=MOST_OF_NAME),
@@ -78,7 +78,7 @@ def run_list(args: argparse.Namespace) -> int:
     return 0
 
 
-verbs.register("results list")(Verb("the runs that opreplay kept", LIST_EXAMPLES, prepare_list, run_list))
+verbs.register("results list")(Verb("list the runs of the results store", LIST_EXAMPLES, prepare_list, run_list))
 
 
 MERGE_EXAMPLES = """\
@@ -118,7 +118,7 @@ def run_merge(args: argparse.Namespace) -> int:
     return 0
 
 
-verbs.register("results merge")(Verb("one file of the rows of several", MERGE_EXAMPLES, prepare_merge, run_merge))
+verbs.register("results merge")(Verb("merge several results files into one", MERGE_EXAMPLES, prepare_merge, run_merge))
 
 
 SCORE_EXAMPLES = """\
@@ -128,7 +128,7 @@ examples:
   opgrip results score one.parquet --baseline other.parquet      two replays of trace:zoo_500
   opgrip results score zoo.parquet --json > score.json
 
-docs/benchmark.md says how the number comes about.
+docs/benchmark.md explains the score.
 """
 
 
@@ -138,10 +138,10 @@ def prepare_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline",
         metavar="FILE",
-        help="file that opgrip zoo baseline wrote (default: the one that ships); for results of a distilled trace, "
+        help="file written by opgrip zoo baseline (default: the one in the package); for results of a distilled trace, "
         "another run of the same trace (default: the times that it has)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON: a list of one object a mode")
+    parser.add_argument("--json", action="store_true", help="print JSON: a list with one object per mode")
 
 
 def run_score(args: argparse.Namespace) -> int:
@@ -159,7 +159,7 @@ def run_score(args: argparse.Namespace) -> int:
     else:
         scores = score_of(results, read_baselines(None if baseline is None else Path(baseline)))
     if not scores:
-        raise UserError("these results are of no zoo", "make some with opreplay zoo -o results.parquet")
+        raise UserError("these results do not belong to the zoo", "make some with opreplay zoo -o results.parquet")
     if args.json:
         json.dump([plain_of(score) for score in scores], sys.stdout, indent=1)
         print()
@@ -168,9 +168,7 @@ def run_score(args: argparse.Namespace) -> int:
     return 0
 
 
-verbs.register("results score")(
-    Verb("how fast a device or a compiler runs what models run", SCORE_EXAMPLES, prepare_score, run_score)
-)
+verbs.register("results score")(Verb("score a device or compiler on the zoo", SCORE_EXAMPLES, prepare_score, run_score))
 
 
 SHOW_EXAMPLES = """\
@@ -208,4 +206,4 @@ def run_show(args: argparse.Namespace) -> int:
     return 0
 
 
-verbs.register("results show")(Verb("where a run comes from, and its rows", SHOW_EXAMPLES, prepare_show, run_show))
+verbs.register("results show")(Verb("show the origin of a run, and its rows", SHOW_EXAMPLES, prepare_show, run_show))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LIST_EXAMPLES = """\
 examples:
   opgrip samples list
-  opgrip samples list --tag ForLoop --tag InputAware    those that have both
+  opgrip samples list --tag ForLoop --tag InputAware    samples with both tags
   opgrip samples list --source mmdetection '*_loss'
 """
 COLUMNS = (
@@ -44,11 +44,11 @@ def run_list(args: argparse.Namespace) -> int:
 
     samples = find_samples(patterns=args.names, tags=args.tag)
     if not samples:
-        raise UserError("no sample has these names and tags", "opgrip samples list shows all")
+        raise UserError("no sample matches these names and tags", "opgrip samples list shows all")
     if args.source is not None:
         samples = [sample for sample in samples if args.source.lower() in f"{sample.project} {sample.url}".lower()]
         if not samples:
-            raise UserError(f"no sample is from {args.source!r}", "opgrip samples list shows where all are from")
+            raise UserError(f"no sample is from {args.source!r}", "opgrip samples list shows all projects")
     rows = [
         (
             sample.name,
@@ -67,7 +67,7 @@ def run_list(args: argparse.Namespace) -> int:
     return 0
 
 
-verbs.register("samples list")(Verb("list the samples that ship", LIST_EXAMPLES, prepare_list, run_list))
+verbs.register("samples list")(Verb("list the samples of the package", LIST_EXAMPLES, prepare_list, run_list))
 
 
 SHOW_EXAMPLES = """\
@@ -117,7 +117,7 @@ class _Plain(str):
 
 
 verbs.register("samples show")(
-    Verb("show what a sample computes, its inputs and its source", SHOW_EXAMPLES, prepare_show, run_show)
+    Verb("show the description, inputs and source of a sample", SHOW_EXAMPLES, prepare_show, run_show)
 )
 
 
@@ -137,4 +137,4 @@ def run_tags(args: argparse.Namespace) -> int:
     return 0
 
 
-verbs.register("samples tags")(Verb("list the tags, and how many samples have each", TAGS_EXAMPLES, None, run_tags))
+verbs.register("samples tags")(Verb("list the tags, with the number of samples", TAGS_EXAMPLES, None, run_tags))

@@ -26,27 +26,27 @@ OWN = "opgrip"
 OWN_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 CONVERT_EXAMPLES = """\
 examples:
-  opgrip trace convert --formats                                             what is read and written
-  opgrip trace convert inputs.txt calls.jsonl                                the format is found by content
+  opgrip trace convert --formats                                             the readable and writable formats
+  opgrip trace convert inputs.txt calls.jsonl                                the format is detected by content
   opgrip trace convert trace:faster_rcnn inputs.txt --to tritonbench
-  opgrip trace convert step.jsonl inputs.txt --report loss.json              what inputs.txt does not hold
-  opgrip trace convert ranges.json some.jsonl --sample 100                   of the million cases that ranges make
+  opgrip trace convert step.jsonl inputs.txt --report loss.json              what inputs.txt lost
+  opgrip trace convert ranges.json some.jsonl --sample 100                   of the million cases of the ranges
 """
 
 
 def prepare_convert(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     parser.add_argument("input", type=Path, metavar="IN", help="a trace, or a file of another tool")
-    parser.add_argument("output", type=Path, metavar="OUT", help="the file to write; for flashinfer a folder")
-    parser.add_argument("--formats", action=_ListFormats, nargs=0, help="list the formats that are read and written")
+    parser.add_argument("output", type=Path, metavar="OUT", help="file to write; a folder for flashinfer")
+    parser.add_argument("--formats", action=_ListFormats, nargs=0, help="list the readable and writable formats")
     parser.add_argument(
         "--from", dest="source", metavar="FORMAT", help="format of IN, one of --formats (default: by its content)"
     )
     parser.add_argument("--to", metavar="FORMAT", help="format of OUT, one of --formats (default: by its suffix)")
     add_options(parser, Cut)
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write what each call lost, as .json")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the facts that each call lost, as .json")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    add_reading(parser, "take what there is of a cut or damaged trace")
+    add_reading(parser, "also read a cut or damaged trace, as far as possible")
 
 
 def run_convert(args: argparse.Namespace) -> int:
@@ -84,7 +84,7 @@ def _write_own(reader: TraceReader, args: argparse.Namespace) -> Losses:
         for record in records:
             writer.write(record)
         if reader.missing and not args.partial:
-            raise UserError(reader.missing, "convert what there is with --partial")
+            raise UserError(reader.missing, "convert it with --partial")
     except BaseException:
         writer.discard()
         raise
@@ -103,7 +103,7 @@ def _write_foreign(reader: TraceReader, target: str, args: argparse.Namespace) -
         with whole_file(args.output, args.force) as file:
             format_.write_records(reader, file, reader.losses)
             if reader.missing and not args.partial:
-                raise UserError(reader.missing, "convert what there is with --partial")
+                raise UserError(reader.missing, "convert it with --partial")
         return reader.losses
     trace = load(args.input, args.partial, args.unbounded, reader)
     if format_.write_folder is not None:
@@ -124,7 +124,7 @@ def _check_target(target: str) -> None:
     names = _written()
     if target not in names:
         choice = f"choose one of {', '.join(names)}"
-        raise UserError(f"{target} is no format that is written", did_you_mean(target, names, choice))
+        raise UserError(f"{target} is not a writable format", did_you_mean(target, names, choice))
 
 
 def _written() -> list[str]:
@@ -158,11 +158,11 @@ def _format_of_name(path: Path) -> str:
     if matches:
         return max(matches)[1]
     if path.is_dir():
-        raise UserError(f"{path} is a folder", "name a file in it, or a new folder with --to flashinfer")
+        raise UserError(f"{path} is a folder", "write a file, or a new folder with --to flashinfer")
     names = ", ".join(_written())
     if (suffix := path.suffix.removeprefix(".")) in set(formats.names()) - set(_written()):
-        raise UserError(f"{path} would be a file of {suffix}, which are read, not written", f"choose one of {names}")
-    raise UserError(f"{path} does not say its format", f"name it .jsonl for a trace, or its format with --to: {names}")
+        raise UserError(f"{path} cannot be written: .{suffix} is read only", f"choose one of {names}")
+    raise UserError(f"{path} has an unknown suffix", f"use .jsonl for a trace, or one of --to: {names}")
 
 
 class _ListFormats(argparse.Action):
@@ -176,7 +176,7 @@ class _ListFormats(argparse.Action):
         for name, item in formats.items():
             ways = ("read" if item.read is not None else "", "written" if item.is_written else "")
             rows.append((name, ", ".join(filter(None, ways)), ", ".join(item.suffixes), item.summary))
-        headings = ("format", "is", "named", "what it is")
+        headings = ("format", "access", "suffixes", "description")
         columns = [TableColumn(heading, itemgetter(place)) for place, heading in enumerate(headings)]
         print_table(columns, rows, sys.stdout)
         parser.exit()
@@ -199,7 +199,7 @@ def _tell(args: argparse.Namespace, losses: Losses) -> None:
 
 
 verbs.register("trace convert")(
-    Verb("read and write files of other tools", CONVERT_EXAMPLES, prepare_convert, run_convert)
+    Verb("convert between traces and files of other tools", CONVERT_EXAMPLES, prepare_convert, run_convert)
 )
 
 
@@ -212,11 +212,13 @@ examples:
 def prepare_export(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
-    parser.add_argument("number", type=not_negative, metavar="N", help="number of the signature, as opreplay shows it")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the .py to write")
+    parser.add_argument(
+        "number", type=not_negative, metavar="N", help="number of the signature in the output of opreplay"
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=".py file to write")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_options(parser, Cut)
-    add_reading(parser, "take what there is of a cut or damaged trace")
+    add_reading(parser, "also read a cut or damaged trace, as far as possible")
 
 
 def run_export(args: argparse.Namespace) -> int:
@@ -225,7 +227,7 @@ def run_export(args: argparse.Namespace) -> int:
     from opgrip.traces import TraceReader, load
 
     if args.output.suffix != ".py":
-        raise UserError(f"{args.output} is no name of a Python file", "end it in .py")
+        raise UserError(f"{args.output} is not a Python file", "use the suffix .py")
     check_writable(args.output, args.force)
     with Reporter(args.prog).reading(args.trace):
         reader = TraceReader(args.trace, args.unbounded, cut=from_arguments(Cut, args))
@@ -242,13 +244,13 @@ def export_case(trace: Trace, number: int) -> str:
 
     Raises
     ------
-    UserError : if no call of the trace has the signature, or if running it needs more than torch
+    UserError : if the trace has no signature, or if running it needs more than torch
     """
     from opgrip.replay.cases.cases import make_cases
 
     case = next((case for case in make_cases(trace) if case.trace_number == number), None)
     if case is None:
-        raise UserError(f"no call of the trace has the signature {number}", "opgrip trace info names some")
+        raise UserError(f"the trace has no signature {number}", "opgrip trace info lists some")
     return source_of(trace, case)
 
 
@@ -262,7 +264,7 @@ def source_of(trace: Trace, case: Case) -> str:
     try:
         find_operator(signature, extensions=())
     except Unsupported as error:
-        raise UserError(f"{signature.op} cannot stand in a script", str(error)) from error
+        raise UserError(f"{signature.op} cannot be written to a script", str(error)) from error
     signature, values = with_defaults(signature, trace.values)
     return script_of(signature, values, case.context, list(_facts(trace, case)))
 
@@ -286,5 +288,5 @@ def _facts(trace: Trace, case: Case) -> list[str]:
 
 
 verbs.register("trace export-case")(
-    Verb("write one call as a Python file that needs torch alone", EXPORT_EXAMPLES, prepare_export, run_export)
+    Verb("write one call as a Python script that only needs torch", EXPORT_EXAMPLES, prepare_export, run_export)
 )

@@ -50,7 +50,7 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         metavar="A",
         help="a trace, a folder of traces, a pattern, a day of --new-only, or a file of another tool",
     )
-    parser.add_argument("after", type=Path, metavar="B", help="what is compared with it")
+    parser.add_argument("after", type=Path, metavar="B", help="files to compare with the baseline")
     parser.add_argument(
         "--fail-on", type=names, default=(), metavar="KINDS", help=f"exit with status 1: {','.join(CHOICES)} or {ANY}"
     )
@@ -58,14 +58,14 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         "--counts",
         type=percent,
         metavar="PERCENT",
-        help="tolerated difference of counts (default: nothing; of several traces a side 10%%)",
+        help="tolerated difference of counts (default: 0, or 10%% for several traces per side)",
     )
     parser.add_argument(
         "--least",
         type=percent,
         metavar="PERCENT",
-        help="ignore signatures that came, went or changed counts below this share of the time (default: nothing; "
-        "of several traces a side 0.1%%)",
+        help="ignore signatures that came, went or changed counts below this share of the time (default: 0, or "
+        "0.1%% for several traces per side)",
     )
     parser.add_argument(
         "--share",
@@ -84,7 +84,7 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=positive, default=30, metavar="N", help="rows to show (default: %(default)s)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all to a .json, or the rows to a .md")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    add_reading(parser, "take what there is of cut or damaged traces")
+    add_reading(parser, "also read cut or damaged traces, as far as possible")
 
 
 def run_diff(args: argparse.Namespace) -> int:
@@ -94,7 +94,9 @@ def run_diff(args: argparse.Namespace) -> int:
     from opgrip.traces.analysis.differences import check_form, compare_sides, load_side, paths_of, write_difference
 
     if strange := [kind for kind in args.fail_on if kind not in (*CHOICES, ANY)]:
-        raise UserError(f"--fail-on {strange[0]} is no difference", f"choose from {', '.join((*CHOICES, ANY))}")
+        raise UserError(
+            f"--fail-on {strange[0]} is not a kind of difference", f"choose from {', '.join((*CHOICES, ANY))}"
+        )
     if args.output is not None:
         check_form(args.output)
         check_writable(args.output, args.force)
@@ -129,7 +131,7 @@ def _print_diff(difference: TraceDifference, top: int) -> None:
     print_line(f"{'signatures':<12}{len(difference.rows):,}: {counts}", sys.stdout, indent=12)
     if difference.operators:
         print()
-        title = f"operators whose share moved ({len(difference.operators):,})"
+        title = f"operators with a changed share ({len(difference.operators):,})"
         print_table(OPERATORS_MOVED, difference.operators[:top], sys.stdout, title)
     if not changed:
         return
@@ -165,7 +167,7 @@ OPERATORS_MOVED = (
     TableColumn("operator", "op", least=24),
 )
 
-verbs.register("trace diff")(Verb("what differs between two traces", DIFF_EXAMPLES, prepare_diff, run_diff))
+verbs.register("trace diff")(Verb("compare two traces", DIFF_EXAMPLES, prepare_diff, run_diff))
 
 
 VALIDATE_EXAMPLES = """\
@@ -173,7 +175,7 @@ examples:
   opgrip trace validate trace:faster_rcnn
   opgrip trace validate traces/*.jsonl.gz -o findings.json
 
-exit status: 1 where something is wrong
+exit status: 1 if a trace is invalid
 """
 
 
@@ -214,9 +216,7 @@ def _print_validate(validation: Validation, top: int) -> None:
         print(f"{path}: and {total - top:,} others")
     for note in validation.notes:
         print(f"{path}: {printable(note)}", file=sys.stderr)
-    print(f"{path}: {counted(validation.records, 'record')}, {counted(total, 'finding') if total else 'nothing wrong'}")
+    print(f"{path}: {counted(validation.records, 'record')}, {counted(total, 'finding') if total else 'no findings'}")
 
 
-verbs.register("trace validate")(
-    Verb("find what is wrong in traces", VALIDATE_EXAMPLES, prepare_validate, run_validate)
-)
+verbs.register("trace validate")(Verb("check traces for errors", VALIDATE_EXAMPLES, prepare_validate, run_validate))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 GRAPH_EXAMPLES = """\
 examples:
   opgrip trace graph trace:faster_rcnn                  critical path and live memory
-  opgrip trace graph trace:faster_rcnn -o graph.json    every call with those that it depends on
+  opgrip trace graph trace:faster_rcnn -o graph.json    every call with its dependencies
   opgrip trace graph trace:faster_rcnn -o graph.dot && dot -Tsvg -O graph.dot
 """
 
@@ -34,7 +34,7 @@ def prepare_graph(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the graph as .json or .dot")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    add_reading(parser, "take what there is of a cut or damaged trace")
+    add_reading(parser, "also read a cut or damaged trace, as far as possible")
 
 
 def run_graph(args: argparse.Namespace) -> int:
@@ -51,7 +51,7 @@ def run_graph(args: argparse.Namespace) -> int:
         flow = Dataflow(trace)
         facts = graph_facts(flow)
     if not facts.calls or not flow.has_memory:
-        raise UserError(f"{args.trace} holds no dataflow", "capture it again with this version")
+        raise UserError(f"{args.trace} contains no dataflow", "capture it again with this version")
     if args.output is not None:
         with whole_file(args.output, args.force) as file:
             file.writelines(f"{line}\n".encode() for line in writers[args.output.suffix](flow, facts))
@@ -136,7 +136,7 @@ def prepare_timeline(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="FILE", help="a .json or .json.gz (default: standard output)"
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    add_reading(parser, "take what there is of a cut or damaged trace")
+    add_reading(parser, "also read a cut or damaged trace, as far as possible")
 
 
 def run_timeline(args: argparse.Namespace) -> int:

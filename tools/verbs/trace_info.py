@@ -31,7 +31,7 @@ examples:
   opgrip trace info trace:faster_rcnn
   opgrip trace info trace:faster_rcnn --top 30 | less
   opgrip trace info trace:faster_rcnn --by function --by line
-  opgrip trace info ranges.json --sample 100          of the million cases that ranges make
+  opgrip trace info ranges.json --sample 100          of the million cases of the ranges
   opgrip trace info model.onnx                                  files of other tools: docs/formats.md
 """
 
@@ -44,7 +44,7 @@ MOST_UNFINISHED = 20
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that opcapture wrote, or one of another tool")
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument(
         "--top", type=positive, default=12, metavar="N", help="rows of each table (default: %(default)s)"
     )
@@ -57,7 +57,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows of the tables: .json, .csv")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_options(parser, Cut)
-    add_reading(parser, "show what there is of a cut or damaged trace")
+    add_reading(parser, "also read a cut or damaged trace, as far as possible")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,9 +74,9 @@ def run(args: argparse.Namespace) -> int:
         print_line(f"{name:<12}{printable(value)}", sys.stdout, indent=12)
     print()
     if trace.distinct_calls["device_ns"].notna().any():
-        print_line(f"{DEVICE_TIME}; host us is the host's time beside it", sys.stdout)
+        print_line(f"{DEVICE_TIME}; host us is the time on the host", sys.stdout)
     if KERNEL in tables and not trace.kernels:
-        raise UserError(f"{args.trace} names no kernels", "capture it on a GPU with --device-time kernels")
+        raise UserError(f"{args.trace} contains no kernels", "capture it on a GPU with --device-time kernels")
     # without times, as in some files of other tools, shares are by number of calls
     is_timed = trace.header.get("timed") is not False
     summaries = {by: _summary(trace, by) for by in tables}
@@ -96,7 +96,7 @@ def _check_output(path: Path, force: bool, tables: Sequence[str]) -> None:
     if path.suffix not in (".json", ".csv"):
         raise UserError(f"{path} is neither .json nor .csv", "name one of these")
     if path.suffix == ".csv" and len(tables) > 1:
-        raise UserError(f"{path} holds one table, and here are {' and '.join(tables)}", "name one with --by")
+        raise UserError(f"{path} fits one table, got {' and '.join(tables)}", "choose one with --by")
     check_writable(path, force)
 
 
@@ -208,7 +208,7 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
         yield "time", str(header["time"])
     flight = header.get("flight")
     if isinstance(flight, dict) and _is_count(flight.get("last")):
-        written = f", written for {flight['reason']}" if "reason" in flight else ", which nobody wrote down: a crash"
+        written = f", written for {flight['reason']}" if "reason" in flight else ", not written when it ended: a crash"
         yield "flight", f"the last {counted(flight['last'], 'call')}{written}"
         if _is_count(flight.get("before")):
             yield "forgotten", f"{counted(flight['before'], 'call')}, not in the trace"
@@ -265,17 +265,17 @@ def _distilled(header: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     cases = chosen_numbers(header)
     if cases is not None:
         traces, base = header[FIELD].get("traces"), header[FIELD].get("base")
-        standing = f" for {counted(len(traces), 'trace')}" if isinstance(traces, dict) else ""
+        standing = f" that represent {counted(len(traces), 'trace')}" if isinstance(traces, dict) else ""
         against = f", by the times of {base}" if base else ""
-        yield "distilled", f"{counted(len(cases), 'case')} that stand{standing}{against}; other calls are around them"
+        yield "distilled", f"{counted(len(cases), 'case')}{standing}{against}; other calls provide their context"
 
 
 def _redacted(form: Mapping[str, Any]) -> str:
     """Return a description of a redaction."""
     kept = form.get("kept")
-    names = f", but for {', '.join(map(str, kept))}" if isinstance(kept, list) and kept else ""
-    hidden = "; custom operators have other names, and do not replay" if form.get("operators_hidden") else ""
-    return f"names, paths, texts and values are not the program's{names}{hidden}"
+    names = f", except {', '.join(map(str, kept))}" if isinstance(kept, list) and kept else ""
+    hidden = "; custom operators are renamed and cannot be replayed" if form.get("operators_hidden") else ""
+    return f"names, paths, texts and values were replaced{names}{hidden}"
 
 
 def _perturbed(calls: pd.DataFrame, contended: float) -> str:
@@ -285,7 +285,7 @@ def _perturbed(calls: pd.DataFrame, contended: float) -> str:
     perturbed = calls[calls["perturbed"]]
     others = perturbed["signature"].isin(calls["signature"][~calls["perturbed"]])
     timed = int(perturbed[COUNT][others].sum())
-    of_others = ", timed by others like them" if others.all() else f", {timed:,} timed by others like them"
+    of_others = ", with times of similar calls" if others.all() else f", {timed:,} with times of similar calls"
     count = counted(int(perturbed[COUNT].sum()), "call")
     causes = ["right after the capture's own work"]
     causes += ["on slow memory"] if calls["slow_memory_ns"].any() else []
@@ -314,10 +314,10 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
         if trace.end.passed_by:
             yield "passed by", _list_dropped(trace.end.passed_by)
         if trace.end.stopped:
-            yield "stopped", f"at {trace.end.stopped}, and the program went on"
+            yield "stopped", f"at {trace.end.stopped}, the program continued"
         if trace.end.thinned:
             left_out = [f"{what} {count:,} times" for what, count in trace.end.thinned.items()]
-            yield "left out", f"{', '.join(left_out)}: to keep within --max-overhead"
+            yield "left out", f"{', '.join(left_out)}due to --max-overhead"
         if trace.end.without_values:
             yield "no values", _list_dropped(trace.end.without_values)
     signatures = {item.number: item for item in trace.signatures}
@@ -372,4 +372,4 @@ def _place_column(name: str) -> TableColumn:
     return TableColumn("operator" if name == "op" else name, text, ">" if name in NUMBERED else "", least=LEAST[name])
 
 
-verbs.register("trace info")(Verb("show what a trace holds", EXAMPLES, prepare, run))
+verbs.register("trace info")(Verb("show the contents of a trace", EXAMPLES, prepare, run))

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 MERGE_EXAMPLES = """\
 examples:
   opgrip trace merge step.rank0.jsonl step.rank1.jsonl -o step.jsonl
-  opgrip trace merge train.jsonl train.pid*.jsonl -o all.jsonl.zst    a program and its DataLoader workers
+  opgrip trace merge train.jsonl train.pid*.jsonl -o all.jsonl.zst    a process and its DataLoader workers
 """
 
 
 def prepare_merge(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
-    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="files that opcapture wrote")
+    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="traces")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    add_reading(parser, "take what there is of cut and damaged traces")
+    add_reading(parser, "also read cut or damaged traces, as far as possible")
 
 
 def run_merge(args: argparse.Namespace) -> int:
@@ -64,20 +64,20 @@ SUFFIXES = (".json", ".csv")
 
 def prepare_ranks(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace that opgrip trace merge wrote")
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace written by opgrip trace merge")
     parser.add_argument(
         "--top",
         type=positive,
         default=12,
         metavar="N",
-        help="rows of the tables of pairs and places (default: %(default)s)",
+        help="rows of the tables of pairs and call sites (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print the tables as JSON")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write all tables as .json, or that of the ranks as .csv"
+        "-o", "--output", type=Path, metavar="FILE", help="write all tables as .json, or the table of ranks as .csv"
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    add_reading(parser, "take what there is of a cut or damaged trace")
+    add_reading(parser, "also read a cut or damaged trace, as far as possible")
 
 
 def run_ranks(args: argparse.Namespace) -> int:
@@ -102,10 +102,13 @@ def run_ranks(args: argparse.Namespace) -> int:
     _print_table(PLACES, places, f"collectives by waiting time ({len(waits.places)} places in all)")
     if unknown := int(waits.ranks["unknown"].sum()):
         print_line(
-            f"{counted(unknown, 'call')} of collectives without a known end: their results were not taken", sys.stdout
+            f"{counted(unknown, 'call')} of collectives without a known end: their results were not awaited",
+            sys.stdout,
         )
     if waits.unmatched:
-        print_line(f"{counted(waits.unmatched, 'call')} of collectives that no other rank's trace has", sys.stdout)
+        print_line(
+            f"{counted(waits.unmatched, 'call')} of collectives missing in the traces of other ranks", sys.stdout
+        )
     return 0
 
 
@@ -135,7 +138,7 @@ RANKS = (
     TableColumn("waiting ms", "waiting_ms", ",.2f"),
     TableColumn("share", "share", ".1%"),
     TableColumn("came last", "last", ",d", rank=4),
-    TableColumn("others wait for it ms", "caused_ms", ",.2f", rank=3),
+    TableColumn("waited for ms", "caused_ms", ",.2f", rank=3),
 )
 PAIRS = (
     TableColumn("rank", "rank", ",d"),
@@ -155,4 +158,4 @@ PLACES = (
 )
 
 
-verbs.register("trace ranks")(Verb("tell which ranks wait for which", RANKS_EXAMPLES, prepare_ranks, run_ranks))
+verbs.register("trace ranks")(Verb("report which ranks wait for which", RANKS_EXAMPLES, prepare_ranks, run_ranks))

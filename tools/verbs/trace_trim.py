@@ -26,7 +26,7 @@ examples:
   opgrip trace trim trace:faster_rcnn -o head.jsonl --module 'roi_head*' --with-producers
   opgrip trace trim train.jsonl -o backward.jsonl.gz --phase backward --time 1.5s:2s
 
-A call belongs to the part where it has all that is named. So do the calls that a function made which belongs to it.
+A call is kept if it meets all conditions, together with the calls inside it.
 """
 NS_OF = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "": 10**9}
 
@@ -53,13 +53,13 @@ def prepare_trim(parser: argparse.ArgumentParser) -> None:
         "--time",
         type=span,
         metavar="START:END",
-        help="only calls that began in this interval since the start: 1.5s:2s, 100ms:, :20us",
+        help="only calls that started in this interval since the start of the trace: 1.5s:2s, 100ms:, :20us",
     )
     parser.add_argument(
-        "--with-producers", action="store_true", help="also keep the calls that produced the inputs of the others"
+        "--with-producers", action="store_true", help="also keep the calls that produced inputs of these calls"
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    add_reading(parser, "take what there is of a cut or damaged trace")
+    add_reading(parser, "also read a cut or damaged trace, as far as possible")
 
 
 def run_trim(args: argparse.Namespace) -> int:
@@ -75,10 +75,12 @@ def run_trim(args: argparse.Namespace) -> int:
     of_signatures = f"{trimmed.signatures:,} of {counted(trimmed.of_signatures, 'signature')}"
     print(f"{args.prog}: {of_calls}, {of_signatures}, to {args.output}", file=sys.stderr)
     if trimmed.producers:
-        print(f"{args.prog}: {counted(trimmed.producers, 'call')} of these made what others read", file=sys.stderr)
+        print(
+            f"{args.prog}: {counted(trimmed.producers, 'call')} of these produce inputs of the others", file=sys.stderr
+        )
     if trimmed.cut_edges:
         edges = counted(trimmed.cut_edges, "time")
-        print(f"{args.prog}: {edges} a call reads what one made that is left out", file=sys.stderr)
+        print(f"{args.prog}: {edges} a call reads the result of a removed call", file=sys.stderr)
     return 0
 
 
@@ -86,12 +88,12 @@ def steps(text: str) -> tuple[int, int | None]:
     """Parse a range of steps: `1`, `0:2`, `2:` or `:2`."""
     match = re.fullmatch(r"(\d{1,9})|(\d{0,9}):(\d{0,9})", text.strip(), re.ASCII)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no step and no range of steps such as 0:2")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a step such as 1 or a range such as 0:2")
     if match[1]:
         return int(match[1]), int(match[1]) + 1
     first, end = int(match[2] or 0), int(match[3]) if match[3] else None
     if end is not None and end <= first:
-        raise argparse.ArgumentTypeError(f"{text!r} holds no step")
+        raise argparse.ArgumentTypeError(f"{text!r} contains no step")
     return first, end
 
 
@@ -99,7 +101,7 @@ def span(text: str) -> tuple[int, int | None]:
     """Parse a time span `START:END`, in seconds or with units."""
     first, colon, end = text.partition(":")
     if not colon:
-        raise argparse.ArgumentTypeError(f"{text!r} is no span of time such as 1.5s:2s")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an interval such as 1.5s:2s")
     begin, until = _nanoseconds(first or "0"), _nanoseconds(end) if end else None
     if until is not None and until <= begin:
         raise argparse.ArgumentTypeError(f"{text!r} ends before it starts")
@@ -109,12 +111,12 @@ def span(text: str) -> tuple[int, int | None]:
 def _nanoseconds(text: str) -> int:
     match = re.fullmatch(r"(-?\d{1,12}(?:\.\d{1,9})?)\s*(ns|us|ms|s|)", text.strip(), re.ASCII)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 1.5s or 20ms")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 1.5s or 20ms")
     return round(float(match[1]) * NS_OF[match[2]])
 
 
 verbs.register("trace trim")(
-    Verb("write a part of a trace: steps, phases, modules, operators", TRIM_EXAMPLES, prepare_trim, run_trim)
+    Verb("write a part of a trace, by step, phase, module or operator", TRIM_EXAMPLES, prepare_trim, run_trim)
 )
 
 
@@ -126,8 +128,8 @@ examples:
   opgrip trace redact friday.jsonl -o out.jsonl --salt-file house.salt --keep modules,labels
 
 Names of modules, functions, files, labels and models become salted hashes, numbers coarse, small tensors models;
-paths, command lines, times of the day and all that this version does not know is left out. Operators and shapes stay.
-exit status: 1 where --check finds a call that no longer runs, or gives other sizes
+paths, command lines, times of day and unknown records are removed. Operators and shapes stay.
+exit status: 1 if --check finds a call that fails or returns other sizes
 """
 
 
@@ -146,7 +148,9 @@ def prepare_redact(parser: argparse.ArgumentParser) -> None:
         "--keep", type=names, default=(), metavar="KINDS", help=f"kinds of names and values to keep: {','.join(KEPT)}"
     )
     parser.add_argument(
-        "--hide-operators", action="store_true", help="hash names of custom operators too, which then do not replay"
+        "--hide-operators",
+        action="store_true",
+        help="also hash names of custom operators, which can then not be replayed",
     )
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="write every remaining text and exact value as JSON"
@@ -155,7 +159,7 @@ def prepare_redact(parser: argparse.ArgumentParser) -> None:
         "--check", action="store_true", help="replay the 10 longest cases of both traces and compare sizes and times"
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace existing files")
-    add_reading(parser, "take what there is of a cut or damaged trace")
+    add_reading(parser, "also read a cut or damaged trace, as far as possible")
 
 
 def run_redact(args: argparse.Namespace) -> int:
@@ -207,13 +211,13 @@ def _tell(redacted: RedactedFile, args: argparse.Namespace, reporter: Reporter) 
     from opgrip.traces.analysis.redaction.names import FORMAT
 
     for name in redacted.whole_values:
-        reporter.say(f"{printable(name)} has the values themselves, and is left out: do not send it")
+        reporter.say(f"{printable(name)} contains the values and is not copied: do not share it")
     if redacted.missing is not None:
         reporter.say(printable(redacted.missing))
     passed_over = sum(redacted.passed_over.values())
     if passed_over:
         what = counted(passed_over, "record or field", "records or fields")
-        reporter.say(f"{what} of a version that this one does not know, left out")
+        reporter.say(f"{what} of an unknown version, removed")
     rows = [row for row in redacted.report.rows() if row[3] != FORMAT]
     rows += [
         (f"{op}, {argument}", "values", count, why) for (op, argument, why), count in sorted(redacted.values.items())
@@ -239,5 +243,5 @@ def _check(original: Path, output: Path, reporter: Reporter) -> int:
 
 
 verbs.register("trace redact")(
-    Verb("write a trace without names, paths, texts and values", REDACT_EXAMPLES, prepare_redact, run_redact)
+    Verb("remove names, paths, texts and values from a trace", REDACT_EXAMPLES, prepare_redact, run_redact)
 )

@@ -27,7 +27,7 @@ examples:
   opreplay zoo --baseline baseline.json.zst
   opgrip zoo baseline mmseg.parquet --add-to baseline.json.zst -o both.json.zst
 
-The rows that count are those under eager, with the values, threads, batch and caches of the program.
+Only rows in eager mode with the values, threads, batch and caches of the program are used.
 """
 
 
@@ -41,7 +41,7 @@ def prepare_baseline(parser: argparse.ArgumentParser) -> None:
         "--add-to",
         type=Path,
         metavar="BASELINE",
-        help="also keep the traces of this baseline of the same machine, except those replayed again",
+        help="also keep traces of this baseline from the same machine, unless they were replayed again",
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
 
@@ -62,17 +62,15 @@ def run_baseline(args: argparse.Namespace) -> int:
     return 0
 
 
-verbs.register("zoo baseline")(
-    Verb("make what scores are held against", BASELINE_EXAMPLES, prepare_baseline, run_baseline)
-)
+verbs.register("zoo baseline")(Verb("write a baseline for scores", BASELINE_EXAMPLES, prepare_baseline, run_baseline))
 
 
 LIST_EXAMPLES = """\
 examples:
   opgrip zoo list
-  opgrip zoo list mmdet two-stage       of that library or family
+  opgrip zoo list mmdet two-stage       traces of a library or family
   opgrip zoo list '*.train'
-  opgrip zoo list mmdet --distinct      how many operators and long-tail functions they have together
+  opgrip zoo list mmdet --distinct      number of distinct operators and long-tail functions
   opgrip zoo list | sort -t$'\\t' -k5nr   columns in a pipe: name, library, family, and numbers
 """
 NAMES = "a name, model, library or family, with wildcards"
@@ -101,7 +99,7 @@ COLUMNS = (
 
 def prepare_list(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
-    parser.add_argument("names", nargs="*", metavar="GLOB", help=f"only those of {NAMES}")
+    parser.add_argument("names", nargs="*", metavar="GLOB", help=f"only traces of {NAMES}")
     parser.add_argument(
         "--distinct",
         action="store_true",
@@ -146,22 +144,20 @@ def summary(traces: Sequence[ZooTrace]) -> str:
     calls = counted(sum(recording.calls for recording in made), "call")
     missing = len(traces) - len(made)
     return f"{counted(len(traces), 'trace')} of {models}: {calls}, {size:.1f} MB" + (
-        f"; {missing} not made yet" if missing else ""
+        f"; {missing} not captured yet" if missing else ""
     )
 
 
-verbs.register("zoo list")(
-    Verb("list the traces of real models that ship", LIST_EXAMPLES, prepare_list, run_list, needs_torch=False)
-)
+verbs.register("zoo list")(Verb("list the traces of the zoo", LIST_EXAMPLES, prepare_list, run_list, needs_torch=False))
 
 
 MAKE_EXAMPLES = """\
 examples:
   opgrip zoo make retinanet_r50.predict
-  opgrip zoo make '*'                            all that is not there yet, or has another recipe by now
-  opgrip zoo make --check fast-scnn.predict      make it anew beside, and compare: 1 where calls differ
+  opgrip zoo make '*'                            all missing and outdated traces
+  opgrip zoo make --check fast-scnn.predict      make it again and compare; exits with 1 if calls differ
 
-exit status: 1 where one could not be made, or differs
+exit status: 1 if a trace could not be made, or differs
 """
 DIFFERENCES = 10
 """maximum number of differing signatures reported per trace"""
@@ -172,14 +168,14 @@ def prepare_make(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="+", metavar="GLOB", help=NAMES)
     parser.add_argument("-f", "--force", action="store_true", help="also make traces that exist and are up to date")
     parser.add_argument(
-        "--check", action="store_true", help="make them in a temporary folder, and compare them with those that ship"
+        "--check", action="store_true", help="make them in a temporary folder and compare them with the zoo"
     )
     parser.add_argument(
         "--timeout",
         type=positive,
         default=1800,
         metavar="S",
-        help="end a capture that takes longer, in seconds (default: %(default)s)",
+        help="time limit of a capture in seconds (default: %(default)s)",
     )
 
 
@@ -244,7 +240,7 @@ def _differs(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
     from opgrip.zoo.making import differences_anew
 
     try:
-        with reporter.doing(f"making {trace.name} anew", measures=False):
+        with reporter.doing(f"making {trace.name} again", measures=False):
             lines = differences_anew(trace, zoo_file(trace), timeout_s)
     except UserError as error:
         reporter.say(f"error: {error}")
@@ -256,7 +252,7 @@ def _differs(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
 
 
 verbs.register("zoo make")(
-    Verb("make traces of the zoo again, or check that they come out the same", MAKE_EXAMPLES, prepare_make, run_make)
+    Verb("make traces of the zoo again, or check that they are reproducible", MAKE_EXAMPLES, prepare_make, run_make)
 )
 
 
@@ -294,7 +290,7 @@ def facts(trace: ZooTrace) -> list[tuple[str, str]]:
     ]
     held = trace.recording
     if held is None:
-        return [*lines, ("holds", f"nothing yet: opgrip zoo make {trace.name}")]
+        return [*lines, ("holds", f"not captured yet: run opgrip zoo make {trace.name}")]
     return [
         *lines,
         ("with", ", ".join(f"{name} {number}" for name, number in held.versions.items())),
@@ -311,12 +307,12 @@ def _place(trace: ZooTrace) -> str:
     try:
         return str(zoo_file(trace))
     except MissingFileError:
-        return "not installed: the package opgrip-zoo has it"
+        return "not installed: install the package opgrip-zoo"
 
 
 verbs.register("zoo show")(
     Verb(
-        "show what a trace of the zoo holds and how it is made",
+        "show the contents and the recipe of a trace of the zoo",
         SHOW_EXAMPLES,
         prepare_show,
         run_show,

@@ -200,7 +200,7 @@ class _Join:
                 case Header():
                     pass
         if reader.missing and not partial:
-            raise UserError(reader.missing, "merge what there is with --partial")
+            raise UserError(reader.missing, "merge it with --partial")
 
     def end(self) -> End:
         """Write the unfinished calls and return the closing record."""

@@ -93,7 +93,7 @@ def _starts_of(reader: TraceReader, steps: range) -> StepStarts:
     UserError : if the trace does not distinguish its steps, or lacks a selected one
     """
     if steps.step != 1 or not steps or steps.start < 0:
-        raise UserError(f"{steps} holds no steps that follow each other", "count them from 0, as in range(3, 5)")
+        raise UserError(f"{steps} contains no steps that follow each other", "count them from 0, as in range(3, 5)")
     starts = find_step_starts(lambda: reader.again().columns())
     if starts is None:
         raise UserError("the trace does not say how many steps it has", "choose by phase or module")

@@ -306,9 +306,9 @@ def load(
             chosen.note(record)
         contents.add(record)
     if reader.missing and partial is None:
-        warnings.warn(f"{reader.missing}: what there is of it is loaded", stacklevel=2)
+        warnings.warn(f"{reader.missing}: only the records before that are loaded", stacklevel=2)
     elif reader.missing and not partial:
-        raise UserError(reader.missing, "load what there is with --partial")
+        raise UserError(reader.missing, "load it with --partial")
     return contents.trace(reader)
 
 

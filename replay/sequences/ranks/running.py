@@ -87,7 +87,7 @@ def backend_for(device: str) -> str:
 
 
 def why_not(collective: ReplayedCollective, on_gloo: bool) -> str:
-    """Return why a group cannot run a collective, or an empty string if no reason is known.
+    """Return why a group cannot run a collective, or an empty string if unknown reason.
 
     This check comes first because gloo fails only while a collective runs, with messages like those for a rank that has
     ended.

@@ -171,7 +171,7 @@ def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
         (["--model", "nets.py:good", "-o", "existing.jsonl"], "existing.jsonl exists"),
         (["--model", "nets.py:good", "-o", "no/such/t.jsonl"], "the folder no/such does not exist"),
         (["--model", "nets.py:good", "-o", "."], "is a folder"),
-        (["--run", "fly"], "argument --run: 'fly' is no choice: choose from predict, loss, train"),
+        (["--run", "fly"], "argument --run: invalid choice 'fly': choose from predict, loss, train"),
         (["--steps", "0"], "'0' is not a whole number from 1"),
         (["--warmup", "-1"], "--warmup"),
         (["--warmup", str(10**21)], "argument --warmup: '1000000000000000000000' is too large"),

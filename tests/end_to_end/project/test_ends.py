@@ -72,7 +72,7 @@ def test_a_capture_says_in_short_what_it_is(tmp_path: Path) -> None:
 def test_the_help_of_opgrip_lists_what_its_verbs_do() -> None:
     lines = run_command("opgrip", "--help").stdout.splitlines()
     assert len(lines) <= 24
-    assert "  report     results and traces as one HTML file that opens offline" in lines
+    assert "  report     show results and traces in one HTML file that opens offline" in lines
     assert any(line.startswith("  trace      convert, diff, ") for line in lines)
 
 

@@ -112,7 +112,7 @@ def test_a_cut_trace_is_replayed_only_on_request(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", RECORDS[:-1])
     done = run_command("opreplay", path)
     assert done.returncode == 2
-    assert done.stderr == f"opreplay: error: {path} is cut after record 15: load what there is with --partial\n"
+    assert done.stderr == f"opreplay: error: {path} is cut after record 15: load it with --partial\n"
     done = run_command("opreplay", path, "--partial")
     assert done.returncode == 0
     assert "is cut after record 15" in done.stderr

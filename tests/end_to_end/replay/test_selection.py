@@ -58,4 +58,4 @@ def test_tables_of_a_trace_are_written_with_all_rows(tiny_trace: Path, tmp_path:
     assert set(tables) == {"op", "module"}
     done = run_command(*map(str, words), "-o", tmp_path / "u.csv")
     assert done.returncode == 2
-    assert "u.csv holds one table, and here are op and module: name one with --by" in done.stderr
+    assert "u.csv fits one table, got op and module: choose one with --by" in done.stderr

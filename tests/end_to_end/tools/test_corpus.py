@@ -126,9 +126,9 @@ def test_the_corpus_is_looked_at_in_a_browser(page: Path) -> None:
     [
         (["no.jsonl"], "is not there"),
         (["zoo:nothing"], "no trace of the zoo"),
-        (["small.jsonl", "--models", "some"], "is neither a number"),
-        (["small.jsonl", "--models", "0"], "no row is of so many models"),
-        (["small.jsonl", "--models", "1", "--by", "model"], "does not go with"),
+        (["small.jsonl", "--models", "some"], "is not a number such as 2"),
+        (["small.jsonl", "--models", "0"], "no row is shared by this number of models"),
+        (["small.jsonl", "--models", "1", "--by", "model"], "cannot be used with"),
         (["small.jsonl", "-o", "corpus.txt"], "is neither"),
     ],
 )

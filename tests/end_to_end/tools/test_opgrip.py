@@ -71,10 +71,10 @@ def test_info_says_how_a_model_ran_where_that_can_be(fields: dict[str, Any], wor
     ("perturbed", "words"),
     [
         # calls of operators with the signatures 0, 0, 1 between marks, and of a gripped function
-        ([0, 1, 0, 0, 0, 0], "1 call right after the capture's own work, timed by others like them"),
-        ([1, 1, 0, 0, 1, 1], "1 call right after the capture's own work, timed by others like them"),
+        ([0, 1, 0, 0, 0, 0], "1 call right after the capture's own work, with times of similar calls"),
+        ([1, 1, 0, 0, 1, 1], "1 call right after the capture's own work, with times of similar calls"),
         ([1, 1, 1, 1, 1, 1], "3 calls right after the capture's own work"),
-        ([0, 0, 1, 1, 0, 0], "2 calls right after the capture's own work, 1 timed by others like them"),
+        ([0, 0, 1, 1, 0, 0], "2 calls right after the capture's own work, 1 with times of similar calls"),
         ([1, 0, 0, 0, 1, 1], None),
     ],
 )

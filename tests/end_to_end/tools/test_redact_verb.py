@@ -36,7 +36,7 @@ def test_whole_values_beside_a_trace_are_left_out(tmp_path: Path) -> None:
     train_tiny_net(tmp_path / "t.jsonl", values="full")
     done = run_command("opgrip", "trace", "redact", "t.jsonl", "-o", "r.jsonl", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "t.values.safetensors has the values themselves, and is left out" in done.stderr
+    assert "t.values.safetensors contains the values and is not copied" in done.stderr
     assert load(tmp_path / "r.jsonl").tensor_files == ()
     forms = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
     assert "tensor" not in {name for form in forms if form["type"] == "values" for name in form}
@@ -65,8 +65,8 @@ def test_a_redacted_trace_says_so(tiny_trace: Path, tmp_path: Path) -> None:
     for name, options in (("a", ()), ("b", ("--keep", "modules,labels", "--hide-operators"))):
         run_command("opgrip", "trace", "redact", tiny_trace, "-o", f"{name}.jsonl", *options, cwd=tmp_path)
     told = [run_command("opgrip", "trace", "info", f"{name}.jsonl", cwd=tmp_path).stdout for name in "ab"]
-    assert "redacted    names, paths, texts and values are not the program's\n" in told[0]
-    assert "not the program's, but for labels, modules; custom operators have other names" in " ".join(told[1].split())
+    assert "redacted    names, paths, texts and values were replaced\n" in told[0]
+    assert "were replaced, except labels, modules; custom operators are renamed" in " ".join(told[1].split())
     assert "redacted" not in run_command("opgrip", "trace", "info", tiny_trace).stdout
 
 

@@ -234,14 +234,14 @@ def test_a_sample_is_written_as_soon_as_it_has_its_calls(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("use", "problem"),
     [
-        (lambda: grip("a:b"), "decorates nothing"),
+        (lambda: grip("a:b"), "does not decorate a function"),
         (lambda: grip.this(), "without a function pattern"),
         (lambda: grip.this("delta2bbox"), "is not a function pattern"),
-        (lambda: grip(calls=0), "0 calls are no sample"),
-        (lambda: grip(tags=["Fast"]), "'Fast' is no tag"),
-        (lambda: grip(name="no name"), "is no name of a sample"),
+        (lambda: grip(calls=0), "0 calls are not enough for a sample"),
+        (lambda: grip(tags=["Fast"]), "unknown tag 'Fast'"),
+        (lambda: grip(name="no name"), "is not a valid sample name"),
         (lambda: grip(entry="go")(gripping.Coder), "Coder has no method go"),
-        (lambda: grip(entry="go")(gripping.scaled), "is for classes"),
+        (lambda: grip(entry="go")(gripping.scaled), "is only allowed for classes"),
     ],
 )
 def test_wrong_use_is_an_error(use: Any, problem: str) -> None:

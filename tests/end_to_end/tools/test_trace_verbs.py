@@ -27,7 +27,7 @@ def test_all_verbs_are_listed_on_one_page(monkeypatch: pytest.MonkeyPatch) -> No
 def test_findings_are_lines_and_the_exit_status(tiny_trace: Path, tmp_path: Path) -> None:
     good = run_command("opgrip", "trace", "validate", tiny_trace)
     assert (good.returncode, good.stderr) == (0, "")
-    assert good.stdout.endswith("nothing wrong\n")
+    assert good.stdout.endswith("no findings\n")
     lines = tiny_trace.read_bytes().splitlines(keepends=True)
     (tmp_path / "bad.jsonl").write_bytes(b"".join([*lines[:5], b"{}\n", *lines[6:]]))
     done = run_command(
@@ -46,14 +46,14 @@ def test_a_part_is_written_and_what_is_cut_is_said(tiny_trace: Path, tmp_path: P
     words = ("opgrip", "trace", "trim", tiny_trace, "-o", tmp_path / "part.jsonl", "--phase", "backward")
     done = run_command(*words)
     assert done.returncode == 0, done.stderr
-    assert " a call reads what one made that is left out" in done.stderr
+    assert " a call reads the result of a removed call" in done.stderr
     assert run_command("opgrip", "trace", "validate", tmp_path / "part.jsonl").returncode == 0
     again = run_command(*words)
     assert again.returncode == 2
     assert "exists" in again.stderr
     whole = run_command(*words, "--with-producers", "-f")
-    assert "made what others read" in whole.stderr
-    assert "left out" not in whole.stderr
+    assert "produce inputs of the others" in whole.stderr
+    assert "removed" not in whole.stderr
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_the_commands_own_options_are_there() -> None:
     ("keywords", "message"),
     [
         ({"top": 0}, "top: '0' is not a whole number from 1"),
-        ({"exec_mode": "quick"}, "exec_mode='quick' is no choice: there are discrete"),
+        ({"exec_mode": "quick"}, "invalid choice exec_mode='quick': there are discrete"),
         ({"backward": 1}, "backward=1 is neither True nor False"),
         ({"resume": True}, "resume=True needs to know what it goes on with: name the file with output="),
         ({"output": "r.txt"}, "r.txt has no known form: end its name in .csv, .json"),

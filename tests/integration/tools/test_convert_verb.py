@@ -36,10 +36,10 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("out.csv",), "its format with --to: opgrip, backendbench, "),
-        (("out.onnx",), "which are read, not written"),
-        (("out.pt2",), "which are read, not written"),
-        ((".",), "is a folder: name a file in it"),
+        (("out.csv",), "one of --to: opgrip, backendbench, "),
+        (("out.onnx",), "is read only"),
+        (("out.pt2",), "is read only"),
+        ((".",), "is a folder: write a file"),
         (("out.x", "--to", "chakraa"), "did you mean chakra?"),
         (("out.x", "--to", "dlop"), "choose one of opgrip, "),
         (("out.x", "--from", "nothing", "--to", "param"), "choose one of "),

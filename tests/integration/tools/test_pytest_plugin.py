@@ -116,7 +116,7 @@ def test_what_measures_is_skipped_or_runs_alone(run_here: Any, project: Path) ->
     run_here("--opgrip-only").assert_outcomes(passed=2, skipped=1)
     both = run_here("--opgrip-only", "--opgrip-skip")
     assert both.ret == pytest.ExitCode.USAGE_ERROR
-    both.stderr.fnmatch_lines(["*give one of them"])
+    both.stderr.fnmatch_lines(["*use one of them"])
 
 
 def test_tests_fail_where_cases_are_slower_than_the_baseline(run_here: Any, project: Path) -> None:
@@ -182,12 +182,12 @@ def test_a_file_of_opreplay_is_a_baseline_too(run_here: Any, project: Path) -> N
     [
         (
             ("--opgrip-compare", "none"),
-            "none is no file, and no baseline in *.opgrip: keep one with --opgrip-save none",
+            "none is neither a file nor a baseline in *.opgrip: save one with --opgrip-save none",
         ),
-        (("--opgrip-compare-fail", "slower<=5%"), "*needs a baseline: name one with --opgrip-compare"),
+        (("--opgrip-compare-fail", "slower<=5%"), "*requires a baseline: add --opgrip-compare NAME"),
         (("--opgrip-compare", "a.json", "--opgrip-compare-fail", "slower"), "'slower' is no gate: *"),
         (("--opgrip-compare", "test_net.py"), "*test_net.py has no known form: *"),
-        (("--opgrip-save", "../main"), "'../main' is no name of a baseline: *"),
+        (("--opgrip-save", "../main"), "'../main' is not a name of a baseline: *"),
     ],
 )
 def test_what_cannot_be_compared_is_told_before_any_test_runs(

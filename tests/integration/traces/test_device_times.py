@@ -90,7 +90,7 @@ def test_kernels_are_a_table_of_their_own(tmp_path: Path, capsys: pytest.Capture
 def test_a_trace_without_kernels_says_how_to_capture_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "t.jsonl", RECORDS)
     assert opgrip(["trace", "info", str(tmp_path / "t.jsonl"), "--by", "kernel"]) == 2
-    assert "names no kernels: capture it on a GPU with --device-time kernels" in capsys.readouterr().err
+    assert "contains no kernels: capture it on a GPU with --device-time kernels" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_traces_that_were_joined_are_told(tmp_path: Path) -> None:
 
 def test_a_cut_file_is_refused_where_a_whole_one_is_wanted(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", RECORDS[:-1])
-    with pytest.raises(UserError, match=r"cut after record 15: load what there is with --partial"):
+    with pytest.raises(UserError, match=r"cut after record 15: load it with --partial"):
         load(path, partial=False)
 
 
@@ -307,7 +307,7 @@ def test_a_trace_shows_itself_in_a_line_and_in_a_notebook_as_a_table(tiny_trace:
 
 def test_a_cut_trace_loads_with_a_warning_unless_it_is_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", RECORDS[:-1])
-    with pytest.warns(UserWarning, match=r"t.jsonl is cut after record 15: what there is of it is loaded"):
+    with pytest.warns(UserWarning, match=r"t.jsonl is cut after record 15: only the records before that are loaded"):
         load(path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -67,7 +67,7 @@ def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> Ra
     reader = TraceReader(path, unbounded)
     ranks = _read(reader)
     if reader.missing and not partial:
-        raise UserError(reader.missing, "take what there is with --partial")
+        raise UserError(reader.missing, "read it with --partial")
     ranks.drop_others()
     if len(ranks.processes) < 2:
         hint = "join the traces of its ranks with opgrip trace merge"

@@ -125,7 +125,7 @@ def read_outline(reader: TraceReader, partial: bool) -> Outline:
             case End():
                 end = record
     if reader.missing and not partial:
-        raise UserError(reader.missing, "trim what there is with --partial")
+        raise UserError(reader.missing, "trim it with --partial")
     for name, numbers in columns.items():
         setattr(outline, name, np.frombuffer(numbers, dtype=np.int64) if numbers else np.empty(0, dtype=np.int64))
     if not len(outline.start_ns):

@@ -431,4 +431,4 @@ def test_results_of_one_trace_have_no_score(tmp_path: Path) -> None:
     Results([made_row(0, [1.0])], HEADER).save(tmp_path / "one.json")
     done = run_command("opgrip", "results", "score", tmp_path / "one.json", cwd=tmp_path)
     assert done.returncode == 2
-    assert "these results are of no zoo" in done.stderr
+    assert "these results do not belong to the zoo" in done.stderr
