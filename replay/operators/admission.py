@@ -20,7 +20,8 @@ IMPORT_S = 120
 IMPORTED = 76
 """exit status that confirms an import; an extension that ends the process itself has another one"""
 
-TRUSTED_EXTENSIONS = ("mmcv._ext",)
+MMCV = "mmcv._ext"
+TRUSTED_EXTENSIONS = (MMCV,)
 """extension modules that a trace may name; they run as code, so an untrusted trace cannot add to them"""
 
 
@@ -47,11 +48,11 @@ class Unsupported(Exception):
 def absent_extensions(names: Iterable[str]) -> Iterator[str]:
     """Yield one message per module that is not installed."""
     for name in names:
-        if not _is_installed(name):
+        if not is_installed(name):
             yield f"--extension {name}: no such module is installed, and its functions cannot run"
 
 
-def _is_installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """Return True if a module can be found, without importing the packages that contain it."""
     first, *others = name.split(".")
     full_name = first

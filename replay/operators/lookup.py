@@ -106,8 +106,9 @@ MAIN = "__main__"
 REGISTERED_LATE = {
     "torch_nn": ("torch.nn.modules.linear_cross_entropy",),
     "fsdp": ("torch.distributed.fsdp",),
+    "torchvision": ("torchvision",),
 }
-"""modules of torch that register operators when they are first imported, by namespace"""
+"""modules that register operators when they are first imported, by namespace"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,8 @@ def _find_overload(name: str, extensions: Collection[str] = ()) -> Any:
         # modules of torch and of the user register their operators when they are imported
         own = (module for module in extensions if module.partition(".")[0] == namespace)
         for module in (*REGISTERED_LATE.get(namespace, ()), *own):
-            with suppress(ImportError):
+            # torchvision for another version of torch raises a RuntimeError
+            with suppress(ImportError, RuntimeError):
                 import_trusted(module)
         function = _registered(namespace, packet, overload)
     if not isinstance(function, torch._ops.OpOverload):

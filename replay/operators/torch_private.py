@@ -53,6 +53,25 @@ def is_composite(function: Any) -> bool:
     return hasattr(function, "_schema") and bool(_has_kernel_for(function.name(), "CompositeImplicitAutograd"))
 
 
+_computed_kernel = _places.take(
+    "torch._C._dispatch_has_computed_kernel_for_dispatch_key",
+    lambda name, key: True,
+    "kernels of one kind of device do not run as those of another",
+)
+_key_of_device = _places.take(
+    "torch._C._dispatch_key_for_device", str.upper, "the dispatch key of a device is its name in capitals"
+)
+
+
+def has_kernel_on(function: Any, kind: str) -> bool:
+    """Return True if an operator runs on a kind of device, such as `cuda`."""
+    name, key = function.name(), _key_of_device(kind)
+    # this one has a kernel for all devices, which raises
+    if "_overrideable" in name:
+        return bool(_has_kernel_for(name, key))
+    return bool(_computed_kernel(name, key))
+
+
 def graphs_skipped() -> int:
     """Return how many requested CUDA graphs inductor left out in this process; 0 if unknown."""
     counters = _counters()

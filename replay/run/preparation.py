@@ -21,6 +21,7 @@ from opgrip.replay.modes import EAGER, Program, RunOutputs, find_mode
 from opgrip.replay.operators.agreement import bound_indices, check_agreement, check_graph, check_parts
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
+from opgrip.replay.operators.equivalents import equivalent_on
 from opgrip.replay.operators.lookup import Operator, find_operator
 from opgrip.replay.operators.memory import (
     Arguments,
@@ -119,8 +120,10 @@ class _Preparation:
                 restored(workload.context_of(case, way)),
                 torch.set_grad_enabled(workload.wants_grad(case)),
             ):
+                case, note = _with_equivalents(case, workload.device)
                 operator = case.operator or find_operator(case.signature, workload.request.inputs.extensions)
                 result, subject = self._made(case, operator, way, result)
+                result = replace(result, note=", ".join(filter(None, (note, result.note))))
                 if subject is not None:
                     for _ in range(workload.request.effort.warmup):
                         subject.run()
@@ -350,6 +353,18 @@ class _Preparation:
         elif isinstance(operator.function, torch.fx.GraphModule):
             check_graph(operator.function, (inputs.copy() if operator.mutates else inputs).make()[0])
         return inputs
+
+
+def _with_equivalents(case: Case, device: str) -> tuple[Case, str]:
+    """Return a case whose calls the device has an operator for, and the note on that operator; empty for its own."""
+    if case.operator is not None:
+        return case, ""
+    first, *others = (equivalent_on(signature, device) for signature in (case.signature, *case.input_sets))
+    if first is None:
+        return case, ""
+    input_sets = tuple(other.signature for other in others if other is not None and other.note == first.note)
+    unused = frozenset(place for place in case.unused if place < first.gives) | first.unused
+    return replace(case, signature=first.signature, input_sets=input_sets, unused=unused), first.note
 
 
 def _with_memory(result: Result, memory: CallMemory) -> Result:
