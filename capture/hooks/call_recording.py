@@ -181,7 +181,9 @@ class CallRecording(ThreadMode):
         point = lambda: self.recorder.scopes.point(number, place, len(argument_storages) + 1)  # noqa: E731
         modes = is_grad_enabled(), is_inference_mode_enabled()
         node = self.predictions.node(self.last, place, entry, modes, point)
-        if self.recorder.observations.is_due(number) and not self.recorder.signatures.is_open(number):
+        signatures = self.recorder.signatures
+        is_due = self.recorder.observations.is_due(number) or signatures.is_unread(number)
+        if is_due and not signatures.is_open(number):
             look_at(node, self)
         self._end_search(began)
         return node, argument_storages

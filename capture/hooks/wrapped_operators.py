@@ -72,7 +72,8 @@ class _Watched:
         node = self._node
         node.op = self._operator
         record_result = _look(node, self._mode, args, kwargs)
-        if self._mode.recorder.observations.waits(node.number):
+        recorder = self._mode.recorder
+        if recorder.observations.waits(node.number) or recorder.signatures.is_unread(node.number):
             node.op = self
         # timed separately, because the observation is not part of the call
         result = self._timed(*args, **kwargs)
@@ -97,6 +98,8 @@ def _look(
     began = perf_counter_ns()
     first_storage = lambda: next(iter(mode.storages_in(args, kwargs)), NO_STORAGE)  # noqa: E731
     try:
+        if recorder.signatures.is_unread(node.number) and observations.is_affordable():
+            return recorder.signatures.read_again(node.number, node.func, args, kwargs)
         why = observations.take(node.number, lambda: (node.scope, first_storage()))
         if why is Look.NO:
             return None

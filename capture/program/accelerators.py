@@ -72,6 +72,17 @@ def current_stream(device: torch.device) -> Any:
     return getattr(torch, device.type).current_stream(device)
 
 
+def new_stream(device: torch.device) -> Any:
+    """Return a new stream of a device."""
+    return getattr(torch, device.type).Stream(device)
+
+
+def in_stream(stream: Any) -> AbstractContextManager[Any]:
+    """Return a context in which a stream is this thread's current one."""
+    context: AbstractContextManager[Any] = getattr(torch, stream.device.type).stream(stream)
+    return context
+
+
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which a device is this thread's current device.
 

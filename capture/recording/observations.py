@@ -135,12 +135,12 @@ class Observations:
         ----------
         here : returns the call site of the call
         """
-        if number in self._due and self._is_affordable():
+        if number in self._due and self.is_affordable():
             self._due.discard(number)
             self._looks[number] += 1
             return Look.VALUES
         # calls of learning steps are not in the trace, so their call sites are not either
-        if number in self._places and not self._learning and self._is_affordable():
+        if number in self._places and not self._learning and self.is_affordable():
             return self._take_at(number, here())
         return Look.NO
 
@@ -164,7 +164,7 @@ class Observations:
         self._aside_ns += own_ns
         self.spent_ns += own_ns
 
-    def _is_affordable(self) -> bool:
+    def is_affordable(self) -> bool:
         """Return True if observations have taken less than their share of the program's time without them."""
         if self._learning or self.suspended:
             return not self.suspended

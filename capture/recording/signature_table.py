@@ -63,6 +63,7 @@ class SignatureTable:
         self._open: dict[int, Signature] = {}
         self._open_names: dict[int, Hashable] = {}
         self._large_outputs: dict[int, int] = {}
+        self._unread: dict[int, list[int | None]] = {}
 
     def __len__(self) -> int:
         return self._epochs.count(Signature)
@@ -158,6 +159,30 @@ class SignatureTable:
 
         return record_result
 
+    def is_unread(self, number: int) -> bool:
+        """Return True if values of a signature's first call could not be read."""
+        return number in self._unread
+
+    def read_again(
+        self, number: int, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], None]:
+        """Read the values that are missing from a later call before it runs; return a function that takes its result.
+
+        Parameters
+        ----------
+        name : operator
+        """
+        try:
+            with self._lock, self._own_calls.lock, without_modes(), without_functions():
+                numbers = self._unread.pop(number)
+                note_outputs = self._fitter.read_again(name, args, kwargs, numbers)
+                if self._fitter.is_unread(numbers):
+                    self._unread[number] = numbers
+        except Exception as error:
+            self._lost.lose_values(str(name), error)
+            return lambda result: None
+        return lambda result: note_outputs(self._outputs(result))
+
     def forget(self) -> None:
         """Start new tables. Hold the lock. Everything that calls refer to by number stays until `prune`."""
         self._numbers.clear()
@@ -170,6 +195,7 @@ class SignatureTable:
         kept = {*numbers, *self._open, *self._epochs.numbers(Signature, epochs)}
         self.families = {number: self.families[number] for number in kept if number in self.families}
         self._large_outputs = {number: size for number, size in self._large_outputs.items() if number in kept}
+        self._unread = {number: values for number, values in self._unread.items() if number in kept}
         self.differentiable &= kept
         self.marks &= kept
         return kept
@@ -192,6 +218,9 @@ class SignatureTable:
                 self.marks.add(number)
             self._open_names[number] = key[0]
             signature = Signature(number, kind, op, described_args, described_kwargs)
+            values = numbers_of((described_args, described_kwargs))
+            if kind == OPERATOR and self._fitter.is_unread(values):
+                self._unread[number] = values
             # update the lookup last: then everything that belongs to a number exists before the number can be looked up
             self._open[number], self._numbers[key] = signature, number
         return number

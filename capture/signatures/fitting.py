@@ -6,26 +6,43 @@ The program's threads never wait for the device.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from opgrip.capture.program.accelerators import GraphCaptures, accelerators, current_stream, is_capturing, on_device
+from opgrip.capture.program.accelerators import (
+    GraphCaptures,
+    accelerators,
+    current_stream,
+    in_stream,
+    is_capturing,
+    new_stream,
+    on_device,
+)
 from opgrip.capture.signatures.full_values import FullValues
 from opgrip.capture.signatures.layouts import FitValues
 from opgrip.capture.signatures.signatures import describe_call
+from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
 from opgrip.errors import one_line, raise_if_from_program
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, numbers_of, tensors, with_numbers
 from opgrip.traces.schema.records import Record, Signature, Values
 from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, has_needs, is_refined, refine_model
 from opgrip.traces.values.model import sample
 
-MOST_ELEMENTS = 1 << 22
-"""maximum elements of a tensor that is copied completely; larger tensors are sampled"""
+MOST_ELEMENTS = 1 << 18
+"""maximum elements of a tensor that is copied completely; larger tensors are sampled. With every quarter of
+`MOST_BYTES` in use, samples become four times smaller
+"""
 MOST_BYTES = 256 << 20
-"""maximum bytes of all copies on a device; values of further tensors are not kept"""
+"""maximum bytes of the copies on devices, and of those on the host that are not fitted yet; a tensor without space is
+read at a later call
+"""
+TRANSFER_BYTES, TRANSFER_COPIES = 16 << 20, 256
+"""maximum bytes and number of the copies that are brought to the host together"""
+NO_SPACE = "no space for a copy of its values on the device"
+NO_COPIES_IN_GRAPHS = "called only while a graph was captured"
 
 
 @dataclass(slots=True)
@@ -35,6 +52,7 @@ class Waiting:
     Attributes
     ----------
     op, argument : operator and argument name of the tensor
+    event : event in the stream of the copy
     outputs : outputs of the tensor's call, once known
     """
 
@@ -59,23 +77,30 @@ def _mark(device: torch.device) -> Any:
 
 
 class Deferred:
-    """Copies of device tensors, in the order in which they were made."""
+    """Copies of device tensors, in the order in which they were made.
+
+    A copy is made in the stream of the program, and brought to the host in another one: the program's kernels would
+    have to wait for a transfer in their own stream.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[Waiting] = deque()
-        self._bytes = 0
+        self._arrived: deque[tuple[torch.Tensor, Waiting]] = deque()
+        self._bytes = self._host_bytes = 0
+        self._streams: dict[torch.device, Any] = {}
 
-    def add(self, number: int, op: str, argument: str, tensor: torch.Tensor) -> bool:
-        """Copy a tensor's values; return False if that is not possible."""
+    def add(self, number: int, op: str, argument: str, tensor: torch.Tensor) -> str | None:
+        """Copy a tensor's values; return the reason if that is not possible now."""
         if is_capturing(tensor.device.type):
             # a copy would become part of the graph
-            return False
-        part = sample(tensor.detach(), MOST_ELEMENTS)
+            return NO_COPIES_IN_GRAPHS
+        quarters = 4 * self._bytes // MOST_BYTES
+        part = sample(tensor.detach(), MOST_ELEMENTS >> 2 * quarters)
         if self._bytes + part.nbytes > MOST_BYTES:
-            return False
+            return NO_SPACE
         self._bytes += part.nbytes
         self._waiting.append(Waiting(number, op, argument, part.clone(), _mark(tensor.device)))
-        return True
+        return None
 
     def tell(self, number: int, outputs: Any) -> None:
         """Attach the outputs of a call to the waiting copy of one of its inputs."""
@@ -84,24 +109,78 @@ class Deferred:
                 item.outputs = outputs
                 return
 
-    def ready(self, graphs: GraphCaptures, wait: bool) -> Iterator[tuple[int, torch.Tensor, Waiting]]:
-        """Remove the finished copies; yield number, values and description of each.
+    def ready(self, graphs: GraphCaptures, wait: bool) -> Iterator[tuple[torch.Tensor, Waiting]]:
+        """Remove the finished copies; yield values and description of each.
 
         Parameters
         ----------
         graphs : the program's graph captures, during which devices must not be queried
         wait : wait for all copies
         """
-        while self._waiting:
-            with graphs.question() as may_ask, on_device(self._waiting[0].copy.device):
-                if not may_ask or not (wait or self._waiting[0].event.query()):
-                    return
-                item = self._waiting.popleft()
-                self._bytes -= item.copy.nbytes
-                # it is read in a different stream, which does not wait for the stream of the copy
-                item.event.synchronize()
-                values = item.copy.cpu()
-            yield item.number, values, item
+        while True:
+            # first empty the devices' memory
+            while self._host_bytes < MOST_BYTES and self._transfer(graphs, wait):
+                pass
+            if not self._arrived:
+                return
+            values, item = self._arrived.popleft()
+            self._host_bytes -= values.nbytes
+            yield values, item
+
+    def forget(self) -> None:
+        """Remove all copies."""
+        self._waiting.clear()
+        self._arrived.clear()
+        self._bytes = self._host_bytes = 0
+
+    def _transfer(self, graphs: GraphCaptures, wait: bool) -> bool:
+        """Bring some finished copies of one device to the host; return False if there are none."""
+        if not self._waiting:
+            return False
+        device = self._waiting[0].copy.device
+        with graphs.question() as may_ask, on_device(device):
+            batch = self._take(device, wait) if may_ask else []
+            if not batch:
+                return False
+            arrived = self._to_host(device, batch)
+        self._host_bytes += sum(values.nbytes for values in arrived)
+        self._arrived.extend(zip(arrived, batch, strict=True))
+        return True
+
+    def _take(self, device: torch.device, wait: bool) -> list[Waiting]:
+        batch: list[Waiting] = []
+        size = 0
+        while self._waiting and len(batch) < TRANSFER_COPIES:
+            item = self._waiting[0]
+            size += item.copy.nbytes
+            if item.copy.device != device or (batch and size > TRANSFER_BYTES) or not (wait or item.event.query()):
+                break
+            batch.append(self._waiting.popleft())
+            self._bytes -= item.copy.nbytes
+        return batch
+
+    def _to_host(self, device: torch.device, batch: Sequence[Waiting]) -> list[torch.Tensor]:
+        """Return the copies' values on the host, with one transfer for each dtype, because each costs as much as many
+        small copies.
+        """
+        stream = self._streams.get(device)
+        if stream is None:
+            stream = self._streams[device] = new_stream(device)
+        by_dtype: dict[torch.dtype, list[int]] = {}
+        for place, item in enumerate(batch):
+            by_dtype.setdefault(item.copy.dtype, []).append(place)
+        values: dict[int, torch.Tensor] = {}
+        with without_modes(), without_functions(), in_stream(stream), torch.no_grad():
+            for item in batch:
+                item.event.wait(stream)
+            for dtype, places in by_dtype.items():
+                copies = [batch[place].copy.resolve_conj().resolve_neg() for place in places]
+                flat = torch.cat([copy.reshape(-1).view(torch.uint8) for copy in copies]).cpu()
+                sizes = [copy.nbytes for copy in copies]
+                for place, copy, part in zip(places, copies, flat.split(sizes), strict=True):
+                    values[place] = part.view(dtype).view(copy.shape)
+        # the transfers have ended, so the memory of the copies may be used again in any stream
+        return [values[place] for place in range(len(batch))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +221,7 @@ class Fitter:
         self._fitted: dict[int, _Fitted] = {}
         self._alike: dict[Hashable, list[int | None]] = {}
         self._deferred = Deferred()
+        self._unread: dict[int, tuple[str, str]] = {}
 
     def describe_again(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -184,7 +264,9 @@ class Fitter:
         if numbers is None and self.spared:
             numbers = [None] * len(looked_at)
         elif numbers is None:
-            numbers = self._alike[alike] = [self.fit(op, named(argument), tensor) for argument, tensor in looked_at]
+            numbers = self._alike[alike] = [
+                self.fit(op, named(argument), tensor, reads_again=True) for argument, tensor in looked_at
+            ]
         places = numbers_of(described)
         described = with_numbers(described, [None if place is None else numbers[place] for place in places])
         return *described, alike
@@ -215,13 +297,61 @@ class Fitter:
         """Remove all models except these."""
         self._fitted = {number: fitted for number, fitted in self._fitted.items() if number in numbers}
 
-    def fit_deferred(self, graphs: GraphCaptures, wait: bool = False) -> None:
-        """Fit the deferred tensors whose values have arrived, or wait for all of them."""
-        for number, values, item in self._deferred.ready(graphs, wait):
+    def fit_deferred(self, graphs: GraphCaptures, wait: bool = False) -> Iterator[None]:
+        """Fit the deferred tensors whose values have arrived, or wait for all of them; yield after each tensor.
+
+        The caller may stop at any tensor; the next call continues there.
+        """
+        for values, item in self._deferred.ready(graphs, wait):
             model = self._model(item.op, item.argument, values)
             if model is not None:
                 model = model if item.outputs is None else refine_model(item.op, item.argument, model, item.outputs)
-                self._pend(Values(number, model))
+                self._pend(Values(item.number, model))
+            yield
+
+    def forget_deferred(self) -> None:
+        """Remove the deferred tensors, because their device does not answer."""
+        self._deferred.forget()
+
+    def is_unread(self, numbers: Iterable[int | None]) -> bool:
+        """Return True if the values of a tensor with one of these model numbers could not be read yet."""
+        return bool(self._unread) and any(number in self._unread for number in numbers)
+
+    def read_again(
+        self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Sequence[int | None]
+    ) -> Callable[[Any], None]:
+        """Read the values of tensors that could not be read at an earlier call of the signature; return a function that
+        takes the outputs of this call.
+
+        Parameters
+        ----------
+        numbers : model numbers of the signature's tensors
+        """
+        op, named = str(name), _names(name)
+        read: list[int] = []
+        tensors_here: list[tuple[int | str, torch.Tensor]] = []
+
+        def note(argument: int | str) -> FitValues:
+            def place(tensor: torch.Tensor) -> int:
+                tensors_here.append((argument, tensor))
+                return len(tensors_here) - 1
+
+            return place
+
+        for number, place in zip(numbers, numbers_of(describe_call(args, kwargs, note)), strict=True):
+            if number is None or place is None or number not in self._unread:
+                continue
+            argument, tensor = tensors_here[place]
+            if self._deferred.add(number, op, named(argument), tensor) is None:
+                lost = self._unread.pop(number)
+                self.without_values -= Counter([lost])
+                read.append(number)
+
+        def tell(outputs: Any) -> None:
+            for number in read:
+                self._deferred.tell(number, outputs)
+
+        return tell
 
     def _fit_for(self, name: Hashable) -> Callable[[int | str], FitValues]:
         named, op = _names(name), str(name)
@@ -231,12 +361,23 @@ class Fitter:
 
         return fit_for
 
-    def fit(self, op: str, argument: str, tensor: torch.Tensor) -> int | None:
-        """Return the number of the model of a tensor's values, or None if it has no model."""
+    def fit(self, op: str, argument: str, tensor: torch.Tensor, reads_again: bool = False) -> int | None:
+        """Return the number of the model of a tensor's values, or None if it has no model.
+
+        Parameters
+        ----------
+        reads_again : a tensor that cannot be read now will be read by `read_again`
+        """
         if is_deferred(tensor):
-            number = self._next_number()
-            if tensor.numel() == 0 or not self._deferred.add(number, op, argument, tensor):
+            if tensor.numel() == 0:
                 return None
+            number = self._next_number()
+            reason = self._deferred.add(number, op, argument, tensor)
+            if reason is not None:
+                self.without_values[op, reason] += 1
+                if not reads_again:
+                    return None
+                self._unread[number] = op, reason
             self._fitted[number] = _Fitted(None)
             return number
         model = self._model(op, argument, tensor)

@@ -167,7 +167,7 @@ class FlightRecorder(Flusher):
             try:
                 self._collect()
                 if wait:
-                    self._fit_what_is_left()
+                    self._fit_deferred(wait=True)
                 if self._is_broken or not len(self.ring):
                     return None
                 if not always:
@@ -235,7 +235,7 @@ class FlightRecorder(Flusher):
         self._mirror.add(pending, [] if self.learning else blocks)
         for block in forgotten:
             self.blocks.pass_over(block)
-        recorder.fitter.fit_deferred(recorder.graphs)
+        self._fit_deferred()
         for mode in ended:
             recorder.threads.forget(mode)
             self.blocks.forget_thread(mode.number)

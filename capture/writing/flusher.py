@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from time import monotonic, perf_counter_ns, sleep, thread_time_ns
+from time import monotonic, perf_counter, perf_counter_ns, sleep, thread_time_ns
 
 from opgrip.capture.program.accelerators import describe_devices, started_devices
 from opgrip.capture.recording.recorder import Recorder
@@ -27,6 +27,10 @@ SPAN_NS = 100_000_000
 ALIVE_S = 1.0
 """interval between checks whether the writing thread still runs"""
 PAUSE_S = 50e-6
+PATIENCE = 4
+"""pauses while values are fitted, as a multiple of the time of fitting: a program that launches short operators waits
+for Python's lock at each of them
+"""
 UNLIMITED = RecordingLimits()
 
 
@@ -182,7 +186,7 @@ class Flusher:
                         break
                 if kernels is not None and windows and self.writer is not None:
                     self._write(kernels.records(windows))
-                self.recorder.fitter.fit_deferred(self.recorder.graphs)
+                self._fit_deferred(pause_s)
                 if self.writer is not None or self.recorder.pending.lines:
                     self._write(())
                     self.open().flush()
@@ -244,7 +248,7 @@ class Flusher:
             self.recorder.fitter.full.discard()
 
     def _close(self) -> None:
-        self._fit_what_is_left()
+        self._fit_deferred(wait=True)
         self.flush()
         if self.failure is not None or self.writer is None:
             return
@@ -280,10 +284,25 @@ class Flusher:
             accelerator=describe_accelerators(started_devices()),
         )
 
-    def _fit_what_is_left(self) -> None:
+    def _fit_deferred(self, pause_s: float = 0.0, wait: bool = False) -> None:
+        """Fit values that have arrived from a device.
+
+        Parameters
+        ----------
+        pause_s : pause `PATIENCE` times as long as each tensor took, leave the rest to the next flush after
+            `INTERVAL_S`, and to a job that waits
+        """
+        fitter = self.recorder.fitter
+        until_s, began_s = monotonic() + INTERVAL_S, perf_counter()
         try:
-            self.recorder.fitter.fit_deferred(self.recorder.graphs, wait=True)
+            for _ in fitter.fit_deferred(self.recorder.graphs, wait):
+                if pause_s:
+                    sleep(PATIENCE * (perf_counter() - began_s))
+                    if monotonic() > until_s or not self._jobs.empty():
+                        break
+                    began_s = perf_counter()
         except Exception as error:
+            fitter.forget_deferred()
             self.recorder.lost.drop("values on a device", error)
 
     def _write(self, records: Iterable[Record]) -> None:

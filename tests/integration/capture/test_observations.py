@@ -69,7 +69,7 @@ def test_looking_takes_nothing_from_a_call_s_time(tmp_path: Path, monkeypatch: p
     took_ns, passed_ns = 10**13, 0
     for module in (dispatch, call_recording, page_faults):
         monkeypatch.setattr(module, "perf_counter_ns", lambda: perf_counter_ns() + passed_ns)
-    monkeypatch.setattr(Observations, "_is_affordable", lambda self: True)
+    monkeypatch.setattr(Observations, "is_affordable", lambda self: True)
     with Capture(tmp_path / "t.jsonl") as watched:
         original = watched._recorder.fitter.describe
 

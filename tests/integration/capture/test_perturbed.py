@@ -150,16 +150,16 @@ def test_what_looks_may_take_is_a_share_of_the_time_that_is_recorded(monkeypatch
     looks.set_learning(True)
     looks.spend(10 * second)
     looks.set_learning(False)
-    assert looks._is_affordable()
+    assert looks.is_affordable()
     looks.set_idle(True)
     now += 100 * second
     looks.set_idle(False)
     looks.spend(second)
-    assert not looks._is_affordable()
+    assert not looks.is_affordable()
     now += 8 * second
-    assert looks._is_affordable()
+    assert looks.is_affordable()
     looks.set_aside(7 * second)
-    assert not looks._is_affordable()
+    assert not looks.is_affordable()
 
 
 def test_places_stand_in_runs() -> None:
