@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,7 +25,10 @@ from opgrip.platform.nvml import find_gpu
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.table.accelerators import describe_accelerators
 
-DELAY_CYCLES_PER_US = 2_000
+FEWEST_CYCLES_PER_US = 2_000
+"""lower bound of the cycles that a delay takes for a microsecond, because a device may be slow when it is measured"""
+CALIBRATION_CYCLES, CALIBRATIONS = 200_000, 5
+"""cycles of a kernel, and number of kernels, whose times show how many cycles a microsecond has"""
 
 
 class DeviceLostError(BaseException):
@@ -109,7 +114,22 @@ def delay(device: str, duration_us: float) -> None:
     """Keep a device busy, so that the host runs ahead of it; does nothing on devices without such a kernel."""
     sleep = getattr(module_of(device), "_sleep", None)
     if sleep is not None:
-        sleep(round(duration_us * DELAY_CYCLES_PER_US))
+        sleep(round(duration_us * _cycles_per_us(device)))
+
+
+@cache
+def _cycles_per_us(device: str) -> float:
+    """Return how many cycles a device needs for a microsecond of `delay`, from its clock at its fastest."""
+    stream, marks = current_stream(device), [make_event(device) for _ in range(CALIBRATIONS + 1)]
+    # the first kernel also loads the module
+    module_of(device)._sleep(CALIBRATION_CYCLES)
+    for mark in marks[:-1]:
+        mark.record(stream)
+        module_of(device)._sleep(CALIBRATION_CYCLES)
+    marks[-1].record(stream)
+    marks[-1].synchronize()
+    fastest_ms = min(one.elapsed_time(other) for one, other in pairwise(marks))
+    return max(float(FEWEST_CYCLES_PER_US), CALIBRATION_CYCLES / max(float(fastest_ms) * 1e3, 1.0))
 
 
 def limit_device_memory(device: str, limit: int | None) -> int | None:

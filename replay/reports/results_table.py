@@ -18,7 +18,7 @@ from opgrip.replay.reports.cells import added_columns
 from opgrip.replay.reports.report import report
 from opgrip.replay.results.columns import Column
 from opgrip.replay.results.repeats import ClusterColumns
-from opgrip.replay.results.results import CONTENDED, Result, describe_shapes
+from opgrip.replay.results.results import CONTENDED, LAUNCH_BOUND, Result, describe_shapes
 from opgrip.replay.sequences.step_options import SequenceColumns
 from opgrip.replay.timing.timing_options import ON_DEVICE
 
@@ -209,14 +209,19 @@ def _speed_ups(results: Sequence[Result]) -> list[str]:
 
 
 def _doubts(results: Sequence[Result]) -> list[str]:
-    """Return the line that explains the mark at captured times, if it is used."""
-    marked = {result.case_of_trace for result in results if result.is_captured_doubtful}
-    if not marked:
-        return []
-    return [
-        f"{DOUBTFUL} captured once, in times that differ by over a quarter, or disturbed by the capture, slow memory "
-        "or other processes"
-    ]
+    """Return the lines that explain the mark at captured times and launch-bound rows, if there are any."""
+    lines = []
+    if any(result.is_captured_doubtful for result in results):
+        lines.append(
+            f"{DOUBTFUL} captured once, in times that differ by over a quarter, or disturbed by the capture, slow "
+            "memory or other processes"
+        )
+    if any(LAUNCH_BOUND in result.doubts for result in results):
+        lines.append(
+            f"{LAUNCH_BOUND}: the device waited for the host in most runs, so the time is that of the launches: "
+            "--exec-mode graph times the device"
+        )
+    return lines
 
 
 def _behaviours(results: Sequence[Result]) -> Iterator[str]:

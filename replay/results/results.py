@@ -27,6 +27,8 @@ NOISY = 0.25
 """share of the median that the interquartile range may reach before a row is noisy"""
 SLOWED = 0.5
 """share of runs on a slowed processor above which a median is doubtful"""
+LAUNCH_BOUND = "launch-bound"
+"""doubt about a time by a device's clock for which the device waited for the host"""
 DISAGREEMENT = 1.1
 """factor between the ratio of medians and the median ratio of paired runs above which a speed-up is doubtful"""
 UTMOST_RATIO = 1e100
@@ -185,15 +187,22 @@ class Result:
     math_dtype: str | None = column("what it computes in")
     operators: int | None = column("that one call runs, as torch dispatches them; empty where they were not counted")
     doubts: str = column(
-        "what makes an `ok` row doubtful: `unfaithful`, `noisy`, `slowed`; tables show it behind the status", default=""
+        "what makes an `ok` row doubtful: `unfaithful`, `noisy`, `slowed`, `launch-bound`; tables show it behind the "
+        "status",
+        default="",
     )
     error: str | None = column("the reason of a status that is not ok, in one line")
     detail: str | None = column("all of the error, with `--debug`")
     added: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Derive `doubts` and `speed_up` from the other columns."""
-        doubts = {"unfaithful": self.faithful is False, "noisy": self.noisy, "slowed": self.is_slowed}
+        """Derive `doubts` and `speed_up` from the other columns; only `LAUNCH_BOUND` is found out while timing."""
+        doubts = {
+            "unfaithful": self.faithful is False,
+            "noisy": self.noisy,
+            "slowed": self.is_slowed,
+            LAUNCH_BOUND: LAUNCH_BOUND in self.doubts.split(", "),
+        }
         words = (word for word, is_so in doubts.items() if is_so and self.status == OK)
         object.__setattr__(self, "doubts", ", ".join(words))
         is_usual = self.ratio is not None and 1 / UTMOST_RATIO < self.ratio < UTMOST_RATIO

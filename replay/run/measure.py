@@ -23,7 +23,7 @@ from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.memory import bytes_of
 from opgrip.replay.results.ratios import base_place, with_ratios
 from opgrip.replay.results.repeats import with_timing_clusters
-from opgrip.replay.results.results import CONTENDED, NOISY, Result, rate_of
+from opgrip.replay.results.results import CONTENDED, LAUNCH_BOUND, NOISY, Result, rate_of
 from opgrip.replay.run.clocks import Clocks, warm_up
 from opgrip.replay.run.energy import Energy, open_meter
 from opgrip.replay.run.preparation import Prepared, prepare
@@ -315,7 +315,10 @@ def _fill_rows(
             run = concurrent_runs[id(subject)]
             yield replace(_with_times(result, run.loaded, workload, way), overlap=run.overlap)
         else:
+            # a single operator that waits for the device takes as long in the program
+            is_launch_bound = subject.is_launch_bound and case.operator is not None
             timed = _with_times(result, subject.samples, workload, way)
+            timed = replace(timed, doubts=LAUNCH_BOUND) if is_launch_bound else timed
             yield with_timing_clusters(timed, case, subject.samples) if case.timing_clusters else timed
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, Protocol
 
@@ -12,14 +12,11 @@ import torch
 
 from opgrip.platform.contention import Contention
 from opgrip.replay.cases.flow import NewMemory
-from opgrip.replay.operators.devices import current_stream, delay, make_event, synchronizer
+from opgrip.replay.operators.devices import current_stream, make_event, synchronizer
 from opgrip.replay.operators.memory import Function, tensors_in
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import WATCHFUL_NS
-from opgrip.replay.timing.stopwatch import MOST_LEAD_NS, Pace
-
-LAUNCH_NS = 20_000
-"""upper bound in ns of the time that two events around a launch add to it"""
+from opgrip.replay.timing.stopwatch import Pace, keep_busy
 
 
 class CallTimer(Protocol):
@@ -48,12 +45,14 @@ class HostTimer:
     Parameters
     ----------
     new_memory : by place of a call, the memory that its results should get
+    wait : called before each call; waits for the device if the times must not include earlier work
     """
 
-    def __init__(self, new_memory: Mapping[int, NewMemory]) -> None:
+    def __init__(self, new_memory: Mapping[int, NewMemory], wait: Callable[[], None] | None = None) -> None:
         self.on_device: list[int] = []
         self._times: list[int] = []
         self._new_memory = new_memory
+        self._wait = wait
 
     def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         memory = self._new_memory.get(len(self._times))
@@ -62,6 +61,8 @@ class HostTimer:
         if isinstance(function, torch._ops.OpOverload):
             # a capture times the operator without its Python layer
             function = function._op
+        if self._wait is not None:
+            self._wait()
         start = perf_counter_ns()
         result = function(*args, **kwargs)
         self._times.append(perf_counter_ns() - start)
@@ -82,20 +83,20 @@ class DeviceClockTimer:
 
     Parameters
     ----------
-    host_ns : time of each call on the host in earlier passes
+    launch_ns : time of each call's launch
     """
 
-    def __init__(self, device: str, host_ns: Sequence[float]) -> None:
+    def __init__(self, device: str, launch_ns: Sequence[float]) -> None:
         self._device = device
         self._stream = current_stream(device)
-        self._host_ns = host_ns
+        self._launch_ns = launch_ns
         self._times: list[int] = []
         self._events: list[tuple[Any, Any]] = []
         self.on_device: list[int] = []
 
     def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         before, after = make_event(self._device), make_event(self._device)
-        delay(self._device, min(self._host_ns[len(self._times)] + LAUNCH_NS, MOST_LEAD_NS) / 1e3)
+        keep_busy(self._device, self._launch_ns[len(self._times)])
         before.record(self._stream)
         start = perf_counter_ns()
         result = function(*args, **kwargs)

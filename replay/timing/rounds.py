@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from time import perf_counter_ns, sleep
 from typing import Any
 
@@ -16,7 +17,8 @@ import torch
 from opgrip.platform.contention import Contention, Waits
 from opgrip.replay.cases.preceding_calls import BEFORE, CallPosition
 from opgrip.replay.operators.contexts import restored
-from opgrip.replay.operators.devices import check_use
+from opgrip.replay.operators.devices import check_use, is_accelerator
+from opgrip.replay.operators.memory import is_out_of_memory
 from opgrip.replay.timing.samples import FEWEST
 from opgrip.replay.timing.stopwatch import MemoryPace, Pace, Stopwatch
 from opgrip.replay.timing.subjects import NOWHERE, Stratum, Subject
@@ -89,6 +91,7 @@ class Measurer:
         self._pending_ns = 0.0
         self._watchful_until_ns = 0
         self._marks: deque[Waits] = deque(maxlen=BEFORE + 1)
+        self._lacks_memory = is_accelerator(stopwatch.device)
 
     def one_by_one(self, groups: Sequence[SubjectGroup]) -> Iterator[list[Subject]]:
         """Run the subjects of each case in turn until they are done, then the next case.
@@ -99,6 +102,7 @@ class Measurer:
             contended, started_ns = [], perf_counter_ns()
             for group in groups:
                 for case in _by_case(group.subjects):
+                    self._run_untimed(group, [case])
                     self._run_until_done(group, [case])
                     if self._lacks_quiet_runs(case):
                         contended.append((group, case))
@@ -116,6 +120,10 @@ class Measurer:
         contended, started_ns = [], perf_counter_ns()
         with self._attentive():
             while any(cases for _, cases in waiting):
+                if self._lacks_memory:
+                    self._lacks_memory = False
+                    for group, cases in waiting:
+                        self._run_untimed(group, cases)
                 for group, cases in waiting:
                     if cases:
                         self._round(group, cases)
@@ -162,6 +170,19 @@ class Measurer:
                 yield self._settled(case)
         for _, case in waiting:
             yield self._settled(case)
+
+    def _run_untimed(self, group: SubjectGroup, cases: Sequence[Sequence[Subject]]) -> None:
+        """Run the subjects once on an accelerator, whose allocator was emptied: a timed run must not get memory."""
+        if not is_accelerator(self._stopwatch.device):
+            return
+        with restored(group.settings), torch.set_grad_enabled(group.grad):
+            for subject in chain.from_iterable(cases):
+                if subject.failure is None:
+                    self._announce(subject.number, subject.row)
+                    try:
+                        subject.run_untimed(self._stopwatch)
+                    except Exception as error:
+                        self._fail(subject, error)
 
     def _lacks_quiet_runs(self, case: Sequence[Subject]) -> bool:
         return any(subject.failure is None and subject.samples.lacks_quiet_runs(self.effort) for subject in case)
@@ -256,6 +277,8 @@ class Measurer:
     def _fail(self, subject: Subject, error: Exception) -> None:
         check_use(self._stopwatch.device, error)
         subject.fail(error, self._stopwatch.device)
+        # a failed call releases all memory that the allocator has kept
+        self._lacks_memory = self._lacks_memory or (is_out_of_memory(error) and is_accelerator(self._stopwatch.device))
 
     def _check(self, all_of_them: bool = True) -> None:
         """Keep the runs since the last check, except those on a slowed or contended core.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
 
@@ -93,9 +93,48 @@ def _probe_ns() -> int:
 BLOCK_NS = 400_000
 """duration of a block of runs, of which reading the clock is a ten-thousandth"""
 MOST_IN_BLOCK = 10_000
-MOST_LEAD_NS = 5_000_000
+LEAD_MARGIN_NS, MOST_LEAD_NS = 20_000, 5_000_000
+"""time for which a device is kept busy in addition to the last launch, because launches vary and marks take time too,
+and most time in all
+"""
 GRAPHS = ("CUDAGraph", "XPUGraph", "Graph")
 """names of the graph class in the modules of accelerators"""
+
+
+def keep_busy(device: str, launch_ns: float) -> None:
+    """Keep a device busy for as long as a launch takes, so that its clock does not time the launch."""
+    delay(device, min(launch_ns + LEAD_MARGIN_NS, MOST_LEAD_NS) / 1e3)
+
+
+@dataclass(slots=True)
+class Launch:
+    """The time of a call's launch, measured while the device is kept busy before each run.
+
+    A launch outlasts the busy time if it is slow, or if the call waits for the device. The launch of a call that waits
+    includes the busy time, and would grow from run to run; a slow launch seldom follows another.
+
+    ns : expected time of the next launch; 0 if unknown
+    count, outlasting : number of launches, and of those that took longer than the device was kept busy
+    """
+
+    ns: float = 0.0
+    count: int = 0
+    outlasting: int = 0
+    _outlasted: bool = False
+    _least_ns: float = float("inf")
+
+    def add(self, launch_ns: float, outlasts: bool) -> None:
+        """Record a launch that took this long."""
+        self.count += 1
+        self.outlasting += outlasts
+        self._least_ns = min(self._least_ns, launch_ns)
+        self.ns = self._least_ns if outlasts and self._outlasted else launch_ns
+        self._outlasted = outlasts
+
+    @property
+    def is_waited_for(self) -> bool:
+        """True if the device waited for the host in most runs."""
+        return self.outlasting * 2 > self.count
 
 
 @dataclass(slots=True)
@@ -107,6 +146,7 @@ class Stopwatch:
     empty_ns : time of an empty timed section
     device : device whose clock is read, for methods that read one
     launch_ns : time that the host took to launch the last runs
+    outlasts : True if the device was no longer kept busy at the end of that time
     """
 
     method: str
@@ -114,12 +154,14 @@ class Stopwatch:
     empty_ns: float
     device: str = "cpu"
     launch_ns: float = 0.0
+    outlasts: bool = False
+    _events: tuple[Any, Any] | None = field(init=False, default=None)
 
-    def time(self, function: Function, runs: Sequence[Arguments], span: Range, lead_ns: float = 0.0) -> float:
+    def time(self, function: Function, runs: Sequence[Arguments], span: Range, launch_ns: float = 0.0) -> float:
         """Return the time of one run in ns: the mean of `runs`, which are timed together.
 
         span : range that begins just before, and ends just after, the clock is read
-        lead_ns : how long to keep the device busy first if its own clock is read, so that it does not wait for launches
+        launch_ns : expected time of the launch, for which the device is kept busy first if its own clock is read
         """
         if self.method == EVENTS:
 
@@ -127,7 +169,7 @@ class Stopwatch:
                 for args, kwargs in runs:
                     function(*args, **kwargs)
 
-            return self._by_events(launch, span, lead_ns) / len(runs)
+            return self._by_events(launch, span, launch_ns) / len(runs)
         self.synchronize()
         span.begin()
         if len(runs) == 1:
@@ -178,21 +220,25 @@ class Stopwatch:
             raise DeviceLostError(f"it cannot be captured as a graph: {one_line(error)}") from error
         return graph
 
-    def time_graph(self, graph: Any, count: int, span: Range) -> float:
+    def time_graph(self, graph: Any, count: int, span: Range, launch_ns: float = 0.0) -> float:
         """Return the time of one run in ns in a graph of `count` runs, without launches from Python."""
-        return self._by_events(graph.replay, span, self.launch_ns) / count
+        return self._by_events(graph.replay, span, launch_ns) / count
 
-    def _by_events(self, launch: Callable[[], object], span: Range, lead_ns: float) -> float:
-        before, after = make_event(self.device), make_event(self.device)
+    def _by_events(self, launch: Callable[[], object], span: Range, launch_ns: float) -> float:
+        if self._events is None:
+            self._events = make_event(self.device), make_event(self.device)
+        before, after = self._events
         stream = current_stream(self.device)
         self.synchronize()
         span.begin()
-        delay(self.device, min(lead_ns, MOST_LEAD_NS) / 1e3)
+        if launch_ns:
+            keep_busy(self.device, launch_ns)
         before.record(stream)
         start = perf_counter_ns()
         launch()
         self.launch_ns = perf_counter_ns() - start
         after.record(stream)
+        self.outlasts = before.query()
         after.synchronize()
         span.end()
         return float(before.elapsed_time(after)) * 1e6

@@ -14,8 +14,8 @@ from opgrip.replay.operators.memory import LARGE, Arguments, Function, is_out_of
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, READY, Range
 from opgrip.replay.timing.samples import Samples
-from opgrip.replay.timing.stopwatch import Stopwatch, block_size
-from opgrip.replay.timing.timing_options import CONTINUOUS, GRAPH
+from opgrip.replay.timing.stopwatch import Launch, Stopwatch, block_size
+from opgrip.replay.timing.timing_options import CONTINUOUS, GRAPH, ON_DEVICE
 
 COPIES, COPIED_BYTES = 64, 256 << 20
 """most copies of arguments for a block of runs, and most bytes in all copies"""
@@ -82,7 +82,7 @@ class Subject:
     _before: Range = field(init=False)
     _dropped: Range = field(init=False)
     _size: int = 1
-    _launch_ns: float = 0.0
+    _launch: Launch = field(default_factory=Launch)
     _graphs: dict[int, Any] = field(default_factory=dict)
     _faulted: bool = False
 
@@ -118,6 +118,18 @@ class Subject:
             self.run()
         finally:
             self._before.end()
+
+    def run_untimed(self, stopwatch: Stopwatch) -> None:
+        """Run as timed runs do, first to get memory from the device, then to measure the launch."""
+        graph = self._graph_of(0, stopwatch) if stopwatch.method == GRAPH else None
+        for _ in range(2):
+            self._launch = Launch()
+            self._time_runs(stopwatch, graph, self.ready(self._size), self._before)
+
+    @property
+    def is_launch_bound(self) -> bool:
+        """True if the device waited for the host in most runs."""
+        return self._launch.is_waited_for
 
     def ready(self, count: int) -> list[Arguments]:
         """Return arguments for several runs of the first input set, in their initial state."""
@@ -162,17 +174,22 @@ class Subject:
             flush()
         self._ready.end()
         count = None if self.fresh is None else pages.FaultCount()
-        if graph is not None:
-            time_ns = stopwatch.time_graph(graph, len(runs), self._range)
-        else:
-            time_ns = stopwatch.time(self.function, runs, self._range, self._launch_ns)
-            self._launch_ns = stopwatch.launch_ns
+        time_ns = self._time_runs(stopwatch, graph, runs, self._range)
         is_slow = count is not None and count.were_slow(time_ns * len(runs))
         if count is not None:
             self._faulted = bool(mostly_fresh(count.faults * pages.PAGE, max(self.result_bytes * len(runs), LARGE)))
         if stopwatch.method == CONTINUOUS and self._size == 1:
             self._size = min(block_size(time_ns), self.most_in_block())
         return (index, self._faulted), time_ns, is_slow
+
+    def _time_runs(self, stopwatch: Stopwatch, graph: Any, runs: Sequence[Arguments], span: Range) -> float:
+        if graph is not None:
+            time_ns = stopwatch.time_graph(graph, len(runs), span, self._launch.ns)
+        else:
+            time_ns = stopwatch.time(self.function, runs, span, self._launch.ns)
+        if stopwatch.method in ON_DEVICE:
+            self._launch.add(stopwatch.launch_ns, stopwatch.outlasts)
+        return time_ns
 
     def keep(self, stratum: Stratum, time_ns: float, slowed: bool = False) -> None:
         self.samples.add(stratum, time_ns)

@@ -14,6 +14,8 @@ from sim_accelerator.extension import load_extension
 
 _extension = load_extension()
 L2_CACHE_BYTES = 1 << 20
+NS_PER_CYCLE = 0.5
+"""duration of a cycle of `_sleep`"""
 
 Device = torch.device | str | int | None
 
@@ -110,9 +112,9 @@ def Event(enable_timing: bool = False, blocking: bool = False, interprocess: boo
 
 
 def _sleep(cycles: int) -> None:
-    """Keep the current stream busy for `cycles` ns, as `torch.cuda._sleep` does."""
+    """Keep the current stream busy for so many cycles, as `torch.cuda._sleep` does."""
     now = current_stream()
-    _extension.sleep(now.device_index, now.stream_id, cycles)
+    _extension.sleep(now.device_index, now.stream_id, round(cycles * NS_PER_CYCLE))
 
 
 def is_current_stream_capturing() -> bool:

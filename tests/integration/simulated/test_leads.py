@@ -1,0 +1,209 @@
+"""Tests of how long the simulated accelerator is kept busy before a timed run, and of what is timed without it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from settings import rows_of, settings_of
+from simulation import on_simulator
+
+from opgrip.capture import Capture
+from opgrip.platform.contention import Contention
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.cases.functions import function_case
+from opgrip.replay.inputs.inputs import Inputs, device_map
+from opgrip.replay.operators import devices
+from opgrip.replay.reports.results_table import print_results
+from opgrip.replay.run.request import RunRequest
+from opgrip.replay.run.workload import workload_for
+from opgrip.replay.sequences.call_timers import Slowdown
+from opgrip.replay.sequences.step_process import sequence_settings
+from opgrip.replay.sequences.step_replay import replay_sequence
+from opgrip.replay.timing import stopwatch
+from opgrip.replay.timing.ranges import Range
+from opgrip.replay.timing.rounds import Measurer, SubjectGroup
+from opgrip.replay.timing.stopwatch import LEAD_MARGIN_NS, Launch, Stopwatch
+from opgrip.replay.timing.subjects import InputSet, Subject
+from opgrip.replay.timing.timing_options import EVENTS, GRAPH, Effort
+from opgrip.traces import load
+from opgrip.traces.schema.arguments import TensorSpec
+
+DEVICE = "sim:0"
+KERNEL_US = 2.0
+
+
+def make_stopwatch(method: str = EVENTS) -> Stopwatch:
+    devices.use_device(DEVICE)
+    return Stopwatch(method, devices.synchronizer(DEVICE), 0.0, DEVICE)
+
+
+def make_subject(function: Callable[..., Any]) -> Subject:
+    inputs = Inputs((TensorSpec((4,), (1,), torch.float32, DEVICE),), {}, {}, device_map(DEVICE, None), 0)
+    inputs.keep()
+    return Subject(0, "tested", "eager", function, [InputSet([inputs])], False, fresh=None, result_bytes=0)
+
+
+def run_subject(subject: Subject, method: str = EVENTS, runs: int = 60) -> list[float]:
+    """Time a subject and return the times in us."""
+    effort = Effort(warmup=0, iterations=runs)
+    measurer = Measurer(make_stopwatch(method), effort, None, lambda number, row: None)
+    list(measurer.one_by_one([SubjectGroup({}, False, [subject])]))
+    assert subject.failure is None
+    return [time_ns / 1e3 for _, time_ns in subject.runs]
+
+
+@contextmanager
+def recorded_leads() -> Iterator[list[float]]:
+    """Record for how many us the device is kept busy."""
+    leads, delay = list[float](), stopwatch.delay
+
+    def recording(device: str, duration_us: float) -> None:
+        leads.append(duration_us)
+        delay(device, duration_us)
+
+    stopwatch.delay = recording
+    try:
+        yield leads
+    finally:
+        stopwatch.delay = delay
+
+
+@on_simulator(SIM_DURATIONS="aten::add=2", SIM_DEVICES="1")
+def test_a_short_kernel_is_timed_without_its_launch() -> None:
+    for method in (EVENTS, GRAPH):
+        times = run_subject(make_subject(lambda x: x + 1), method, runs=100)
+        # a host that is interrupted may launch later than it did before
+        assert sum(time <= KERNEL_US + 0.1 for time in times) >= 90, (method, sorted(times))
+
+
+@on_simulator(SIM_DURATIONS="aten::add=2", SIM_DEVICES="1")
+def test_a_device_is_kept_busy_for_longer_than_the_last_launch() -> None:
+    launch_ns, watch = 300e3, make_stopwatch()
+    x = torch.ones(4, device=DEVICE)
+    with recorded_leads() as leads:
+        watch.time(lambda: x + 1, [((), {})], Range("m", "c", 0), launch_ns)
+    assert leads == [(launch_ns + LEAD_MARGIN_NS) / 1e3]
+
+
+@on_simulator(SIM_DEVICES="1")
+def test_a_delay_lasts_as_long_as_asked_on_a_faster_clock() -> None:
+    devices.use_device(DEVICE)
+    torch.sim.NS_PER_CYCLE = 0.3
+    before, after = (devices.make_event(DEVICE) for _ in range(2))
+    stream = devices.current_stream(DEVICE)
+    devices.delay(DEVICE, 1.0)
+    before.record(stream)
+    devices.delay(DEVICE, 5_000.0)
+    after.record(stream)
+    after.synchronize()
+    assert 4.99 <= before.elapsed_time(after) < 6
+
+
+@on_simulator(SIM_DURATIONS="aten::nonzero=20;aten::add=20", SIM_DEVICES="1")
+def test_the_lead_of_a_call_that_waits_does_not_grow() -> None:
+    with recorded_leads() as leads:
+        run_subject(make_subject(lambda x: (x + 1).sum().item()))
+    assert max(leads[10:]) < 1_000
+    assert median(leads[10:]) < 3 * median(leads[:1])
+
+
+@on_simulator(SIM_DURATIONS="aten::sin=3000;aten::add=3", SIM_DEVICES="1")
+def test_a_step_does_not_keep_the_device_busy_for_the_wait_of_a_call(tmp_path: Path) -> None:
+    x = torch.ones(3, device=DEVICE)
+    with Capture(tmp_path / "t.jsonl"):
+        for _ in range(3):
+            x.sin()
+            (x + 1).sum().item()
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    Slowdown.is_slowed = Slowdown.is_contended = False
+    with recorded_leads() as leads:
+        result = replay_sequence(trace, replace(sequence_settings(workload_for(RunRequest(), trace)), repeats=3))
+    # the wait of the last call for the sine is not in its launch
+    assert 0 < max(leads) < 3_000
+    (adding,) = (item for item in result.signatures if trace.signatures[item.signature].op == "aten.add.Tensor")
+    assert adding.median_us is not None
+    assert 3 <= adding.median_us < 20
+
+
+@on_simulator(SIM_DEVICES="1")
+def test_events_are_made_once() -> None:
+    made, make_event = list[object](), devices.make_event
+    stopwatch.make_event = lambda device: made.append(device) or make_event(device)
+    run_subject(make_subject(lambda x: x + 1), runs=10)
+    assert len(made) == 2
+
+
+@on_simulator(SIM_DEVICES="1")
+def test_no_timed_run_gets_memory_from_the_device() -> None:
+    reserved: list[int] = []
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        before = torch.sim.memory_reserved()
+        result = x.new_empty(1 << 22)
+        reserved.append(torch.sim.memory_reserved() - before)
+        return result
+
+    for in_rounds in (False, True):
+        subject = make_subject(run)
+        torch.sim.empty_cache()
+        reserved.clear()
+        measurer = Measurer(make_stopwatch(), Effort(warmup=0, iterations=4), None, lambda number, row: None)
+        list((measurer.in_rounds if in_rounds else measurer.one_by_one)([SubjectGroup({}, False, [subject])]))
+        assert len(subject.runs) == 4
+        assert reserved[0] > 0
+        assert not any(reserved[-4:])
+
+
+@on_simulator(SIM_DEVICES="1")
+def test_launches_that_outlast_the_longest_lead_are_reported(tmp_path: Path) -> None:
+    Contention.is_contended = Contention.is_run_contended = lambda *args, **kwargs: False
+    x = torch.ones(3)
+    with Capture(tmp_path / "t.jsonl"):
+        x.nonzero()
+    (waiting,) = make_cases(load(tmp_path / "t.jsonl", partial=False))
+
+    def few(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().sin().sin()
+
+    def many(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3_000):
+            x = x.sin()
+        return x
+
+    cases = [*(function_case(run, (x,), number=number) for number, run in enumerate([few, many], 1)), waiting]
+    rows = rows_of(cases, settings_of(device=DEVICE, exec_mode=EVENTS, iterations=9))
+    assert [(row.op.split(".")[-1], row.status, row.method) for row in rows] == [
+        (name, "ok", EVENTS) for name in ("few", "many", "default")
+    ]
+    assert ["launch-bound" in row.doubts for row in rows] == [False, True, False]
+    text = io.StringIO()
+    print_results(rows, text)
+    assert "launch-bound: the device waited for the host in most runs" in text.getvalue()
+
+
+def test_a_slow_launch_is_waited_for_the_next_time() -> None:
+    launch = Launch()
+    for launch_ns, outlasts, expected_ns in [
+        (50, True, 50),  # the first one, before which the device is not kept busy
+        (48, False, 48),
+        (90, True, 90),
+        (55, False, 55),
+    ]:
+        launch.add(launch_ns, outlasts)
+        assert launch.ns == expected_ns
+    assert not launch.is_waited_for
+
+
+def test_a_call_that_always_waits_is_launched_after_its_shortest_time() -> None:
+    launch = Launch()
+    for _ in range(9):
+        launch.add(launch.ns + 30, True)
+    assert launch.ns == 30
+    assert launch.is_waited_for
