@@ -97,6 +97,8 @@ LEAD_MARGIN_NS, MOST_LEAD_NS = 20_000, 5_000_000
 """time for which a device is kept busy in addition to the last launch, because launches vary and marks take time too,
 and most time in all
 """
+TRIED, RETRIED = 2, 8
+"""number of launches in a row that may outlast the time before them, and number after which that is tried again"""
 GRAPHS = ("CUDAGraph", "XPUGraph", "Graph")
 """names of the graph class in the modules of accelerators"""
 
@@ -110,8 +112,9 @@ def keep_busy(device: str, launch_ns: float) -> None:
 class Launch:
     """The time of a call's launch, measured while the device is kept busy before each run.
 
-    A launch outlasts the busy time if it is slow, or if the call waits for the device. The launch of a call that waits
-    includes the busy time, and would grow from run to run; a slow launch seldom follows another.
+    A launch outlasts the busy time if it takes longer than the one before, or if the call waits for the device. The
+    launch of a call that waits includes the busy time, and would grow from run to run. Such a call outlasts any busy
+    time; so most of its runs get the shortest one, and every `RETRIED` runs a longer one is tried again.
 
     ns : expected time of the next launch; 0 if unknown
     count, outlasting : number of launches, and of those that took longer than the device was kept busy
@@ -120,7 +123,7 @@ class Launch:
     ns: float = 0.0
     count: int = 0
     outlasting: int = 0
-    _outlasted: bool = False
+    _in_a_row: int = 0
     _least_ns: float = float("inf")
 
     def add(self, launch_ns: float, outlasts: bool) -> None:
@@ -128,8 +131,9 @@ class Launch:
         self.count += 1
         self.outlasting += outlasts
         self._least_ns = min(self._least_ns, launch_ns)
-        self.ns = self._least_ns if outlasts and self._outlasted else launch_ns
-        self._outlasted = outlasts
+        self._in_a_row = self._in_a_row + 1 if outlasts else 0
+        is_tried = self._in_a_row <= TRIED or self._in_a_row % RETRIED == 0
+        self.ns = launch_ns if is_tried else self._least_ns
 
     @property
     def is_waited_for(self) -> bool:

@@ -29,7 +29,7 @@ from opgrip.replay.sequences.step_replay import replay_sequence
 from opgrip.replay.timing import stopwatch
 from opgrip.replay.timing.ranges import Range
 from opgrip.replay.timing.rounds import Measurer, SubjectGroup
-from opgrip.replay.timing.stopwatch import LEAD_MARGIN_NS, Launch, Stopwatch
+from opgrip.replay.timing.stopwatch import LEAD_MARGIN_NS, MOST_LEAD_NS, Launch, Stopwatch
 from opgrip.replay.timing.subjects import InputSet, Subject
 from opgrip.replay.timing.timing_options import EVENTS, GRAPH, Effort
 from opgrip.traces import load
@@ -79,8 +79,8 @@ def recorded_leads() -> Iterator[list[float]]:
 def test_a_short_kernel_is_timed_without_its_launch() -> None:
     for method in (EVENTS, GRAPH):
         times = run_subject(make_subject(lambda x: x + 1), method, runs=100)
-        # a host that is interrupted may launch later than it did before
-        assert sum(time <= KERNEL_US + 0.1 for time in times) >= 90, (method, sorted(times))
+        # a host that is interrupted launches later than it did before
+        assert sum(time <= KERNEL_US + 0.1 for time in times) >= 80, (method, sorted(times))
 
 
 @on_simulator(SIM_DURATIONS="aten::add=2", SIM_DEVICES="1")
@@ -110,11 +110,11 @@ def test_a_delay_lasts_as_long_as_asked_on_a_faster_clock() -> None:
 def test_the_lead_of_a_call_that_waits_does_not_grow() -> None:
     with recorded_leads() as leads:
         run_subject(make_subject(lambda x: (x + 1).sum().item()))
-    assert max(leads[10:]) < 1_000
-    assert median(leads[10:]) < 3 * median(leads[:1])
+    assert len(leads) >= 60
+    assert median(leads[10:]) <= leads[0]
 
 
-@on_simulator(SIM_DURATIONS="aten::sin=3000;aten::add=3", SIM_DEVICES="1")
+@on_simulator(SIM_DURATIONS="aten::sin=20000;aten::add=3", SIM_DEVICES="1")
 def test_a_step_does_not_keep_the_device_busy_for_the_wait_of_a_call(tmp_path: Path) -> None:
     x = torch.ones(3, device=DEVICE)
     with Capture(tmp_path / "t.jsonl"):
@@ -126,7 +126,7 @@ def test_a_step_does_not_keep_the_device_busy_for_the_wait_of_a_call(tmp_path: P
     with recorded_leads() as leads:
         result = replay_sequence(trace, replace(sequence_settings(workload_for(RunRequest(), trace)), repeats=3))
     # the wait of the last call for the sine is not in its launch
-    assert 0 < max(leads) < 3_000
+    assert 0 < max(leads) < MOST_LEAD_NS / 1e3
     (adding,) = (item for item in result.signatures if trace.signatures[item.signature].op == "aten.add.Tensor")
     assert adding.median_us is not None
     assert 3 <= adding.median_us < 20
@@ -188,22 +188,28 @@ def test_launches_that_outlast_the_longest_lead_are_reported(tmp_path: Path) -> 
     assert "launch-bound: the device waited for the host in most runs" in text.getvalue()
 
 
-def test_a_slow_launch_is_waited_for_the_next_time() -> None:
+def test_the_next_launch_may_take_as_long_as_a_slow_one() -> None:
     launch = Launch()
-    for launch_ns, outlasts, expected_ns in [
-        (50, True, 50),  # the first one, before which the device is not kept busy
-        (48, False, 48),
-        (90, True, 90),
-        (55, False, 55),
-    ]:
+    # the device is not kept busy before the first one
+    for launch_ns, outlasts in [(50, True), (90, True), (88, False), (120, True), (85, False)]:
         launch.add(launch_ns, outlasts)
-        assert launch.ns == expected_ns
-    assert not launch.is_waited_for
+        assert launch.ns == launch_ns
 
 
-def test_a_call_that_always_waits_is_launched_after_its_shortest_time() -> None:
+def test_the_launch_of_a_call_that_waits_does_not_grow() -> None:
     launch = Launch()
-    for _ in range(9):
+    expected = []
+    for _ in range(100):
         launch.add(launch.ns + 30, True)
-    assert launch.ns == 30
+        expected.append(launch.ns)
+    assert sorted(expected)[80] == 30
+    assert max(expected) <= 90
     assert launch.is_waited_for
+
+
+def test_launches_that_became_slower_are_no_longer_outlasted() -> None:
+    launch = Launch()
+    for launch_ns in [50, *[90] * 50]:
+        launch.add(launch_ns, launch_ns > launch.ns + 20)
+    assert launch.ns == 90
+    assert not launch.is_waited_for
