@@ -188,7 +188,6 @@ def _keep(results: Results, args: argparse.Namespace, reporter: Reporter) -> Non
 def _end(args: argparse.Namespace, outcome: ReplayOutcome, reporter: Reporter) -> int:
     """Report unfulfilled requests and the number of cases by status; return the exit status."""
     from opgrip.replay.reports.fulfilment import unfulfilled
-    from opgrip.replay.sequences.step_results import SequenceResult
 
     rows = list(outcome.results)
     lines = unfulfilled(args, rows)
@@ -196,5 +195,8 @@ def _end(args: argparse.Namespace, outcome: ReplayOutcome, reporter: Reporter) -
         reporter.say(line)
     reporter.say(summarize(rows))
     is_ok = all(row.status in RAN for row in rows) and not outcome.problems
-    is_ok &= not (isinstance(outcome.step, SequenceResult) and outcome.step.unsupported)
+    if outcome.step is not None:
+        from opgrip.replay.sequences.step_results import SequenceResult
+
+        is_ok &= not (isinstance(outcome.step, SequenceResult) and outcome.step.unsupported)
     return 1 if lines or (args.strict and not is_ok) else 0

@@ -29,8 +29,6 @@ from opgrip.replay.reports.fulfilment import unfulfilled
 from opgrip.replay.results.origins import Origin
 from opgrip.replay.run.shards import settle_shard
 from opgrip.replay.run.workload import Workload
-from opgrip.replay.sequences.ranks.control import Control
-from opgrip.replay.sequences.ranks.plan import own_file
 from opgrip.replay.sequences.step_options import RankLaunch, RankOptions, launch_of
 from opgrip.replay.workers.executors.executor import Executor, start_executor
 from opgrip.replay.workers.executors.local_processes import LocalExecutor
@@ -169,6 +167,8 @@ def _list_several(
 
 def _replay_ranks(args: argparse.Namespace, launch: RankLaunch, reporter: Reporter) -> ReplayOutcome | None:
     """Replay this rank's part of a step together with the other ranks; all but the first rank return None."""
+    from opgrip.replay.sequences.ranks.control import Control
+
     options = from_arguments(RankOptions, args)
     with Control(launch, options.collective_timeout) as control:
         if not control.is_first:
@@ -182,6 +182,8 @@ def _args_of_rank(args: argparse.Namespace, launch: RankLaunch) -> argparse.Name
     """Return the command line of one rank, with its own trace if there are several and with its own device."""
     own = copy(args)
     if len(own.trace) > 1:
+        from opgrip.replay.sequences.ranks.plan import own_file
+
         own.trace = [own_file(own.trace, launch.rank, own.unbounded)]
     if own.device is not None and is_accelerator(own.device) and ":" not in own.device:
         own.device = f"{own.device}:{launch.local_rank}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -44,16 +44,16 @@ from opgrip.replay.run.measure import CachedRows
 from opgrip.replay.run.request import options_hash
 from opgrip.replay.run.unmeasured_rows import expected_rows
 from opgrip.replay.run.workload import Workload, load_workload
-from opgrip.replay.sequences.ranks.control import Control
-from opgrip.replay.sequences.ranks.replay_ranks import StepOutcome, replay_ranks
-from opgrip.replay.sequences.step_options import RankOptions
-from opgrip.replay.sequences.step_process import replay_apart
-from opgrip.replay.sequences.step_results import SequenceResult
-from opgrip.replay.sequences.step_rows import rows_of, totals_of
 from opgrip.replay.workers.executors.executor import Executor
 from opgrip.replay.workers.journal import journal_path, open_journal
 from opgrip.traces.table.call_table import COUNT
 from opgrip.traces.zoo.manifest import FIELD
+
+if TYPE_CHECKING:
+    from opgrip.replay.sequences.ranks.control import Control
+    from opgrip.replay.sequences.ranks.replay_ranks import StepOutcome
+    from opgrip.replay.sequences.step_options import RankOptions
+    from opgrip.replay.sequences.step_results import SequenceResult
 
 MOST_REPEATS = 20
 """maximum repeats of a case while it is undecided whether it differs from another run"""
@@ -211,6 +211,9 @@ class TraceReplay:
 
     def run_sequence(self) -> ReplayOutcome:
         """Run all calls in order, and write the rows of the cases and the times of the whole step."""
+        from opgrip.replay.sequences.step_process import replay_apart
+        from opgrip.replay.sequences.step_rows import rows_of, totals_of
+
         workload = self.workload
         doing = f"replaying {counted(len(workload.trace.own_calls), 'call')} in their order on {workload.device}"
         with self._reporter.following(doing) as tell:
@@ -219,6 +222,8 @@ class TraceReplay:
 
     def run_ranks(self, options: RankOptions, control: Control) -> ReplayOutcome | None:
         """Run this rank's calls with the other ranks; the first rank writes the output, the others return None."""
+        from opgrip.replay.sequences.ranks.replay_ranks import replay_ranks
+
         workload = self.workload
         calls = counted(int(workload.trace.own_distinct_calls[COUNT].sum()), "call")
         doing = f"replaying {calls} of {counted(control.launch.world_size, 'rank')} on {workload.device}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from opgrip.cli.command import DEVICE_TIME, counted, printable
 from opgrip.cli.terminal import print_line
@@ -12,8 +12,10 @@ from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.modes import EAGER
 from opgrip.replay.reports.results_table import QUIETER, print_results
 from opgrip.replay.results.results import Result
-from opgrip.replay.sequences.ranks.replay_ranks import CollectiveTimes, StepOutcome
-from opgrip.replay.sequences.step_results import SequenceResult
+
+if TYPE_CHECKING:
+    from opgrip.replay.sequences.ranks.replay_ranks import CollectiveTimes, StepOutcome
+    from opgrip.replay.sequences.step_results import SequenceResult
 
 ROWS, REASONS = 20, 12
 """default number of printed rows, and most printed reasons"""

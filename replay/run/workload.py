@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgrip.replay.batch_scale.batch_scale import BatchScale, scaled
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.preceding_calls import PrecedingCalls, make_preceding_calls
 from opgrip.replay.cases.sources import NO_TRACE, CaseSet, source_of
@@ -30,6 +29,9 @@ from opgrip.traces import Trace
 from opgrip.traces.formats.building import says_gradients
 from opgrip.traces.schema.arguments import DTYPES, tensors
 from opgrip.traces.table.unconverted import unconverted
+
+if TYPE_CHECKING:
+    from opgrip.replay.batch_scale.batch_scale import BatchScale
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,8 @@ class Workload:
             return case
         if self.batches is None or case.operator is not None or case.load is not None:
             raise Unsupported("the batch can be scaled of single calls of a trace only")
+        from opgrip.replay.batch_scale.batch_scale import scaled
+
         return scaled(case, point.batch, self.batches)
 
     def context_of(self, case: Case, way: Variant) -> Mapping[str, Any]:
@@ -190,14 +194,18 @@ def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
     device = requested or with_index(recorded)
     # torch's events miss work on streams of other runtimes, and modes are compared by one clock only
     by_events = device not in ("cpu", "meta") and all(find_mode(name)[0].in_torch for name in request.modes.all_names)
-    timing = request.timing.with_method(EVENTS if by_events else DISCRETE)
+    timing, batches = request.timing.with_method(EVENTS if by_events else DISCRETE), None
+    if any(scale != 1 for scale in request.points.batch_scale):
+        from opgrip.replay.batch_scale.batch_scale import BatchScale
+
+        batches = BatchScale(trace)
     return Workload(
         request,
         place=device_map(recorded, requested or _unsaid_device(trace, recorded)),
         device=device,
         timing=timing,
         adds_gradients=timing.backward and not says_gradients(trace.header),
-        batches=BatchScale(trace) if any(scale != 1 for scale in request.points.batch_scale) else None,
+        batches=batches,
     )
 
 

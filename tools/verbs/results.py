@@ -149,8 +149,10 @@ def run_score(args: argparse.Namespace) -> int:
     from opgrip.errors import UserError
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
-    from opgrip.zoo.scoring import distilled_scores, print_scores, read_baselines, score_of, standing_of
-    from opgrip.zoo.scoring.score_table import plain_of
+    from opgrip.zoo.scoring.baselines import read_baselines
+    from opgrip.zoo.scoring.distilled import distilled_scores, standing_of
+    from opgrip.zoo.scoring.score_table import plain_of, print_scores
+    from opgrip.zoo.scoring.scores import score_of
 
     store, baseline = Store(args.store), args.baseline
     results = read_run(store.find(args.which))

@@ -50,7 +50,7 @@ def run_baseline(args: argparse.Namespace) -> int:
     """Write the baseline, and report its contents."""
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
-    from opgrip.zoo.scoring import added, baseline_of, read_baselines, write_baseline
+    from opgrip.zoo.scoring.baselines import added, baseline_of, read_baselines, write_baseline
 
     baseline = baseline_of(read_run(Store(args.store).find(args.which)))
     if args.add_to is not None:

@@ -357,3 +357,19 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "DeviceObjType": (torch.device,),
     "GeneratorType": (GeneratorSpec,),
 }
+
+
+SPACES = ("special", "linalg", "fft")
+"""Modules of torch whose functions are operators with the module's name as prefix."""
+
+
+def operator_name(name: str) -> str:
+    """Return the operator of a function by its name: `aten::relu` for `torch.nn.functional.relu`."""
+    if "::" in name:
+        return name
+    parts = name.removeprefix("torch.ops.").split(".")
+    if not name.startswith("torch.") or name.startswith("torch.ops."):
+        return "::".join((parts[0], ".".join(parts[1:]))) if len(parts) > 1 else name
+    if len(parts) == 3 and parts[1] in SPACES:
+        return f"aten::{parts[1]}_{parts[2]}"
+    return f"aten::{parts[-1]}"

@@ -18,6 +18,7 @@ from opgrip.traces.formats.operator_schemas import (
     NoOverload,
     SchemaText,
     bind,
+    operator_name,
     parse_schema,
     schemas_of,
     without_defaults,
@@ -28,8 +29,6 @@ from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.schema.tensor_specs import contiguous
 from opgrip.traces.table.trace import Trace
 
-SPACES = ("special", "linalg", "fft")
-"""Modules of torch whose functions are operators with the module's name as prefix."""
 CODES: dict[str, dict[int, Any]] = {
     "dtype": DTYPE_OF_CODE,
     "layout": LAYOUT_OF_CODE,
@@ -83,18 +82,6 @@ def _schema_of(build: Arguments | None) -> SchemaText | None:
     if schema is None:
         raise ValueError("its schema cannot be read")
     return schema
-
-
-def operator_name(name: str) -> str:
-    """Return the operator of a function by its name: `aten::relu` for `torch.nn.functional.relu`."""
-    if "::" in name:
-        return name
-    parts = name.removeprefix("torch.ops.").split(".")
-    if not name.startswith("torch.") or name.startswith("torch.ops."):
-        return "::".join((parts[0], ".".join(parts[1:]))) if len(parts) > 1 else name
-    if len(parts) == 3 and parts[1] in SPACES:
-        return f"aten::{parts[1]}_{parts[2]}"
-    return f"aten::{parts[-1]}"
 
 
 def _bind(name: str, arguments: Arguments) -> Bound:

@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from opgrip.replay.outcome import scorers
-from opgrip.zoo.scoring.baselines import read_baselines
-from opgrip.zoo.scoring.distilled import distilled_scores, standing_of
-from opgrip.zoo.scoring.score_table import print_scores
-from opgrip.zoo.scoring.scores import score_of
+from opgrip.traces.zoo.manifest import FIELD
 
 if TYPE_CHECKING:
     from opgrip.replay.outcome import Results
@@ -21,14 +18,25 @@ class ZooScorer:
 
     def check(self, header: Mapping[str, Any]) -> None:
         """Raise `UserError` if the header of a distilled trace is damaged."""
-        standing_of(header)
+        if FIELD in header:
+            from opgrip.zoo.scoring.distilled import standing_of
+
+            standing_of(header)
 
     def print_scores(self, results: Results, file: IO[str]) -> None:
         """Print the scores of a distilled trace."""
-        print_scores(distilled_scores(results), file)
+        if FIELD in results.header:
+            from opgrip.zoo.scoring.distilled import distilled_scores
+            from opgrip.zoo.scoring.score_table import print_scores
+
+            print_scores(distilled_scores(results), file)
 
     def against(self, baseline: Path | None) -> Callable[[Results, IO[str]], None]:
         """Read a baseline and return a function that prints scores relative to it."""
+        from opgrip.zoo.scoring.baselines import read_baselines
+        from opgrip.zoo.scoring.score_table import print_scores
+        from opgrip.zoo.scoring.scores import score_of
+
         times = read_baselines(baseline)
         return lambda results, file: print_scores(score_of(results, times), file)
 

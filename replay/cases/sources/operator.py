@@ -18,8 +18,7 @@ from opgrip.replay.cases.sources.source import CaseSet, sources
 from opgrip.replay.cases.unused_results import require_gradients
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, check_import, import_trusted
 from opgrip.replay.operators.lookup import mutates
-from opgrip.traces.formats.operator_schemas import NoOverload, bind, op_of, schemas_of
-from opgrip.traces.formats.param_writing import operator_name
+from opgrip.traces.formats.operator_schemas import NoOverload, bind, op_of, operator_name, schemas_of
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.limits import NESTING
 from opgrip.traces.schema.records import OPERATOR, Signature

@@ -15,9 +15,7 @@ from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.selection import CALL, FUNCTION, Selection
 from opgrip.replay.cases.sources.gripped_samples import gripped_calls
-from opgrip.replay.cases.subgraphs import make_units
 from opgrip.traces import Trace, TraceReader, load
-from opgrip.traces.formats.param import NAME
 from opgrip.traces.io.foreign_files import format_of
 from opgrip.traces.io.shipped_traces import trace_file
 from opgrip.traces.zoo.manifest import chosen_numbers
@@ -91,6 +89,8 @@ class TraceSource:
         if selection.samples:
             return CaseSet(gripped_calls(trace, selection, list(map(Path, selection.samples))), trace)
         if selection.unit != CALL:
+            from opgrip.replay.cases.subgraphs import make_units
+
             return CaseSet(make_units(trace, selection, selection.unit, extensions), trace)
         cases = make_cases(trace, selection)
         is_whole = selection.selects_all and chosen_numbers(trace.header) is None
@@ -118,6 +118,10 @@ def _add_content(digest: hashlib.blake2b, path: Path) -> None:
 sources.register("trace")(TraceSource())
 
 
+CONFIGURATIONS = "param"
+"""name of their format among the formats of other tools"""
+
+
 class ConfigurationSource:
     """The source for files of PARAM's operator configurations; cases are numbered in file order, for `--start`."""
 
@@ -128,12 +132,12 @@ class ConfigurationSource:
 
     def takes(self, target: str) -> bool:
         path = Path(target)
-        return path.is_file() and format_of(path) == NAME
+        return path.is_file() and format_of(path) == CONFIGURATIONS
 
     def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
         if selection.unit != CALL:
             raise UserError("--unit is for traces of programs", "leave it out with configurations")
-        reader = TraceReader(target, selection.unbounded, NAME, selection)
+        reader = TraceReader(target, selection.unbounded, CONFIGURATIONS, selection)
         trace = load(target, selection.partial, selection.unbounded, reader)
         return CaseSet(make_cases(trace, selection, in_order=True), trace, is_cut=True)
 

@@ -45,7 +45,7 @@ def _quiet() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"is_slowed": False, "is_contended": False, "contended_calls": frozenset()}.items():
             patch.setattr(Slowdown, name, value)
-        patch.setattr(import_module("opgrip.replay.command.trace_replay"), "replay_apart", replay_here)
+        patch.setattr(import_module("opgrip.replay.sequences.step_process"), "replay_apart", replay_here)
         yield
 
 

@@ -29,9 +29,9 @@ from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.corpus import Corpus, read_corpus
 from opgrip.zoo.corpus.cases import IN_PROGRAM, write_cases
 from opgrip.zoo.corpus.distill import Check, Points, check_of, choose, distill, named_by_files, print_check, with_times
-from opgrip.zoo.scoring import distilled_scores, standing_of
 from opgrip.zoo.scoring.baselines import read_baselines
 from opgrip.zoo.scoring.case_times import is_replay_of
+from opgrip.zoo.scoring.distilled import distilled_scores, standing_of
 
 SHIPPED = SHIPPED_TRACES[0]
 
