@@ -41,7 +41,7 @@ def run_apart(step: Step, place: Place, log: Path, most_s: float) -> Outcome:
         status = run_program([sys.executable, "-m", "gpu.processes", *words], timeout_s, variables, file).status
     seconds = perf_counter() - start
     if status is None:
-        return Outcome(step.name, Verdict.WRONG, f"it took longer than {timeout_s:.0f} s", {}, seconds)
+        return Outcome(step.name, Verdict.WRONG, f"it exceeded the limit of {timeout_s:.0f} s", {}, seconds)
     kept = place.folder / OUTCOME
     if not kept.exists():
         ending = f"signal {-status}" if status < 0 else f"status {status}"

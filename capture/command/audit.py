@@ -133,7 +133,7 @@ NOT_DISPATCHED = {
 """operators that do not always reach a dispatch mode, with the reason"""
 
 NOT_TOLD = {
-    "aten::clone": "autograd copies what an operator in place overwrites, and torch tells of that below the operator",
+    "aten::clone": "autograd copies the tensor that an in-place operator overwrites, below the operator",
     "aten::detach": "torch's own copies of a tensor's metadata are operators only where a dispatch mode is active",
     "aten::scalar_tensor": "autograd makes tensors of numbers only where a dispatch mode is active",
 }

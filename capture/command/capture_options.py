@@ -280,4 +280,4 @@ def check_on_demand(args: argparse.Namespace) -> None:
         return
     for _, word, default, _ in options_in(OnDemandOptions):
         if getattr(args, word) != default:
-            raise UserError(f"{flag_of(word)} is for programs that go on", "add --on-demand")
+            raise UserError(f"{flag_of(word)} is for programs that keep running", "add --on-demand")

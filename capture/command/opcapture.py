@@ -56,11 +56,11 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
         counts = f"{_count(capture.calls, 'call')} of {_count(capture.signatures, 'signature')}"
         yield f"{counts}, {size}, to {where}{ending}"
     elif interrupted:
-        yield "interrupted before a call was recorded: there is no trace"
+        yield "interrupted before a call was recorded: no trace was written"
     else:
-        yield "no operator was called: there is no trace, and nothing to replay"
+        yield "no operator was called: no trace was written"
     if capture.stopped:
-        yield f"the recording ended at the limit of {capture.stopped}: what the program called after them is missing"
+        yield f"the recording ended at the limit of {capture.stopped}: later calls of the program are missing"
     if capture.dropped:
         advice = "" if capture.keeps_last and not capture.dumps else f"; `opgrip trace info {where}` says why"
         yield f"{_count(capture.dropped, 'call')} could not be recorded{advice}"

@@ -131,7 +131,7 @@ class _Taker:
     def _take_shared(self, value: Any) -> Any:
         number = id(value)
         if number in self._open and isinstance(value, tuple):
-            raise CannotHold("a tuple that stands inside of itself")
+            raise CannotHold("a tuple that contains itself")
         if number in self._numbers:
             return SameSpec(self._numbers[number])
         shared_number = self._numbers[number] = next(self._new_number)

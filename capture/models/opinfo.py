@@ -31,7 +31,7 @@ def load_operators(text: str, options: ModelOptions) -> ModelProgram:
         _import(name)
     names = [name for name in text.removeprefix(PREFIX).split(",") if name]
     if not names:
-        raise UserError(f"{text} names no operators", "opinfo:all has all, opinfo:unary those of a category")
+        raise UserError(f"{text} names no operators", "opinfo:all has all, opinfo:unary has one category")
     return operators_program(text, names, str(device), torch.initial_seed(), request)
 
 

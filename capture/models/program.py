@@ -172,7 +172,7 @@ class ModelOptions:
     )
     cfg_options: tuple[str, ...] = option(
         (),
-        "settings that override those of an OpenMMLab or transformers config",
+        "settings that override an OpenMMLab or transformers config",
         several=True,
         metavar="KEY=VALUE",
         only=_OF_MODULES,

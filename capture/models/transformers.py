@@ -291,7 +291,7 @@ def _set_option(settings: dict[str, Any], config: Any, key: str, value: Any) -> 
         return
     inner = getattr(config, name)
     if not hasattr(inner, "to_dict"):
-        raise UserError(f"{key}: {name} of {type(config).__name__} has no settings of its own", f"write {name}=...")
+        raise UserError(f"{key}: {name} of {type(config).__name__} has no separate settings", f"write {name}=...")
     # nested configs are created from dictionaries that contain their type
     inner_settings = settings.setdefault(name, {"model_type": inner.model_type})
     _set_option(inner_settings, inner, rest, value)

@@ -313,7 +313,7 @@ def _run_debugger(gdb: str, pid: int) -> str:
             output, _ = process.communicate(timeout=DEBUGGER_S)
         except subprocess.TimeoutExpired as error:
             if _leaves(process):
-                reason = f"gdb did not come back within {DEBUGGER_S} s, and was told to leave it"
+                reason = f"gdb did not come back within {DEBUGGER_S} s, and was detached"
             else:
                 reason = "gdb did not come back from it, and was killed: a breakpoint that stays may end the process"
             raise UserError(f"process {pid} cannot be attached to", reason) from error
@@ -349,7 +349,7 @@ def _check_process(pid: int) -> None:
     try:
         os.kill(pid, 0)
     except ProcessLookupError as error:
-        raise UserError(f"there is no process {pid}") from error
+        raise UserError(f"no process {pid}") from error
     except PermissionError as error:
         raise UserError(f"process {pid} is another user's", "ask as its user") from error
     try:

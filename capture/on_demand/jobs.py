@@ -56,8 +56,8 @@ def choose_ranks(items: Sequence[RecordableProcess], rank: int | None, reporter:
     size = items[0].about.get("world_size") or len(members)
     if len(members) < size:
         reporter.say(
-            f"{len(members)} of the {size} ranks run on this machine: ask the others on theirs, with the --at that is "
-            "said below"
+            f"{len(members)} of the {size} ranks run on this machine: trigger the others on their machines, with "
+            "the --at printed below"
         )
     return members
 
@@ -178,7 +178,11 @@ class _Round:
         except Exception as error:
             answer = UserError(f"process {item.pid} cannot be asked", one_line(error))
         if isinstance(answer, dict) and answer.get("answer") != DONE:
-            hint = f"what it has written is {file}, or the .part beside it, to be read with --partial" if file else ""
+            hint = (
+                f"its calls up to then are in {file}, or in the .part file next to it: read it with --partial"
+                if file
+                else ""
+            )
             answer = UserError(f"process {item.pid} ended before its recording did", hint)
         self._answers.put((item, answer))
 

@@ -144,7 +144,9 @@ _MOST_TEXT = 40
 def check_request(request: Mapping[str, Any]) -> str:
     """Return the kind of a request; raise `ValueError` if the message is not a request of this protocol."""
     if request.get("protocol") != PROTOCOL:
-        raise ValueError(f"this process speaks protocol {PROTOCOL}, and who asks another: use the opgrip of its own")
+        raise ValueError(
+            f"this process speaks protocol {PROTOCOL}, and the asking process another: use the opgrip of the process"
+        )
     word = request.get("do")
     if word not in REQUESTS:
         raise ValueError(f"it can be asked to {', '.join(REQUESTS)}")
@@ -191,9 +193,9 @@ def _is_of_kind(value: Any, kinds: tuple[type, ...]) -> bool:
 def lines_of(result: Mapping[str, Any]) -> list[str]:
     """Return lines that report recorded calls, the trace's path and missing parts."""
     if result.get("problem"):
-        return [f"there is no trace: {result['problem']}"]
+        return [f"no trace was written: {result['problem']}"]
     if not result.get("file"):
-        return ["there is no trace: no operator was called in the steps"]
+        return ["no trace was written: no operator was called in the steps"]
     parts = [
         counted(result["steps"], "step"),
         f"{counted(result['calls'], 'call')} of {counted(result['signatures'], 'signature')}",
@@ -231,7 +233,7 @@ def make_folder() -> Path:
             problem = UserError(f"{folder} cannot be made", str(error.strerror).lower())
         except UserError as error:
             problem = error
-    raise problem or UserError("there is no folder for sockets", "set XDG_RUNTIME_DIR to a folder of a short name")
+    raise problem or UserError("no folder for sockets", "set XDG_RUNTIME_DIR to a folder of a short name")
 
 
 def check_private(folder: Path) -> None:

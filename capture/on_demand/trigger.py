@@ -41,7 +41,7 @@ def _ask(_number: int, _frame: FrameType | None) -> None:
         raise_if_from_program(error)
         with suppress(Exception):
             # the interrupted line may be writing to sys.stderr, which cannot be entered again
-            os.write(2, f"opgrip: there is no trace: {one_line(error)}\n".encode())
+            os.write(2, f"opgrip: no trace was written: {one_line(error)}\n".encode())
 
 
 def _record() -> None:

@@ -168,7 +168,7 @@ VERBS = {
         _list,
     ),
     "stop": ProcessVerb(
-        "End the recording of a process before it has all its steps; the trace has those that have ended.",
+        "End the recording of a process early; the trace contains the completed steps.",
         "  opcapture stop 4711\n",
         _add_process,
         _stop,

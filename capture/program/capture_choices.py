@@ -54,7 +54,8 @@ def check_flight(last: int | None, path: object, values: str, device_time: str, 
         raise UserError("--device-time kernels is for some steps, and --last for all", "leave out one of them")
     if has_limits:
         raise UserError(
-            "--max-calls, --max-bytes and --max-memory end a recording, and --last goes on", "leave out one"
+            "--max-calls, --max-bytes and --max-memory end a recording, but --last records until the program ends",
+            "leave out one",
         )
 
 

@@ -90,8 +90,8 @@ class CaptureReport:
             yield f"the trace lacks times of kernels: {kernels.failure}"
         if budget is not None and budget.is_overdrawn:
             yield (
-                f"the recording took more than {budget.share:.3g} of the program's time: tell it by step() where steps "
-                "end, so that it can leave some out"
+                f"the recording took more than {budget.share:.3g} of the program's time: call step() after each "
+                "step, so that the recording can skip steps"
             )
         if self.schedule != ALWAYS and not self._step:
             yield "step() was never called: for the schedule, the whole program was one step"

@@ -83,7 +83,7 @@ class Schedule:
         for field in fields(self):
             value = getattr(self, field.name)
             if not isinstance(value, Integral):
-                raise ValueError(f"a schedule has a whole number of steps, and {field.name}={value!r} is none")
+                raise ValueError(f"{field.name}={value!r} is not an integer number of steps")
         if self.active < 1 or min(self.wait, self.skip, self.repeat, self.warmup) < 0:
             raise ValueError("a schedule has at least 1 active step, and no negative number of others")
 

@@ -45,7 +45,7 @@ def path_beside(trace: str | Path) -> Path:
     UserError : if the trace goes to standard output
     """
     if str(trace) == "-":
-        raise UserError("whole values need a file beside the trace", "name a file for it with --output")
+        raise UserError("whole values need a file next to the trace", "name a file for it with --output")
     return values_path(Path(trace))
 
 

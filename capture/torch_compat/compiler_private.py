@@ -33,7 +33,7 @@ def private_places() -> dict[str, str]:
 _set_strategy = _places.take(
     "torch._C._dynamo.eval_frame.set_code_exec_strategy",
     None,
-    "modes run in torch's guard against its compiler where it has one for them; else nothing hides them",
+    "modes run in torch's guard against its compiler if it has one, else without a guard",
 )
 _actions = _places.take("torch._C._dynamo.eval_frame._FrameAction", None, "as for set_code_exec_strategy")
 _strategy_of = _places.take("torch._C._dynamo.eval_frame._FrameExecStrategy", None, "as for set_code_exec_strategy")

@@ -54,7 +54,7 @@ def _storage_address(tensor: torch.Tensor) -> int:
 
 
 storage_address: Callable[[torch.Tensor], int] = _places.take(
-    "torch._C._storage_address", _storage_address, "a Python object of the storage is made to tell its address"
+    "torch._C._storage_address", _storage_address, "a Python object of the storage is created to read its address"
 )
 """function that returns the address of a tensor's storage object, the same for all tensors in the same memory"""
 
@@ -301,9 +301,7 @@ def recorded_activities() -> dict[str, Any]:
 
 _event = "torch._C._autograd._KinetoEvent"
 _tells_kind = (
-    _places.take(
-        f"{_event}.activity_type", None, "records are told apart by their device: of the host, those of launches"
-    )
+    _places.take(f"{_event}.activity_type", None, "records are separated by device: launches are records of the host")
     is not None
 )
 _LAUNCH = ("_runtime", "_driver")
@@ -345,7 +343,7 @@ def reduction_number(reduction: Any) -> int | None:
 _resolve_group = _places.take_later(
     "torch.distributed.distributed_c10d._resolve_process_group",
     None,
-    "the group of a functional collective is recorded by its name alone",
+    "the group of a functional collective is recorded only by name",
 )
 
 
@@ -375,7 +373,7 @@ def innermost_mode() -> Any:
 _sequence_of_group = _places.take(
     "torch.distributed.ProcessGroup._get_sequence_number_for_group",
     None,
-    "ranks whose program does not tell its steps begin to record when they are asked",
+    "ranks of programs without step() start recording when asked",
 )
 
 

@@ -122,7 +122,7 @@ def contended_share(row: Result) -> float:
 
 
 SHORT_US = 50
-"""duration below which calls vary more from replay to replay, because their time depends mostly on the host"""
+"""duration below which calls vary more between replays, because their time depends mostly on the host"""
 FEWEST = 10
 """smallest number of repeated cases from which a prior is learned"""
 LEAST = 1e-8

@@ -51,7 +51,7 @@ def replay_apart(workload: Workload, tell: Tell = tell_nobody, may_fork: bool = 
 
     Raises
     ------
-    UserError : if the trace holds no calls, if a process ends without a call to blame, or if too many processes end
+    UserError : if the trace contains no calls, if a process ends without a call to blame, or if too many processes end
     """
     excluded: dict[int, tuple[str, str]] = {}
     settings = sequence_settings(workload)

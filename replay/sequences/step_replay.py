@@ -102,7 +102,7 @@ def replay_sequence(
 
     Raises
     ------
-    UserError : if the trace holds no calls
+    UserError : if the trace contains no calls
     """
     if trace.own_calls.empty:
         raise no_calls(trace)

@@ -161,7 +161,7 @@ def run_score(args: argparse.Namespace) -> int:
     else:
         scores = score_of(results, read_baselines(None if baseline is None else Path(baseline)))
     if not scores:
-        raise UserError("these results do not belong to the zoo", "make some with opreplay zoo -o results.parquet")
+        raise UserError("these results do not belong to the zoo", "create them with opreplay zoo -o results.parquet")
     if args.json:
         json.dump([plain_of(score) for score in scores], sys.stdout, indent=1)
         print()

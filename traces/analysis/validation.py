@@ -221,7 +221,7 @@ def _listed(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, ordered[:SHOWN])) + others
 
 
-NOT_INSTALLED = "not held against the JSON Schema, for which jsonschema is needed: pip install 'opgrip[schema]'"
+NOT_INSTALLED = "not checked with the JSON Schema, which requires jsonschema: pip install 'opgrip[schema]'"
 COLUMN = 32
 """number of items of a column that are checked by the schema; the reader checks all of them"""
 MOST_ERRORS = 3
@@ -286,7 +286,7 @@ class TimeCheck:
                 crossing.append(index)
             open_calls.append((start, end))
         self._tell(place, record, crossing, "begins before, and ends after, the end of another that began before it")
-        self._tell(place, record, disordered, "ends before the call that stands before it")
+        self._tell(place, record, disordered, "ends before the previous call in the file")
 
     def _tell(self, place: int, record: Calls, indices: list[int], what: str) -> None:
         if indices:

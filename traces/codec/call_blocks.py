@@ -278,7 +278,7 @@ def check_times(starts: Integers, durations: Integers) -> None:
 def check_tensors(tensors: Integers, storages: Integers) -> None:
     """Raise `FormatError` if there are not as many storages as tensors."""
     if len(tensors) and (tensors.min() < 0 or exact_sum(tensors) != len(storages)):
-        raise FormatError("a block of calls whose storages are not those of its calls")
+        raise FormatError("a block of calls with the storages of other calls")
 
 
 def check_places(pairs: Sequence[tuple[int, int]], calls: int) -> None:

@@ -75,7 +75,7 @@ def bind_inputs(name: str, inputs: EventInputs, device: str) -> Bound:
             continue
         return _on_device(without_defaults(bound, schema), parameters, device)
     told = [reason for reason in reasons if reason.startswith("the file")] or reasons
-    raise NoOverload(told[0] if told else "no overload takes so many arguments")
+    raise NoOverload(told[0] if told else "no overload takes this number of arguments")
 
 
 def _placed(value: Any, device: str) -> Any:

@@ -52,7 +52,7 @@ def members(
         if not isinstance(name, str):
             raise FormatError("expected the name of a member")
         if strict and name in names:
-            raise FormatError(f"{name[:60]!r} stands twice in one object")
+            raise FormatError(f"{name[:60]!r} occurs twice in one object")
         names.add(name)
         text.expect(":")
         if name == list_name and text.peek() == "[":

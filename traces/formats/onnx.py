@@ -43,7 +43,7 @@ MOST_FIELDS = 1 << 20
 """Fields of a model and its parts: a field of two bytes takes hundreds of bytes in memory."""
 MOST_DIMENSIONS = 64
 """largest number of dimensions of a torch tensor"""
-OPEN_SIZES = f"sizes that the model leaves open: {OPEN_BATCH} where it is an input's first, else {OPEN_SIZE}"
+OPEN_SIZES = f"dynamic sizes: {OPEN_BATCH} for the first dimension of an input, else {OPEN_SIZE}"
 LAYOUT = "strides and devices: the file has none, so tensors are contiguous and on the processor"
 PATHS = "pkg.torch.onnx.name_scopes"
 CLASSES = "pkg.torch.onnx.class_hierarchy"

@@ -247,7 +247,7 @@ def _open_block(file: ForeignFile, text: str) -> tuple[Iterator[Record], _Block]
 
 formats.register("parquet")(
     Format(
-        "a trace of opgrip as Parquet: one row a call, for pandas, DuckDB and Polars",
+        "a trace of opgrip as Parquet, with one row per call, for pandas, DuckDB and Polars",
         recognizes,
         read,
         write_records=write_records,

@@ -42,7 +42,7 @@ MOST_JSON = 1 << 28
 """Bytes of all graphs of a file."""
 UNPACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Compressions that zipfile decompresses in bounded pieces."""
-OPEN_SIZES = f"sizes: those that depend on values are the least that the program admits, from {LEAST_SIZE} on"
+OPEN_SIZES = f"dynamic sizes: the smallest that the program allows, at least {LEAST_SIZE}"
 
 
 def recognizes(head: Head) -> bool:

@@ -195,7 +195,7 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     form = dict(pairs)
     if len(form) < len(pairs):
         names = Counter(name for name, _ in pairs)
-        raise FormatError(f"{names.most_common(1)[0][0][:60]!r} stands twice in one object")
+        raise FormatError(f"{names.most_common(1)[0][0][:60]!r} occurs twice in one object")
     return form
 
 

@@ -123,12 +123,12 @@ class TraceReader:
         format_ = formats.get(name) if name else None
         if not self._cut.takes_all and not (format_ and format_.has_cases):
             flags = "--start, --stop and --sample"
-            raise UserError(f"{self.path} stands for no cases that {flags} choose from", "leave them out")
+            raise UserError(f"{self.path} has no cases to select with {flags}", "remove these options")
 
     def _foreign(self, name: str) -> Iterator[Record | CallBlock]:
         format_ = formats.get(name)
         if format_ is None or format_.read is None:
-            raise UserError(f"{name} is no format that is read", f"choose one of {', '.join(readable_formats())}")
+            raise UserError(f"{name} is not a readable format", f"choose one of {', '.join(readable_formats())}")
         self.losses = Losses(defaults=list(format_.defaults))
         try:
             for record in format_.read(ForeignFile(self.path, self.losses, self._unbounded, self._cut)):
@@ -241,7 +241,7 @@ class TraceReader:
     def _not_a_trace(self, reason: str) -> UserError:
         if _is_pickle(self.path):
             return UserError(
-                f"{self.path} is no program of torch.export, and pickles of torch.save are never read",
+                f"{self.path} is not a program of torch.export, and pickles of torch.save are never read",
                 "export the model with torch.export.save, or record a run of it with opcapture",
             )
         hint = "make one with opcapture; opgrip trace convert --formats lists which files of other tools are read"

@@ -105,14 +105,14 @@ def read_sample(folder: Path) -> SampleFolder:
             _check(f"{key} as a text", isinstance(about[key], str))
         file_name = about["file"]
         is_own = file_name.endswith(".py") and not {"/", "\0"} & set(file_name)
-        _check("file as the name of a .py file beside it", is_own)
+        _check("file as the name of a .py file in the same folder", is_own)
         _check("classes as texts by name", _is_texts(about["classes"]))
         _check("source as an object", isinstance(about["source"], dict))
         origin = ":".join(str(about["source"][key]) for key in ("module", "qualname"))
         tags = frozenset(map(str, about.get("tags", ())))
         return SampleFolder(folder, about["name"], about["entry"], file_name, about["classes"], origin, tags)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{folder} is no sample", one_line(error)) from error
+        raise UserError(f"{folder} is not a sample", one_line(error)) from error
 
 
 def _check(form: str, holds: bool) -> None:

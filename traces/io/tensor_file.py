@@ -56,7 +56,7 @@ def files_beside(trace: Path, header: Mapping[str, Any]) -> tuple[Path, ...]:
     for name in dict.fromkeys(_names_in(header)):
         if not _is_plain(name):
             shown = repr(name)[:80]
-            raise UserError(f"{trace} names {shown} as its values", "they may only be in a file beside it")
+            raise UserError(f"{trace} names {shown} as its values", "they may only be in a file in the same folder")
         # covers a folder of links to files elsewhere, and a link to a trace elsewhere
         beside = (trace.parent / name, trace.resolve().parent / name)
         paths += [path for path in beside if isfile(path)][:1]

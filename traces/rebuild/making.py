@@ -130,7 +130,7 @@ class _Maker:
                 return self.make(inner, number)
             case SameSpec(number):
                 if number not in self._shared:
-                    raise CannotMake("it stands inside of itself in a way that nothing can be made")
+                    raise CannotMake("it contains itself and cannot be built")
                 return self._shared[number]
             case Opaque(name) | GroupSpec(name) | ReductionSpec(name):
                 raise CannotMake(f"a trace does not hold what {name} needs")
@@ -162,7 +162,7 @@ class _Maker:
     def _class(self, name: str) -> type:
         definition = self._find(name)
         if not isinstance(definition, type):
-            raise CannotMake(f"{name} is no class here")
+            raise CannotMake(f"{name} is not a known class")
         return definition
 
     def _object(self, spec: ObjectSpec, shared: int | None) -> Any:
@@ -213,7 +213,7 @@ class _Maker:
         except TypeError as error:
             raise CannotMake(f"numpy has no dtype {dtype[:60]}") from error
         if kind.kind not in "biufc":
-            raise CannotMake(f"{dtype[:60]} is no number")
+            raise CannotMake(f"{dtype[:60]} is not a numeric dtype")
         # NumPy before 2.0 wraps the number around
         if kind.kind in "iu" and isinstance(number, int) and not np.iinfo(kind).min <= number <= np.iinfo(kind).max:
             raise CannotMake(f"{dtype} holds no {number}")
@@ -296,7 +296,7 @@ def lay_out(specs: Sequence[TensorSpec], values: Values, device: Callable[[str],
     extents: dict[Any, int] = {}
     for place, spec in enumerate(specs):
         if spec.stride is None or spec.made_of is not None or spec.layout is not torch.strided or spec.cls is not None:
-            raise FormatError("a tensor that is no plain one in memory")
+            raise FormatError("a tensor that is not a plain tensor in memory")
         key = _key(place, spec)
         extents[key] = max(extents.get(key, 0), spec.extent)
     memory: dict[Any, torch.UntypedStorage] = {}

@@ -37,7 +37,7 @@ def check_made_of(spec: TensorSpec) -> None:
     """Raise `FormatError` if the tensor cannot be created from its parts or quantizer."""
     for part in spec.parts:
         _ask(part.layout is torch.strided and part.stride is not None, "a part of a tensor that has no strides")
-        _ask(part.cls is None, "a part of a tensor that is no plain tensor")
+        _ask(part.cls is None, "a part of a tensor that is not a plain tensor")
         _ask(part.device == spec.device, "a part of a tensor on another device")
     match spec.made_of:
         case Coo() as coo:
@@ -64,7 +64,7 @@ def _check_coo(spec: TensorSpec, coo: Coo) -> None:
 def _check_compressed(spec: TensorSpec, made_of: Compressed) -> None:
     _ask(spec.layout in COMPRESSED_LAYOUTS, "compressed indices of another layout's tensor")
     compressed, plain, values = made_of.compressed, made_of.plain, made_of.values
-    _ask(compressed.dtype == plain.dtype and plain.dtype in (torch.int32, torch.int64), "indices that are no integers")
+    _ask(compressed.dtype == plain.dtype and plain.dtype in (torch.int32, torch.int64), "indices that are not integers")
     _ask(len(compressed.shape) == len(plain.shape) > 0, "indices of different dimensions")
     batch, nnz = plain.shape[:-1], plain.shape[-1]
     first = len(batch)
@@ -90,7 +90,7 @@ def _check_quantizer(spec: TensorSpec, quantizer: PerTensor | PerChannel) -> Non
     _ask(spec.dtype in QUANTIZED and spec.stride is not None, "a quantizer of a tensor that is not quantized")
     scales = (quantizer.scale,) if isinstance(quantizer, PerTensor) else quantizer.scales
     zero_points = (quantizer.zero_point,) if isinstance(quantizer, PerTensor) else quantizer.zero_points
-    _ask(all(type(scale) is float for scale in scales), "a scale of a quantizer that is no float")
+    _ask(all(type(scale) is float for scale in scales), "a scale of a quantizer that is not a float")
     _ask({type(zero) for zero in zero_points} in (set(), {int}, {float}), "zero points of several types")
     bounds = torch.iinfo(QUANTIZED[spec.dtype])
     held = (isinstance(zero, float) or bounds.min <= zero <= bounds.max for zero in zero_points)

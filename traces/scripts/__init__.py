@@ -1,4 +1,4 @@
-"""One call of a trace as a Python file that runs it again with torch alone."""
+"""One call of a trace as a Python file that only needs torch."""
 
 from opgrip.traces.scripts.script import script_of
 

@@ -300,7 +300,7 @@ def _deciding(specs: Sequence[TensorSpec]) -> set[torch.dtype]:
 def _head(signature: Signature, facts: Sequence[str]) -> str:
     """Return the script's docstring and comments."""
     lines = [
-        f'"""A call of {signature.op} as a program made it: run it again with torch alone."""',
+        f'"""A call of {signature.op} as a program made it. This script only needs torch."""',
         "",
         *(f"# {comment(fact)}" for fact in facts),
         f"# made by opgrip {metadata.version('opgrip')}",

@@ -98,7 +98,9 @@ def _starts_of(reader: TraceReader, steps: range) -> StepStarts:
     if starts is None:
         raise UserError("the trace does not say how many steps it has", "choose by phase or module")
     if not starts.begins:
-        raise UserError("its steps cannot be told apart: no call was made once in each", "choose by phase or module")
+        raise UserError(
+            "its steps cannot be separated: no operator was called exactly once per step", "choose by phase or module"
+        )
     count = max(map(len, starts.begins.values()))
     if steps.start >= count:
         raise UserError(f"there is no step {steps.start}", f"the trace has the steps 0 to {count - 1}")

@@ -57,7 +57,7 @@ class LiveArguments:
                 return torch.zeros(shape, dtype=spec.dtype)
             return model.draw(shape, spec.dtype, torch.Generator().manual_seed(0))
         for file in self._files:
-            if key in file.keys():  # noqa: SIM118 - it is no dictionary
+            if key in file.keys():  # noqa: SIM118 - not a dictionary
                 values = from_stored(file.read(key), spec.dtype)
                 if values is not None and values.numel() == prod(shape):
                     return values.reshape(shape)

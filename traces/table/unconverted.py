@@ -29,4 +29,4 @@ def no_calls(trace: Trace) -> UserError:
     """Return the error for a trace without calls, with the reason if it is known."""
     if lost := unconverted(trace):
         return UserError("nothing of the file can be replayed", lost)
-    return UserError("the trace holds no calls", "capture a program that runs some")
+    return UserError("the trace contains no calls", "capture a program that runs some")

@@ -21,13 +21,13 @@ UNSIGNED = (1 << 64) - 1
 def whole(value: Any, what: str, low: int = LOWEST, high: int = HIGHEST) -> None:
     """Check that a value is an integer from `low` to `high`, by default any 64-bit integer."""
     if type(value) is not int or not low <= value <= high:
-        raise FormatError(f"{what} that is no whole number from {low} to {high}: {str(value)[:40]}")
+        raise FormatError(f"{what} that is not an integer from {low} to {high}: {str(value)[:40]}")
 
 
 def finite(value: Any, what: str) -> None:
     """Check that a value is a finite number in the range of floats."""
     if type(value) not in (int, float) or (not -UNSIGNED <= value <= UNSIGNED and type(value) is int):
-        raise FormatError(f"{what} that is no number: {str(value)[:40]}")
+        raise FormatError(f"{what} that is not a number: {str(value)[:40]}")
     if not math.isfinite(value):
         raise FormatError(f"{what} that is not finite: {value}")
 
@@ -36,7 +36,7 @@ def share(value: Any, what: str) -> None:
     """Check that a value is a number from 0 to 1."""
     finite(value, what)
     if not 0 <= value <= 1:
-        raise FormatError(f"{what} that is no share from 0 to 1: {value}")
+        raise FormatError(f"{what} that is not a share from 0 to 1: {value}")
 
 
 def flag(value: Any, what: str) -> None:
@@ -48,7 +48,7 @@ def flag(value: Any, what: str) -> None:
 def listed(values: Any, what: str, least: int, most: int) -> None:
     """Check that a value is a list of `least` to `most` items."""
     if not isinstance(values, list) or not least <= len(values) <= most:
-        raise FormatError(f"{what} that is no list of {least} to {most} items")
+        raise FormatError(f"{what} that is not a list of {least} to {most} items")
 
 
 def rising(values: Any, what: str, length: int) -> None:

@@ -47,9 +47,9 @@ class Exact:
 def check_element(value: Any) -> None:
     """Raise `FormatError` unless a value is a number that a tensor can hold."""
     if not isinstance(value, bool | int | float | complex):
-        raise FormatError(f"a value that is no number: {str(value)[:40]}")
+        raise FormatError(f"a value that is not a number: {str(value)[:40]}")
     if isinstance(value, int) and not LOWEST <= value <= UNSIGNED:
-        raise FormatError(f"a whole number of more than 64 bits: {str(value)[:40]}")
+        raise FormatError(f"an integer of more than 64 bits: {str(value)[:40]}")
 
 
 def elements(data: list[bool | int | float | complex], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

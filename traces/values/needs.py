@@ -180,14 +180,14 @@ _COUNT = "the count of elements that are not zero is the output's size"
 _GROUPS = "as many boxes are kept as lie apart; each costs a pass"
 _CLASH = "indices that are equal or near to each other decide how writes collide and what the cache holds"
 _NEAR = "indices that are equal or near to each other decide what the cache holds"
-_ALIKE = "equal and sorted elements are cases of their own for a sort"
+_ALIKE = "a sort treats equal and sorted elements as special cases"
 _EXACT = "read as sizes and places in memory"
 
 NEEDS = (
     # outputs whose size depends on values
     ValueNeed("aten.nonzero.*", "self", "", _COUNT, refine=_with_true),
     ValueNeed("aten.nonzero_numpy.*", "self", "", _COUNT, refine=_with_true),
-    ValueNeed("aten.nonzero_static*", "self", "", "so many places are written, and the rest filled"),
+    ValueNeed("aten.nonzero_static*", "self", "", "this number of positions is written, and the rest filled"),
     ValueNeed("aten.argwhere*", "self", "", _COUNT, refine=_with_true),
     ValueNeed("aten.where.default", "condition", "", _COUNT, refine=_with_true),
     ValueNeed("aten._to_sparse*", "self", "", _COUNT),
@@ -206,7 +206,7 @@ NEEDS = (
     ValueNeed("aten.repeat_interleave.self_Tensor", "repeats", "integers", "their sum is the output's size"),
     ValueNeed("aten.bincount*", "self", "integers", "the largest value is the output's size; " + _CLASH),
     ValueNeed("aten.one_hot*", "self", "integers", "the largest value is the output's size"),
-    ValueNeed("aten._local_scalar_dense*", "self", "", "the program goes on by what it reads", varies=False),
+    ValueNeed("aten._local_scalar_dense*", "self", "", "the program branches on the values it reads", varies=False),
     # boxes
     ValueNeed("mmcv._ext:nms", "boxes|0", "boxes", _GROUPS, refine=_with_groups),
     ValueNeed(

@@ -90,7 +90,7 @@ def read_corpus(
     notes = []
     if files.absent:
         notes.append(f"{counted(len(files.absent), 'trace')} of the zoo not installed: {', '.join(files.absent)}")
-    notes += [f"{path} is no trace" for path in files.passed_over]
+    notes += [f"{path} is not a trace" for path in files.passed_over]
     members: list[Member] = []
     tables: list[pd.DataFrame] = []
     for member in files.members:
@@ -107,13 +107,13 @@ def read_corpus(
         if trace.missing:
             notes.append(trace.missing)
         if rows.empty:
-            notes.append(f"{member.name} holds no calls")
+            notes.append(f"{member.name} contains no calls")
             continue
         members.append(told)
         tables.append(_with_member(rows, told))
     if not tables:
         why = f": {shortened(printable(notes[-1]), MOST_REASON)}" if notes else ""
-        raise UserError(f"there are no calls in these files{why}", "name traces of a model that ran")
+        raise UserError(f"no calls in these files{why}", "use traces of a model that ran")
     return Corpus(weighted(pd.concat(tables, ignore_index=True)), members, notes)
 
 

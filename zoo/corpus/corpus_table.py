@@ -144,7 +144,7 @@ def print_summary(corpus: Corpus, summary: Summary, top: int, file: IO[str]) -> 
         _print_totals(own, source, file)
         if summary.tells_models and summary.models[source] > 1:
             common, alone = len(summary.common(source)), len(summary.unique(source))
-            print_line(f"of {len(table):,} rows, all models have {common:,}, and one alone has {alone:,}", file)
+            print_line(f"of {len(table):,} rows, {common:,} occur in all models, {alone:,} in one", file)
         print()
         rows = list(table.head(top).itertuples())
         print_table(columns_of(table), rows, file, f"by {summary.by} ({len(table):,} in all)")

@@ -218,7 +218,9 @@ def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Cor
     median = pd.Series([times_us.get(pair) for pair in zip(frame["trace"], frame["key"], strict=True)], frame.index)
     frame = frame.assign(median_us=median.astype(float))[median.notna()]
     if frame.empty:
-        raise UserError("these results are of none of the traces", "replay them: opreplay FOLDER -o results.parquet")
+        raise UserError(
+            "these results belong to none of these traces", "replay them: opreplay FOLDER -o results.parquet"
+        )
     frame = frame.assign(time_us=frame["count"] * frame["median_us"])
     frame["share"] = frame["time_us"] / frame.groupby("trace")["time_us"].transform("sum")
     return Corpus(weighted(frame), corpus.members, corpus.notes)
@@ -234,7 +236,7 @@ def distill(corpus: Corpus, count: int) -> Distilled:
     # the weight of a model comes from its traces that have times
     frame = weighted(corpus.frame[corpus.frame["median_us"] > 0])
     if frame.empty:
-        raise UserError("no call of these traces has a time", "give results of a replay with --times")
+        raise UserError("no call of these traces has a time", "use --times with results of a replay")
     cases = _cases(frame)
     weights = (1 - VARIETY) * cases["weight"].to_numpy() + VARIETY / len(cases)
     points = _points(cases)
@@ -291,7 +293,7 @@ def _assign(points: Points, ops: np.ndarray[Any, Any], places: np.ndarray[Any, A
 def describe(distilled: Distilled) -> str:
     """Return a summary of the chosen cases in one line."""
     traces = counted(len(distilled.weights_us), "trace")
-    return f"{counted(len(distilled.keys), 'case')} stand for {traces}, {distilled.likeness:.1%} alike by time"
+    return f"{counted(len(distilled.keys), 'case')} represent {traces}, {distilled.likeness:.1%} alike by time"
 
 
 HELD = 0.1

@@ -157,7 +157,7 @@ def _of_folder(folder: Path) -> tuple[list[Member], list[Path]]:
         else:
             others.append(path)
     if not members:
-        raise UserError(f"{folder} holds no trace", "name a folder of traces, or make some with opcapture")
+        raise UserError(f"{folder} contains no trace", "choose a folder of traces, or capture one with opcapture")
     return members, others
 
 
@@ -179,7 +179,7 @@ def _is_ours(path: Path) -> bool:
 
 def _of_file(path: Path, is_named: bool) -> Member:
     if not path.exists():
-        what = f"{path} is not there{hint_for_missing(path)}"
+        what = f"{path} does not exist{hint_for_missing(path)}"
         raise MissingFileError(what, f"name a trace, a folder of traces, or {ZOO}")
     return Member(path, path.name, is_named=is_named)
 

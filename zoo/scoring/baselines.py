@@ -128,14 +128,14 @@ def baseline_of(results: Results) -> Baseline:
         change times
     """
     if unusual := unusual_in(results):
-        raise UserError(f"these results are of {', '.join(unusual)}", "a baseline is of a replay without such options")
+        raise UserError(f"these results are of {', '.join(unusual)}", "replay without these options")
     rows_of: dict[str, list[Result]] = {}
     for row in results:
         if row.trace and is_plain(row) and row.status != SKIPPED:
             rows_of.setdefault(row.trace, []).append(row)
     if not rows_of:
-        problem = "these results have no rows of several traces, run as they were recorded"
-        raise UserError(problem, "make some with opreplay zoo -o results.parquet")
+        problem = "these results have no rows of several traces, replayed as recorded"
+        raise UserError(problem, "create them with opreplay zoo -o results.parquet")
     facts = results.header.get("traces") or {}
     traces = {}
     for name, rows in rows_of.items():
@@ -161,8 +161,8 @@ def added(baseline: Baseline, more: Baseline) -> Baseline:
     UserError : if machines, devices, numbers of threads or versions of torch differ
     """
     if baseline.machine != more.machine:
-        problem = f"the baseline is of {baseline.machine}, these results of {more.machine}"
-        raise UserError(problem, "a baseline is of one machine: replay there")
+        problem = f"the baseline was measured on {baseline.machine}, these results on {more.machine}"
+        raise UserError(problem, "a baseline belongs to one machine: replay on that machine")
     return Baseline(more.about, {**baseline.traces, **more.traces})
 
 
@@ -194,7 +194,7 @@ def _case(row: Result) -> BaselineCase:
     try:
         return _checked_case(row.count, row.median_us if is_timed else None, deviation_of(row) if is_timed else 0.0)
     except ValueError as error:
-        what = f"{printable(row.op)} of {printable(row.trace)} has a number of calls or a time that no machine has"
+        what = f"{printable(row.op)} of {printable(row.trace)} has an impossible number of calls or time"
         raise UserError(what, "replay it again") from error
 
 
@@ -252,11 +252,11 @@ def _read(path: Path) -> Baseline:
         document = json.loads(content)
         check_nesting(content, document)
         if document["format"] > FORMAT:
-            raise UserError(f"{path} is of a newer opgrip", "install that")
+            raise UserError(f"{path} was written by a newer opgrip", "install that")
         traces = {str(name): _trace(str(name), plain) for name, plain in document["traces"].items()}
         return Baseline(dict(document.get("about") or {}), traces)
     except (Damage, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise UserError(f"{path} is no baseline", "write one with opgrip zoo baseline") from error
+        raise UserError(f"{path} is not a baseline", "write one with opgrip zoo baseline") from error
 
 
 def _content(path: Path) -> bytes:
@@ -265,7 +265,7 @@ def _content(path: Path) -> bytes:
         chunks.append(chunk)
         size += len(chunk)
         if size > MOST_BYTES:
-            raise UserError(f"{path} is larger than a baseline is", "write one with opgrip zoo baseline")
+            raise UserError(f"{path} is too large for a baseline", "write one with opgrip zoo baseline")
     return b"".join(chunks)
 
 
@@ -283,7 +283,7 @@ def _checked_case(count: Any, median_us: Any, deviation: Any) -> BaselineCase:
     if any(isinstance(item, bool) or not isinstance(item, int | float) for item in numbers):
         raise ValueError("no number")
     if any(not isfinite(item) for item in numbers) or not 0 <= numbers[1] <= MOST_DEVIATION:
-        raise ValueError("a number that is no measurement's")
+        raise ValueError("a number that is not a measurement")
     if not 0 <= count < MOST_US or not is_time(numbers[2]):
-        raise ValueError("a number that no time has")
+        raise ValueError("a number that is not a time")
     return BaselineCase(int(count), None if median_us is None else float(median_us), float(deviation or 0.0))

@@ -68,7 +68,7 @@ def times_of(results: Results) -> Times:
     UserError : if the results were made with options that change times, or with several thread counts or caches
     """
     if unusual := unusual_in(results):
-        raise UserError(f"these results are of {', '.join(unusual)}", "replay the traces without such options")
+        raise UserError(f"these results are of {', '.join(unusual)}", "replay the traces without these options")
     _variant_of(results)
     return _medians(
         (row.trace, row.key, time_us)
@@ -90,7 +90,9 @@ def _variant_of(results: Results) -> str:
     variants = list(dict.fromkeys(row.variant for row in results if is_plain_but_threads(row)))
     if len(variants) > 1:
         ways = " and ".join(variant or "as in the program" for variant in variants[:2])
-        raise UserError(f"these results are of several ways to run: {ways}", "replay with one of --threads and --cache")
+        raise UserError(
+            f"these results have several run configurations: {ways}", "replay with one of --threads and --cache"
+        )
     return variants[0] if variants else ""
 
 

@@ -57,9 +57,11 @@ def distilled_scores(results: Results, baseline: Results | None = None) -> list[
 def _check_same_trace(baseline: Results, results: Results) -> None:
     trace_hash = results.header.get("trace_hash")
     if not trace_hash or baseline.header.get("trace_hash") != trace_hash:
-        raise UserError("the baseline is no replay of the same distilled trace", "replay that very file there")
+        raise UserError(
+            "the baseline is not a replay of the same distilled trace", "replay this file on the baseline's machine"
+        )
     if unusual := unusual_in(baseline):
-        raise UserError(f"the baseline is of {', '.join(unusual)}", "replay the trace without such options")
+        raise UserError(f"the baseline is of {', '.join(unusual)}", "replay the trace without these options")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +96,12 @@ def standing_of(header: Mapping[str, Any]) -> Standing | None:
         weights = {origin_in(name, about): _weights_us(about, keys) for name, about in field["traces"].items()}
         return Standing(keys, str(field.get("base") or CAPTURED)[:MOST_NAME], weights)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError("the trace does not say what its cases stand for", "write it again with distill") from error
+        raise UserError(
+            "the trace does not list the cases that its cases represent", "write it again with opgrip corpus distill"
+        ) from error
 
 
-CAPTURED = "the times that its cases were captured with"
+CAPTURED = "the captured times of its cases"
 """description of the reference times if the cases were not fitted to a replay"""
 MOST_NAME = 200
 """maximum number of characters shown of a machine's name"""
@@ -179,7 +183,7 @@ def _weights_us(about: Mapping[str, Any], keys: Sequence[str]) -> dict[str, floa
     weights_us: dict[str, float] = {}
     for place, us in zip(about["cases"], about["us"], strict=True):
         if type(place) is not int or not 0 <= place < len(keys) or keys[place] in weights_us:
-            raise ValueError("no place of a case, or one twice")
+            raise ValueError("a case number is invalid or repeated")
         if type(us) not in (int, float) or not 0 <= us < MOST_US:
             raise ValueError("no time")
         weights_us[keys[place]] = us
@@ -190,8 +194,8 @@ def _problem(weighed: Sequence[Result | None], compared: Sequence[Result]) -> st
     if not weighed:
         return "no baseline"
     if not compared:
-        return "none of its cases was replayed"
-    return "some of its cases were not replayed" if None in weighed else ""
+        return "no case was replayed"
+    return "some cases were not replayed" if None in weighed else ""
 
 
 def _uncertainty(ok: Sequence[_Pair]) -> Uncertainty:

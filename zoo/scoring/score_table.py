@@ -33,7 +33,7 @@ def score_line(score: Score) -> str:
     """Return the score with its spread, its machine, and its baseline in one line."""
     if score.score is None:
         return f"no score under {printable(score.way)} on {printable(score.measured.machine)}: {_why_none(score)}"
-    spread = f", ± {exp(Z * score.deviation) - 1:.1%} from replay to replay"
+    spread = f", ± {exp(Z * score.deviation) - 1:.1%} between replays"
     models = ""
     if score.interval is not None:
         low, high = score.interval
@@ -49,10 +49,10 @@ def score_line(score: Score) -> str:
 def _why_none(score: Score) -> str:
     traces = [trace for model in score.models for trace in model.traces]
     if not any(trace.base_us for trace in traces):
-        return "no time of a baseline to hold these against"
+        return "no baseline to compare with"
     if not any(trace.compared for trace in traces):
-        return "no case of the baseline is ok here"
-    return "no machine takes the times that these cases, or the baseline's, are said to take"
+        return "no case of the baseline is ok on this machine"
+    return "the times of these cases or of the baseline are impossible"
 
 
 def _print_score(score: Score, file: IO[str]) -> None:
@@ -134,7 +134,7 @@ def _remarks(score: Score) -> list[str]:
         )
     if score.slowed >= MOST_SLOWED:
         lines.append(
-            f"{score.slowed:.0%} of the cases were slowed down by what else ran: measure again when it is quiet"
+            f"{score.slowed:.0%} of the cases were slowed down by other processes: measure again on an idle machine"
         )
     problems: dict[str, list[str]] = {}
     for model in score.models:

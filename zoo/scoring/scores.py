@@ -251,7 +251,7 @@ def score_of(results: Results, baseline: Baseline) -> list[Score]:
 def check_ways(ways: int, traces: int) -> None:
     """Raise `UserError` if scoring would take minutes, as for untrusted results with too many variants."""
     if ways * traces > MOST_SCORES:
-        problem = f"{counted(ways, 'way')} of running {counted(traces, 'trace')} are too many to score"
+        problem = f"{counted(ways, 'run configuration')} for {counted(traces, 'trace')} are too many to score"
         raise UserError(problem, "score fewer traces or modes")
 
 
@@ -277,7 +277,7 @@ def _other_recordings(
         base = baseline.traces.get(name)
         own = about.get("trace_hash") if isinstance(about, Mapping) else None
         if base is not None and own and base.trace_hash and own != base.trace_hash and name in origins:
-            yield name, (origins[name], "its baseline is of another recording")
+            yield name, (origins[name], "its baseline belongs to another recording")
 
 
 def _score(

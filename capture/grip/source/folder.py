@@ -133,7 +133,7 @@ def reference_text(gripped: Gripped, origin: str) -> ModuleText:
     if len(names) < 1 + len(imports):
         raise UserError(f"{gripped.entry} takes objects of two classes of one name", "grip it without by_reference")
     exported = ", ".join(f'"{name}"' for name in sorted(names))
-    text = f'"""{entry} of {origin}, where that is installed."""\n\n{render([first, *imports.values()])}\n\n'
+    text = f'"""{entry} of {origin}, which must be installed."""\n\n{render([first, *imports.values()])}\n\n'
     return ModuleText(
         f"{text}__all__ = [{exported}]\n",
         entry,

@@ -183,7 +183,7 @@ def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef |
     if len(nodes) > 1:
         nodes = [node for node in nodes if isinstance(node, ast.Lambda) and _is_written_at(code, node)]
     if len(nodes) != 1:
-        why = "it changed since it was imported" if not nodes else "give each lambda a line of its own"
+        why = "it changed since it was imported" if not nodes else "put each lambda on a separate line"
         raise UserError(f"{what} is not found in line {code.co_firstlineno} of {file.name}", why)
     if not _is_compiled_from(code, file):
         raise UserError(f"the source of {what} changed since it was imported", f"run it again: {file.name}")

@@ -145,7 +145,7 @@ def choose(names: Sequence[str], seed: int) -> Operators:
         known = name in CATEGORIES or any(_is_of(entry, name) for entry in chosen.values())
         if not known and not any(_is_named(function, name) for function in named):
             near = [*CATEGORIES, *entries, *map(name_of, registered)]
-            raise UserError(f"unknown operator {name!r}", did_you_mean(name, near, "opinfo:all has all that there are"))
+            raise UserError(f"unknown operator {name!r}", did_you_mean(name, near, "opinfo:all has all existing ones"))
     # a named operator of torch's table is run by its entry there
     made = wanted if wanted else [function for function in named if not chosen]
     samples, reasons = schema_entries([function for function in made if not function._schema.is_mutable], seed)
@@ -238,7 +238,7 @@ def _entries_of_trace(operators: Operators, runner: SampleRunner, trace: Trace, 
     functions = {str(function): function for function in runner.operators_of(operators.entries)}
     entries = list(trace_entries(trace, functions, runner.coverage))
     if not entries:
-        raise UserError(f"{path} calls none of these operators", f"opgrip trace info {path} has its")
+        raise UserError(f"{path} does not call these operators", f"opgrip trace info {path} has its")
     return entries
 
 

@@ -55,11 +55,11 @@ OF_TORCH = frozenset(
 """namespaces of torch's own operators"""
 
 _places = PrivatePlaces()
-_all_names = _places.take("torch._C._dispatch_get_all_op_names", list, "operators beside torch's table are not found")
+_all_names = _places.take("torch._C._dispatch_get_all_op_names", list, "operators outside torch's table are not found")
 _has_kernel_for = _places.take(
     "torch._C._dispatch_has_kernel_for_dispatch_key",
     lambda name, key: False,
-    "operators that are nothing but calls of others are not told apart",
+    "operators that only call others are not recognized",
 )
 
 

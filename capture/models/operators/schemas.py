@@ -126,7 +126,7 @@ def schema_entries(functions: Iterable[Any], seed: int) -> tuple[list[OperatorEn
         if places:
             entries.append(schema_entry(function, {DTYPES[name]: place for name, place in places.items()}))
         else:
-            reasons[name_of(function)] = reason or "none of its samples runs"
+            reasons[name_of(function)] = reason or "all its samples fail"
     return entries, reasons
 
 
@@ -195,7 +195,7 @@ def _first_running(function: Any, dtype: torch.dtype, seed: int, only: int | Non
                 failure = failure or error
                 if "Could not run" in str(error):
                     break
-    raise failure or RuntimeError("none of its samples runs")
+    raise failure or RuntimeError("all its samples fail")
 
 
 def why_not(function: Any) -> str:

@@ -63,7 +63,7 @@ def test_a_program_that_was_started_without_an_agent_gets_one(tmp_path: Path) ->
 
 def test_what_cannot_be_attached_to_is_said_in_a_line(tmp_path: Path) -> None:
     done = ask(tmp_path, "attach", 99999999)
-    assert (done.returncode, done.stderr) == (2, "opcapture attach: error: there is no process 99999999\n")
+    assert (done.returncode, done.stderr) == (2, "opcapture attach: error: no process 99999999\n")
     with subprocess.Popen(["sleep", "100"]) as process:
         try:
             assert "runs no Python" in ask(tmp_path, "attach", process.pid).stderr

@@ -87,7 +87,7 @@ def test_a_script_whose_own_import_fails_does_so_as_python_says_it_and_leaves_no
 def test_a_script_that_calls_no_operator_leaves_no_trace_and_no_advice_to_replay(folder: Path) -> None:
     done = run_command("opcapture", "-o", "t.jsonl", "--", "idle.py", cwd=folder)
     assert (done.returncode, done.stdout) == (0, "done\n")
-    assert done.stderr == "opcapture: no operator was called: there is no trace, and nothing to replay\n"
+    assert done.stderr == "opcapture: no operator was called: no trace was written\n"
     assert not traces_in(folder)
 
 

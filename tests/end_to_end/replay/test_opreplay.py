@@ -125,7 +125,7 @@ def test_a_cut_trace_is_replayed_only_on_request(tmp_path: Path) -> None:
         (["empty.jsonl"], "empty.jsonl is empty"),
         (["foreign.jsonl"], "foreign.jsonl is not a trace"),
         (["newer.jsonl"], "format version 2.0, newer than the 1.x"),
-        (["nothing.jsonl"], "the trace holds no calls"),
+        (["nothing.jsonl"], "the trace contains no calls"),
         (["t.jsonl", "--op", "aten.nothing*"], "no op matches --op aten.nothing*: the trace has 'aten.mul.Tensor'"),
         (["t.jsonl", "--module", "decoder.*"], "no module matches --module decoder.*"),
         (["t.jsonl", "--device", "cuda"], "no CUDA device here"),

@@ -171,7 +171,7 @@ def test_scopes_of_modules_are_left_out_but_for_the_outermost(tmp_path: Path, sp
 def test_a_program_without_steps_is_told_that_it_has_to_tell_of_them(
     tmp_path: Path, spend: Callable[[float], None]
 ) -> None:
-    with pytest.warns(RuntimeWarning, match="tell it by step"), Capture(tmp_path / "t.jsonl", max_overhead=SHARE) as it:
+    with pytest.warns(RuntimeWarning, match=r"call step\(\)"), Capture(tmp_path / "t.jsonl", max_overhead=SHARE) as it:
         torch.ones(2).neg()
         spend(2.5)
         it._recorder.leaves_out_step()

@@ -268,7 +268,7 @@ def test_the_command_keeps_the_weights_and_says_so(tmp_path: Path, suffix: str) 
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["-o", "-"], "whole values need a file beside the trace"),
+        (["-o", "-"], "whole values need a file next to the trace"),
         (["-o", "t.jsonl"], "t.values.safetensors exists"),
     ],
 )

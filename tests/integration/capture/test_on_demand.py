@@ -428,7 +428,7 @@ def test_the_agent_loads_neither_torch_nor_what_reads_traces() -> None:
 def test_options_of_recordings_are_for_programs_that_go_on(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print('ran')", encoding="utf-8")
     for words, said in {
-        ("--signal", "USR1", "--", "a.py"): "--signal is for programs that go on: add --on-demand",
+        ("--signal", "USR1", "--", "a.py"): "--signal is for programs that keep running: add --on-demand",
         ("--on-demand",): "--on-demand is for scripts",
         ("--on-demand", "--private", "--new-only", "--every", "1h", "--", "a.py"): "add --salt-file FILE",
         ("--on-demand", "--last", "9", "--", "a.py"): "--last is for a capture of a whole program",

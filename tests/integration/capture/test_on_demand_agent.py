@@ -141,7 +141,7 @@ def test_a_signal_for_which_there_is_no_thread_reaches_no_line_of_the_program(
         signal.raise_signal(signal.SIGUSR2)
     finally:
         signal.signal(signal.SIGUSR2, signal.SIG_DFL)
-    assert capfd.readouterr().err == "opgrip: there is no trace: RuntimeError: can't start new thread\n"
+    assert capfd.readouterr().err == "opgrip: no trace was written: RuntimeError: can't start new thread\n"
 
 
 def test_a_process_that_can_have_no_agent_now_may_have_one_later(

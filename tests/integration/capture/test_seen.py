@@ -162,7 +162,7 @@ def test_days_are_held_against_each_other(tmp_path: Path, go_to_day: Callable[[i
 def test_another_file_is_refused_in_a_line(content: str, tmp_path: Path) -> None:
     path = tmp_path / "a.shapes.json"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(UserError, match="is no file that --new-only wrote") as raised:
+    with pytest.raises(UserError, match="was not written by --new-only") as raised:
         read_day(path)
     assert "\n" not in str(raised.value)
 

@@ -465,7 +465,7 @@ def test_passes_end_with_the_budget(tiny_trace: Path) -> None:
 
 
 def test_a_trace_without_calls_is_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no calls"):
+    with pytest.raises(UserError, match="contains no calls"):
         replay_sequence(load(write(tmp_path / "t.jsonl", [])), SETTINGS)
 
 

@@ -201,7 +201,7 @@ def test_times_of_a_replay_take_the_place_of_captured_ones(folder: Path) -> None
     timed = with_times(corpus, {(first["trace"], first["key"]): 123.0})
     assert timed.frame["median_us"].tolist() == [123.0]
     assert isinstance(timed.frame, pd.DataFrame)
-    with pytest.raises(UserError, match="of none of the traces"):
+    with pytest.raises(UserError, match="to none of these traces"):
         with_times(corpus, {})
 
 
@@ -277,7 +277,7 @@ def test_the_file_is_a_trace_whose_replay_ends_in_a_score(folder: Path, tmp_path
     bench = tmp_path / "bench.jsonl"
     done = run_command("opgrip", "corpus", "distill", folder, "--cases", "4", "-o", bench, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "4 cases stand for 3 traces" in done.stdout
+    assert "4 cases represent 3 traces" in done.stdout
     assert "4 cases that represent 3 traces" in run_command("opgrip", "trace", "info", bench, cwd=tmp_path).stdout
     refused = run_command("opreplay", bench, "--baseline", "other.json", cwd=tmp_path)
     assert refused.returncode == 2
@@ -351,10 +351,10 @@ def test_a_trace_that_says_nonsense_of_what_it_stands_for_is_refused_in_a_line(r
         ([0], []),
     ):
         results.header[FIELD] = {"keys": keys, "traces": {"a": {"cases": cases, "us": us}}}
-        with pytest.raises(UserError, match="does not say what its cases stand for"):
+        with pytest.raises(UserError, match="does not list the cases"):
             distilled_scores(results)
         # raised before any case runs
-        with pytest.raises(UserError, match="does not say what its cases stand for"):
+        with pytest.raises(UserError, match="does not list the cases"):
             standing_of(results.header)
     about = {"a": {"cases": [0], "us": [1.0]}}
     for nonsense in (
@@ -362,7 +362,7 @@ def test_a_trace_that_says_nonsense_of_what_it_stands_for_is_refused_in_a_line(r
         *({"keys": [["x"]], "traces": about}, {"keys": ["x", "x"], "traces": about}),
     ):
         results.header[FIELD] = nonsense
-        with pytest.raises(UserError, match="does not say what its cases stand for"):
+        with pytest.raises(UserError, match="does not list the cases"):
             distilled_scores(results)
 
 
@@ -381,4 +381,4 @@ def test_a_part_of_the_distilled_cases_is_told(results: Results) -> None:
     results.header[FIELD] = {"keys": [*keys, "another"], "traces": {"a": {"cases": [0, 2], "us": [1.0, 3.0]}}}
     (score,) = distilled_scores(results)
     assert score.selected == pytest.approx(0.25)
-    assert score.models[0].traces[0].problem == "some of its cases were not replayed"
+    assert score.models[0].traces[0].problem == "some cases were not replayed"

@@ -77,7 +77,7 @@ def test_values_of_another_dtype_are_none(stored: torch.dtype, dtype: torch.dtyp
 def test_a_header_may_name_a_file_beside_the_trace_alone(tmp_path: Path, name: Any) -> None:
     path = headed(tmp_path / "t.jsonl", {"values_file": name})
     if isinstance(name, str):
-        with pytest.raises(UserError, match="they may only be in a file beside it"):
+        with pytest.raises(UserError, match="they may only be in a file in the same folder"):
             load(path)
     else:
         assert load(path).tensor_files == ()

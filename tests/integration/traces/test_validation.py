@@ -154,7 +154,7 @@ def test_findings_have_the_number_of_their_record(tiny_trace: Path, tmp_path: Pa
     form = [(record, message) for record, kind, message in findings(tmp_path / "t.jsonl") if kind == "form"]
     assert [record for record, _ in form] == [5, 7]
     assert "is not JSON" in form[0][1]
-    assert "stands twice" in form[1][1]
+    assert "occurs twice" in form[1][1]
 
 
 def test_a_cut_line_is_found_with_what_lacks_behind_it(tiny_trace: Path, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_field_of_another_kind_is_one_line(tmp_path: Path, changes: dict[str, 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, "[]", "5", ""])
 def test_what_is_no_sample_is_one_line(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UserError, match="is no sample"):
+    with pytest.raises(UserError, match="is not a sample"):
         open_sample(written(tmp_path, text))
 
 

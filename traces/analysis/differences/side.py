@@ -182,13 +182,13 @@ def read_day(path: Path) -> Side:
             raise FormatError("it is too large")
         form = json.loads(path.read_bytes())
         if not isinstance(form, dict) or form.get("opgrip_shapes") != VERSION:
-            raise FormatError(f"it is no file of shapes of version {VERSION}")
+            raise FormatError(f"it is not a file of shapes of version {VERSION}")
         check_finite(form)
         return _side(form)
     except OSError as error:
         raise UserError(f"{path} cannot be read", str(error.strerror or error).lower()) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is no file that --new-only wrote", str(error)[:200]) from error
+        raise UserError(f"{path} was not written by --new-only", str(error)[:200]) from error
 
 
 def _side(form: Mapping[str, Any]) -> Side:

@@ -103,7 +103,7 @@ def read_outline(reader: TraceReader, partial: bool) -> Outline:
 
     Raises
     ------
-    UserError : if the trace holds no calls, or is cut and `partial` is false
+    UserError : if the trace contains no calls, or is cut and `partial` is false
     """
     outline = Outline()
     end: End | None = None
@@ -129,7 +129,7 @@ def read_outline(reader: TraceReader, partial: bool) -> Outline:
     for name, numbers in columns.items():
         setattr(outline, name, np.frombuffer(numbers, dtype=np.int64) if numbers else np.empty(0, dtype=np.int64))
     if not len(outline.start_ns):
-        raise UserError(f"{reader.path} holds no calls", "capture a program that runs some")
+        raise UserError(f"{reader.path} contains no calls", "capture a program that runs some")
     marks = [number for number, item in outline.signatures.items() if is_mark(item.op)]
     own = outline.start_ns[~np.isin(outline.signature, marks)]
     outline.step_starts_ns = reported_starts(end, int(own.max(initial=0)))
@@ -264,7 +264,9 @@ def _beginnings(outline: Outline, count: int) -> list[int]:
     """Return the starts of this many steps, derived from a place that each step runs once."""
     begins = step_starts(lambda: [(None, outline.scope, outline.signature, outline.start_ns)], {None: count}).begins
     if None not in begins:
-        raise UserError("its steps cannot be told apart: no call was made once in each", "name a span of --time")
+        raise UserError(
+            "its steps cannot be separated: no operator was called exactly once per step", "use --time instead"
+        )
     starts_ns: list[int] = begins[None].tolist()
     return starts_ns
 

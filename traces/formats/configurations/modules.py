@@ -295,7 +295,7 @@ def _on_meta(tree: Any) -> Any:
             return torch.device("meta")
         if not isinstance(leaf, TensorSpec):
             return leaf
-        assert leaf.stride is not None, "a configuration has strided tensors alone"
+        assert leaf.stride is not None, "a configuration only has strided tensors"
         tensor = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device="meta")
         return tensor.requires_grad_(leaf.requires_grad)
 

@@ -127,7 +127,7 @@ def test_sizes_that_a_model_leaves_open_are_stated(tmp_path: Path) -> None:
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3, "height"])
     trace = write([node], [x], [y], tmp_path)
     assert [spec.shape for spec in tensors(trace.signatures[0].args)] == [(1, 3, 64)]
-    assert any("leaves open" in text for text in trace.header["defaults"])
+    assert any("dynamic sizes" in text for text in trace.header["defaults"])
 
 
 def test_small_constants_keep_their_values_and_weights_do_not(tmp_path: Path) -> None:

@@ -70,9 +70,7 @@ def test_a_score_of_an_accelerator_is_not_called_as_that_of_a_processor() -> Non
 
 def test_a_distilled_score_names_its_machine_and_its_trace() -> None:
     (score,) = distilled_scores(distilled())
-    assert " on a processor, cpu, torch 2.13.0, against the times that its cases were captured with" in score_line(
-        score
-    )
+    assert " on a processor, cpu, torch 2.13.0, against the captured times of its cases" in score_line(score)
     assert plain_of(score)["trace_hash"] == "abc"
 
 
@@ -115,7 +113,7 @@ def test_what_the_other_replay_could_not_run_counts_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("base", "told"),
     [
-        (distilled(trace_hash="other"), "no replay of the same distilled trace"),
+        (distilled(trace_hash="other"), "not a replay of the same distilled trace"),
         (Results(distilled().rows, {**distilled().header, "unusual": ["bfloat16"]}), "the baseline is of bfloat16"),
     ],
 )
@@ -138,4 +136,7 @@ def test_the_command_takes_another_run_of_a_distilled_trace_as_the_baseline(tmp_
     distilled(trace_hash="another").save(other, force=True)
     done = run_command("opgrip", *words, "--baseline", other, cwd=tmp_path)
     assert done.returncode == 2
-    assert "the baseline is no replay of the same distilled trace: replay that very file there" in done.stderr
+    assert (
+        "the baseline is not a replay of the same distilled trace: replay this file on the baseline's machine"
+        in done.stderr
+    )
