@@ -16,7 +16,8 @@ from opgrip.replay.results.results import CONTENDED, OK, SKIPPED, Result
 from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.scoring.baselines import MOST_US, is_of_program, is_time, unusual_in
 from opgrip.zoo.scoring.case_times import is_plain_but_threads, machine_of, measured_of, way_of
-from opgrip.zoo.scoring.scores import Score, TraceScore, check_ways, score_traces
+from opgrip.zoo.scoring.score_values import Score, TraceScore
+from opgrip.zoo.scoring.scores import check_ways, is_left_out, score_traces
 from opgrip.zoo.scoring.spread import Uncertainty, deviation_of, of_ratio, of_sum
 
 
@@ -150,21 +151,23 @@ def _trace(
     """Return the score of a represented trace, compared with the reference times of its cases."""
     weights = [(rows.get(key), references.get(key), us) for key, us in weights_us.items()]
     pairs = [(row, base, us) for row, base, us in weights if row is not None and base is not None]
-    pairs = [(row, base, us) for row, base, us in pairs if row.status not in (SKIPPED, CONTENDED)]
+    run = [(row, base, us) for row, base, us in pairs if row.status not in (SKIPPED, CONTENDED)]
+    pairs = [(row, base, us) for row, base, us in run if not is_left_out(row)]
     timed = [(row, base, us) for row, base, us in pairs if row.status == OK and is_time(row.median_us)]
     ok = [_Pair(row, base, us, us * (row.median_us or 0.0) / base.time_us) for row, base, us in timed]
     return TraceScore(
         origin,
-        Counter(row.status for row, _, _ in pairs),
-        sum(row.is_slowed for row, _, _ in pairs),
+        Counter(row.status for row, _, _ in run),
+        sum(row.is_slowed for row, _, _ in run),
         fsum(pair.time_us for pair in ok),
         len(ok),
         base_us=fsum(us for _, _, us in pairs),
         ok_base_us=fsum(pair.base_us for pair in ok),
         ok_us=fsum(pair.time_us for pair in ok),
         whole_us=fsum(us for _, _, us in weights),
+        left_out_us=fsum(us for row, _, us in run if is_left_out(row)),
         uncertainty=_uncertainty(ok),
-        problem=_problem([row for row, _, _ in weights], [row for row, _, _ in pairs]),
+        problem=_problem([row for row, _, _ in weights], [row for row, _, _ in run]),
     )
 
 

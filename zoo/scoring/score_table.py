@@ -11,8 +11,8 @@ from typing import IO, Any
 from opgrip.cli.command import counted, printable
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
-from opgrip.replay.results.results import OK
-from opgrip.zoo.scoring.scores import WHOLE, ModelScore, Score, Z, wrong_and_not_run
+from opgrip.replay.results.results import CONTENDED, OK, SKIPPED, WRONG
+from opgrip.zoo.scoring.score_values import WHOLE, ModelScore, Score, Z
 
 NOTHING = "-"
 TOTAL = "total"
@@ -21,6 +21,9 @@ MOST_SLOWED = 0.1
 """share of contended rows from which on the score comes with a warning about a busy machine"""
 ALL = 0.9995
 """share that counts as all"""
+
+
+LEFT_OUT = "of operators for other kinds of devices"
 
 
 def print_scores(scores: Sequence[Score], file: IO[str]) -> None:
@@ -40,8 +43,9 @@ def score_line(score: Score) -> str:
         models = f", {low:.3f} to {high:.3f} over other models"
     partial = ", partial" if score.is_partial else ""
     selected = "" if (score.selected or 1.0) >= ALL else f" over cases of {score.selected:.1%} of the baseline's time"
+    left_out = f" without {_share(score.left_out)} of the baseline's time, {LEFT_OUT}" if score.left_out else ""
     fewer = f" over {score.traces} of the baseline's {score.of_traces} traces" if score.traces < score.of_traces else ""
-    number = f"{score.score:.3f}{partial}{fewer}{selected} (95 %{models}{spread})"
+    number = f"{score.score:.3f}{partial}{fewer}{selected}{left_out} (95 %{models}{spread})"
     machines = f"on {printable(score.measured.machine)}, against {printable(score.baseline)}"
     return f"score under {printable(score.way)}: {number} {machines}"
 
@@ -115,8 +119,8 @@ COLUMNS = (
     TableColumn("runs", "runs", "d", rank=6),
     TableColumn("cases", lambda row: sum(row.statuses.values()), ",d", rank=3),
     TableColumn("ok", lambda row: row.statuses[OK], ",d"),
-    TableColumn("wrong", lambda row: wrong_and_not_run(row.statuses)[0], ",d"),
-    TableColumn("not run", lambda row: wrong_and_not_run(row.statuses)[1], ",d"),
+    TableColumn("wrong", lambda row: _wrong_and_not_run(row.statuses)[0], ",d"),
+    TableColumn("not run", lambda row: _wrong_and_not_run(row.statuses)[1], ",d"),
     TableColumn("baseline ms", "base", ">", rank=5),
     TableColumn("here ms", "here", ">", rank=5),
     TableColumn("supported", "supported", ">"),
@@ -172,6 +176,7 @@ def plain_of(score: Score) -> dict[str, Any]:
         "speed": score.speed,
         "supported": score.supported,
         "selected": score.selected,
+        "left_out": score.left_out,
         "partial": score.is_partial,
         "interval": score.interval,
         "deviation": score.deviation,
@@ -183,7 +188,7 @@ def plain_of(score: Score) -> dict[str, Any]:
 
 
 def _plain_of_model(model: ModelScore) -> dict[str, Any]:
-    wrong, not_run = wrong_and_not_run(model.statuses)
+    wrong, not_run = _wrong_and_not_run(model.statuses)
     return {
         "model": model.model,
         "library": model.library,
@@ -193,6 +198,7 @@ def _plain_of_model(model: ModelScore) -> dict[str, Any]:
         "speed": model.speed,
         "supported": model.supported,
         "selected": model.selected,
+        "left_out": model.left_out,
         "partial": model.is_partial,
         "deviation": model.uncertainty.deviation,
         "cases": sum(model.statuses.values()),
@@ -208,3 +214,9 @@ def _plain_of_model(model: ModelScore) -> dict[str, Any]:
             for trace in model.traces
         ],
     }
+
+
+def _wrong_and_not_run(statuses: Counter[str]) -> tuple[int, int]:
+    """Return the number of rows with wrong results, and of rows without a result."""
+    not_run = sum(count for status, count in statuses.items() if status not in (OK, WRONG, SKIPPED, CONTENDED))
+    return statuses[WRONG], not_run

@@ -27,6 +27,7 @@ def made_row(number: int, times: Sequence[float], **cells: Any) -> Result:
         "op": f"aten.op{number}.default",
         "shapes": f"float32[{number}]",
         "mode": "eager",
+        "device": "cpu",
         "status": OK,
         "key": f"{number:012x}",
         "count": 10,
@@ -35,7 +36,6 @@ def made_row(number: int, times: Sequence[float], **cells: Any) -> Result:
     return Result(
         case=number,
         share=0.1,
-        device="cpu",
         captured_us=1.0,
         captured_total_us=10.0,
         median_us=median,

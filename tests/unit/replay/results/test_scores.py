@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import math
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_runs import HEADER, made_row
-from programs import run_command
+from programs import ROOT, run_command
 
 from opgrip.errors import UserError
 from opgrip.replay.comparison.priors import DRIFT, SHORT_US, USUAL
-from opgrip.replay.outcome import Results
+from opgrip.replay.outcome import Results, read_run
 from opgrip.replay.results.origins import Origin
 from opgrip.replay.results.results import FAILED, SKIPPED, UNSUPPORTED, WRONG, Result
 from opgrip.traces.zoo.manifest import FIELD
@@ -28,7 +29,8 @@ from opgrip.zoo.scoring.baselines import MOST_BYTES, added, baseline_of, read_ba
 from opgrip.zoo.scoring.case_times import machine_of, times_of
 from opgrip.zoo.scoring.distilled import distilled_scores
 from opgrip.zoo.scoring.score_table import print_scores, score_line
-from opgrip.zoo.scoring.scores import CHARGE, Score, Z, score_of
+from opgrip.zoo.scoring.score_values import CHARGE, Score, Z
+from opgrip.zoo.scoring.scores import score_of
 from opgrip.zoo.scoring.spread import MOST_DEVIATION, interval_of
 
 MODELS = (
@@ -101,6 +103,50 @@ def test_what_supports_less_at_the_same_pace_never_scores_better(speed: float, n
     assert whole.score is not None
     assert less.score is not None
     assert less.score < whole.score
+
+
+ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+
+
+@pytest.mark.parametrize("op", [ATTENTION, "aten.mkldnn_rnn_layer.default"])
+def test_a_kernel_of_another_kind_of_device_leaves_base_and_measured(op: str) -> None:
+    base = changed(made_zoo(), "c.predict", 2, op=op)
+    run = changed(made_zoo(0.5, device="cuda:0"), "c.predict", 2, op=op, status=UNSUPPORTED, median_us=None)
+    score = only(run, base)
+    assert (score.score, score.supported, score.is_partial) == (pytest.approx(2.0), pytest.approx(1.0), False)
+    # 1000 of 1110 us of a model with half of the weight
+    assert score.left_out == pytest.approx(500 / 1110)
+    assert score.selected == pytest.approx(1.0)
+    assert " without 45.0% of the baseline's time, of operators for other kinds of devices" in score_line(score)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"op": "aten.mm.default"},
+        {"op": "mmcv._ext:nms"},
+        {"op": ATTENTION, "device": "cpu"},
+        {"op": ATTENTION, "status": FAILED},
+        {"op": "aten.cudnn_batch_norm.default"},
+    ],
+)
+def test_all_other_cases_that_are_not_ok_stay_in_the_base(cells: dict[str, str]) -> None:
+    base = changed(made_zoo(), "c.predict", 2, op=cells["op"])
+    cells = {"status": UNSUPPORTED, "device": "cuda:0", **cells}
+    run = changed(made_zoo(0.5, device=cells["device"]), "c.predict", 2, median_us=None, **cells)
+    score = only(run, base)
+    assert score.left_out == 0
+    assert score.is_partial
+    assert "without" not in score_line(score)
+
+
+def test_the_score_of_an_h100_leaves_out_the_attention_of_the_cpu(tmp_path: Path) -> None:
+    with zipfile.ZipFile(ROOT / "benchmarks/results/h100/raw.zip") as archive:
+        path = Path(archive.extract("zoo.json", tmp_path))
+    (score,) = distilled_scores(read_run(path))
+    # 18.6 with them; mmcv was not installed, which is charged
+    assert score.score == pytest.approx(25.85, abs=0.01)
+    assert score.left_out == pytest.approx(0.0146, abs=0.0001)
 
 
 @pytest.mark.parametrize("speed", [0.25, 4.0])
