@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import random
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,6 +42,14 @@ os.environ["OPGRIP_STORE"] = ""
 SEED = 0
 # for what test modules draw when they are loaded
 torch.manual_seed(SEED)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Write compiled test modules to `__pycache__`: rewriting their assertions takes ten seconds in each process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "dont_write_bytecode", False)
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

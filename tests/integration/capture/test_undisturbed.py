@@ -44,6 +44,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning"),
 ]
 
+
+def slow_if_second(run: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] if run in SECOND_RUNS else []
+
+
 Watch = Callable[[nn.Module], AbstractContextManager[Any]]
 Observed = dict[str, Any]
 
@@ -135,12 +140,12 @@ def one_thread() -> Iterator[None]:
     scope="module",
     params=[
         *(
-            pytest.param((build, run), id=f"{name}, {run}", marks=[pytest.mark.slow] if run in SECOND_RUNS else [])
+            pytest.param((build, run), id=f"{name}, {run}", marks=slow_if_second(run))
             for name, build in SMALL_PROGRAMS.items()
             for run in RUNS
         ),
         *(
-            pytest.param((build, run), id=f"{name}, {run}", marks=needs("transformers"))
+            pytest.param((build, run), id=f"{name}, {run}", marks=[needs("transformers"), *slow_if_second(run)])
             for name, build in TRANSFORMERS_PROGRAMS.items()
             for run in RUNS
         ),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 import torch
 from foreign_data import operator_of
-from programs import run_command
+from programs import run_command, run_python
 from versions import is_removed
 
 from opgrip.replay.inputs.input_options import RECORDED, with_values
@@ -122,4 +120,5 @@ def test_a_script_of_a_call_draws_them_too(tmp_path: Path) -> None:
     (tmp_path / "calls.txt").write_text(REFUSED_OTHERWISE)
     done = run_command("opgrip", "trace", "export-case", "calls.txt", "0", "-o", "case.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    subprocess.run([sys.executable, "case.py", "--repeats", "1"], cwd=tmp_path, check=True)
+    done = run_python("case.py", "--repeats", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -105,7 +105,8 @@ def test_columns_of_other_kinds_are_refused(tmp_path: Path, frame: pd.DataFrame,
         list(TraceReader(tmp_path / "a.parquet", format_name="backendbench"))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# each file is read by a child process
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_changed_file_is_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "a.parquet"

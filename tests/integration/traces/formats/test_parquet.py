@@ -91,8 +91,9 @@ def blocks(draw: st.DrawFn) -> Calls:
     )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.one_of(blocks(), st.builds(Thread, st.integers(0, 2), st.text(max_size=3))), max_size=6))
+# each file is read by a child process
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.one_of(blocks(), st.builds(Thread, st.integers(0, 2), st.text(max_size=3))), max_size=20))
 def test_whatever_blocks_hold_is_read_again(tmp_path: Path, records: list[Record]) -> None:
     whole = [BLOCKS[0], *records]
     assert forms(TraceReader(write(whole, tmp_path / "t.parquet"))) == forms(whole)
@@ -190,7 +191,7 @@ def test_a_cut_trace_is_not_written_as_a_whole_one(tmp_path: Path) -> None:
     assert not (tmp_path / "t.parquet").exists()
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_changed_file_is_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "t.parquet"
