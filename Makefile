@@ -11,12 +11,14 @@ BROWSER := $(VENV)/browser
 FUZZER := $(VENV)/fuzzer
 PYTEST := -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-# the oldest and newest versions that pyproject.toml allows, in separate environments
+# the oldest and newest versions that pyproject.toml allows, and those that ran on a GPU, in separate environments
 OLDEST_PYTHON ?= python3.10
+MIDDLE_PYTHON ?= python3.12
 NEWEST_PYTHON ?= python3.13
 OLDEST := build/oldest
+MIDDLE := build/middle
 NEWEST := build/newest
-VERSIONS := $(OLDEST) $(NEWEST)
+VERSIONS := $(OLDEST) $(MIDDLE) $(NEWEST)
 TESTING := pytest pytest-timeout pytest-xdist hypothesis pyte
 
 .PHONY: help demo test test-all test-versions set-up-versions smoke-versions fuzz coverage openmmlab runtimes browser lint types bench gpu-check zoo thresholds clean
@@ -35,7 +37,7 @@ test: $(INSTALLED) ## run the quick tests, which touch every feature
 test-all: $(INSTALLED) ## run all tests whose packages are installed
 	$(if $(ARGS),,$(TIMES) test-all --) $(BIN)/python $(PYTEST) --durations 25 --durations-min 5 $(ARGS)
 
-test-versions: $(VERSIONS:=/installed) ## run the demo and the quick tests on the oldest and the newest Python and torch
+test-versions: $(VERSIONS:=/installed) ## run the demo and the quick tests on the oldest, a middle and the newest Python and torch
 	@for pair in $(VERSIONS); do $$pair/bin/python tests/support/runners/private_places.py || exit 1; done
 	@for pair in $(VERSIONS); do \
 	  echo "== $$pair"; \
@@ -44,9 +46,9 @@ test-versions: $(VERSIONS:=/installed) ## run the demo and the quick tests on th
 	  $$pair/bin/python $(PYTEST) -m 'not slow' $(ARGS) || exit 1; \
 	done
 
-set-up-versions: $(VERSIONS:=/installed) ## set up environments of the oldest and the newest Python and torch
+set-up-versions: $(VERSIONS:=/installed) ## set up environments of the oldest, a middle and the newest Python and torch
 
-smoke-versions: $(VERSIONS:=/installed) ## capture and replay once on the oldest and the newest Python and torch
+smoke-versions: $(VERSIONS:=/installed) ## capture and replay once on the oldest, a middle and the newest Python and torch
 	@for pair in $(VERSIONS); do \
 	  $$pair/bin/python tests/support/runners/private_places.py && \
 	  $$pair/bin/opcapture --input-size 96 --batch-size 1 --force -o $$pair/trace.jsonl && \
@@ -100,10 +102,12 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(OLDEST)/installed: PAIR = $(OLDEST_PYTHON) -m venv $(OLDEST) && cp constraints-oldest.txt $(OLDEST)/constraints.txt
+$(MIDDLE)/installed: PAIR = $(MIDDLE_PYTHON) -m venv $(MIDDLE) && \
+  grep -v -e '^torch==' -e '^triton==' constraints.txt | cat constraints-middle.txt - >$(MIDDLE)/constraints.txt
 $(NEWEST)/installed: PAIR = $(NEWEST_PYTHON) -m venv $(NEWEST) && \
   grep -v '^torch==' constraints.txt | cat constraints-newest.txt - >$(NEWEST)/constraints.txt
 
-$(VERSIONS:=/installed): pyproject.toml constraints.txt constraints-oldest.txt constraints-newest.txt
+$(VERSIONS:=/installed): pyproject.toml constraints.txt $(wildcard constraints-*.txt)
 	@mkdir -p build
 	$(PAIR)
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q -c $(@D)/constraints.txt \

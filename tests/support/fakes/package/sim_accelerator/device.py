@@ -45,6 +45,10 @@ def init() -> None:
     _extension.initialize()
 
 
+def _lazy_init() -> None:
+    """Do nothing. In torch 2.11 `_accelerator_synchronizeDevice` waits only for a device whose module has this function."""
+
+
 def current_device() -> int:
     return torch._C._accelerator_getDeviceIndex()
 
