@@ -11,7 +11,7 @@ from textwrap import dedent
 import torch
 
 from gpu.programs import last_line, run_command
-from gpu.step import Facts, NotHereError, Place, Step, expect
+from gpu.step import NotHereError, Place, Step, expect
 from opgrip.capture import Capture
 from opgrip.traces import load
 
@@ -60,34 +60,32 @@ LOADING = """
 """
 
 
-def check_start(place: Place) -> Facts:
+def check_start(place: Place) -> None:
     """Check that a script can hide the device in its first line, because the capture has not initialized it."""
     variable = VISIBLE.get(place.kind)
     if variable is None:
         raise NotHereError(f"nothing is known to hide {place.kind} from a process")
     _, said = _captured_script(place, HIDING.format(variable=variable, device=place.device))
     expect("the device is hidden" in said, f"{variable}, as the script set it, was ignored")
-    return {}
 
 
-def check_forks(place: Place) -> Facts:
+def check_forks(place: Place) -> None:
     """Check that a fork can initialize the device, because its parent has not."""
     _, said = _captured_script(place, FORKING.format(device=place.device))
     expect("the child has used the device" in said, "a fork of a captured program cannot start the device")
-    return {}
 
 
-def check_workers(place: Place) -> Facts:
+def check_workers(place: Place) -> None:
     """Check that each DataLoader worker, forked from a process that uses the device, has a trace."""
     traces, said = _captured_script(place, LOADING.format(device=place.device))
     calls = {path.name: list(load(path, partial=False).calls["op"]) for path in traces}
     workers = [name for name, operators in calls.items() if operators.count("aten.add.Tensor") == 4]
+    place.note(traces=len(calls))
     expect(len(workers) == 2, f"of two workers {len(workers)} have all of their calls in a trace")
     expect("Warning" not in said, f"it warned: {said.strip().splitlines()[-1:]}")
-    return {"traces": len(calls)}
 
 
-def check_graph(place: Place) -> Facts:
+def check_graph(place: Place) -> None:
     """Check a program that captures a graph, longer than the recording thread sleeps, and replays it."""
     module, trace = place.module, place.folder / "graph.jsonl"
     kinds = [getattr(module, name) for name in GRAPHS if hasattr(module, name)]
@@ -109,13 +107,13 @@ def check_graph(place: Place) -> Facts:
     expected = torch.full((1000,), 2.0).sin().cos()
     expect(torch.allclose(z.cpu(), expected, rtol=1e-4), "the graph gives other results under a capture")
     calls = load(trace, partial=False).calls
+    place.note(calls=len(calls))
     sines = calls[calls["op"] == "aten.sin.default"]["device_ns"]
     expect(capture.dropped == 0 and len(sines) == 5, f"{len(sines)} of 5 calls are in the trace")
     expect(sines.isna().tolist() == [False] * 3 + [True, False], "other calls than the graph's have no device time")
-    return {"calls": len(calls)}
 
 
-def check_side_stream(place: Place) -> Facts:
+def check_side_stream(place: Place) -> None:
     """Check that values written by a side stream are recorded, without waiting for them."""
     module, trace = place.module, place.folder / "streams.jsonl"
     table, index = torch.rand(50, 3, device=place.device), torch.arange(40, device=place.device)
@@ -130,10 +128,9 @@ def check_side_stream(place: Place) -> Facts:
     records = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
     kept = any(record.get("data") == list(range(7, 47)) for record in records)
     expect(kept, "the trace has other values than the program")
-    return {}
 
 
-def check_two_devices(place: Place) -> Facts:
+def check_two_devices(place: Place) -> None:
     """Check a thread that switches between devices: it has times of both."""
     module, trace = place.module, place.folder / "two.jsonl"
     if module.device_count() < 2:
@@ -149,8 +146,8 @@ def check_two_devices(place: Place) -> Facts:
     expect(capture.dropped == 0 and len(times) == 20, f"{len(times)} of 20 calls are in the trace")
     expect(times.notna().all(), "calls on one of two devices have no time")
     first, second = times[0::4].median(), times[2::4].median()
+    place.note(first_us=first, second_us=second)
     expect(0.2 < first / second < 5, f"the same product takes {first:.0f} us on one device, {second:.0f} on the other")
-    return {"first_us": first, "second_us": second}
 
 
 def _captured_script(place: Place, code: str) -> tuple[list[Path], str]:

@@ -8,25 +8,25 @@ import torch
 
 from gpu.kernels import kernel_us
 from gpu.programs import capture_calls, capture_layers, expect_ok, last_line, median_us, replay_rows, run_command
-from gpu.step import Facts, NotHereError, Place, Step, expect
+from gpu.step import NotHereError, Place, Step, expect
 
 
-def check_without_index(place: Place) -> Facts:
+def check_without_index(place: Place) -> None:
     """Check `--device cuda`, as the documentation writes it."""
     rows = replay_rows(place, capture_layers(place), device=place.kind)
     expect_ok(rows)
-    return {"device": rows[0].device}
+    place.note(device=rows[0].device)
 
 
-def check_without_device(place: Place) -> Facts:
+def check_without_device(place: Place) -> None:
     """Check that a trace captured on the device runs there by default."""
     rows = replay_rows(place, capture_layers(place), device=None)
     expect_ok(rows)
     expect({row.device.partition(":")[0] for row in rows} == {place.kind}, f"it ran on {rows[0].device}")
-    return {"device": rows[0].device}
+    place.note(device=rows[0].device)
 
 
-def check_from_cpu(place: Place) -> Facts:
+def check_from_cpu(place: Place) -> None:
     """Check that a trace captured on the CPU runs on the device on request, with the command."""
     x, output = torch.rand(64, 64), place.folder / "rows.json"
     trace = capture_calls(place, lambda: torch.mm(x, x), lambda: torch.relu(x))
@@ -34,10 +34,10 @@ def check_from_cpu(place: Place) -> Facts:
     expect(done.returncode == 0, last_line(done))
     rows = json.loads(output.read_text(encoding="utf-8"))["results"]
     expect({row["device"].partition(":")[0] for row in rows} == {place.kind}, f"it ran on {rows[0]['device']}")
-    return {"rows": len(rows)}
+    place.note(rows=len(rows))
 
 
-def check_second_device(place: Place) -> Facts:
+def check_second_device(place: Place) -> None:
     """Check that events, graphs and streams belong to the device that the calls run on."""
     if place.module.device_count() < 2:
         raise NotHereError("there is one device")
@@ -45,33 +45,33 @@ def check_second_device(place: Place) -> Facts:
     x = torch.rand(1 << 14, device=second)
     trace = capture_calls(place, lambda: x.sin())
     expected = kernel_us(lambda: x.sin()) if place.kind == "cuda" else 0.0
-    facts = {"kernel_us": expected}
+    place.note(kernel_us=expected)
     for method in ("events", "graph"):
         [row] = replay_rows(place, trace, device=second, exec_mode=method)
-        facts[method] = median_us(row)
-        expect(facts[method] > 0.5 * expected, f"{method} gives {facts[method]:.2f} us of a kernel of {expected:.2f}")
-    return facts
+        us = median_us(row)
+        place.note(**{method: us})
+        expect(us > 0.5 * expected, f"{method} gives {us:.2f} us of a kernel of {expected:.2f}")
 
 
-def check_sequence(place: Place) -> Facts:
+def check_sequence(place: Place) -> None:
     """Check a step replay."""
     output = place.folder / "sequence.json"
     done = run_command("opreplay", capture_layers(place), "--sequence", "--device", place.device, "-o", output)
     expect(done.returncode == 0, last_line(done))
     result = json.loads(output.read_text(encoding="utf-8"))["sequence"]
+    place.note(**{name: value for name, value in result.items() if isinstance(value, int | float)})
     expect(not result["unsupported"], f"calls are unsupported: {result['unsupported']}")
-    return {name: value for name, value in result.items() if isinstance(value, int | float)}
 
 
-def check_streams(place: Place) -> Facts:
+def check_streams(place: Place) -> None:
     """Check that two concurrent cases overlap, or take as long as in sequence: never much less than the longer one."""
     rows = replay_rows(place, capture_layers(place), streams=[1, 2])
     expect_ok(rows)
     pairs = [row for row in rows if row.streams == 2]
     expect(pairs, "there are no rows of two streams")
     overlaps = [row.overlap for row in pairs if row.overlap is not None]
+    place.note(overlaps=overlaps)
     expect(all(0.1 < overlap < 3 for overlap in overlaps), f"overlaps are {overlaps}")
-    return {"overlaps": overlaps}
 
 
 STEPS = (

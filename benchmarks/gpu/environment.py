@@ -25,6 +25,15 @@ VARIABLES = ("CUDA_", "NVIDIA_", "PYTORCH_", "TORCH", "NVTE_", "XLA_", "OMP_", "
 """name prefixes of variables that influence the run"""
 
 
+def is_there(device: str) -> bool:
+    """Return True if torch has a device of that kind, without creating a context."""
+    try:
+        module = getattr(torch, torch.device(device).type)
+    except (AttributeError, RuntimeError):
+        return False
+    return bool(module.is_available())
+
+
 def describe_machine(device: str) -> dict[str, Any]:
     """Return versions, settings and devices."""
     return {

@@ -15,8 +15,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from gpu.step import NotHereError
+from opgrip.replay.operators.devices import with_index
+from opgrip.replay.run.clocks import warm_up
 
 WARMUP = 3
+WARMUP_S = 0.6
+"""time of work that raises the clocks of an idle GPU"""
 KERNEL = "kernel"
 """category of kernels in a timeline of torch's profiler"""
 
@@ -39,6 +43,7 @@ def kernels_of(run: Callable[[], object], runs: int = 1) -> list[Kernel]:
     """
     if not torch.cuda.is_available():
         raise NotHereError("torch.profiler sees kernels of CUDA alone")
+    warm_up(with_index("cuda"), WARMUP_S)
     for _ in range(WARMUP):
         run()
     torch.cuda.synchronize()
@@ -65,6 +70,16 @@ def kernels_in(timeline: Mapping[str, Any]) -> list[Kernel]:
 def kernel_us(run: Callable[[], object], runs: int = 20) -> float:
     """Return the median device time of all kernels of a run; raises as `kernels_of` does."""
     return median(_sums(kernels_of(run, runs), runs))
+
+
+def device_records(profiler: profile) -> list[Kernel]:
+    """Return kernels, copies and fills that a closed profiler of torch has seen, in order, each once."""
+    events = (
+        Kernel(event.name(), event.start_ns() / 1e3, event.duration_ns() / 1e3)
+        for event in profiler.profiler.kineto_results.events()
+        if event.device_type().name == "CUDA" and not event.is_user_annotation()
+    )
+    return sorted(events, key=lambda kernel: kernel.start_us)
 
 
 def kernel_names(kernels: Sequence[Kernel]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 
 from gpu.programs import capture_calls, expect_ok, replay_rows
-from gpu.step import Facts, NotHereError, Place, Step, expect, expect_between
+from gpu.step import NotHereError, Place, Step, expect, expect_between
 from opgrip.platform.nvml import find_gpu
 from opgrip.replay.analyses.roofline.limits import LimitColumns
 from opgrip.replay.operators.devices import with_index
@@ -22,7 +22,7 @@ NEAR = 0.3
 """relative difference allowed between two energy readings: clocks and temperature change between them"""
 
 
-def check_roofline(place: Place) -> Facts:
+def check_roofline(place: Place) -> None:
     """Check that large products in each dtype, and a copy, come close to the machine's limits and not above."""
     device = place.device
     x, block = torch.rand(4096, 4096, device=device), torch.rand(1 << 26, device=device)
@@ -31,13 +31,13 @@ def check_roofline(place: Place) -> Facts:
     rows = replay_rows(place, trace, roofline=True, exec_mode="events", timeout=120)
     expect_ok(rows)
     shares = {f"{row.op} {row.shapes}": LimitColumns.of(row).of_limit for row in rows}
+    place.note(**shares)
     for name, share in shares.items():
         expect(share is not None, f"{name} has no limit")
         expect_between(share or 0.0, LEAST_OF_LIMIT, MOST_OF_LIMIT, f"of_limit of {name}")
-    return shares
 
 
-def check_energy(place: Place) -> Facts:
+def check_energy(place: Place) -> None:
     """Check `--energy` of a product against NVML's counter during the same product."""
     gpu = find_gpu(with_index(place.device))
     if gpu is None:
@@ -57,9 +57,9 @@ def check_energy(place: Place) -> Facts:
         torch.cuda.synchronize()
         runs += 10
     expected = ((gpu.energy_mj() or 0.0) - before) / runs
+    place.note(energy_mj=columns.energy_mj, expected_mj=expected, idle_w=columns.idle_w)
     expect(columns.energy_mj is not None, "the column energy_mj is empty")
     expect_between(columns.energy_mj or 0.0, (1 - NEAR) * expected, (1 + NEAR) * expected, "energy_mj of a product")
-    return {"energy_mj": columns.energy_mj, "expected_mj": expected, "idle_w": columns.idle_w}
 
 
 STEPS = (

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import torch
 
 from gpu.programs import capture_layers, expect_ok, replay_rows
-from gpu.step import Facts, NotHereError, Place, Step, expect
+from gpu.step import NotHereError, Place, Step, expect
 from opgrip.errors import UserError
 from opgrip.replay.modes.mode import find_mode
 
@@ -49,7 +49,7 @@ def check_runtime(name: str) -> None:
             raise NotHereError("this tvm has no CUDA")
 
 
-def check_mode(place: Place, name: str) -> Facts:
+def check_mode(place: Place, name: str) -> None:
     """Check that each call under a mode is ok, that is, equals eager's results."""
     try:
         mode, _ = find_mode(name)
@@ -58,16 +58,16 @@ def check_mode(place: Place, name: str) -> Facts:
     check_runtime(name)
     torch.set_float32_matmul_precision(PRECISIONS.get(name, "highest"))
     rows = [row for row in replay_rows(place, capture_layers(place), mode=[name], timeout=120) if row.mode == name]
+    place.note(
+        us={row.op: row.median_us for row in rows},
+        notes={row.op: row.note for row in rows if row.note},
+        max_abs={row.op: row.max_abs for row in rows},
+        matmul_precision=torch.get_float32_matmul_precision(),
+    )
     expect_ok(rows)
     if mode.in_graphs:
         without = [row.op for row in rows if "no CUDA graph" in row.note]
         expect(not without, f"calls have no CUDA graph: {without}")
-    return {
-        "us": {row.op: row.median_us for row in rows},
-        "notes": {row.op: row.note for row in rows if row.note},
-        "max_abs": {row.op: row.max_abs for row in rows},
-        "matmul_precision": torch.get_float32_matmul_precision(),
-    }
 
 
 STEPS = tuple(

@@ -10,7 +10,7 @@ import torch
 from gpu.kernels import kernel_names, kernel_us, kernels_of
 from gpu.programs import SHIPPED, capture_calls, expect_ok, replay_rows, row_of
 from gpu.reports import NCU, NSYS, find_binary, keep_small
-from gpu.step import Facts, NotHereError, Place, Step, expect, expect_between
+from gpu.step import NotHereError, Place, Step, expect, expect_between
 from opgrip.errors import UserError
 from opgrip.replay.analyses.ncu.ncu_report import NcuColumns
 from opgrip.replay.analyses.nsys import NsysColumns
@@ -27,18 +27,18 @@ SIZES = 35
 """sizes for each of four operators: 140 cases, more than one window of nsys"""
 
 
-def check_nsys(place: Place) -> Facts:
+def check_nsys(place: Place) -> None:
     """Check the kernels of a product, and their time."""
     rows, expected_us, names = _profiled_product(place, NSYS, nsys=True)
     columns = NsysColumns.of(row_of(rows, "aten.mm.default"))
+    place.note(nsys_gpu_us=columns.nsys_gpu_us, kernel_us=expected_us, kernels=columns.nsys_kernels)
     expect(columns.nsys_gpu_us is not None, "nsys sees no kernels of a product")
     _expect_kernels(columns.nsys_kernels, names)
     us = columns.nsys_gpu_us or 0.0
     expect_between(us, (1 - NEAR) * expected_us, (1 + NEAR) * expected_us + TIMER_US, "nsys_gpu_us")
-    return {"nsys_gpu_us": us, "kernel_us": expected_us, "kernels": columns.nsys_kernels}
 
 
-def check_windows(place: Place) -> Facts:
+def check_windows(place: Place) -> None:
     """Check that each of 140 cases, which nsys sees in several windows, has its operator's kernels."""
     _need(NSYS)
     device = place.device
@@ -56,43 +56,43 @@ def check_windows(place: Place) -> Facts:
     calls = [lambda run=run, x=x: run(x) for x in tensors for run in operators.values()]
     trace = capture_calls(place, *calls, repeats=1)
     rows = replay_rows(place, trace, nsys=True, output=place.folder / "windows.json", nsys_iterations=3)
+    place.note(rows=len(rows))
     expect_ok(rows)
     expect(len(rows) == len(calls), f"there are {len(rows)} rows of {len(calls)} calls")
     for row in rows:
         _expect_kernels(NsysColumns.of(row).nsys_kernels, names[row.op], row)
-    return {"rows": len(rows)}
 
 
-def check_nsys_of_graphs(place: Place) -> Facts:
+def check_nsys_of_graphs(place: Place) -> None:
     """Check that kernels in CUDA graphs are seen individually."""
     rows, _, names = _profiled_product(place, NSYS, nsys=True, mode=["cudagraph"])
     row = row_of(rows, "aten.mm.default", "cudagraph")
+    place.note(kernels=NsysColumns.of(row).nsys_kernels)
     expect_ok([row])
     _expect_kernels(NsysColumns.of(row).nsys_kernels, names, row)
-    return {"kernels": NsysColumns.of(row).nsys_kernels}
 
 
-def check_nsys_of_shipped(place: Place) -> Facts:
+def check_nsys_of_shipped(place: Place) -> None:
     """Check the top cases of the shipped trace; keep the report for tests."""
     _need(NSYS)
-    return _of_shipped(place, NSYS, nsys=True)
+    _of_shipped(place, NSYS, nsys=True)
 
 
-def check_ncu(place: Place) -> Facts:
+def check_ncu(place: Place) -> None:
     """Check the kernels of a product, and roughly their time."""
     rows, expected_us, names = _profiled_product(place, NCU, ncu=True)
     columns = NcuColumns.of(row_of(rows, "aten.mm.default"))
+    place.note(ncu_us=columns.ncu_us, kernel_us=expected_us, kernels=columns.ncu_kernels)
     expect(columns.ncu_us is not None, "ncu sees no kernels of a product")
     expect(columns.ncu_launches == sum(names.values()), f"ncu sees {columns.ncu_kernels}, torch.profiler {names}")
     us = columns.ncu_us or 0.0
     expect_between(us, expected_us / NCU_FACTOR, expected_us * NCU_FACTOR, "ncu_us")
-    return {"ncu_us": us, "kernel_us": expected_us, "kernels": columns.ncu_kernels}
 
 
-def check_ncu_of_shipped(place: Place) -> Facts:
+def check_ncu_of_shipped(place: Place) -> None:
     """Check the top cases of the shipped trace; keep the report for tests."""
     _need(NCU)
-    return _of_shipped(place, NCU, ncu=True, ncu_iterations=2)
+    _of_shipped(place, NCU, ncu=True, ncu_iterations=2)
 
 
 def _profiled_product(place: Place, profiler: str, **options: Any) -> tuple[list[Result], float, dict[str, int]]:
@@ -106,15 +106,15 @@ def _profiled_product(place: Place, profiler: str, **options: Any) -> tuple[list
     return rows, us, names
 
 
-def _of_shipped(place: Place, profiler: str, **options: Any) -> Facts:
+def _of_shipped(place: Place, profiler: str, **options: Any) -> None:
     rows = _profiled(place, SHIPPED, top=place.top, output=place.folder / f"{profiler}.json", **options)
     columns = NsysColumns if profiler == NSYS else NcuColumns
     keep_small(profiler, place.folder)
     seen = [row for row in rows if getattr(columns.of(row), f"{profiler}_launches")]
+    place.note(rows=len(rows), with_kernels=len(seen))
     expect(seen, f"{profiler} saw no kernels of {len(rows)} cases")
     failed = [row.op for row in rows if row.status not in (*RAN, UNSUPPORTED)]
     expect(not failed, f"cases are neither ok nor unsupported: {failed}")
-    return {"rows": len(rows), "with_kernels": len(seen)}
 
 
 def _profiled(place: Place, trace: Any, **options: Any) -> list[Result]:

@@ -7,14 +7,14 @@ from time import perf_counter
 import torch
 from torch import distributed
 
-from gpu.step import Facts, NotHereError, Place, Step, expect
+from gpu.step import NotHereError, Place, Step, expect
 from opgrip.replay.sequences.ranks.rank_collectives import read_collective
 from opgrip.replay.sequences.ranks.running import GLOO, GroupMembers, backend_for, make_starter
 from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec, TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Signature
 
 
-def check_collective(place: Place) -> Facts:
+def check_collective(place: Place) -> None:
     """Check an all-reduce of one rank, on a group created and started as for several ranks."""
     if place.kind == "cuda" and not distributed.is_nccl_available():
         raise NotHereError("this torch has no NCCL")
@@ -31,11 +31,10 @@ def check_collective(place: Place) -> Facts:
     _, works = start([given])
     for work in works:
         work.wait()
-    expect(torch.equal(given, x), "an all-reduce of one rank changed its tensor")
     # the first call creates the connections
-    facts = {"backend": backend, "first_ms": 1e3 * (perf_counter() - began)}
+    place.note(backend=backend, first_ms=1e3 * (perf_counter() - began))
+    expect(torch.equal(given, x), "an all-reduce of one rank changed its tensor")
     distributed.destroy_process_group()
-    return facts
 
 
 STEPS = (Step("an all-reduce of one rank on NCCL", check_collective, needs_cuda="other devices have no NCCL"),)

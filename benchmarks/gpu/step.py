@@ -1,7 +1,10 @@
-"""Define a step of the check, and its outcomes."""
+"""Define a step of a check or a measurement, and its outcomes."""
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -37,7 +40,8 @@ class Outcome:
     Attributes
     ----------
     reason : one line, for a verdict that is not ok
-    seconds : duration, including the start of its process
+    facts : those that the step noted, also if it is wrong
+    seconds : duration, with the imports of its process unless these ran ahead
     """
 
     name: str
@@ -49,18 +53,24 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Device and folder of a step.
+    """Device and files of a step.
 
     Attributes
     ----------
     device : as a user writes it, with or without an index
     folder : that it may write into
     top : number of cases of the shipped trace to replay
+    facts : file that receives the facts of all steps
+    step : name of the step
+    is_small : whether a measurement takes small models and few cases, as in tests
     """
 
     device: str
     folder: Path
     top: int
+    facts: Path
+    step: str = ""
+    is_small: bool = False
 
     @property
     def kind(self) -> str:
@@ -72,27 +82,67 @@ class Place:
         """Return torch's module for the device."""
         return getattr(torch, self.kind)
 
+    @property
+    def kept(self) -> Path:
+        """Return the folder of files that other steps read and the archive receives."""
+        return self.folder.parent / "kept"
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self.module.synchronize()
+
+    def note(self, **facts: Any) -> None:
+        """Write a line of facts to the disk at once, because the step or the machine may be ended at any time."""
+        note_facts(self.facts, self.step, facts)
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One check.
+    """One check or measurement.
 
     Attributes
     ----------
-    run : returns its observations; raises `WrongError`, `NotHereError`, or any other error
+    run : notes its facts; raises `WrongError`, `NotHereError`, or any other error
     timeout_s : time limit, after which it is wrong
     needs_cuda : why it needs CUDA; empty if it works on any accelerator
+    least_s : remaining time with which it is still worth starting
+    modules : modules that its process imports while the step before it runs
     """
 
     name: str
-    run: Callable[[Place], Facts]
+    run: Callable[[Place], None]
     timeout_s: float = 150.0
     needs_cuda: str = ""
+    least_s: float = 0.0
+    modules: tuple[str, ...] = ()
 
     @property
     def slug(self) -> str:
         """Return its name as a file name."""
         return "".join(letter if letter.isalnum() else "-" for letter in self.name)
+
+
+def note_facts(path: Path, step: str, facts: Facts) -> None:
+    """Append a line of facts to a file, and wait until it is on the disk."""
+    line = json.dumps({"stage": step, "at": round(time.time(), 1), **facts}, default=str) + "\n"
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        # in one piece, because its process may be killed
+        os.write(file, line.encode())
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def read_facts(path: Path, step: str) -> Facts:
+    """Return the facts that a step has noted; of a fact noted twice, the last."""
+    facts: Facts = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        fact = json.loads(line)
+        if fact.pop("stage") == step:
+            del fact["at"]
+            facts |= fact
+    return facts
 
 
 def expect(condition: object, message: str) -> None:

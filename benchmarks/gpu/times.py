@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -31,7 +30,7 @@ PRODUCTS = (1024, 2048, 4096)
 """rows of square matrices whose products take from tens of microseconds to milliseconds"""
 
 
-def check_captured_times(place: Place) -> Facts:
+def check_captured_times(place: Place) -> None:
     """Check that `device_ns` equals the kernels' time if the host does not delay the program."""
     matrices = [torch.rand(rows, rows, device=place.device) for rows in PRODUCTS]
     expected = [kernel_us(lambda x=x: torch.mm(x, x)) for x in matrices]  # type: ignore[misc]
@@ -42,12 +41,12 @@ def check_captured_times(place: Place) -> Facts:
                 torch.mm(x, x)
     times = load(trace, partial=False).calls.query("op == 'aten.mm.default'")["device_ns"] / 1e3
     actual = [float(times[place::3].median()) for place in range(len(PRODUCTS))]
+    place.note(device_us=actual, kernels_us=expected)
     for us, kernels_us in zip(actual, expected, strict=True):
         expect_between(us, (1 - NEAR) * kernels_us, (1 + NEAR) * kernels_us + 2 * EVENT_US, "device_ns in us")
-    return {"device_us": actual, "kernels_us": expected}
 
 
-def check_times_of_kernels(place: Place) -> Facts:
+def check_times_of_kernels(place: Place) -> None:
     """Check `device_ns` from the device's own records, also for a short call, and the names of kernels."""
     x, one = torch.rand(1024, 1024, device=place.device), torch.ones(1, device=place.device)
     calls = {"aten.mm.default": lambda: torch.mm(x, x), "aten.add.Tensor": lambda: one + 1}
@@ -60,56 +59,52 @@ def check_times_of_kernels(place: Place) -> Facts:
     expect(capture.dropped == 0, f"a capture dropped {capture.dropped} calls")
     trace = load(path, partial=False)
     kernels = trace.kernels_by_operator()
-    facts: Facts = {}
     for op, (kernels_us, names) in expected.items():
         us = float(trace.calls[trace.calls["op"] == op]["device_ns"].median() / 1e3)
+        place.note(**{op: us, f"{op} expected": kernels_us})
         near_us = NEAR * kernels_us + KERNEL_US
         expect_between(us, kernels_us - near_us, kernels_us + near_us, f"device_ns by kernels of {op}, in us,")
         seen = set(kernels[kernels["op"] == op]["kernel"])
         expect(seen == names.keys(), f"the trace has the kernels {sorted(seen)} of {op}, not {sorted(names)}")
-        facts |= {op: us, f"{op} expected": kernels_us}
-    return facts
 
 
-def check_short_call(place: Place) -> Facts:
+def check_short_call(place: Place) -> None:
     """Check that the launch is not included in the time of an addition of one element, one or two microseconds."""
     x = torch.ones(1, device=place.device)
     expected = kernel_us(lambda: x + 1)
     trace = capture_calls(place, lambda: x + 1)
     us = {method: median_us(replay_rows(place, trace, exec_mode=method)[0]) for method in METHODS}
-    facts = {"kernel_us": expected, **us}
+    place.note(kernel_us=expected, **us)
     expect(us["discrete"] < LAUNCH_US, f"discrete is {us['discrete']:.1f} us")
     for method in ("events", "graph"):
         expect_between(us[method], 0.5 * expected, expected + EVENT_US, f"{method} of a kernel of {expected:.2f} us")
-    return facts
 
 
-def check_long_call(place: Place) -> Facts:
+def check_long_call(place: Place) -> None:
     """Check that a product of milliseconds takes the same time by each method."""
     x = torch.rand(PRODUCTS[-1], PRODUCTS[-1], device=place.device)
     expected = kernel_us(lambda: torch.mm(x, x))
     trace = capture_calls(place, lambda: torch.mm(x, x))
     us = {method: median_us(replay_rows(place, trace, exec_mode=method)[0]) for method in METHODS}
+    place.note(kernel_us=expected, **us)
     for method, value in us.items():
         expect_between(value, (1 - NEAR) * expected, (1 + NEAR) * expected + LAUNCH_US, f"{method} of a long product")
-    return {"kernel_us": expected, **us}
 
 
-def check_caches(place: Place) -> Facts:
+def check_caches(place: Place) -> None:
     """Check that data in the L2 cache is read faster than other data."""
     cache_bytes = torch.cuda.get_device_properties(place.device).L2_cache_size
     x = torch.rand(cache_bytes // 16, device=place.device)
     trace = capture_calls(place, lambda: x.sum())
-    facts: dict[str, Any] = {"cache_bytes": cache_bytes}
+    place.note(cache_bytes=cache_bytes)
     for method in ("events", "graph"):
         rows = replay_rows(place, trace, exec_mode=method, cache=["warm", "cold"])
         us = {row.cache: median_us(row) for row in rows}
+        place.note(**{f"{method} {cache}": value for cache, value in us.items()})
         expect(us["cold"] > us["warm"], f"{method}: cold {us['cold']:.2f} us, warm {us['warm']:.2f} us")
-        facts |= {f"{method} {cache}": value for cache, value in us.items()}
-    return facts
 
 
-def check_tf32(place: Place) -> Facts:
+def check_tf32(place: Place) -> None:
     """Check that products use TF32 exactly if the program allowed it by torch's newer settings."""
     settings = torch.backends.cuda.matmul
     if not hasattr(settings, "fp32_precision"):
@@ -122,19 +117,19 @@ def check_tf32(place: Place) -> Facts:
     contexts = [trace.read_text(encoding="utf-8") for trace in traces]
     expect("cuda.matmul" in contexts[1], "the trace does not have the setting")
     ieee, tf32 = (row_of(replay_rows(place, trace), "aten.mm.default") for trace in traces)
-    facts = {"ieee_us": median_us(ieee), "tf32_us": median_us(tf32)}
+    us_by_precision = {"ieee": median_us(ieee), "tf32": median_us(tf32)}
+    place.note(**{f"{precision}_us": us for precision, us in us_by_precision.items()})
     if place.kind == "cuda" and torch.cuda.get_device_capability(place.device) >= (8, 0):
         expected = []
         for precision in ("ieee", "tf32"):
             settings.fp32_precision = precision
             expected.append(kernel_us(lambda: torch.mm(x, x.t())))
-        for name, us, kernels_us in zip(("ieee", "tf32"), facts.values(), expected, strict=True):
+        for name, us, kernels_us in zip(us_by_precision, us_by_precision.values(), expected, strict=True):
             least, most = (1 - 2 * NEAR) * kernels_us, (1 + 2 * NEAR) * kernels_us + LAUNCH_US
             expect_between(us, least, most, f"a product by {name}, of {kernels_us:.0f} us,")
-    return facts
 
 
-def check_clocks(place: Place) -> Facts:
+def check_clocks(place: Place) -> None:
     """Check that rows have their clock, and that NVML considers it possible."""
     if find_gpu(with_index(place.device)) is None:
         raise NotHereError("NVML does not tell: pip install nvidia-ml-py")
@@ -149,19 +144,19 @@ def check_clocks(place: Place) -> Facts:
         raise NotHereError(f"NVML does not tell the highest clock: {error}") from error
     x = torch.rand(2048, 2048, device=place.device)
     row = replay_rows(place, capture_calls(place, lambda: torch.mm(x, x)))[0]
+    place.note(clock_mhz=row.clock_mhz, most_mhz=most, throttled=row.throttled)
     expect(row.clock_mhz is not None, "the column clock_mhz is empty")
     expect_between(row.clock_mhz or 0.0, 0.3 * most, 1.01 * most, "clock_mhz after the clocks were brought up")
-    return {"clock_mhz": row.clock_mhz, "most_mhz": most, "throttled": row.throttled}
 
 
-def check_shipped(place: Place) -> Facts:
+def check_shipped(place: Place) -> None:
     """Check the top cases of the shipped trace with each method: a device's own clock includes no launch."""
-    facts: Facts = {"cases": []}
+    cases: list[Facts] = []
     by_case: dict[int, dict[str, float]] = {}
     # elsewhere only the methods that are compared
     for method in METHODS if place.kind == "cuda" else ("discrete", "events"):
         for row in replay_rows(place, SHIPPED, exec_mode=method, top=place.top):
-            facts["cases"].append(
+            cases.append(
                 {
                     "op": row.op,
                     "shapes": row.shapes,
@@ -176,21 +171,21 @@ def check_shipped(place: Place) -> Facts:
             )
             if row.status == OK and row.median_us is not None:
                 by_case.setdefault(row.case, {})[method] = row.median_us
-    failed = [case for case in facts["cases"] if case["status"] not in (*RAN, UNSUPPORTED)]
+    place.note(cases=cases)
+    failed = [case for case in cases if case["status"] not in (*RAN, UNSUPPORTED)]
     expect(not failed, f"{len(failed)} cases are neither ok nor unsupported, such as {failed[:1]}")
     both = [us for us in by_case.values() if us.keys() >= {"events", "discrete"}]
-    if not both and any(case["status"] == CONTENDED for case in facts["cases"]):
+    if not both and any(case["status"] == CONTENDED for case in cases):
         raise NotHereError("other processes used the cores in all runs of too many cases")
     expect(both, "no case is timed by events and discrete")
-    facts["events_of_discrete"] = median(us["events"] / us["discrete"] for us in both)
+    place.note(events_of_discrete=median(us["events"] / us["discrete"] for us in both))
     slower = [us for us in both if us["events"] > 1.3 * us["discrete"] + EVENT_US]
     # a device emulated by the host has no time
     if place.kind == "cuda":
         expect(len(slower) <= len(both) / 10, f"{len(slower)} cases take longer by events than with their launch")
-    return facts
 
 
-def check_timeline(place: Place) -> Facts:
+def check_timeline(place: Place) -> None:
     """Check that the timeline of `--profile` has the kernels that torch's profiler sees in a program."""
     x = torch.rand(512, 512, device=place.device)
     expected = kernel_names(kernels_of(lambda: torch.mm(x, x)))
@@ -198,9 +193,9 @@ def check_timeline(place: Place) -> Facts:
     replay_rows(place, trace, profile=True, output=output)
     with gzip.open(place.folder / "profiled.timeline.json.gz", "rt") as file:
         seen = kernel_names(kernels_in(json.load(file)))
+    place.note(kernels=seen)
     missing = [name for name in expected if seen.get(name, 0) < 3 * expected[name]]
     expect(not missing, f"the timeline lacks {missing[:1]}")
-    return {"kernels": seen}
 
 
 BY_PROFILER = "torch.profiler sees kernels of CUDA alone"

@@ -15,26 +15,27 @@ import pandas as pd
 import pytest
 import torch
 from gpu import modes, times
+from gpu.archive import write_archive
 from gpu.environment import describe_machine
 from gpu.kernels import Kernel, kernel_names, kernels_in
 from gpu.modes import check_runtime
-from gpu.processes import outcome_of, run_apart
+from gpu.processes import StepProcess, run_step, run_steps
 from gpu.profilers import _expect_kernels
 from gpu.reports import NSYS, cut, keep_small, small_reports
-from gpu.step import Facts, NotHereError, Place, Step, Verdict, WrongError, expect, expect_between
-from gpu.steps import ROOMS, STEPS
+from gpu.step import NotHereError, Place, Step, Verdict, WrongError, expect, expect_between, read_facts
+from gpu.steps import CHECKS, MEASUREMENTS, PLANS, ROOMS, STEPS
 from nsys_reports import NsysStandIn, write_report
-from rich.console import Console
 
 from opgrip.replay.analyses.nsys_report import read_report
 
 
 def place_in(folder: Path, device: str = "cpu") -> Place:
-    return Place(device, folder, top=1)
+    return Place(device, folder, top=1, facts=folder / "facts.jsonl", step="planted")
 
 
 def raising(error: Exception) -> Step:
-    def run(place: Place) -> Facts:
+    def run(place: Place) -> None:
+        place.note(us=3, names=["add"])
         raise error
 
     return Step("planted", run)
@@ -50,8 +51,9 @@ def raising(error: Exception) -> Step:
     ],
 )
 def test_what_a_step_raises_is_its_verdict(error: Exception, verdict: Verdict, reason: str, tmp_path: Path) -> None:
-    outcome = outcome_of(raising(error), place_in(tmp_path))
+    outcome = run_step(raising(error), place_in(tmp_path))
     assert (outcome.verdict, outcome.reason) == (verdict, reason)
+    assert outcome.facts == {"us": 3, "names": ["add"]}
 
 
 def test_a_number_out_of_its_bounds_is_wrong_and_so_is_none() -> None:
@@ -66,22 +68,49 @@ def test_a_number_out_of_its_bounds_is_wrong_and_so_is_none() -> None:
 @pytest.mark.slow
 def test_a_step_that_hangs_or_dies_is_wrong(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
-    known = Step(next(iter(STEPS)), lambda place: {}, timeout_s=0.01)
-    outcome = run_apart(known, place_in(tmp_path / "hangs"), log, 60)
-    assert (outcome.verdict, outcome.reason) == (Verdict.WRONG, "it took longer than 0 s")
-    outcome = run_apart(Step("unknown", lambda place: {}), place_in(tmp_path / "dies"), log, 60)
+    place = place_in(tmp_path / "hangs")
+    outcome = StepProcess(Step(next(iter(STEPS)), lambda place: None, timeout_s=0.01), place, log).run(60)
+    assert (outcome.verdict, outcome.reason) == (Verdict.WRONG, "it exceeded the limit of 0 s")
+    outcome = StepProcess(Step("unknown", lambda place: None), place_in(tmp_path / "dies"), log).run(60)
     assert outcome.verdict is Verdict.WRONG
     assert outcome.reason == "its process ended with status 1: KeyError: 'unknown'"
 
 
 def test_steps_that_need_cuda_or_time_are_not_taken(tmp_path: Path) -> None:
-    on_cuda = Step("on CUDA", lambda place: {}, needs_cuda="it reads NVML")
-    assert gpu_check.take(on_cuda, place_in(tmp_path), 60).reason == "it reads NVML"
-    steps = [on_cuda, Step("late", lambda place: {})]
-    console = Console(file=(tmp_path / "said").open("w"))
-    outcomes = list(gpu_check.outcomes_of(steps, place_in(tmp_path), console, 0.0))
+    on_cuda = Step("on CUDA", lambda place: None, needs_cuda="it reads NVML")
+    late = Step("late", lambda place: None, least_s=60)
+    outcomes = list(run_steps([on_cuda, late], place_in(tmp_path), 59.9))
     assert [outcome.verdict for outcome in outcomes] == [Verdict.NOT_HERE] * 2
+    assert [outcome.reason for outcome in outcomes] == ["it reads NVML", "60 s are left"]
     assert not list(tmp_path.glob("*/"))
+
+
+@pytest.mark.slow
+def test_the_next_step_imports_while_one_runs(tmp_path: Path) -> None:
+    steps = [CHECKS[name] for name in ("capture on two devices", "replay on the second device")]
+    outcomes = list(run_steps(steps, place_in(tmp_path), 100, imports_ahead=True))
+    assert [outcome.name for outcome in outcomes] == [step.name for step in steps]
+    assert {(outcome.verdict, outcome.reason) for outcome in outcomes} == {(Verdict.NOT_HERE, "there is one device")}
+
+
+def test_names_of_steps_that_begin_with_dashes_can_be_selected(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (["--only", "--sequence"], ["--only=--sequence"]):
+        monkeypatch.setattr("sys.argv", ["gpu_check.py", *words, "--seconds", "60"])
+        args = gpu_check.parse_arguments()
+        assert (args.only, args.seconds) == ("--sequence", 60)
+
+
+def test_a_plan_captures_a_model_before_it_replays_it() -> None:
+    for plan in PLANS.values():
+        captured = set()
+        for step in plan:
+            kind, _, model = step.name.partition(":")
+            model = model.partition("-")[0]
+            if kind in ("program", "trace"):
+                captured.add(model)
+            elif kind in ("replay", "sequence", "graph", "modes", "ncu"):
+                assert model in captured
+    assert not MEASUREMENTS.keys() & CHECKS.keys()
 
 
 def test_a_runtime_that_is_not_for_cuda_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +165,9 @@ def test_times_of_kernels_are_held_against_those_of_the_profiler(
     monkeypatch.setattr(times, "kernel_us", lambda run: 310.0 if run().numel() > 1 else 1.2)
     monkeypatch.setattr(times, "Capture", lambda path, device_time: nullcontext(SimpleNamespace(dropped=0)))
     monkeypatch.setattr(times, "load", lambda path, partial: trace)
-    facts = times.check_times_of_kernels(place_in(tmp_path))
+    place = place_in(tmp_path)
+    times.check_times_of_kernels(place)
+    facts = read_facts(place.facts, place.step)
     assert (facts["aten.mm.default"], facts["aten.add.Tensor"]) == (300.0, 1.5)
     expected = iter([("gemm", 310.0), ("mul", 1.2)])
     with pytest.raises(WrongError, match=r"the kernels \['add'\] of aten.add.Tensor, not \['mul'\]"):
@@ -144,7 +175,7 @@ def test_times_of_kernels_are_held_against_those_of_the_profiler(
 
 
 def test_each_step_has_a_name_of_its_own() -> None:
-    assert len(STEPS) == sum(len(room.STEPS) for room in ROOMS)
+    assert len(CHECKS) == sum(len(room.STEPS) for room in ROOMS)
     assert len({step.slug for step in STEPS.values()}) == len(STEPS)
 
 
@@ -197,8 +228,8 @@ def test_the_file_has_the_end_of_what_steps_printed_and_no_names(
 ) -> None:
     monkeypatch.setattr(platform, "node", lambda: "cluster-17")
     (tmp_path / "a-step.txt").write_text(f"{'x' * gpu_check.MOST_LOG_BYTES}\n{Path.home()}/a.py on cluster-17\n")
-    path = tmp_path / "build" / "check.zip"
-    gpu_check.write_archive(path, {"machine": describe_machine("cpu")}, tmp_path)
+    path = tmp_path / "check.zip"
+    write_archive(path, gpu_check.texts_of({"machine": describe_machine("cpu")}, tmp_path), ())
     with zipfile.ZipFile(path) as archive:
         assert archive.namelist() == ["check.json", "logs/a-step.txt"]
         log = archive.read("logs/a-step.txt").decode()

@@ -3,32 +3,58 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from gpu.captures import check_side_stream
-from gpu.processes import outcome_of
+from gpu.processes import run_step
 from gpu.step import Place, Step, Verdict
-from programs import ROOT, run_python
+from programs import ROOT, run_python, wait_for
 from simulation import build, environment, on_simulator
 
 CHECK = ROOT / "benchmarks/gpu_check.py"
 STEP = Step("side stream", check_side_stream)
 
 
+def place_in(folder: Path) -> Place:
+    return Place("sim", folder, 1, folder / "facts.jsonl", STEP.name)
+
+
 @on_simulator()
 def test_a_step_is_right_on_a_device_that_is(tmp_path: Path) -> None:
-    outcome = outcome_of(STEP, Place("sim", tmp_path, 1))
+    outcome = run_step(STEP, place_in(tmp_path))
     assert (outcome.verdict, outcome.reason) == (Verdict.OK, "")
 
 
 @on_simulator()
 def test_a_step_is_wrong_on_a_device_that_fails(tmp_path: Path) -> None:
     torch.sim.fail("aten::index", "device-side assert triggered")
-    outcome = outcome_of(STEP, Place("sim", tmp_path, 1))
+    outcome = run_step(STEP, place_in(tmp_path))
     assert outcome.verdict is Verdict.WRONG
+
+
+@pytest.mark.slow
+def test_a_check_that_is_killed_leaves_the_steps_before(tmp_path: Path) -> None:
+    build()
+    output = tmp_path / "check.zip"
+    command = [sys.executable, str(CHECK), "--device", "sim", "--only", "replay *", "-o", str(output)]
+    with subprocess.Popen(command, env=environment(), cwd=tmp_path, stdout=subprocess.DEVNULL) as check:
+        try:
+            wait_for(output.exists, check, seconds=100)
+        finally:
+            check.kill()
+    with zipfile.ZipFile(output) as archive:
+        assert archive.testzip() is None
+        steps = json.loads(archive.read("check.json"))["steps"]
+        assert "logs/replay-on-a-device-without-an-index.txt" in archive.namelist()
+    assert [(step["name"], step["verdict"]) for step in steps] == [("replay on a device without an index", "ok")]
+    facts = [json.loads(line) for line in (tmp_path / "check.jsonl").read_text().splitlines()]
+    assert facts[0]["stage"] == steps[0]["name"]
+    assert facts[0]["device"] == steps[0]["facts"]["device"] == "sim:0"
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def init() -> None:
 
 
 def _lazy_init() -> None:
-    """Do nothing. In torch 2.11 `_accelerator_synchronizeDevice` waits only for a device whose module has this function."""
+    """Do nothing: `_accelerator_synchronizeDevice` of torch 2.11 waits only for devices with this function."""
 
 
 def current_device() -> int:
