@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from opgrip.capture.torch_compat.torch_private import storage_address, without_functions, without_modes
-from opgrip.traces.rebuild.making import as_result
+from opgrip.traces.rebuild import as_result
 from opgrip.traces.schema.arguments import leaves, map_leaves
 from opgrip.traces.schema.python_objects import ArraySpec, children, outline
 

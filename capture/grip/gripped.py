@@ -24,7 +24,7 @@ from opgrip.capture.program.capture_choices import CALLS
 from opgrip.capture.program.environment import describe_autocast, describe_context, read_context
 from opgrip.capture.signatures.signatures import call_key
 from opgrip.errors import is_from_program, one_line, raise_if_from_program
-from opgrip.traces.rebuild.making import make_arguments
+from opgrip.traces.rebuild import make_arguments
 from opgrip.traces.schema.python_objects import SharedSpec
 
 

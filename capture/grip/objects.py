@@ -20,7 +20,7 @@ from torch import nn
 
 from opgrip.capture.grip.copies import Arrays, isolate_from_program
 from opgrip.capture.torch_compat.torch_private import is_transformed
-from opgrip.traces.rebuild.making import SAFE_OBJECTS, name_of
+from opgrip.traces.rebuild import SAFE_OBJECTS, name_of
 from opgrip.traces.schema.arguments import Opaque
 from opgrip.traces.schema.python_objects import (
     ArraySpec,

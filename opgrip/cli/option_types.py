@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from opgrip.cli.command import positive
 
@@ -138,3 +140,8 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Return True if a name matches one of the shell patterns, or if there are none."""
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)

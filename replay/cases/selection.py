@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.case_slices import Cut
 from opgrip.cli.command import UNBOUNDED_HELP, nearest, positive
+from opgrip.cli.option_types import matches
 from opgrip.cli.options import CASES, RUN, option, titled
 from opgrip.errors import NothingSelectedError
 
@@ -163,11 +164,6 @@ def labeled_calls(trace: Trace, selection: Selection) -> pd.Index[int]:
     if not any(matches(str(label), patterns) for label in labels.index):
         raise _no_match("label", patterns, "--label", [str(label) for label in labels.index])
     return trace.calls.index[trace.within_labels(lambda label: matches(label, patterns))]
-
-
-def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Return True if a name matches one of the shell patterns, or if there are none."""
-    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> NothingSelectedError:

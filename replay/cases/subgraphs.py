@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from opgrip.cli.option_types import matches
 from opgrip.errors import NothingSelectedError, UserError
 from opgrip.replay.cases.call_sites import CallSite
 from opgrip.replay.cases.cases import Case, values_of
@@ -26,7 +27,6 @@ from opgrip.replay.cases.selection import (
     NO_CALL_WITHIN,
     Selection,
     labeled_calls,
-    matches,
     no_match,
 )
 from opgrip.replay.cases.subgraph_calls import (

@@ -30,8 +30,7 @@ from opgrip.replay.results.origins import Origin
 from opgrip.replay.run.shards import settle_shard
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.sequences.step_options import RankLaunch, RankOptions, launch_of
-from opgrip.replay.workers.executors.executor import Executor, start_executor
-from opgrip.replay.workers.executors.local_processes import LocalExecutor
+from opgrip.replay.workers.executors.executor import Executor, LocalExecutor, start_executor
 
 
 def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None = None, **options: Any) -> Results:

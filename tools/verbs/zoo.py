@@ -18,7 +18,7 @@ from opgrip.errors import MissingFileError, UserError
 from opgrip.tools.verbs.results import add_run
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.zoo import PREFIX, ZooTrace, read_manifest, select, zoo_file
-from opgrip.zoo.making.making import write_manifest
+from opgrip.zoo.making import write_manifest
 
 BASELINE_EXAMPLES = """\
 examples:

@@ -21,7 +21,6 @@ from opgrip.traces.schema.records import (
     NO_STORAGE,
     OPERATOR,
     Calls,
-    Context,
     End,
     Header,
     Record,
@@ -164,10 +163,6 @@ class RecordBuilder:
     def add_values(self, model: ValueModel) -> int:
         """Return the number of a value model, for `TensorSpec.values`."""
         return self._number("values", repr(model), lambda number: Values(number, model))
-
-    def add_context(self, settings: dict[str, Any]) -> int:
-        """Return the number of settings that calls ran under, for `Scope.context`."""
-        return self._number("context", json.dumps(settings, sort_keys=True), lambda number: Context(number, settings))
 
     def add_scope(self, scope: Scope) -> int:
         """Return the number of a scope, for `Scope.forward`; `scope.number` is ignored."""

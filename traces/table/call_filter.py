@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 import numpy as np
 
+from opgrip.cli.option_types import matches
 from opgrip.errors import UserError
 from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.io.reader import TraceReader
@@ -105,8 +105,3 @@ def _starts_of(reader: TraceReader, steps: range) -> StepStarts:
     if steps.start >= count:
         raise UserError(f"there is no step {steps.start}", f"the trace has the steps 0 to {count - 1}")
     return starts
-
-
-def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Return True if a name matches one of the shell patterns, or if there are none."""
-    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -85,11 +85,6 @@ class CallSource:
         """Return True if the calls are in memory."""
         return self._kept is not None
 
-    @property
-    def has_later_times(self) -> bool:
-        """Return True if later records report device times of calls."""
-        return bool(self._later)
-
     def __iter__(self) -> Iterator[CallBlock]:
         if self._kept is not None and not (self._later and self._select is not None):
             yield from self._with_later_times(self._kept)

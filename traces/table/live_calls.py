@@ -10,7 +10,7 @@ import torch
 
 from opgrip.errors import FormatError, UserError, one_line
 from opgrip.traces.io.tensor_file import TensorFile, from_stored
-from opgrip.traces.rebuild.making import lay_out, make_arguments
+from opgrip.traces.rebuild import lay_out, make_arguments
 from opgrip.traces.schema.arguments import map_leaves, tensors
 from opgrip.traces.schema.tensor_specs import TensorSpec
 from opgrip.traces.table.trace import Trace

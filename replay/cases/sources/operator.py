@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from opgrip.cli.command import did_you_mean
+from opgrip.cli.option_types import matches
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.selection import ALL_EXCLUDED, Selection, matches
+from opgrip.replay.cases.selection import ALL_EXCLUDED, Selection
 from opgrip.replay.cases.sources.source import CaseSet, sources
 from opgrip.replay.cases.unused_results import require_gradients
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, check_import, import_trusted

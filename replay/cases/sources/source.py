@@ -14,7 +14,6 @@ from opgrip.cli.plugins import Registry
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.selection import CALL, FUNCTION, Selection
-from opgrip.replay.cases.sources.gripped_samples import gripped_calls
 from opgrip.traces import Trace, TraceReader, load
 from opgrip.traces.io.foreign_files import format_of
 from opgrip.traces.io.shipped_traces import trace_file
@@ -87,6 +86,8 @@ class TraceSource:
             raise UserError("--samples is for gripped calls of a trace", "give a trace, and --unit function")
         trace = load(target, selection.partial, selection.unbounded)
         if selection.samples:
+            from opgrip.replay.cases.sources.samples import gripped_calls
+
             return CaseSet(gripped_calls(trace, selection, list(map(Path, selection.samples))), trace)
         if selection.unit != CALL:
             from opgrip.replay.cases.subgraphs import make_units

@@ -18,7 +18,7 @@ from opgrip.traces import load
 from opgrip.traces.zoo import ZooTrace, read_manifest
 from opgrip.traces.zoo.manifest import SUFFIX
 from opgrip.zoo import making as zoo
-from opgrip.zoo.making.making import write_manifest
+from opgrip.zoo.making import write_manifest
 
 SMALL = ("--model", "builtin:faster_rcnn", "--input-size", "96", "--batch-size", "1", "--steps", "1")
 DETECTOR = ZooTrace("small", "predict", "opgrip", "two-stage", [*SMALL], "1 image of 96x96")

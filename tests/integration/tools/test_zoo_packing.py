@@ -13,7 +13,7 @@ from programs import SHIPPED_TRACES
 from opgrip.traces import load
 from opgrip.traces.analysis.differences import compare_traces
 from opgrip.traces.zoo import ZooTrace
-from opgrip.zoo.making.making import command_of, pack, short_quantiles
+from opgrip.zoo.making import command_of, pack, short_quantiles
 
 NUMBERS = st.floats(-1e30, 1e30, allow_nan=False)
 

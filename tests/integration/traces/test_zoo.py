@@ -16,8 +16,7 @@ from opgrip.errors import MissingFileError, UserError
 from opgrip.traces import load
 from opgrip.traces.zoo import ZooTrace, read_manifest, select, zoo_file
 from opgrip.traces.zoo.manifest import MODELS, SUFFIX
-from opgrip.zoo.making import count_distinct
-from opgrip.zoo.making.making import record_of, write_manifest
+from opgrip.zoo.making import count_distinct, record_of, write_manifest
 
 TRACES = read_manifest()
 MADE = [trace for trace in TRACES if trace.recording is not None]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from opgrip.traces import UserError
-from opgrip.traces.rebuild.making import make_arguments
+from opgrip.traces.rebuild import make_arguments
 from opgrip.traces.schema.arguments import Opaque
 from opgrip.traces.schema.python_objects import (
     ArraySpec,

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opgrip.cli.command import nearest
+from opgrip.cli.option_types import matches
 from opgrip.errors import UserError
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.schema.arguments import numbers_of, tensors
@@ -27,7 +28,6 @@ from opgrip.traces.schema.records import (
     Scope,
     Signature,
 )
-from opgrip.traces.table.call_filter import matches
 from opgrip.traces.table.profiler_labels import is_mark
 from opgrip.traces.table.step_starts import reported_starts, step_starts
 

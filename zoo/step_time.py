@@ -1,6 +1,6 @@
 """Timing of a model's step as its capture runs it, but without capture.
 
-python -m opgrip.zoo.making.step_time ARGUMENTS
+python -m opgrip.zoo.step_time ARGUMENTS
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ from opgrip.traces.zoo.manifest import FORMAT, MANIFEST, MODELS, SUFFIX
 if TYPE_CHECKING:
     from opgrip.traces import Trace
 
-
 BANDWIDTH = 1e10
 """memory bandwidth in bytes per second; it affects how much time a long-tail function could save, not whether it is one
 """
@@ -241,7 +240,7 @@ def differences_anew(trace: ZooTrace, shipped: Path, timeout_s: float = TIMEOUT_
 
 
 def _time_step(trace: ZooTrace, timeout_s: float) -> float:
-    output = _run(["-m", "opgrip.zoo.making.step_time", *trace.arguments], trace, timeout_s)
+    output = _run(["-m", "opgrip.zoo.step_time", *trace.arguments], trace, timeout_s)
     try:
         return round(float(json.loads(output.splitlines()[-1])["step_ms"]), 3)
     except (ValueError, IndexError, KeyError, TypeError) as error:

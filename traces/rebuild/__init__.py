@@ -1,1 +1,0 @@
-"""Construction of live arguments from the content of a trace."""
