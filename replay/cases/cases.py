@@ -12,7 +12,7 @@ import pandas as pd
 from opgrip.errors import UserError
 from opgrip.replay.cases.call_sites import CallSite, count_call_sites
 from opgrip.replay.cases.flow import shares_of_fresh
-from opgrip.replay.cases.selection import Selection, select_calls
+from opgrip.replay.cases.selection import Selection, no_calls, select_calls
 from opgrip.replay.cases.timing_clusters import (
     COLUMNS,
     PlacedCalls,
@@ -32,7 +32,6 @@ from opgrip.traces.schema.records import Observed, Signature
 from opgrip.traces.schema.tensor_specs import value_numbers
 from opgrip.traces.table.call_table import COUNT, counts_of
 from opgrip.traces.table.profiler_labels import own_calls
-from opgrip.traces.table.unconverted import no_calls
 from opgrip.traces.values import Drawable
 from opgrip.traces.zoo.manifest import chosen_numbers
 

@@ -1,4 +1,4 @@
-"""The selection of cases to replay."""
+"""The selection of cases to replay, and errors for a trace without any."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.case_slices import Cut
-from opgrip.cli.command import UNBOUNDED_HELP, nearest, positive
+from opgrip.cli.command import UNBOUNDED_HELP, counted, nearest, positive
 from opgrip.cli.option_types import matches
 from opgrip.cli.options import CASES, RUN, option, titled
-from opgrip.errors import NothingSelectedError
+from opgrip.errors import NothingSelectedError, UserError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,3 +179,29 @@ def _no_match(what: str, patterns: Sequence[str], flag: str, names: Iterable[Any
     near = nearest(patterns[0], distinct)
     others = " and others" if len(distinct) > len(near) else ""
     return NothingSelectedError(problem, f"the trace has {', '.join(map(repr, near))}{others}")
+
+
+MOST_REASONS = 3
+"""number of operators that are listed with reasons; the others are only counted"""
+
+
+def unconverted(trace: Trace) -> str | None:
+    """Return which content of a converted file became no calls, and why; None for a complete or captured trace."""
+    if "converted_from" not in trace.header or trace.end is None or not trace.end.dropped:
+        return None
+    dropped = sorted(trace.end.dropped, key=lambda item: -item.count)
+    calls = counted(sum(item.count for item in dropped), "call")
+    told = "; ".join(f"{item.count:,} {item.op}: {item.reason}" for item in dropped[:MOST_REASONS])
+    more = (
+        f"; and {counted(len(dropped) - MOST_REASONS, 'other')}: see opgrip trace info"
+        if len(dropped) > MOST_REASONS
+        else ""
+    )
+    return f"{calls} of the file not converted: {told}{more}"
+
+
+def no_calls(trace: Trace) -> UserError:
+    """Return the error for a trace without calls, with the reason if it is known."""
+    if lost := unconverted(trace):
+        return UserError("nothing of the file can be replayed", lost)
+    return UserError("the trace contains no calls", "capture a program that runs some")

@@ -27,6 +27,7 @@ from opgrip.replay.cases.selection import (
     NO_CALL_WITHIN,
     Selection,
     labeled_calls,
+    no_calls,
     no_match,
 )
 from opgrip.replay.cases.subgraph_calls import (
@@ -50,7 +51,6 @@ from opgrip.traces import Trace
 from opgrip.traces.analysis.timeline import OUTSIDE, TimelinePlace, frames_of, origins
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.traces.schema.records import Scope, Signature
-from opgrip.traces.table.unconverted import no_calls
 from opgrip.traces.values import Drawable
 
 

@@ -14,6 +14,7 @@ import torch
 
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.preceding_calls import PrecedingCalls, make_preceding_calls
+from opgrip.replay.cases.selection import unconverted
 from opgrip.replay.cases.sources import NO_TRACE, CaseSet, source_of
 from opgrip.replay.cases.unused_results import with_unused_results
 from opgrip.replay.cases.variants import BACKWARD, FORWARD, Point, Variant
@@ -28,7 +29,6 @@ from opgrip.replay.timing.timing_options import DISCRETE, EVENTS, PROGRAM, Timin
 from opgrip.traces import Trace
 from opgrip.traces.formats.building import says_gradients
 from opgrip.traces.schema.arguments import DTYPES, tensors
-from opgrip.traces.table.unconverted import unconverted
 
 if TYPE_CHECKING:
     from opgrip.replay.batch_scale.batch_scale import BatchScale

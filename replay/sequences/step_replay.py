@@ -16,6 +16,7 @@ import torch
 
 from opgrip.cli.progress import Tell, tell_nobody
 from opgrip.replay.cases.flow import FlowingCall, NewMemory, make_flow, new_memory
+from opgrip.replay.cases.selection import no_calls
 from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.inputs.input_options import trace_with_defaults
 from opgrip.replay.inputs.inputs import DeviceMap
@@ -35,7 +36,6 @@ from opgrip.replay.sequences.step_results import Pass, Passes, SequenceResult, m
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW, QUIET_S, RETRY_NS, Announce, no_garbage_collection
 from opgrip.traces import Trace
-from opgrip.traces.table.unconverted import no_calls
 
 __all__ = ["SequenceResult", "SequenceSettings", "replay_sequence"]
 

@@ -1,18 +1,238 @@
-"""The roofline analysis."""
+"""The roofline analysis: the least time that a machine needs for a call, and the resource that bounds it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 from opgrip.cli.options import OUTPUT, option, titled
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.analyses.analysis import Analysis, analyses
-from opgrip.replay.analyses.roofline.limits import LimitColumns
-from opgrip.replay.results.results import Result
+from opgrip.replay.cases.variants import FORWARD
+from opgrip.replay.modes import EAGER
+from opgrip.replay.modes.mode import runs_graphs
+from opgrip.replay.results.columns import Columns, column
+from opgrip.replay.results.results import OK, Result
+from opgrip.replay.timing.timing_options import COLD, GRAPH, ON_DEVICE
 
 if TYPE_CHECKING:
+    from opgrip.replay.run.workload import Workload
     from opgrip.traces.analysis.machine_ceilings import Ceilings
+
+BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER = "bandwidth", "arithmetic", "launch", "interpreter"
+BOUNDS = (BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitColumns(Columns):
+    """Columns that compare a row with the machine's limit."""
+
+    limit_us: float | None = column("the least time that this machine could take for one call", "us")
+    of_limit: float | None = column("that over the median")
+    bound: str | None = column("what makes the limit: `bandwidth`, `arithmetic`, `launch`, `interpreter`")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The least time of a call.
+
+    us : the longest of moving its bytes, its arithmetic and one launch
+    bound : which of these is the longest; `interpreter` if launching all of its operators takes longer
+    level : memory level that its bytes are read from
+    """
+
+    us: float
+    bound: str
+    level: str
+
+
+def limit_of(
+    flops: int | None,
+    size: int,
+    dtype: str | None,
+    operators: int,
+    ceilings: Ceilings,
+    threads: int = 1,
+    cold: bool = False,
+    launches: bool = True,
+    by_interpreter: bool = True,
+) -> Limit:
+    """Return the limit of a call.
+
+    size : bytes to move
+    dtype : dtype of its arithmetic
+    operators : number of operators, which a compiler may fuse
+    cold : whether caches are empty
+    launches : whether its time includes a launch
+    by_interpreter : whether operators are launched one by one
+    """
+    level = ceilings.level(size, threads, cold)
+    rate = ceilings.rate(dtype, threads)
+    launch = ceilings.launch_us if size or flops else ceilings.dispatch_us
+    times = {
+        BANDWIDTH: size / ceilings.bandwidth(level, threads) / 1e3,
+        ARITHMETIC: 0.0 if rate is None else (flops or 0) / rate / 1e3,
+        LAUNCH: launch if launches else 0.0,
+    }
+    bound = max(times, key=lambda name: times[name])
+    if by_interpreter and operators > 1 and operators * ceilings.launch_us > times[bound]:
+        return Limit(times[bound], INTERPRETER, level.name)
+    return Limit(times[bound], bound, level.name)
+
+
+def with_limits(
+    rows: Iterable[Result],
+    ceilings: Ceilings,
+    threads_of: Callable[[Result], int],
+    dtype_of: Callable[[Result], str | None] = lambda row: row.math_dtype,
+) -> list[Result]:
+    """Return the rows, with limits where a row was timed and its bytes are known."""
+    return [_with_limit(row, ceilings, threads_of(row), dtype_of(row)) for row in rows]
+
+
+def dtype_of(workload: Workload) -> Callable[[Result], str | None]:
+    """Return a function from a row to the dtype of its arithmetic: TF32 if the settings of its case allow it."""
+    from opgrip.platform.precisions import is_tf32
+    from opgrip.replay.operators.contexts import KINDS
+    from opgrip.traces.analysis.machine_ceilings import TF32
+
+    context_of_case = {case.number: case.context for case in workload.cases}
+
+    def dtype(row: Result) -> str | None:
+        may_be_rounded = row.math_dtype == "float32" and row.device.partition(":")[0] in KINDS
+        is_rounded = may_be_rounded and is_tf32(row.op, context_of_case.get(row.case, {}))
+        return TF32 if is_rounded else row.math_dtype
+
+    return dtype
+
+
+def threads_of(workload: Workload) -> Callable[[Result], int]:
+    """Return a function from a row to its number of threads, as requested or as recorded."""
+    import torch
+
+    threads_of_case = {case.number: case.context.get("threads") for case in workload.cases}
+    usual, most = torch.get_num_threads(), os.cpu_count() or 1
+
+    def threads(row: Result) -> int:
+        count = row.threads or threads_of_case.get(row.case)
+        return count if type(count) is int and 0 < count <= most else usual
+
+    return threads
+
+
+def usual_threads(rows: Iterable[Result], threads_of: Callable[[Result], int]) -> int:
+    return Counter(map(threads_of, rows)).most_common(1)[0][0]
+
+
+def _with_limit(row: Result, ceilings: Ceilings, threads: int, dtype: str | None) -> Result:
+    if row.status != OK or not row.median_us or row.bytes_moved is None:
+        return row
+    in_graph = row.method == GRAPH or runs_graphs(row.mode)
+    limit = limit_of(
+        row.flops,
+        row.bytes_moved,
+        dtype,
+        row.operators or 1,
+        ceilings,
+        threads if ceilings.device == "cpu" else 1,
+        row.cache == COLD,
+        launches=not in_graph and row.method not in ON_DEVICE,
+        by_interpreter=not in_graph,
+    )
+    if not limit.us:
+        return row
+    return row.adding(LimitColumns(limit.us, limit.us / row.median_us, limit.bound))
+
+
+@dataclass(frozen=True, slots=True)
+class Nearness:
+    """The calls of one operator that have a limit.
+
+    operator : name, with words that distinguish its rows
+    share : share of the time of all calls with a limit
+    us, limit_us : total time of the calls, and the least possible one
+    bound : the bound of most of that time
+    gain : share of all time that would be saved at the limits
+    """
+
+    operator: str
+    share: float
+    calls: int
+    us: float
+    limit_us: float
+    bound: str
+    gain: float
+
+    @property
+    def of_limit(self) -> float:
+        return self.limit_us / self.us
+
+
+def nearness(rows: Sequence[Result]) -> list[Nearness]:
+    """Return one entry per operator, by falling share of time."""
+    limited = [row for row in rows if LimitColumns.of(row).limit_us is not None and row.median_us]
+    total = sum(_us(row) for row in limited)
+    by_operator: dict[str, list[Result]] = {}
+    for row in limited:
+        by_operator.setdefault(_name(row), []).append(row)
+    entries = [_nearness(name, own, total) for name, own in by_operator.items()]
+    return sorted(entries, key=lambda item: -item.share)
+
+
+def print_roofline(rows: Sequence[Result], file: IO[str]) -> None:
+    entries = nearness(rows)
+    if not entries:
+        print("no row has a limit: nothing was timed, or it is not known what the calls move", file=file)
+        return
+    columns = [
+        TableColumn("share", "share", ".1%", rank=2),
+        TableColumn("operator", "operator", least=20),
+        TableColumn("calls", "calls", ",d", rank=3),
+        TableColumn("time us", "us", ",.0f", rank=1),
+        TableColumn("limit us", "limit_us", ",.0f", rank=1),
+        TableColumn("of limit", "of_limit", ".2f"),
+        TableColumn("bound", "bound"),
+        TableColumn("gain", "gain", ".1%"),
+    ]
+    print_table(columns, entries, file, "how near the machine's limit")
+    us, limit = sum(item.us for item in entries), sum(item.limit_us for item in entries)
+    bounds = Counter[str]()
+    for item in entries:
+        bounds[item.bound] += item.share  # type: ignore[assignment]
+    bounds_text = ", ".join(f"{share:.0%} {bound}" for bound, share in bounds.most_common())
+    print_line(f"{limit / us:.2f} of the limit in all; bound by {bounds_text}", file)
+
+
+def _nearness(name: str, rows: Sequence[Result], total: float) -> Nearness:
+    limits = [(row, LimitColumns.of(row)) for row in rows]
+    us, limit = sum(map(_us, rows)), sum(row.count * (own.limit_us or 0.0) for row, own in limits)
+    times: dict[str, float] = {}
+    for row, own in limits:
+        times[own.bound or ""] = times.get(own.bound or "", 0.0) + _us(row)
+    saved = sum(row.count * max((row.median_us or 0.0) - (own.limit_us or 0.0), 0.0) for row, own in limits)
+    calls = sum(row.count for row in rows)
+    return Nearness(name, us / total, calls, us, limit, max(times, key=lambda bound: times[bound]), saved / total)
+
+
+def _us(row: Result) -> float:
+    return row.count * (row.median_us or 0.0)
+
+
+def _name(row: Result) -> str:
+    """Return the operator's name, with words for unusual settings of the row."""
+    return " ".join(
+        [
+            row.op,
+            *([row.direction] if row.direction != FORWARD else []),
+            *([row.mode] if row.mode != EAGER else []),
+            *([f"threads {row.threads}"] if row.threads else []),
+            *([f"batch x{row.batch_scale}"] if row.batch_scale != 1 else []),
+        ]
+    )
 
 
 @titled("roofline and energy")
@@ -44,7 +264,6 @@ class RooflineAnalysis(Analysis):
         return options.roofline
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
-        from opgrip.replay.analyses.roofline.limits import dtype_of, threads_of, usual_threads, with_limits
         from opgrip.traces.analysis.machine_ceilings import to_json
 
         ceilings, threads = self._ceilings(), threads_of(self.session.workload)
@@ -52,7 +271,6 @@ class RooflineAnalysis(Analysis):
         return with_limits(rows, ceilings, threads, dtype_of(self.session.workload))
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
-        from opgrip.replay.analyses.roofline.limits import print_roofline
 
         print_roofline(rows, file)
 

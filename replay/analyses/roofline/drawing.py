@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from opgrip.cli.command import counted
 from opgrip.cli.plugins import needed
 from opgrip.display.figures import PALETTE, label_axis, literal, logarithmic, new_figure
-from opgrip.replay.analyses.roofline.limits import BOUNDS, LimitColumns
+from opgrip.replay.analyses.roofline import BOUNDS, LimitColumns
 from opgrip.replay.results.results import Result
 from opgrip.traces.analysis.machine_ceilings import TF32, Ceilings
 

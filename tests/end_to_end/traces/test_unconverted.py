@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from programs import SHIPPED_TRACES, run_command
 
+from opgrip.replay.cases.selection import no_calls, unconverted
 from opgrip.traces import load
 from opgrip.traces.schema.records import Dropped
-from opgrip.traces.table.unconverted import no_calls, unconverted
 
 GOOD_ROW_AND_BAD = '{"input": [[4], ["x"]]}'
 """A file of DLOP-Bench, the table of `abs`, with a valid and an invalid row."""

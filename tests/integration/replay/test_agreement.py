@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opgrip.replay import replay
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.agreement import (
+    CHECKS,
     REVIEWED,
     bound_indices,
     bounding,
@@ -23,7 +24,6 @@ from opgrip.replay.operators.agreement import (
     check_graph,
     check_parts,
 )
-from opgrip.replay.operators.agreement.checking import CHECKS
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Calls, End, Scope, Signature, Thread
 

@@ -21,8 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from opgrip.display.figures import write_figure
 from opgrip.errors import UserError
 from opgrip.replay import load_results, replay
+from opgrip.replay.analyses.roofline import BOUNDS, LimitColumns, limit_of, nearness, with_limits
 from opgrip.replay.analyses.roofline.drawing import draw
-from opgrip.replay.analyses.roofline.limits import BOUNDS, LimitColumns, limit_of, nearness, with_limits
 from opgrip.replay.operators.work import Work, counted, work_of
 from opgrip.replay.results.results import Result
 from opgrip.traces.analysis.machine_ceilings import (

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from opgrip.platform.precisions import is_tf32
-from opgrip.replay.analyses.roofline import measuring
-from opgrip.replay.analyses.roofline.limits import LimitColumns, dtype_of, with_limits
+from opgrip.replay.analyses.roofline import LimitColumns, dtype_of, measuring, with_limits
 from opgrip.replay.analyses.roofline.measuring import products_of, random_matrices
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.operators.work import work_of

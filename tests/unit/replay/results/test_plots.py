@@ -17,7 +17,7 @@ from programs import run_command
 
 from opgrip.display.figures import write_figure
 from opgrip.errors import UserError
-from opgrip.replay.analyses.roofline.limits import with_limits
+from opgrip.replay.analyses.roofline import with_limits
 from opgrip.replay.outcome import Results
 from opgrip.replay.plots import PlotRequest, plots
 from opgrip.replay.results.results import Result
