@@ -9,9 +9,9 @@ from pathlib import Path
 from opgrip.capture.models import model_sources
 from opgrip.capture.models.program import ModelOptions, OperatorOptions
 from opgrip.capture.program.capture_choices import (
+    AUTO,
     COMPILED,
     DEVICE_TIMES,
-    EVENTS,
     KNOWN_EXTENSIONS,
     OPERATORS,
     SKETCH,
@@ -141,7 +141,7 @@ class RecordingOptions:
         metavar="SHARE",
     )
     device_time: str = option(
-        EVENTS,
+        AUTO,
         "how to time calls on an accelerator: between two events, or by its record of each kernel, which "
         "also adds kernel names (default: %(default)s)",
         choices=DEVICE_TIMES,

@@ -29,7 +29,7 @@ from opgrip.capture.program.processes import own_path
 from opgrip.capture.session.capture import Capture
 from opgrip.capture.session.schedule import ALWAYS, Schedule
 from opgrip.capture.signatures import full_values
-from opgrip.capture.timing.device_time import check_kernels
+from opgrip.capture.timing.kernel_times import check_kernels
 from opgrip.cli.command import counted
 from opgrip.cli.options import arguments_of, from_arguments, refuse_options, words_in
 from opgrip.cli.output_files import check_writable, reason_of

@@ -25,7 +25,8 @@ from opgrip.capture.signatures.predictions import (
     sharing,
 )
 from opgrip.capture.signatures.signatures import tensors_in
-from opgrip.capture.timing.device_time import DeviceTimer, identities_here
+from opgrip.capture.timing.device_time import DeviceTimer
+from opgrip.capture.timing.kernel_times import identities_here
 from opgrip.capture.timing.page_faults import FaultCounter, OwnWork
 from opgrip.capture.torch_compat.compiler_private import is_higher_order, see_higher_order
 from opgrip.capture.torch_compat.torch_private import (

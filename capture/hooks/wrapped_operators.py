@@ -49,10 +49,8 @@ def measured(
     tensors = tensors_in(values)
     device = accelerator_of(tensors, values) if on_device else None
     if device is not None:
-        kernels = recorder.kernels
-        if kernels is None:
+        if recorder.kernels is None or not recorder.kernels.expect(number, device):
             return mode.device.timed(run, device, started)
-        kernels.expect(number, device)
         return run
     if may_need_pages(func, tensors, recorder.signatures.output_bytes(number)):
         return mode.faults.counted(run, started)

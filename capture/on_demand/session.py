@@ -18,6 +18,7 @@ from opgrip.capture.on_demand.protocol import RecordingRequest
 from opgrip.capture.on_demand.recorded_steps import Extent, StepRecording, StepSource, sources_of
 from opgrip.capture.on_demand.settings import AgentSettings, check_pattern, recording_path, unused
 from opgrip.capture.on_demand.trigger import marks
+from opgrip.capture.program.capture_choices import EVENTS
 from opgrip.capture.program.environment import describe_autocast
 from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.session.capture import Capture
@@ -50,7 +51,8 @@ class StepCapture(Capture):
     """
 
     def __init__(self, path: Path, warmup: bool, **options: Any) -> None:
-        super().__init__(path, schedule=Schedule(warmup=1) if warmup else ALWAYS, **options)
+        # records of kernels begin and end in one thread, and a step may run in any
+        super().__init__(path, schedule=Schedule(warmup=1) if warmup else ALWAYS, device_time=EVENTS, **options)
         self.path = path
         self._file = path.absolute()
         self._recorder.threads.by_steps = True

@@ -7,12 +7,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from threading import Condition
 from typing import Any
 
 import torch
 
 from opgrip.capture.program.patches import Patches
+from opgrip.capture.torch_compat.accelerator_private import stream_queries
 from opgrip.capture.torch_compat.torch_private import out_of_tree_device
 
 KINDS = ("cuda", "xpu")
@@ -104,6 +106,38 @@ def is_capturing(kind: str) -> bool:
     """Return True if this thread's current stream captures work for a graph instead of running it."""
     asks = getattr(getattr(torch, kind), "is_current_stream_capturing", None)
     return asks is not None and bool(asks())
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceQueries:
+    """Queries of this thread's state on one kind of accelerator, as functions in C if torch has them.
+
+    Attributes
+    ----------
+    is_capturing : whether the current stream captures work for a graph
+    current_device : index of the current device
+    stream_handle : number of the current stream of a device, different for different streams
+    """
+
+    is_capturing: Callable[[], bool]
+    current_device: Callable[[], int]
+    stream_handle: Callable[[int], int]
+
+
+@functools.cache
+def queries_of(kind: str) -> DeviceQueries:
+    """Return the queries of a kind of accelerator, which must have been started."""
+    module = getattr(torch, kind)
+
+    def handle_of_stream(index: int) -> int:
+        return int(getattr(module.current_stream(index), "stream_id", 0))
+
+    private = stream_queries(kind)
+    return DeviceQueries(
+        private.get("is_capturing", getattr(module, "is_current_stream_capturing", bool)),
+        private.get("current_device", module.current_device),
+        private.get("stream_handle", handle_of_stream),
+    )
 
 
 def describe_devices() -> dict[str, str]:

@@ -16,8 +16,10 @@ VALUE_SHARE = 0.2
 """share of the program's time that observations of later calls' values may take"""
 OPERATORS, OPAQUE = COMPILED = ("operators", "opaque")
 """ways to record a compiled region: as its original operators, or as one call"""
-EVENTS, KERNELS = DEVICE_TIMES = ("events", "kernels")
-"""ways to time calls on an accelerator: with events before and after, or by its own records of kernels"""
+AUTO, EVENTS, KERNELS = DEVICE_TIMES = ("auto", "events", "kernels")
+"""ways to time calls on an accelerator: by its own records of kernels if it keeps any, otherwise with events; with
+events before and after; by records only
+"""
 KNOWN_EXTENSIONS = ("mmcv._ext",)
 """extension modules that are watched if the program has loaded them"""
 CALLS = 3
@@ -37,7 +39,9 @@ def check_choices(model: object, values: str, device_time: str) -> None:
     if values not in VALUES:
         raise UserError(f"{values!r} is no way to keep values", f"choose {' or '.join(VALUES)}")
     if device_time not in DEVICE_TIMES:
-        raise UserError(f"{device_time!r} is no way to time a device", f"choose {' or '.join(DEVICE_TIMES)}")
+        raise UserError(
+            f"{device_time!r} is no way to time a device", f"choose {', '.join(DEVICE_TIMES[:-1])} or {KERNELS}"
+        )
 
 
 def check_flight(last: int | None, path: object, values: str, device_time: str, has_limits: bool) -> None:

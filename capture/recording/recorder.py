@@ -43,7 +43,7 @@ from opgrip.capture.recording.storages import StorageNumbers
 from opgrip.capture.recording.thread_mode import ThreadMode, ThreadModes
 from opgrip.capture.signatures.fitting import Fitter
 from opgrip.capture.timing.budget import Budget, Thinning, WorkDone
-from opgrip.capture.timing.device_time import KernelTimes
+from opgrip.capture.timing.kernel_times import KernelTimes
 from opgrip.capture.timing.page_faults import SlowMemory
 from opgrip.platform.page_fault_cost import usual_fault_ns
 from opgrip.traces.analysis.redaction import Policy

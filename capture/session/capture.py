@@ -21,6 +21,7 @@ from opgrip.capture.hooks.dispatch import RecordingMode
 from opgrip.capture.hooks.extensions import ExtensionWatch, TritonWatch
 from opgrip.capture.hooks.scopes import ScopeWatch, ThreadWatch
 from opgrip.capture.program.capture_choices import (
+    AUTO,
     EVENTS,
     FULL,
     KERNELS,
@@ -43,7 +44,7 @@ from opgrip.capture.session.spending import Spending
 from opgrip.capture.signatures import full_values
 from opgrip.capture.signatures.full_values import FullValues
 from opgrip.capture.timing.budget import Budget
-from opgrip.capture.timing.device_time import KernelTimes, check_kernels
+from opgrip.capture.timing.kernel_times import KernelTimes, check_kernels
 from opgrip.capture.torch_compat.torch_private import load_private
 from opgrip.capture.writing.definitions import RecordingLimits
 from opgrip.capture.writing.flight_triggers import Flights
@@ -90,8 +91,9 @@ class Capture(CaptureReport):
     compiled : `operators` runs regions of torch.compile as their original operators; `opaque` runs the compiled regions
         and records each run as one call
     write_ahead : write every call before it runs, so that the trace of a crash ends in the call that caused it; slow
-    device_time : `events` times calls on an accelerator with an event before and one after each; `kernels` times them
-        by the kernels, copies and fills that they launch, and adds the kernels' names to the trace
+    device_time : `kernels` times calls on an accelerator by the kernels, copies and fills that they launch, and adds
+        the kernels' names to the trace; `events` times them with an event before and one after each, which includes
+        the launch if the device waits for it; `auto` uses kernels if the accelerator keeps records of them
     values : `sketch` keeps value models of tensors; `full` also keeps the values of every signature's first call in a
         separate file, `step.values.safetensors`. They may be private data
     value_share : share of the program's time that observations of later calls' values may take; observations beyond it
@@ -136,7 +138,7 @@ class Capture(CaptureReport):
         write_ahead: bool = False,
         values: str = SKETCH,
         value_share: float = VALUE_SHARE,
-        device_time: str = EVENTS,
+        device_time: str = AUTO,
         private: bool = False,
         salt_file: str | Path | None = None,
         grip: Iterable[str] = (),
@@ -154,6 +156,7 @@ class Capture(CaptureReport):
         self._file = self.path if str(path) == "-" else Path(self.path).absolute()
         self._full, self._force, self._max_overhead = values == FULL, force, max_overhead
         self._details = dict(details or {})
+        self._requires_kernels = device_time == KERNELS
         self._recorder = Recorder(
             OpaqueMode if compiled == OPAQUE else RecordingMode,
             model=model,
@@ -162,7 +165,8 @@ class Capture(CaptureReport):
             value_share=value_share,
             privacy=policy_of(private, salt_file),
             redacts_late=last is not None,
-            kernels=KernelTimes() if device_time == KERNELS else None,
+            # the last calls alone are kept, and most records would be of others
+            kernels=None if device_time == EVENTS or last is not None else KernelTimes(device_time == KERNELS),
         )
         self._flights = None if last is None else Flights(self._recorder, last)
         samples = None if grip_to is None else Path(grip_to)
@@ -299,7 +303,7 @@ class Capture(CaptureReport):
         load_private()
         # load the value models of other packages now and not at the first call
         value_models.names()
-        if self._recorder.kernels is not None:
+        if self._requires_kernels:
             check_kernels()
         with in_words_of_python():
             if self._full:

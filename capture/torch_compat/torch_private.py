@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -262,64 +262,6 @@ def is_transformed(tensor: torch.Tensor) -> bool:
 def is_transforming() -> bool:
     """Return True if this thread runs inside a transform of torch.func or is traced by torch.fx."""
     return bool(_is_traced_by_fx()) or _transforms() is not None
-
-
-_events = _places.take("torch._C._autograd._ProfilerResult.events", None, "times of kernels are refused")
-
-
-_prepare_profiler = _places.take(
-    "torch.autograd.profiler._prepare_profiler", None, "a program whose kernels are timed cannot profile itself"
-)
-PREPARE_PROFILER = () if _prepare_profiler is None else ((sys.modules["torch.autograd.profiler"], "_prepare_profiler"),)
-"""owner and name of the function that every profile calls before it starts"""
-
-
-class ActivityProfile:
-    """A torch profile with the accelerators' records of their work, without records of operators."""
-
-    def __init__(self, activities: Collection[Any] | None = None) -> None:
-        self._profile: Any = torch.profiler.profile(activities=activities or recorded_activities().values())
-
-    def start(self) -> None:
-        self._profile.start()
-
-    def stop(self) -> list[Any]:
-        """Wait for the accelerator and return the events."""
-        self._profile.stop()
-        events: list[Any] = self._profile.profiler.kineto_results.events()
-        return events
-
-
-def recorded_activities() -> dict[str, Any]:
-    """Return the profiler activities of the accelerators here that keep records, by device type.
-
-    Devices from outside torch are left out, because the profiler lists them whether or not they keep records.
-    """
-    activities = [] if _events is None else torch.profiler.supported_activities()
-    return {item.name.lower(): item for item in activities if item.name in ("CUDA", "XPU")}
-
-
-_event = "torch._C._autograd._KinetoEvent"
-_tells_kind = (
-    _places.take(f"{_event}.activity_type", None, "records are separated by device: launches are records of the host")
-    is not None
-)
-_LAUNCH = ("_runtime", "_driver")
-_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-
-
-def is_launch(event: Any) -> bool:
-    """Return True if a profile's event is a launch of work on an accelerator by the host."""
-    if _tells_kind:
-        return bool(event.activity_type().endswith(_LAUNCH))
-    return bool(event.device_type().name == "CPU" and event.correlation_id() > 0)
-
-
-def is_work(event: Any) -> bool:
-    """Return True if a profile's event is work of an accelerator: a kernel, a copy or a fill."""
-    if _tells_kind:
-        return bool(event.activity_type().endswith(_WORK))
-    return bool(event.device_type().name != "CPU" and not event.is_user_annotation())
 
 
 def _tells_reductions() -> bool:

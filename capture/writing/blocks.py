@@ -163,7 +163,7 @@ class Blocks:
             slow_memory,
         )
         if self.recorder.kernels is not None:
-            self.recorder.kernels.note(self._threads[mode.number], mode.idents, signature, starts, table[:, 2].tolist())
+            self.recorder.kernels.note(self._threads[mode.number], mode.idents, signature, starts, table[:, 2])
         self.newest = max(self.newest, *flows) if flows else self.newest
         self.calls += len(table)
         marks = self.recorder.signatures.marks

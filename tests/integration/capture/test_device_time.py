@@ -11,6 +11,7 @@ import torch
 
 from opgrip.capture import Capture
 from opgrip.capture.hooks import wrapped_operators
+from opgrip.capture.program.accelerators import DeviceQueries
 from opgrip.capture.timing import device_time
 from opgrip.traces import load
 
@@ -28,7 +29,7 @@ class Mark:
         Clock.events += 1
         self.time = 0
 
-    def record(self, stream: Any) -> None:
+    def record(self, stream: Any = None) -> None:
         Clock.now += 1
         self.time = Clock.now
 
@@ -48,7 +49,8 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(device_time, "make_event", lambda device: Mark())
     monkeypatch.setattr(device_time, "current_stream", lambda device: None)
-    monkeypatch.setattr(device_time, "is_capturing", lambda kind: False)
+    queries = DeviceQueries(lambda: False, lambda: 0, lambda index: 0)
+    monkeypatch.setattr(device_time, "queries_of", lambda kind: queries)
     monkeypatch.setattr(device_time, "on_device", nullcontext)
     monkeypatch.setattr(wrapped_operators, "accelerator_of", device_of)
 

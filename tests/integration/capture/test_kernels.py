@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from opgrip.capture import Capture, Schedule
 from opgrip.capture.command.capture_options import make_parser
 from opgrip.capture.command.opcapture import run as opcapture
 from opgrip.capture.hooks import wrapped_operators
-from opgrip.capture.timing import device_time
-from opgrip.capture.timing.device_time import WrittenCalls, innermost_calls, launched_by
-from opgrip.capture.torch_compat.torch_private import ActivityProfile
+from opgrip.capture.timing import device_time, kernel_times
+from opgrip.capture.timing.kernel_times import WrittenCalls, innermost_calls, launched_by
+from opgrip.capture.torch_compat import accelerator_private
+from opgrip.capture.torch_compat.accelerator_private import ActivityProfile
 from opgrip.errors import UserError
 from opgrip.traces import load
 
@@ -30,7 +32,9 @@ DURATIONS = {"aten::sin": 700, "aten::cos": 900, "aten::mul": 50}
 
 @dataclass(frozen=True)
 class Event:
-    """Attributes of `torch._C._autograd._KinetoEvent` that `launched_by` reads."""
+    """Attributes of `torch._C._autograd._KinetoEvent` that `launched_by` reads, of torch with and without
+    `activity_type`.
+    """
 
     kind: str
     correlation: int
@@ -42,8 +46,16 @@ class Event:
     def activity_type(self) -> str:
         return self.kind
 
+    def device_type(self) -> DeviceType:
+        is_on_host = self.kind.endswith(("_runtime", "_driver")) or self.kind == "cpu_op"
+        return DeviceType.CPU if is_on_host else DeviceType.CUDA
+
+    def is_user_annotation(self) -> bool:
+        return self.kind == "gpu_user_annotation"
+
     def correlation_id(self) -> int:
-        return self.correlation
+        # torch does not tell the correlation of operators as one of launches
+        return 0 if self.kind == "cpu_op" else self.correlation
 
     def name(self) -> str:
         return self.title
@@ -90,14 +102,21 @@ def launch(number: int, operator: Any) -> tuple[Event, Event]:
     )
 
 
+@pytest.fixture(params=[True, False], ids=["activity types", "device types"])
+def _kinds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tell launches and work apart as torch with `activity_type` does, and as torch 2.11 does without it."""
+    monkeypatch.setattr(accelerator_private, "_tells_kind", request.param)
+
+
 @pytest.fixture
 def _device(monkeypatch: pytest.MonkeyPatch) -> None:
     def device_of(tensors: Any, values: Any) -> torch.device | None:
         return torch.device("cuda:0") if any(tensor.numel() >= LARGE for tensor in tensors) else None
 
-    monkeypatch.setattr(device_time, "ActivityProfile", ProfileOnCpu)
-    monkeypatch.setattr(device_time, "recorded_activities", lambda: {"cuda": ProfilerActivity.CUDA})
-    monkeypatch.setattr(device_time, "synchronize", lambda device: None)
+    monkeypatch.setattr(kernel_times, "ActivityProfile", ProfileOnCpu)
+    monkeypatch.setattr(kernel_times, "recorded_activities", lambda: {"cuda": ProfilerActivity.CUDA})
+    monkeypatch.setattr(kernel_times, "synchronize", lambda device: None)
+    monkeypatch.setattr(kernel_times, "is_started", lambda kind: kind == "cuda")
     monkeypatch.setattr(wrapped_operators, "accelerator_of", device_of)
 
 
@@ -107,7 +126,7 @@ def times_of(path: Path, op: str) -> list[float]:
     return times
 
 
-@pytest.mark.usefixtures("_device")
+@pytest.mark.usefixtures("_device", "_kinds")
 def test_calls_have_the_times_of_the_kernels_that_they_launched(tmp_path: Path) -> None:
     large, small = torch.ones(LARGE), torch.ones(3)
     with Capture(tmp_path / "t.jsonl", device_time="kernels") as capture:
@@ -196,9 +215,10 @@ def test_a_program_may_profile_itself(tmp_path: Path) -> None:
                 large.cos()
     assert "aten::cos" in {event.name for event in own.events()}
     assert times_of(tmp_path / "t.jsonl", "aten.sin.default") == [700]
-    assert torch.autograd.profiler._prepare_profiler.__module__ != device_time.__name__
+    assert torch.autograd.profiler._prepare_profiler.__module__ != kernel_times.__name__
 
 
+@pytest.mark.usefixtures("_kinds")
 def test_the_work_of_a_device_goes_to_the_thread_that_launched_it() -> None:
     events = [
         Event("cuda_runtime", 1, "cudaLaunchKernel", 1_100, 5, 41),
@@ -216,6 +236,7 @@ def test_the_work_of_a_device_goes_to_the_thread_that_launched_it() -> None:
     ]
 
 
+@pytest.mark.usefixtures("_kinds")
 def test_what_is_launched_in_a_call_within_another_counts_to_both() -> None:
     block = WrittenCalls(0, (41,), 0, [5, 6, 7], [20, 10, 70], [30, 50, 90], [-1, 0, 0])
     launched = launched_by(
@@ -234,12 +255,12 @@ def test_what_is_launched_in_a_call_within_another_counts_to_both() -> None:
 def test_without_records_of_kernels_the_option_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(device_time, "recorded_activities", dict)
+    monkeypatch.setattr(kernel_times, "recorded_activities", dict)
     with pytest.raises(UserError, match="no device here keeps records of its kernels"):  # noqa: SIM117
         with Capture(tmp_path / "t.jsonl", device_time="kernels"):
             pass
-    monkeypatch.setattr(device_time, "recorded_activities", lambda: {"cuda": ProfilerActivity.CUDA})
-    monkeypatch.setattr(device_time, "synchronize", lambda device: None)
+    monkeypatch.setattr(kernel_times, "recorded_activities", lambda: {"cuda": ProfilerActivity.CUDA})
+    monkeypatch.setattr(kernel_times, "synchronize", lambda device: None)
     args = make_parser().parse_args(["--device-time", "kernels", "-o", str(tmp_path / "t.jsonl")])
     with pytest.raises(UserError, match="the device cpu keeps no records of its kernels"):
         opcapture(args, None)
@@ -247,7 +268,7 @@ def test_without_records_of_kernels_the_option_is_refused(
 
 
 def test_an_unknown_way_to_time_a_device_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="choose events or kernels"):
+    with pytest.raises(UserError, match="choose auto, events or kernels"):
         Capture(tmp_path / "t.jsonl", device_time="clocks")
 
 
@@ -261,8 +282,8 @@ def test_records_end_when_every_device_has_done_its_work(tmp_path: Path, monkeyp
             return super().stop()
 
     devices = {LARGE: torch.device("cuda:0"), LARGE + 1: torch.device("cuda:1")}
-    monkeypatch.setattr(device_time, "ActivityProfile", Profile)
-    monkeypatch.setattr(device_time, "synchronize", lambda device: order.append(str(device)))
+    monkeypatch.setattr(kernel_times, "ActivityProfile", Profile)
+    monkeypatch.setattr(kernel_times, "synchronize", lambda device: order.append(str(device)))
     monkeypatch.setattr(wrapped_operators, "accelerator_of", lambda tensors, values: devices.get(tensors[0].numel()))
     first, second = torch.ones(LARGE), torch.ones(LARGE + 1)
     with Capture(tmp_path / "t.jsonl", device_time="kernels"):
@@ -270,3 +291,96 @@ def test_records_end_when_every_device_has_done_its_work(tmp_path: Path, monkeyp
         second.sin()
     assert sorted(order[:2]) == ["cuda:0", "cuda:1"]
     assert order[2:] == ["stop"]
+
+
+@pytest.mark.usefixtures("_device")
+def test_kernels_are_the_default_where_they_are_recorded(tmp_path: Path) -> None:
+    large = torch.ones(LARGE)
+    with Capture(tmp_path / "t.jsonl"):
+        large.sin()
+        large.cos()
+    assert times_of(tmp_path / "t.jsonl", "aten.sin.default") == [700]
+    assert {name for item in load(tmp_path / "t.jsonl").kernels for name in item.names} == {
+        "aten::sin_kernel",
+        "aten::cos_kernel",
+    }
+
+
+@pytest.mark.usefixtures("_device")
+def test_records_begin_when_the_program_starts_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(kernel_times, "is_started", lambda kind: kind in started)
+    asked: list[str] = []
+
+    def activities() -> dict[str, Any]:
+        asked.append("activities")
+        return {"cuda": ProfilerActivity.CUDA}
+
+    monkeypatch.setattr(kernel_times, "recorded_activities", activities)
+    large, small = torch.ones(LARGE), torch.ones(3)
+    with Capture(tmp_path / "t.jsonl"):
+        small.sin()
+        assert asked == []
+        started.append("cuda")
+        large.sin()
+        large.cos()
+    assert times_of(tmp_path / "t.jsonl", "aten.sin.default")[1:] == [700]
+    assert times_of(tmp_path / "t.jsonl", "aten.cos.default") == [900]
+
+
+def timed_by_events(path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Capture a call on the device; return True if it was timed by events."""
+    timed: list[object] = []
+
+    def time_by_events(self: Any, operator: Any, device: Any, started: Any) -> Any:
+        timed.append(operator)
+        return operator
+
+    monkeypatch.setattr(device_time.DeviceTimer, "timed", time_by_events)
+    with Capture(path):
+        torch.ones(LARGE).sin()
+    return bool(timed)
+
+
+@pytest.mark.usefixtures("_device")
+def test_under_another_profiler_events_time_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "7")
+    with pytest.warns(RuntimeWarning, match="timed by events, not by their kernels: nsys profiles the program"):
+        assert timed_by_events(tmp_path / "t.jsonl", monkeypatch)
+
+
+@pytest.mark.usefixtures("_device")
+def test_without_records_events_time_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_times, "recorded_activities", dict)
+    assert timed_by_events(tmp_path / "t.jsonl", monkeypatch)
+
+
+@pytest.mark.usefixtures("_device")
+def test_records_of_a_long_step_are_taken_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = []
+
+    class Profile(ProfileOnCpu):
+        def start(self) -> None:
+            windows.append(self)
+            super().start()
+
+    monkeypatch.setattr(kernel_times, "ActivityProfile", Profile)
+    monkeypatch.setattr(kernel_times, "MOST_CALLS_OF_WINDOW", 300)
+    large = torch.ones(LARGE)
+    with Capture(tmp_path / "t.jsonl") as capture:
+        for _ in range(4):
+            kept = [large.sin() for _ in range(400)]
+            assert capture._flusher is not None
+            capture._flusher.run_job(capture._flusher.flush)
+    assert len(kept) == 400
+    assert len(windows) >= 3
+    assert times_of(tmp_path / "t.jsonl", "aten.sin.default") == [700] * 1600
+
+
+@pytest.mark.usefixtures("_device")
+def test_a_profile_without_records_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProfileOnCpu, "stop", lambda self: self._profile.stop() and [])
+    with pytest.warns(RuntimeWarning, match=r"lacks times of kernels: torch's profiler returned no records"):  # noqa: SIM117
+        with Capture(tmp_path / "t.jsonl"):
+            torch.ones(LARGE).sin()
+    assert load(tmp_path / "t.jsonl", partial=False).calls["device_ns"].isna().all()

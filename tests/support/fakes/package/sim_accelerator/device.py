@@ -122,7 +122,7 @@ def _sleep(cycles: int) -> None:
 
 
 def is_current_stream_capturing() -> bool:
-    if not is_initialized():
+    if not Graph._is_capturing or not is_initialized():
         return False
     now = current_stream()
     return bool(_extension.is_capturing(now.device_index, now.stream_id))

@@ -1,0 +1,173 @@
+"""Copies of tensors on an accelerator, which are fitted later, so that the program never waits for the device."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opgrip.capture.program.accelerators import (
+    GraphCaptures,
+    accelerators,
+    current_stream,
+    in_stream,
+    is_capturing,
+    new_stream,
+    on_device,
+)
+from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
+from opgrip.traces.values.model import sample
+
+MOST_ELEMENTS = 1 << 18
+"""maximum elements of a tensor that is copied completely; larger tensors are sampled. With every quarter of
+`MOST_BYTES` in use, samples become four times smaller
+"""
+MOST_BYTES = 256 << 20
+"""maximum bytes of the copies on devices, and of those on the host that are not fitted yet; a tensor without space is
+read at a later call
+"""
+TRANSFER_BYTES, TRANSFER_COPIES = 16 << 20, 256
+"""maximum bytes and number of the copies that are brought to the host together"""
+NO_SPACE = "no space for a copy of its values on the device"
+NO_COPIES_IN_GRAPHS = "called only while a graph was captured"
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A copy in progress.
+
+    Attributes
+    ----------
+    op, argument : operator and argument name of the tensor
+    event : event in the stream of the copy
+    outputs : outputs of the tensor's call, once known
+    """
+
+    number: int
+    op: str
+    argument: str
+    copy: torch.Tensor
+    event: Any
+    outputs: Any = None
+
+
+def is_deferred(tensor: torch.Tensor) -> bool:
+    """Return True if reading a tensor's values would wait for its device."""
+    return tensor.device.type in accelerators()
+
+
+def _mark(device: torch.device) -> Any:
+    event = torch.Event(device=device)
+    with on_device(device):
+        event.record(current_stream(device))
+    return event
+
+
+class Deferred:
+    """Copies of device tensors, in the order in which they were made.
+
+    A copy is made in the stream of the program, and brought to the host in another one: the program's kernels would
+    have to wait for a transfer in their own stream.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Waiting] = deque()
+        self._arrived: deque[tuple[torch.Tensor, Waiting]] = deque()
+        self._bytes = self._host_bytes = 0
+        self._streams: dict[torch.device, Any] = {}
+
+    def add(self, number: int, op: str, argument: str, tensor: torch.Tensor) -> str | None:
+        """Copy a tensor's values; return the reason if that is not possible now."""
+        if is_capturing(tensor.device.type):
+            # a copy would become part of the graph
+            return NO_COPIES_IN_GRAPHS
+        quarters = 4 * self._bytes // MOST_BYTES
+        part = sample(tensor.detach(), MOST_ELEMENTS >> 2 * quarters)
+        if self._bytes + part.nbytes > MOST_BYTES:
+            return NO_SPACE
+        self._bytes += part.nbytes
+        self._waiting.append(Waiting(number, op, argument, part.clone(), _mark(tensor.device)))
+        return None
+
+    def tell(self, number: int, outputs: Any) -> None:
+        """Attach the outputs of a call to the waiting copy of one of its inputs."""
+        for item in reversed(self._waiting):
+            if item.number == number:
+                item.outputs = outputs
+                return
+
+    def ready(self, graphs: GraphCaptures, wait: bool) -> Iterator[tuple[torch.Tensor, Waiting]]:
+        """Remove the finished copies; yield values and description of each.
+
+        Parameters
+        ----------
+        graphs : the program's graph captures, during which devices must not be queried
+        wait : wait for all copies
+        """
+        while True:
+            # first empty the devices' memory
+            while self._host_bytes < MOST_BYTES and self._transfer(graphs, wait):
+                pass
+            if not self._arrived:
+                return
+            values, item = self._arrived.popleft()
+            self._host_bytes -= values.nbytes
+            yield values, item
+
+    def forget(self) -> None:
+        """Remove all copies."""
+        self._waiting.clear()
+        self._arrived.clear()
+        self._bytes = self._host_bytes = 0
+
+    def _transfer(self, graphs: GraphCaptures, wait: bool) -> bool:
+        """Bring some finished copies of one device to the host; return False if there are none."""
+        if not self._waiting:
+            return False
+        device = self._waiting[0].copy.device
+        with graphs.question() as may_ask, on_device(device):
+            batch = self._take(device, wait) if may_ask else []
+            if not batch:
+                return False
+            arrived = self._to_host(device, batch)
+        self._host_bytes += sum(values.nbytes for values in arrived)
+        self._arrived.extend(zip(arrived, batch, strict=True))
+        return True
+
+    def _take(self, device: torch.device, wait: bool) -> list[Waiting]:
+        batch: list[Waiting] = []
+        size = 0
+        while self._waiting and len(batch) < TRANSFER_COPIES:
+            item = self._waiting[0]
+            size += item.copy.nbytes
+            if item.copy.device != device or (batch and size > TRANSFER_BYTES) or not (wait or item.event.query()):
+                break
+            batch.append(self._waiting.popleft())
+            self._bytes -= item.copy.nbytes
+        return batch
+
+    def _to_host(self, device: torch.device, batch: Sequence[Waiting]) -> list[torch.Tensor]:
+        """Return the copies' values on the host, with one transfer for each dtype, because each costs as much as many
+        small copies.
+        """
+        stream = self._streams.get(device)
+        if stream is None:
+            stream = self._streams[device] = new_stream(device)
+        by_dtype: dict[torch.dtype, list[int]] = {}
+        for place, item in enumerate(batch):
+            by_dtype.setdefault(item.copy.dtype, []).append(place)
+        values: dict[int, torch.Tensor] = {}
+        with without_modes(), without_functions(), in_stream(stream), torch.no_grad():
+            for item in batch:
+                item.event.wait(stream)
+            for dtype, places in by_dtype.items():
+                copies = [batch[place].copy.resolve_conj().resolve_neg() for place in places]
+                flat = torch.cat([copy.reshape(-1).view(torch.uint8) for copy in copies]).cpu()
+                sizes = [copy.nbytes for copy in copies]
+                for place, copy, part in zip(places, copies, flat.split(sizes), strict=True):
+                    values[place] = part.view(dtype).view(copy.shape)
+        # the transfers have ended, so the memory of the copies may be used again in any stream
+        return [values[place] for place in range(len(batch))]

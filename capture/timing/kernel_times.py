@@ -1,0 +1,360 @@
+"""Device time of calls by an accelerator's own records of kernels, copies and fills.
+
+torch's profiler collects the records while calls are recorded, with no work per call. Each record is then assigned to
+the calls of the same thread whose interval on the host contains its launch.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from time import perf_counter_ns, time_ns
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from opgrip.capture.program.accelerators import KINDS, is_started, synchronize, with_index
+from opgrip.capture.program.patches import Patches
+from opgrip.capture.torch_compat.accelerator_private import (
+    PREPARE_PROFILER,
+    ActivityProfile,
+    is_launch,
+    is_work,
+    other_profiler,
+    recorded_activities,
+)
+from opgrip.errors import UserError, one_line, raise_if_from_program
+from opgrip.traces.schema.records import DeviceTimes, Kernels, Record
+
+CLOCK_READINGS = 20
+FOREVER_NS = (1 << 63) - 1
+MOST_CALLS_OF_WINDOW = 100_000
+"""calls after which a window ends and another one begins: torch's profiler stops collecting at 128 MiB of records"""
+ID_BITS = (1 << 32) - 1
+"""bits of a thread number that the accelerator's records contain"""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedWork:
+    """Work that one launch started on an accelerator.
+
+    Attributes
+    ----------
+    thread : number of the launching thread: the system's number, or the lower bits of Python's
+    at_ns : time of the launch by `perf_counter_ns`
+    """
+
+    name: str
+    thread: int
+    at_ns: int
+    duration_ns: int
+
+
+@dataclass(slots=True)
+class WrittenCalls:
+    """Calls of one thread that were written.
+
+    Attributes
+    ----------
+    thread : thread number in the trace
+    idents : numbers by which the records may identify the thread
+    first : index of the first call among all calls of the thread
+    starts, ends : times by `perf_counter_ns`
+    device_ns : device time of each call so far
+    """
+
+    thread: int
+    idents: tuple[int, ...]
+    first: int
+    signatures: Sequence[int]
+    starts: Sequence[int]
+    ends: Sequence[int]
+    device_ns: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Records of work launched between two times by `perf_counter_ns`.
+
+    Attributes
+    ----------
+    events : events of torch's profiler
+    distance_ns : offset of the events' clock from `perf_counter_ns`
+    """
+
+    events: list[Any]
+    distance_ns: int
+    started_ns: int
+    ended_ns: int
+
+    def holds(self, time_ns: int) -> bool:
+        """Return True if a time is within the window."""
+        return self.started_ns <= time_ns <= self.ended_ns
+
+
+class KernelTimes:
+    """Collector of an accelerator's records, which it assigns to the written calls.
+
+    Parameters
+    ----------
+    is_required : collect records from the start, which initializes the accelerator, and use no events; otherwise only
+        once the program has started an accelerator that keeps records, and unless another profiler uses them
+
+    Attributes
+    ----------
+    failure : reason for the lack of records, or None
+    fallback : reason why calls were timed by events instead, or None
+    """
+
+    def __init__(self, is_required: bool = True) -> None:
+        self.failure: str | None = None
+        self.fallback: str | None = None
+        self._is_required = is_required
+        self._patches = Patches()
+        self._thread = self._started_ns = 0
+        self._is_entered = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove all calls and records, also in a forked process, which may not use the accelerator."""
+        self._profile: ActivityProfile | None = None
+        self._signatures: set[int] = set()
+        self._devices: set[torch.device] = set()
+        self._windows: list[Window] = []
+        self._blocks: list[WrittenCalls] = []
+        self._calls_by_thread: Counter[int] = Counter()
+        self._calls_in_window = 0
+        self._ended_ns = -1
+
+    def __enter__(self) -> KernelTimes:
+        self._thread, self._is_entered = threading.get_ident(), True
+        # first ask what is started, because asking for activities initializes an accelerator
+        started = [kind for kind in KINDS if is_started(kind)]
+        if self._is_required or (started and not recorded_activities().keys().isdisjoint(started)):
+            self._start()
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        self._is_entered = False
+        self._stop()
+
+    def _start(self) -> None:
+        if not self._is_required and (self.fallback or self.failure):
+            return
+        if not self._is_required and (other := other_profiler()) is not None:
+            self.fallback = other
+            return
+        profile = ActivityProfile()
+        try:
+            profile.start()
+            self._profile, self._thread = profile, threading.get_ident()
+            self._started_ns, self._ended_ns, self._calls_in_window = perf_counter_ns(), FOREVER_NS, 0
+            for module, name in PREPARE_PROFILER:
+                self._patches.replace(module, name, self._giving_way)
+        except Exception as error:
+            raise_if_from_program(error)
+            if self._is_required:
+                self.failure = one_line(error)
+            else:
+                self.fallback = one_line(error)
+
+    def renew(self) -> None:
+        """Begin another window if this one is long: the records of a window stay in memory until it ends."""
+        if self._calls_in_window > MOST_CALLS_OF_WINDOW and threading.get_ident() == self._thread:
+            self._stop()
+            self._start()
+
+    def _giving_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a wrapper of a function that prepares a profile, which first stops the capture's own profile.
+
+        torch allows one profile at a time and would refuse the program's profile.
+        """
+
+        @functools.wraps(original)
+        def prepare(*args: Any, **kwargs: Any) -> Any:
+            if self._profile is not None and threading.get_ident() == self._thread:
+                self.failure = "the program profiled itself, and they end there"
+                self._stop()
+            return original(*args, **kwargs)
+
+        return prepare
+
+    def _note_idle(self, block: WrittenCalls, windows: Sequence[Window]) -> None:
+        """Set a device time of 0 for calls in the windows that use an accelerator but launched nothing."""
+        for place, (signature, start) in enumerate(zip(block.signatures, block.starts, strict=True)):
+            if signature in self._signatures and any(window.holds(start) for window in windows):
+                block.device_ns[place] = max(0, block.device_ns[place])
+
+    def _stop(self) -> None:
+        profile, self._profile = self._profile, None
+        if profile is None:
+            return
+        self._patches.undo()
+        try:
+            # the profile waits only for the thread's current device; work still running on other devices would be
+            # missing
+            for device in self._devices:
+                synchronize(device)
+            events = profile.stop()
+            ended_ns = perf_counter_ns()
+            if events or not self._devices:
+                self._windows.append(Window(events, clock_distance_ns(), self._started_ns, ended_ns))
+            else:
+                self.failure = "torch's profiler returned no records: another profiler may use them"
+        except Exception as error:
+            raise_if_from_program(error)
+            self.failure = one_line(error)
+        finally:
+            self._ended_ns = perf_counter_ns()
+
+    def expect(self, signature: int, device: torch.device) -> bool:
+        """Return True if calls of a signature, which use a device, are timed by records, and not by events."""
+        if self._profile is None and not self._is_required:
+            is_here = self._is_entered and threading.get_ident() == self._thread
+            if not is_here or device.type not in recorded_activities():
+                return False
+            self._start()
+            if self._profile is None:
+                return False
+        self._signatures.add(signature)
+        self._devices.add(with_index(device))
+        return True
+
+    def note(
+        self,
+        thread: int,
+        idents: tuple[int, ...],
+        signatures: Sequence[int],
+        starts: Sequence[int],
+        ends: NDArray[np.int64],
+    ) -> None:
+        """Note calls that are written now, in order per thread."""
+        first = self._calls_by_thread[thread]
+        self._calls_by_thread[thread] += len(starts)
+        if starts and starts[0] <= self._ended_ns:
+            self._calls_in_window += len(starts)
+            untimed = [-1] * len(starts)
+            self._blocks.append(WrittenCalls(thread, idents, first, signatures, starts, ends.tolist(), untimed))
+
+    def take_windows(self) -> list[Window]:
+        """Remove and return the windows that have ended; all of their calls can be taken already."""
+        windows = self._windows[:]
+        del self._windows[: len(windows)]
+        return windows
+
+    def records(self, windows: Sequence[Window]) -> Iterator[Record]:
+        """Yield the device times and kernels of the written calls in these windows."""
+        if not windows:
+            return
+        kernels: dict[int, dict[str, list[int]]] = {}
+        by_ident: dict[int, list[WrittenCalls]] = {}
+        for block in self._blocks:
+            for ident in block.idents:
+                by_ident.setdefault(ident, []).append(block)
+        by_thread: dict[int, list[LaunchedWork]] = {}
+        for window in windows:
+            for item in launched_by(window.events, window.distance_ns):
+                by_thread.setdefault(item.thread, []).append(item)
+        for ident, items in by_thread.items():
+            for block, place, item in innermost_calls(by_ident.get(ident, ()), items):
+                names = kernels.setdefault(block.signatures[place], {})
+                count = names.setdefault(item.name, [0, 0])
+                count[0] += 1
+                count[1] += item.duration_ns
+        for block in self._blocks:
+            self._note_idle(block, windows)
+            if max(block.device_ns) >= 0:
+                yield DeviceTimes(block.thread, block.first, list(block.device_ns))
+        # A block of another thread may also contain calls of the next window. It is kept, and its next record replaces
+        # this one.
+        self._blocks = [block for block in self._blocks if block.ends[-1] > windows[-1].ended_ns]
+        for signature, names in sorted(kernels.items()):
+            launches, times = zip(*names.values(), strict=True)
+            yield Kernels(signature, list(names), list(launches), list(times))
+
+
+def check_kernels(device: str | None = None) -> None:
+    """Raise `UserError` if no device here, or not the given one, keeps records of its kernels."""
+    kinds = recorded_activities()
+    if device is None and kinds:
+        return
+    if device is None or torch.device(device).type not in kinds:
+        what = "no device here keeps" if device is None else f"the device {device} keeps no"
+        raise UserError(f"{what} records of its kernels", "leave out --device-time kernels")
+
+
+def launched_by(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
+    """Return an accelerator's work and the threads that launched it, from a profile's events.
+
+    Parameters
+    ----------
+    events : events of torch's profiler, in which a launch and its work share a correlation number
+    distance_ns : offset of the profile's clock from `perf_counter_ns`
+    """
+    launches: dict[int, Any] = {}
+    work: list[Any] = []
+    for event in events:
+        if is_work(event):
+            work.append(event)
+        elif is_launch(event):
+            launches[event.correlation_id()] = event
+    launched: list[LaunchedWork] = []
+    for event in work:
+        launch = launches.get(event.correlation_id())
+        if launch is not None:
+            thread = launch.device_resource_id() & ID_BITS
+            launched.append(LaunchedWork(event.name(), thread, launch.start_ns() - distance_ns, event.duration_ns()))
+    return launched
+
+
+def innermost_calls(
+    blocks: Iterable[WrittenCalls], launched: Iterable[LaunchedWork]
+) -> Iterator[tuple[WrittenCalls, int, LaunchedWork]]:
+    """Yield block and index of the innermost call around each launch of one thread.
+
+    Add the duration of the work to all calls around the launch.
+    """
+    blocks = list(blocks)
+    calls = sorted(
+        (start, -end, number, place)
+        for number, block in enumerate(blocks)
+        for place, (start, end) in enumerate(zip(block.starts, block.ends, strict=True))
+    )
+    upcoming = 0
+    around: list[tuple[int, WrittenCalls, int]] = []
+    for item in sorted(launched, key=attrgetter("at_ns")):
+        while upcoming < len(calls) and calls[upcoming][0] <= item.at_ns:
+            start, negative_end, number, place = calls[upcoming]
+            _leave_before(start, around)
+            around.append((-negative_end, blocks[number], place))
+            upcoming += 1
+        _leave_before(item.at_ns, around)
+        for _, block, place in around:
+            block.device_ns[place] = max(0, block.device_ns[place]) + item.duration_ns
+        if around:
+            yield around[-1][1], around[-1][2], item
+
+
+def _leave_before(time_ns: int, around: list[tuple[int, WrittenCalls, int]]) -> None:
+    while around and around[-1][0] < time_ns:
+        around.pop()
+
+
+def clock_distance_ns() -> int:
+    """Return the offset of the system's clock, which profiles use, from `perf_counter_ns`."""
+    readings = []
+    for _ in range(CLOCK_READINGS):
+        before, now, after = perf_counter_ns(), time_ns(), perf_counter_ns()
+        readings.append((after - before, now - (before + after) // 2))
+    return min(readings)[1]
+
+
+def identities_here() -> tuple[int, int]:
+    """Return the numbers by which an accelerator's records may identify this thread."""
+    return threading.get_native_id(), threading.get_ident() & ID_BITS

@@ -1,0 +1,116 @@
+"""Private interfaces of torch about accelerators: their streams, and records of their work."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from opgrip.capture.torch_compat.torch_private import out_of_tree_device
+from opgrip.platform.private_apis import PrivatePlaces
+
+_places = PrivatePlaces()
+
+
+def private_places() -> dict[str, str]:
+    """Return for each private name of torch used here `found`, or the replacement used if this torch lacks it."""
+    return _places.report()
+
+
+def _queries(**names: str) -> dict[str, Callable[..., Any]]:
+    found = {use: _places.take(f"torch._C.{name}", None, "torch's public functions") for use, name in names.items()}
+    return {use: function for use, function in found.items() if function is not None}
+
+
+_STREAM_QUERIES = {
+    "cuda": _queries(
+        is_capturing="_cuda_isCurrentStreamCapturing",
+        current_device="_cuda_getDevice",
+        stream_handle="_cuda_getCurrentRawStream",
+    ),
+    "xpu": _queries(current_device="_xpu_getDevice", stream_handle="_xpu_getCurrentRawStream"),
+}
+_CURRENT_DEVICE = _queries(current_device="_accelerator_getDeviceIndex")
+
+
+def stream_queries(kind: str) -> dict[str, Callable[..., Any]]:
+    """Return functions in C that answer queries of `DeviceQueries` about a kind of accelerator, by attribute."""
+    if kind in _STREAM_QUERIES:
+        return _STREAM_QUERIES[kind]
+    return _CURRENT_DEVICE if kind == out_of_tree_device() else {}
+
+
+_events = _places.take("torch._C._autograd._ProfilerResult.events", None, "times of kernels are refused")
+
+
+_prepare_profiler = _places.take(
+    "torch.autograd.profiler._prepare_profiler", None, "a program whose kernels are timed cannot profile itself"
+)
+PREPARE_PROFILER = () if _prepare_profiler is None else ((sys.modules["torch.autograd.profiler"], "_prepare_profiler"),)
+"""owner and name of the function that every profile calls before it starts"""
+
+
+_is_profiling = _places.take(
+    "torch._C._autograd._profiler_enabled", lambda: False, "a profile of the program is noticed when ours cannot begin"
+)
+_INJECTIONS = {"NSYS_PROFILING_SESSION_ID": "nsys", "CUDA_INJECTION64_PATH": "a profiler of CUDA"}
+"""environment variables of programs under profilers that use the records of kernels themselves"""
+
+
+def other_profiler() -> str | None:
+    """Return which profiler uses the records of kernels, or None if nothing is known to use them."""
+    if _is_profiling():
+        return "the program profiles itself"
+    return next((f"{name} profiles the program" for key, name in _INJECTIONS.items() if key in os.environ), None)
+
+
+class ActivityProfile:
+    """A torch profile with the accelerators' records of their work, without records of operators."""
+
+    def __init__(self, activities: Collection[Any] | None = None) -> None:
+        self._profile: Any = torch.profiler.profile(activities=activities or recorded_activities().values())
+
+    def start(self) -> None:
+        self._profile.start()
+
+    def stop(self) -> list[Any]:
+        """Wait for the accelerator and return the events."""
+        self._profile.stop()
+        events: list[Any] = self._profile.profiler.kineto_results.events()
+        return events
+
+
+def recorded_activities() -> dict[str, Any]:
+    """Return the profiler activities of the accelerators here that keep records, by device type.
+
+    Devices from outside torch are left out, because the profiler lists them whether or not they keep records.
+    """
+    activities = [] if _events is None else torch.profiler.supported_activities()
+    return {item.name.lower(): item for item in activities if item.name in ("CUDA", "XPU")}
+
+
+_event = "torch._C._autograd._KinetoEvent"
+_tells_kind = (
+    _places.take(f"{_event}.activity_type", None, "records are separated by device: launches are records of the host")
+    is not None
+)
+_HOST = torch._C._autograd.DeviceType.CPU
+_LAUNCH = ("_runtime", "_driver")
+_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+def is_launch(event: Any) -> bool:
+    """Return True if a profile's event is a launch of work on an accelerator by the host."""
+    if _tells_kind:
+        return bool(event.activity_type().endswith(_LAUNCH))
+    return bool(event.device_type() == _HOST and event.correlation_id() > 0)
+
+
+def is_work(event: Any) -> bool:
+    """Return True if a profile's event is work of an accelerator: a kernel, a copy or a fill."""
+    if _tells_kind:
+        return bool(event.activity_type().endswith(_WORK))
+    return bool(event.device_type() != _HOST and not event.is_user_annotation())
