@@ -84,10 +84,12 @@ class Window:
 
     Attributes
     ----------
+    profile : owner of the events' memory
     events : events of torch's profiler
     distance_ns : offset of the events' clock from `perf_counter_ns`
     """
 
+    profile: ActivityProfile
     events: list[Any]
     distance_ns: int
     started_ns: int
@@ -204,7 +206,7 @@ class KernelTimes:
             events = profile.stop()
             ended_ns = perf_counter_ns()
             if events or not self._devices:
-                self._windows.append(Window(events, clock_distance_ns(), self._started_ns, ended_ns))
+                self._windows.append(Window(profile, events, clock_distance_ns(), self._started_ns, ended_ns))
             else:
                 self.failure = "torch's profiler returned no records: another profiler may use them"
         except Exception as error:
