@@ -226,6 +226,8 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
     yield from _losses(trace)
     slow_ns, duration_ns = ((operations[name] * operations[COUNT]).sum() for name in ("slow_memory_ns", "duration_ns"))
     yield from (("doubtful", text) for text in time_doubts(contended, slow_ns / max(duration_ns, 1)))
+    if trace.device_time_doubt is not None:
+        yield "doubtful", trace.device_time_doubt
 
 
 def _counts(trace: Trace) -> Iterable[tuple[str, str]]:

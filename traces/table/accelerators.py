@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,10 +21,17 @@ from opgrip.platform.precisions import PLACES, allows_tf32, read_precision
 from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.schema.records import Signature
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 CONTENDED = 0.2
 """share of a capture in which other processes used the processors, from which on its times are doubtful"""
 SLOW = 0.05
 """share of the calls' time spent on slow memory, from which on the times are doubtful"""
+LAUNCH_BOUND = 0.1
+"""share of the device time by events that is of calls which were launched slower than they ran, from which on it is
+doubtful
+"""
 
 
 def time_doubts(contended: float, slow_memory: float) -> Iterator[str]:
@@ -45,6 +52,26 @@ def time_doubts(contended: float, slow_memory: float) -> Iterator[str]:
             f"the machine was slow to provide memory, which took {slow_memory:.0%} of the calls' time: these calls are "
             "marked and count without it, by an estimate; a second capture, or more warm-up, is closer"
         )
+
+
+def doubt_of_events(calls: pd.DataFrame) -> str | None:
+    """Return the reason why device times by events are doubtful, with a remedy, or None.
+
+    If the device waits for the host, the first event of a call passes at once, and the time includes the launch. Such a
+    time is at most the time of the call on the host.
+
+    Parameters
+    ----------
+    calls : calls with their number, as in `Trace.distinct_calls`
+    """
+    device_ns = calls["device_ns"].fillna(0) * calls["count"]
+    share = float(device_ns[calls["device_ns"] <= calls["duration_ns"]].sum()) / max(float(device_ns.sum()), 1.0)
+    if share < LAUNCH_BOUND:
+        return None
+    return (
+        f"device times are by events, and {share:.0%} of them is of calls that took the host longer to launch: they "
+        "contain the host's time; capture with --device-time kernels where the device keeps records of its kernels"
+    )
 
 
 Facts = dict[str, Any]

@@ -81,6 +81,11 @@ class CallSource:
         self._later.append((record.thread, record.first, np.asarray(record.device_ns, dtype=np.int64)))
 
     @property
+    def has_later_times(self) -> bool:
+        """Return True if later records report device times of calls, which are times of kernels."""
+        return bool(self._later)
+
+    @property
     def is_kept(self) -> bool:
         """Return True if the calls are in memory."""
         return self._kept is not None

@@ -34,7 +34,7 @@ from opgrip.traces.schema.records import (
     Thread,
     Values,
 )
-from opgrip.traces.table.accelerators import merge_facts
+from opgrip.traces.table.accelerators import doubt_of_events, merge_facts
 from opgrip.traces.table.call_filter import call_filter
 from opgrip.traces.table.call_source import CallSource
 from opgrip.traces.table.call_table import (
@@ -198,6 +198,13 @@ class Trace:
         """Return True if gripped functions have device times, which depend on all calls inside them."""
         calls = self.distinct_calls
         return bool((calls["kind"] == FUNCTION).any() and calls["device_ns"].notna().any())
+
+    @property
+    def device_time_doubt(self) -> str | None:
+        """Reason why the device times of the calls contain time of the host, or None if no such reason is known."""
+        if self.source.has_later_times or "converted_from" in self.header:
+            return None
+        return doubt_of_events(self.own_distinct_calls)
 
     @property
     def own_distinct_calls(self) -> pd.DataFrame:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from example_trace import SPEC, write
+from programs import ROOT
 
 from opgrip.errors import FormatError
+from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.tools.opgrip import main as opgrip
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
@@ -107,3 +110,35 @@ def test_a_trace_without_kernels_says_how_to_capture_them(tmp_path: Path, capsys
 def test_records_of_times_that_make_no_sense_are_damage(form: dict[str, object]) -> None:
     with pytest.raises(FormatError):
         from_json(form)
+
+
+def h100_trace(folder: Path, way: str) -> Path:
+    """Return the trace of single calls that was captured on an H100 with `--device-time` set to `way`."""
+    with ZipFile(ROOT / "benchmarks/results/h100/raw.zip") as archive:
+        return Path(archive.extract(f"clocks-{way}.jsonl", folder))
+
+
+def test_times_by_events_that_contain_the_host_are_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert opgrip(["trace", "info", str(h100_trace(tmp_path, "events"))]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "device times are by events, and 22% of them is of calls that took the host longer to launch" in words
+    assert opgrip(["trace", "info", str(h100_trace(tmp_path, "kernels"))]) == 0
+    assert "by events" not in capsys.readouterr().out
+
+
+def test_a_replay_doubts_captured_times_by_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = {}
+    for way in ("events", "kernels"):
+        assert opreplay([str(h100_trace(tmp_path, way)), "--device", "cpu", "--list"]) == 0
+        words[way] = " ".join(capsys.readouterr().err.split())
+    assert "they contain the host's time" in words["events"]
+    assert "by events" not in words["kernels"]
+
+
+def test_times_of_long_kernels_are_not_doubted(tmp_path: Path) -> None:
+    doubts = []
+    for number, longest_ns in enumerate((900, 9)):
+        block = Calls(0, [MULTIPLY, MULTIPLY], [0, 0], [0, 50], [10, 10], device_ns=[longest_ns, 9])
+        trace = load(write(tmp_path / f"{number}.jsonl", [*RECORDS[:8], block, End(2, 3, 9)]))
+        doubts.append(trace.device_time_doubt is not None)
+    assert doubts == [False, True]
