@@ -207,3 +207,19 @@ def test_copies_within_a_cache_are_launched_at_once(monkeypatch: pytest.MonkeyPa
     assert len(runs) == 2
     launch()
     assert (replays, len(runs)) == (["replay"], 2)
+
+
+def test_the_time_to_load_kernels_does_not_end_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(machine_ceilings, "perf_counter", lambda: clock[0])
+    sizes: list[int] = []
+
+    def multiply(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        clock[0] += 1e-4 if sizes else 2 * measuring.LONGEST_S
+        sizes.append(len(first))
+        return first
+
+    monkeypatch.setattr(measuring, "SIZES", (2, 4))
+    rate = measuring._matrix_rate(measuring.MatrixProduct(torch.float32, multiply), "cpu")
+    assert set(sizes) == {2, 4}
+    assert rate == pytest.approx(2 * 4**3 / 1e-4 / 1e9)
