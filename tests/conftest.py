@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from busy import TimesDisagree, usage_now
-from forks import PROVING
+from forks import PROVING, WORKERS
 from gripped_projects import project  # noqa: F401
 from others import MOST_BY_OTHERS, share_of_others
 from passed import ALL, EVERY_PART, IGNORANT, Passed, need_not_run_again, of_other_parts, part
@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from turns import turn
 
 from opgrip.capture.grip.source import folder as proof
+from opgrip.platform import sandbox
 from opgrip.replay.modes.conversions.jax_runtime import THREADS
 
 # modules that tests have a process import leave no files beside them
@@ -109,6 +110,14 @@ def _no_mode_left_on() -> Iterator[None]:
 def _samples_tried_in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what is gripped be tried in a fork, here as in commands; what `fresh` commands grip is, in a fresh Python."""
     monkeypatch.setattr(proof, "subprocess", PROVING)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _replay_workers_in_forks() -> Iterator[None]:
+    """Fork workers of replays that run in this process, where they take the machine for quiet too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sandbox, "subprocess", WORKERS)
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

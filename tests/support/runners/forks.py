@@ -9,6 +9,7 @@ use, and ends with the process that started it.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import importlib
 import json
@@ -34,6 +35,7 @@ IMPORTED = ("torch._dynamo.guards", "pandas.io.formats.csvs", "rich._emoji_codes
 OTHERS = re.compile(r"_jax$|conversions|__main__")
 """Modules of the package that are not imported: they need another runtime, which may start threads, or are scripts."""
 
+PR_SET_CHILD_SUBREAPER = 36
 READ_AT_START = ("PYTHON", "OMP_", "MKL_", "TORCH", "KINETO", "LD_", "MALLOC", "GLIBC")
 """Prefixes of variables that a process reads once, when it starts; a fork applies PYTHONPATH separately."""
 
@@ -107,6 +109,40 @@ def run_proof(command: Sequence[str], **options: Any) -> subprocess.CompletedPro
     return run_forked(command[1:], options["cwd"], options["env"], options["timeout"])
 
 
+def start_worker(command: Sequence[str], **options: Any) -> Any:
+    """Start a worker of a replay, as `sandbox.Child` does, in a fork.
+
+    This process becomes the parent of the fork, whose own parent ends at once. In bubblewrap, and from a process
+    that does not own the server, a worker is a fresh interpreter.
+    """
+    if "pass_fds" not in options or command[0] != sys.executable or (_server is not None and _server[0] != os.getpid()):
+        return subprocess.Popen(command, **options)
+    (heartbeat,) = options["pass_fds"]
+    request = {"argv": command[1:], "cwd": str(Path.cwd()), "env": dict(options["env"]), "heartbeat": heartbeat}
+    mine, theirs = socket.socketpair()
+    with mine:
+        with theirs:
+            streams = [options["stdin"], options["stdout"], options["stderr"].fileno()]
+            files = [theirs.fileno(), *streams, heartbeat]
+            socket.send_fds(_control(), [json.dumps(request).encode()], files)
+        _adopt_orphans(True)
+        try:
+            # the fork closes its end once this process is its parent
+            pid = int(mine.recv(20))
+            mine.recv(1)
+        finally:
+            _adopt_orphans(False)
+    return SimpleNamespace(pid=pid, returncode=None)
+
+
+def _adopt_orphans(on: bool) -> None:
+    """Become the parent of descendants whose parents end, or leave them to the system."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(on))
+
+
+WORKERS = SimpleNamespace(**{**vars(subprocess), "Popen": start_worker})
+"""replacement of the module `subprocess` in `opgrip.platform.sandbox` for tests"""
+
 PROVING = SimpleNamespace(run=run_proof, TimeoutExpired=subprocess.TimeoutExpired)
 """Replacement of the module `subprocess` in `proof` for tests."""
 
@@ -142,7 +178,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        message, files, _, _ = socket.recv_fds(control, 1 << 20, 4)
+        message, files, _, _ = socket.recv_fds(control, 1 << 20, 5)
         if not message:
             return None
         if os.fork() == 0:
@@ -153,7 +189,12 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     control.close()
     reply, *streams = files
-    child = os.fork()
+    request: dict[str, Any] = json.loads(message)
+    heartbeat = streams.pop() if "heartbeat" in request else None
+    middle, child = os.getpid(), os.fork()
+    if child and heartbeat is not None:
+        os.write(reply, b"%20d" % child)
+        os._exit(0)
     if child:
         for number in streams:
             os.close(number)
@@ -162,12 +203,16 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
         used_us = 1e6 * (usage.ru_utime + usage.ru_stime)
         os.write(reply, b"%19d %20d" % (os.waitstatus_to_exitcode(status), used_us))
         os._exit(0)
+    while heartbeat is not None and os.getppid() == middle:
+        os.sched_yield()
     os.close(reply)
     for stream, number in enumerate(streams):
         os.dup2(number, stream)
         os.close(number)
+    if heartbeat is not None:
+        os.dup2(heartbeat, request["heartbeat"])
+        os.setsid()
     importlib.import_module("opgrip.capture.grip.source.folder").subprocess = PROVING
-    request: dict[str, Any] = json.loads(message)
     return request
 
 

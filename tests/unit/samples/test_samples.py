@@ -9,9 +9,12 @@ import torch
 from implementations import compare, gradients, jax_results
 from optional import optional
 
+from opgrip.capture.grip.running import Running
+from opgrip.capture.grip.source.folder import source_tags
 from opgrip.samples import Sample, samples
 
 SAMPLES = list(samples().values())
+OF_SOURCE = {"ForLoop", "IfElseBranch"}
 BY_NAME = [pytest.param(sample, id=sample.name) for sample in SAMPLES]
 
 
@@ -32,10 +35,19 @@ def test_it_is_described(sample: Sample) -> None:
 
 
 @pytest.mark.parametrize("sample", BY_NAME)
-def test_every_configuration_runs_and_repeats(sample: Sample) -> None:
+def test_every_configuration_repeats_and_tags_are_what_source_and_run_show(sample: Sample) -> None:
+    declared = {tag.value for tag in sample.tags}
+    ran: set[str] = set()
     for configuration in sample.configurations:
         first = run(sample, sample.arguments(configuration))
-        compare(run(sample, sample.arguments(configuration)), first, 0, 0)
+        arguments = sample.arguments(configuration)
+        with Running() as running:
+            again = run(sample, arguments)
+        compare(again, first, 0, 0)
+        ran |= running.tags
+    # more may be declared: tolist, for example, reads values without an operator
+    assert ran <= declared
+    assert source_tags(sample.function) & OF_SOURCE == declared & OF_SOURCE
 
 
 @pytest.mark.parametrize("sample", BY_NAME)
