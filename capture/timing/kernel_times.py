@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from opgrip.capture.program.accelerators import KINDS, is_started, synchronize, with_index
+from opgrip.capture.program.accelerators import KINDS, is_capturing, is_started, synchronize, with_index
 from opgrip.capture.program.patches import Patches
 from opgrip.capture.torch_compat.accelerator_private import (
     PREPARE_PROFILER,
@@ -219,7 +219,8 @@ class KernelTimes:
         """Return True if calls of a signature, which use a device, are timed by records, and not by events."""
         if self._profile is None and not self._is_required:
             is_here = self._is_entered and threading.get_ident() == self._thread
-            if not is_here or device.type not in recorded_activities():
+            # a profile may wait for the device when it begins, which would end a graph's capture
+            if not is_here or is_capturing(device.type) or device.type not in recorded_activities():
                 return False
             self._start()
             if self._profile is None:

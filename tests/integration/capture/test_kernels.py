@@ -117,6 +117,7 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_times, "recorded_activities", lambda: {"cuda": ProfilerActivity.CUDA})
     monkeypatch.setattr(kernel_times, "synchronize", lambda device: None)
     monkeypatch.setattr(kernel_times, "is_started", lambda kind: kind == "cuda")
+    monkeypatch.setattr(kernel_times, "is_capturing", lambda kind: False)
     monkeypatch.setattr(wrapped_operators, "accelerator_of", device_of)
 
 
@@ -326,6 +327,21 @@ def test_records_begin_when_the_program_starts_its_device(tmp_path: Path, monkey
         large.cos()
     assert times_of(tmp_path / "t.jsonl", "aten.sin.default")[1:] == [700]
     assert times_of(tmp_path / "t.jsonl", "aten.cos.default") == [900]
+
+
+@pytest.mark.usefixtures("_device")
+def test_records_do_not_begin_while_a_graph_is_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(kernel_times, "is_started", lambda kind: kind in started)
+    monkeypatch.setattr(kernel_times, "is_capturing", lambda kind: len(started) == 1)
+    large = torch.ones(LARGE)
+    with Capture(tmp_path / "t.jsonl"):
+        started.append("cuda")
+        large.cos()
+        started.append("cuda")
+        large.sin()
+    assert times_of(tmp_path / "t.jsonl", "aten.sin.default") == [700]
+    assert load(tmp_path / "t.jsonl").calls["device_ns"].notna().tolist() == [False, True]
 
 
 def timed_by_events(path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
