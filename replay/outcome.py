@@ -205,7 +205,7 @@ def is_completed(output: OutputOptions) -> bool:
     if not output.resume:
         return False
     if output.output is None:
-        raise UserError("--resume needs to know what it goes on with", "name the file with --output")
+        raise UserError("--resume requires the results file to continue", "name the file with --output")
     return output.output.exists() and not is_interrupted(output.output) and not output.append
 
 

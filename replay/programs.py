@@ -77,10 +77,10 @@ def make_program(
     if mode.devices and kind not in mode.devices:
         raise Unsupported(f"{variant.mode} runs on {', '.join(mode.devices)}, not on {kind}")
     if runs_graphs(variant.mode) and variant.point.streams > 1:
-        raise Unsupported(f"{variant.mode} replays CUDA graphs, which one thread does alone: leave --streams out")
+        raise Unsupported(f"{variant.mode} replays CUDA graphs in one thread: remove --streams")
     if settings.by_clock_of_device and not mode.in_torch:
         raise Unsupported(
-            f"{variant.mode} works on streams of its own, where torch's clock cannot see it: time it discrete"
+            f"{variant.mode} works on separate streams, which torch's clock cannot measure: use --exec-mode discrete"
         )
     (args, kwargs), *others = examples
     with _stored(settings.store, key) as store:
@@ -203,7 +203,7 @@ def _versions(packages: tuple[str, ...]) -> dict[str, list[str]]:
 def check_gradients(operator: Operator, arguments: Arguments) -> None:
     """Raise `Unsupported` if a call has no gradients."""
     if operator.mutates:
-        raise Unsupported("a call that writes into its arguments has no backward of its own")
+        raise Unsupported("a call that writes into its arguments has no separate backward")
     args, kwargs = arguments
     if not _wanting(arguments):
         raise Unsupported(_why_none_wants(arguments))
@@ -216,8 +216,8 @@ def check_gradients(operator: Operator, arguments: Arguments) -> None:
 
 def _why_none_wants(arguments: Arguments) -> str:
     if any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors_in(list(arguments))):
-        return "none of its arguments required a gradient"
-    return "not differentiable: none of its arguments is a floating-point tensor"
+        return "no argument required a gradient"
+    return "not differentiable: it has no floating-point tensor argument"
 
 
 def with_backward(program: Program) -> Function:

@@ -218,7 +218,7 @@ def request_of(args: argparse.Namespace) -> RunRequest:
         refuse_options(args, option_classes(), ("one trace",), f"leave it out with --engine {args.engine}")
     if not source.in_program:
         if PROGRAM in args.cache:
-            raise UserError(f"{target} stands in no program that --cache program could follow", "use warm or cold")
+            raise UserError(f"{target} has no surrounding program for --cache program", "use warm or cold")
         args.cache = args.cache or (WARM,)
     return replace(options_of(args), trace=target, shard=from_arguments(EngineOptions, args).shard)
 
@@ -239,7 +239,7 @@ def _target_of(args: argparse.Namespace) -> str:
     """Return the source of the cases: a trace, samples, or named operators."""
     request = from_arguments(OperatorRequest, args)
     if request.operator and args.trace:
-        raise UserError("--operator stands in the place of a trace", f"leave out {args.trace[0]}, or --operator")
+        raise UserError("--operator replaces a trace", f"leave out {args.trace[0]}, or --operator")
     if request.operator:
         from opgrip.replay.cases.sources.operator import target_of
 
@@ -249,7 +249,7 @@ def _target_of(args: argparse.Namespace) -> str:
     if not args.trace:
         raise UserError("there is nothing to replay", "name a trace, samples, or an operator with --operator")
     if len(args.trace) > 1:
-        raise UserError("several traces are no single one", "name one")
+        raise UserError(f"this option takes exactly one trace, got {len(args.trace)}", "name one")
     return str(args.trace[0])
 
 

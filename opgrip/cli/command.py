@@ -77,7 +77,7 @@ class OneLineParser(argparse.ArgumentParser):
             flag = argument.partition("=")[0]
             options = {option.lstrip("-"): option for option in self._option_string_actions if option.startswith("--")}
             hint = did_you_mean(flag.lstrip("-"), options, form="--{}")
-            self.error(f"there is no option {flag}{f': {hint}' if hint else ''}")
+            self.error(f"unknown option {flag}{f': {hint}' if hint else ''}")
         self.error(f"{argument!r} is one argument too many{f': {self._surplus}' if self._surplus else ''}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -210,7 +210,7 @@ def seed(text: str) -> int:
     """Parse a seed in the range that torch accepts."""
     match = re.fullmatch(r"\s*[-+]?\d+\s*", text)
     if match is None or not -(1 << 63) <= int(text) < 1 << 64:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 64 bits")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a 64-bit integer")
     return int(text)
 
 
@@ -236,7 +236,7 @@ def _whole(text: str, least: int) -> int:
     if digits.isdecimal() and (len(digits) > len(str(LIMIT)) or int(digits) >= LIMIT):
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is too large")
     if not text.isdecimal() or int(digits) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from {least}")
     return int(digits)
 
 

@@ -15,7 +15,7 @@ from opgrip.cli.output_files import cannot_be_written, open_ordinary
 from opgrip.errors import UserError
 
 T = TypeVar("T")
-NEW_RUN = "begin anew with --force"
+NEW_RUN = "start again with --force"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Journal(Generic[T]):
         file = open_ordinary(path)
         try:
             if exists and not resume and not replace:
-                hint = f"go on with --resume, or {NEW_RUN}"
+                hint = f"continue with --resume, or {NEW_RUN}"
                 raise UserError(f"{path} holds the rows of an interrupted replay", hint)
             # a line without its end is an incomplete record
             file.truncate(self._read(file, path, identity) if resume else 0)

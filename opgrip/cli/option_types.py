@@ -20,7 +20,7 @@ def names(text: str) -> tuple[str, ...]:
     """Parse comma-separated names."""
     parts = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if not all(parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of names with commas between them")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of names separated by commas")
     return parts
 
 
@@ -35,10 +35,10 @@ def cpus(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
         if match is None:
-            raise argparse.ArgumentTypeError(f"{text!r} is no list of processors such as 0,2-3")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of processors such as 0,2-3")
         numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     if strange := numbers - os.sched_getaffinity(0):
-        raise argparse.ArgumentTypeError(f"there is no processor {min(strange)} for this process")
+        raise argparse.ArgumentTypeError(f"processor {min(strange)} is not available to this process")
     return tuple(sorted(numbers))
 
 
@@ -54,7 +54,7 @@ def tolerance(text: str) -> float:
     """Parse a number from 0."""
     number = _number(text)
     if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no tolerance")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a tolerance")
     return number
 
 
@@ -76,7 +76,7 @@ def floating_dtype(text: str) -> str:
 
     dtype = getattr(torch, SHORT_DTYPES.get(text, text), None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise argparse.ArgumentTypeError(f"{text!r} is no floating-point dtype such as float32 or bfloat16")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a floating-point dtype such as float32 or bfloat16")
     return str(dtype).removeprefix("torch.")
 
 

@@ -47,7 +47,7 @@ def check_writable(path: Path, force: bool) -> None:
     if path.is_dir():
         raise UserError(f"{path} is a folder", "name a file in it")
     if path.exists() and not path.is_file():
-        raise UserError(f"{path} is no ordinary file", "name one that is, or - where the command takes it for stdout")
+        raise UserError(f"{path} is not a regular file", "name one that is, or - where the command takes it for stdout")
     if path.exists() and not force:
         raise ExistingFileError(f"{path} exists", "choose another name, or replace it with --force")
     if not path.parent.is_dir():
@@ -79,7 +79,7 @@ def reason_of(error: BaseException) -> str:
 
 def open_ordinary(path: Path) -> IO[bytes]:
     """Open a file to read and write, and create it if necessary; raise `UserError` unless it is an ordinary file."""
-    problem = UserError(f"{path} is no ordinary file", "remove it")
+    problem = UserError(f"{path} is not a regular file", "remove it")
     try:
         # opening a link would change its target, and opening a pipe would block
         number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
@@ -109,11 +109,11 @@ def give_name(part: Path, path: Path, force: bool) -> None:
         try:
             os.link(part, path)
         except FileExistsError as error:
-            raise ExistingFileError(f"{path} exists by now", f"what was written is {part}") from error
+            raise ExistingFileError(f"{path} exists by now", f"the new content is in {part}") from error
         except OSError:
             # not every file system has links
             if os.path.lexists(path):
-                raise ExistingFileError(f"{path} exists by now", f"what was written is {part}") from None
+                raise ExistingFileError(f"{path} exists by now", f"the new content is in {part}") from None
         else:
             part.unlink()
             return

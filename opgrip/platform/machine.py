@@ -124,7 +124,7 @@ def parse_device(name: str) -> torch.device:
     """
     import torch
 
-    unknown = UserError(f"{name!r} is no device that torch knows", "name one such as cpu, cuda or cuda:1")
+    unknown = UserError(f"{name!r} is not a device known to torch", "name one such as cpu, cuda or cuda:1")
     try:
         device = torch.device(name)
     except RuntimeError as error:

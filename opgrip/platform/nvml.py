@@ -117,7 +117,7 @@ def open_gpu(device: str) -> Gpu:
         nvml.nvmlInit()
         return Gpu(nvml, _handle(nvml, device))
     except nvml.NVMLError as error:
-        raise UserError(f"NVML does not tell of {device}: {error}", "see nvidia-smi -q") from error
+        raise UserError(f"NVML does not report {device}: {error}", "see nvidia-smi -q") from error
 
 
 def find_gpu(device: str) -> Gpu | None:

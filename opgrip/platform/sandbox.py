@@ -307,7 +307,7 @@ def how_it_ended(status: int) -> str:
     if status >= 0:
         return f"it ended its process with status {status}"
     if -status == signal.SIGKILL:
-        return "its process was killed, perhaps for want of memory"
+        return "its process was killed, perhaps for lack of memory"
     return f"it ended its process: {(signal.strsignal(-status) or f'signal {-status}').lower()}"
 
 

@@ -49,7 +49,7 @@ class NsysColumns(Columns):
     )
     nsys_runs: int | None = column("runs that it saw")
     nsys_kernels: str | None = column(
-        "names of a run's kernels, and how many of each; `CUDA graph` where nsys saw one as a whole alone"
+        "names and number of a run's kernels; `CUDA graph` if nsys only recorded the graph"
     )
     nsys_launches: float | None = column("kernels of a run", heading="launches")
     nsys_gpu_us: float | None = column("time of a run's kernels on the GPU", "us", "gpu us")
@@ -57,7 +57,7 @@ class NsysColumns(Columns):
         "time between a run's first work on the GPU and its last in which that had nothing of it to do", "us", "gaps us"
     )
     nsys_copies: float | None = column("memcpys of a run")
-    nsys_copied_bytes: int | None = column("of those of a run", "bytes")
+    nsys_copied_bytes: int | None = column("bytes copied in a run", "bytes")
     nsys_memsets: float | None = column("memsets of a run")
 
 
@@ -248,7 +248,7 @@ class NsysAnalysis(Analysis):
     def __init__(self, options: NsysOptions, session: AnalysisSession) -> None:
         super().__init__(options, session)
         if any(count > 1 for count in session.workload.request.points.streams):
-            raise UserError("nsys cannot tell cases that run side by side apart", "leave --streams out, or --nsys")
+            raise UserError("nsys cannot separate cases that run concurrently", "leave --streams out, or --nsys")
         session.check_one_device("nsys")
         check_ranges("nsys")
         arguments = () if options.nsys_args_file is None else arguments_in(options.nsys_args_file, FLAGS)
@@ -300,7 +300,7 @@ def profile_rows(
         if not unseen or not runs_by_row:
             break
     if not runs_by_row:
-        raise UserError("nsys recorded none of the ranges", "nvtx 0.2.12 and later need a newer nsys: use nvtx 0.2.11")
+        raise UserError("nsys did not record the ranges", "nvtx 0.2.12 and later need a newer nsys: use nvtx 0.2.11")
     if outside:
         say(f"{outside} kernels and copies in the report belong to no timed run")
     for row in unseen:

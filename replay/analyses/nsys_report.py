@@ -86,7 +86,7 @@ def read_report(path: Path) -> NsysReport:
                 raise UserError(f"{path} has no table {EVENTS}", "see whether this nsys records NVTX: --trace=nvtx")
             return NsysReport(list(_spans(database, tables)), list(_work(database, tables)))
     except (sqlite3.Error, IndexError) as error:
-        raise UserError(f"{path} is no report of nsys that opgrip knows: {error}", "use another version") from error
+        raise UserError(f"{path} is not a known report of nsys: {error}", "use another version") from error
 
 
 def _spans(database: sqlite3.Connection, tables: set[str]) -> Iterator[NsysRange]:

@@ -56,13 +56,13 @@ def find_program(name: str, product: str, places: Sequence[str], named: str | No
     if named is not None:
         binary = shutil.which(named)
         if binary is None:
-            raise UserError(f"{named} is no program that can be run", f"name {name} itself with --{name}-bin")
+            raise UserError(f"{named} is not an executable", f"name {name} itself with --{name}-bin")
         return binary
     binary = shutil.which(name) or next((path for place in places for path in sorted(glob.glob(place))[::-1]), None)
     if binary is None:
         raise UserError(
             f"{name} is neither on PATH nor at {' or '.join(places)}",
-            f"install {product}, or say where it is with --{name}-bin",
+            f"install {product}, or set its path with --{name}-bin",
         )
     return binary
 

@@ -150,7 +150,7 @@ class BatchScale:
     def verdict(self, number: int) -> ScaledCall:
         """Return how most calls of a signature scale; raise `Unsupported` if this is unknown."""
         if not self.batch:
-            raise Unsupported("the trace does not tell its batch: no call of it is of a network")
+            raise Unsupported("the batch size of the trace is unknown: no call of it is of a network")
         verdict = self._verdicts.get(number)
         if verdict is None:
             raise Unsupported("the trace has no call of it")

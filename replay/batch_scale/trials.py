@@ -63,7 +63,7 @@ def outcome(signature: Signature, growths: Sequence[Growth], choice: ArgumentCho
     """Return how the results grow; raise `Contradiction` if the call fails or its results do not match the growth."""
     function = operator_of(signature)
     if function is None:
-        raise Contradiction("what it does with its arguments is not known")
+        raise Contradiction("the operator's use of its arguments is unknown")
     if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(function.tags):
         raise Contradiction("the shapes of its results depend on values")
     if _indexes_all(signature, growths):

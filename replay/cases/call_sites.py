@@ -118,9 +118,9 @@ def from_text(text: str) -> tuple[CallSite, ...]:
             for module, (count, time_us) in modules.items()
         ]
     except (AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ValueError("these are no call sites") from error
+        raise ValueError("these are not call sites") from error
     if not all(site.count > 0 and isfinite(site.captured_us) for site in sites):
-        raise ValueError("a call site has no calls, or a time that is no number")
+        raise ValueError("a call site has no calls, or an invalid time")
     return tuple(sorted(sites, key=_order))
 
 

@@ -34,7 +34,7 @@ class Selection(Cut):
 
     unit: str = option(
         CALL,
-        "what one case is: one operator call, or all calls of a Python function or of a module, selected "
+        "content of a case: one operator call, or all calls of a Python function or of a module, selected "
         "by --op or --module (default: %(default)s)",
         choices=UNIT_KINDS,
         only=("single cases", "traces"),

@@ -73,7 +73,7 @@ def _refusal(signature: Signature, argument_leaves: list[object]) -> str | None:
         if isinstance(leaf, NamedSpec):
             return f"{signature.op} takes {leaf.name}, which a graph cannot hold"
         if isinstance(leaf, GroupSpec | ReductionSpec):
-            return f"{signature.op} takes a process group, which a replay has none of"
+            return f"{signature.op} takes a process group, which a replay does not have"
     return None
 
 
@@ -386,7 +386,7 @@ class _Linker:
 
 def _view(base: tuple[ResultOf, TensorSpec, str] | None, spec: TensorSpec) -> Source:
     if base is None:
-        raise Unsupported("the trace does not tell what a call gave that a later one takes")
+        raise Unsupported("the trace lacks the result of a call that a later call uses")
     result, result_spec, op = base
     if not (_alike(result_spec, spec) and can_flow(result_spec) and can_flow(spec)):
         raise Unsupported(f"a result of {op} is taken as {plain_name(spec.dtype)}, which no call gave")

@@ -245,7 +245,7 @@ def make_units(
         raise no_calls(trace)
     facts = {signature.number: facts_of(signature) for signature in trace.signatures}
     if not len(trace.storages) and any(item.takes for item in facts.values()):
-        raise UserError("the trace does not tell what flows between its calls", "capture it again")
+        raise UserError("the trace lacks the dataflow between its calls", "capture it again")
     runs = make_runs(trace, make_places(trace, unit, selection), facts, labeled_calls(trace, selection))
     if not runs:
         raise _nothing_selected(trace, unit, selection)

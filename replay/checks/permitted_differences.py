@@ -279,7 +279,7 @@ def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
             return f"{name}, where the reference has numbers"
     ours, theirs = ours.nan_to_num(torch.inf, torch.inf), theirs.nan_to_num(torch.inf, torch.inf)
     if _same_numbers(runs) and not torch.equal(_sorted(actual), _sorted(runs[0])):
-        return "no permutation of what the reference gives"
+        return "not a permutation of the reference's output"
     if _constant(ours, theirs):
         return "the same number in all elements, where the reference's differ"
     if _farther(_two_sample, ours, theirs, _two_sample_bound(len(ours), theirs.numel())):

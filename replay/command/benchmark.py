@@ -197,7 +197,7 @@ def _measured(contenders: Sequence[_Contender], workload: Workload, device: Any)
                 rows_of_case[rows[0].case] = rows
                 advance()
         except DeviceLostError as error:
-            raise UserError(f"{device} serves this process no more: {error}", "start Python anew without it") from error
+            raise UserError(f"{device} serves this process no more: {error}", "restart Python without it") from error
     compared = []
     for item in contenders:
         base = {_way(row): row for row in rows_of_case[item.reference] if row.mode == workload.request.modes.reference}

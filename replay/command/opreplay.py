@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     if outcome is None:
         return 0
     if outcome.was_complete:
-        reporter.say(f"{args.output} is whole: there is nothing to go on with")
+        reporter.say(f"{args.output} is complete: nothing is left to replay")
         return 0
     if output.list:
         return _print_list(outcome, reporter)
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
         _print_cases(outcome, printers, reporter)
     if outcome.problem is not None:
         if is_several:
-            reporter.say(f"the rows are kept; go on with: {again}")
+            reporter.say(f"the rows are kept; continue with: {again}")
         raise outcome.problem
     if outcome.interrupted:
         _report_details(outcome, reporter)
@@ -171,7 +171,7 @@ def _where_interrupted(outcome: ReplayOutcome, rows: Sequence[Result]) -> str:
 
 
 def _hint(output: OutputOptions, again: str) -> str:
-    return f"go on with: {again}" if output.output else "with --output it could go on"
+    return f"continue with: {again}" if output.output else "with --output it could continue"
 
 
 def _keep(results: Results, args: argparse.Namespace, reporter: Reporter) -> None:

@@ -75,7 +75,7 @@ class Unmatched:
 
     def error(self) -> UserError:
         """Return the error for a selection that matches no case in any trace."""
-        return NothingSelectedError(self.line(), "opgrip corpus --by op lists what they have")
+        return NothingSelectedError(self.line(), "opgrip corpus --by op lists their operators")
 
 
 MakeReplay = Callable[[argparse.Namespace, Origin], TraceReplay]

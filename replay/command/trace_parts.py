@@ -122,7 +122,7 @@ def check_kinds(part: Path, rows: Iterable[Result], header: Mapping[str, Any]) -
     if present and others:
         words = f"{part.parent} has rows of machines of another kind ({'; '.join(others)})"
         problem = f"{words} than there are now ({'; '.join(sorted(present))})"
-        raise OtherMachinesError(problem, "go on with --machine-kind where such are, or begin anew with --force")
+        raise OtherMachinesError(problem, "continue with --machine-kind on such machines, or start again with --force")
 
 
 def _kind_in_journal(part: Path) -> str | None:
@@ -154,10 +154,10 @@ def _trace_hash(target: TraceTarget) -> str | None:
 
 def _remove(folder: Path, output: OutputOptions) -> None:
     if not (output.force or output.append):
-        hint = "go on with --resume, or begin anew with --force"
+        hint = "continue with --resume, or start again with --force"
         raise UserError(f"{folder} holds the rows of an interrupted replay", hint)
     if not (folder / ABOUT).is_file():
-        raise UserError(f"{folder} is no folder of an interrupted replay", "remove it")
+        raise UserError(f"{folder} is not the folder of an interrupted replay", "remove it")
     shutil.rmtree(folder)
 
 
@@ -168,7 +168,7 @@ def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
         stored = None
     difference = _difference(stored, about)
     if difference is not None:
-        raise UserError(f"{folder} is {difference}", "give the same, or begin anew with --force")
+        raise UserError(f"{folder} is {difference}", "use the same, or start again with --force")
 
 
 def _difference(stored: Any, about: Mapping[str, Any]) -> str | None:

@@ -327,7 +327,7 @@ class TraceReplay:
         """Report which rows a failed replay kept, and how to resume it."""
         if self._again and self.output.output is not None and self.stored_cases:
             cases = f"{self.stored_cases} of {counted(len(self.workload.cases), 'case')}"
-            self._reporter.say(f"{cases} are in {journal_path(self.output.output)}; go on with: {self._again}")
+            self._reporter.say(f"{cases} are in {journal_path(self.output.output)}; continue with: {self._again}")
 
     def _in_order(self, rows: RowsByCase) -> list[Result]:
         return [row for case in self.workload.cases for row in rows.get(case.number, [])]

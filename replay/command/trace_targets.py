@@ -97,7 +97,7 @@ def _targets(name: str, manifest: dict[str, ZooTrace]) -> Iterator[TraceTarget]:
         for file in _files_in(Path(name)):
             yield TraceTarget(Origin(*name_of_file(file, manifest)), str(file))
     elif name.startswith("sample:") or (Path(name).is_dir() and format_of(Path(name)) is None):
-        raise UserError(f"{name} is no trace", "samples are replayed by themselves, several traces together")
+        raise UserError(f"{name} is not a trace", "replay samples separately from several traces")
     else:
         yield TraceTarget(Origin(*name_of_file(name, manifest)), name)
 

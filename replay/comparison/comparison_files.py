@@ -37,7 +37,7 @@ from opgrip.replay.results.results import Result
 Gates = Sequence[Gate]
 MARKS = {"SLOWER": "🔴", "BROKEN": "🔴", "CHANGED": "🔴", "MISSING": "🟠", "FASTER": "🟢", "UNSURE": "🟡"}
 WORSE = ("SLOWER", BROKEN, CHANGED, MISSING)
-"""verdicts that make a JUnit test fail when there are no gates"""
+"""verdicts that fail a JUnit test without gates"""
 COUNTED = {"failed": BROKEN, "changed": CHANGED, "missing": MISSING}
 """verdicts of the rows that gates count"""
 JUNIT = {Outcome.PASSED: "", Outcome.FAILED: "failure", Outcome.NOT_DECIDED: "error"}

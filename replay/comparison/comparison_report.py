@@ -101,7 +101,7 @@ class ComparisonColumns(Columns):
     shapes: str = column("of the arguments, in short", default="")
     mode: str = column("how it was run", default="")
     variant: str = column(
-        "how it was run beside that, where not as usual: direction, values, threads, batch, streams, cache",
+        "settings other than the mode, if not the defaults: direction, values, threads, batch, streams, cache",
         default="",
     )
     module: str = column("the path of the module that made its calls; a pattern if several did", default="")
@@ -118,13 +118,11 @@ class ComparisonColumns(Columns):
     high: float | None = column("its upper end")
     probability: float | None = column("that a case that did not change looks so different", "1")
     more_runs: int | None = column(
-        "repeats of each run that would decide it, beside those made; empty where it is decided, or none would"
+        "further repeats of each run that would decide the verdict; empty if it is decided or no number would"
     )
     base_repeats: int | None = column("of the base")
     new_repeats: int | None = column("of the new run")
-    reason: str | None = column(
-        "why its interval is wider than the repeats alone make it, or why it has none, or is not ok"
-    )
+    reason: str | None = column("reason for a wider interval, for a missing interval, or for a status other than ok")
 
 
 def rows_of(comparison: Comparison) -> Iterator[ComparisonColumns]:

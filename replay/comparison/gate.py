@@ -242,5 +242,5 @@ def parse_gate(text: str) -> Gate:
     """Parse a gate as written on the command line; raise `UserError` if it is malformed."""
     match = _FORM.fullmatch(text)
     if match is None or match[1] not in (*TIMED, *COUNTED) or (match[1] in TIMED) != (match[3] == "%"):
-        raise UserError(f"{text!r} is no gate", HINT)
+        raise UserError(f"{text!r} is not a gate", HINT)
     return Gate(match[1], float(match[2]) / (100 if match[3] else 1), text.strip())

@@ -147,9 +147,7 @@ class Store:
             place = int(match[1] or 0)
             if place < len(runs):
                 return runs[-1 - place].path
-            raise UserError(
-                f"{self.folder} holds {len(runs)} runs, and {name} is none of them", "see opgrip results list"
-            )
+            raise UserError(f"{self.folder} has only {len(runs)} runs, not {name}", "see opgrip results list")
         found = self._named(name)
         if len(found) == 1:
             return found[0].path
@@ -157,8 +155,8 @@ class Store:
             raise UserError(f"{name!r} names {len(found)} runs, such as {found[0].name}", "name one by more letters")
         if _holds(is_interrupted, name):
             problem = f"the replay that is to write {name} has not ended"
-            raise UserError(problem, "wait for it, or where it was interrupted go on with opreplay ... --resume")
-        raise UserError(f"{name} is no file, and no run in {self.folder}", "see opgrip results list")
+            raise UserError(problem, "wait for it, or continue an interrupted one with opreplay ... --resume")
+        raise UserError(f"{name} is neither a file nor a run in {self.folder}", "see opgrip results list")
 
     def _named(self, name: str) -> list[StoredRun]:
         if len(name) < _LEAST_OF_ID:
@@ -243,7 +241,7 @@ def shards_in(runs: Sequence[Results]) -> tuple[list[int], int] | None:
         raise UserError("they are shards of replays with different options", "give the same options to all")
     if len(counts) != 1:
         parts = " and of ".join(map(str, sorted(counts)))
-        raise UserError(f"they are shards of {parts}", "merge those of one replay")
+        raise UserError(f"they are shards of {parts}", "merge shards of one replay")
     return numbers, counts.pop()
 
 

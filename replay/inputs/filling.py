@@ -36,7 +36,7 @@ def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
     Unsupported : if arguments view the same memory with several dtypes
     """
     if not dtype.is_floating_point:
-        raise ValueError(f"{dtype} is no floating-point dtype")
+        raise ValueError(f"{dtype} is not a floating-point dtype")
     memory = [piece for spec in tensors(tree) for piece in pieces(spec)]
     cast_dtypes = {piece.dtype for piece in memory} & CAST
     _check_shared(memory)
@@ -236,7 +236,7 @@ def drawn_values(trace: Trace) -> Mapping[int, Drawable]:
     if not trace.tensors:
         return trace.values
     file_of: dict[str, TensorFile] = {}
-    reasons = [] if trace.tensor_files else ["their file is not beside the trace"]
+    reasons = [] if trace.tensor_files else ["their file is not next to the trace"]
     for path in trace.tensor_files:
         file = TensorFile(path)
         try:
@@ -245,7 +245,7 @@ def drawn_values(trace: Trace) -> Mapping[int, Drawable]:
             reasons.append(str(error))
     stored_keys = {number: key for number, key in trace.tensors.items() if key in file_of and number in trace.values}
     if lacking := len(trace.tensors) - len(stored_keys):
-        reason = "; ".join(reasons) or "the file beside the trace does not hold them"
+        reason = "; ".join(reasons) or "the file next to the trace does not contain them"
         warnings.warn(
             f"{lacking:,} of {len(trace.tensors):,} whole values are drawn from models: {reason}",
             RuntimeWarning,

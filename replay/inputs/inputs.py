@@ -251,7 +251,7 @@ def _check_leaves(tree: Any) -> None:
         if isinstance(leaf, Opaque):
             raise Unsupported(f"a trace cannot hold an argument of type {leaf.type_name}")
     if any(isinstance(leaf, GroupSpec | ReductionSpec) for leaf in leaves(tree)):
-        raise Unsupported("it takes a process group, which a replay has none of")
+        raise Unsupported("it takes a process group, which a replay does not have")
 
 
 def _check_supported(spec: TensorSpec) -> None:

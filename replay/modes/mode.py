@@ -162,11 +162,11 @@ def find_mode(text: str) -> tuple[Mode, str]:
     named_mode = modes.get(name)
     if named_mode is None:
         raise UserError(
-            f"there is no mode {name!r}", did_you_mean(name, modes.names(), f"there are {', '.join(modes.names())}")
+            f"unknown mode {name!r}", did_you_mean(name, modes.names(), f"there are {', '.join(modes.names())}")
         )
     if colon and not (named_mode.argument and argument):
         hint = f"write {name}:{named_mode.argument.upper()}" if named_mode.argument else f"write {name}"
-        raise UserError(f"{text!r} is no mode", hint)
+        raise UserError(f"{text!r} is not a mode", hint)
     lacking = [package for package in named_mode.needs if not _is_installed(package)]
     if lacking:
         hint = f"pip install 'opgrip[{named_mode.extra}]'" if named_mode.extra else "install it"
@@ -235,6 +235,6 @@ class ModeOptions:
         if tuning.tuner is not None and not tuning.trials:
             raise UserError("--tuner is for a search", "say how many programs to try: --tune 64")
         if tuning.trials and not tuners:
-            raise UserError("none of these modes can search for better programs", "leave --tune out, or add tvm")
+            raise UserError("these modes cannot search for better programs", "leave --tune out, or add tvm")
         if tuning.tuner is not None and tuning.tuner not in tuners:
-            raise UserError(f"there is no tuner {tuning.tuner!r}", f"there are {', '.join(tuners)}")
+            raise UserError(f"unknown tuner {tuning.tuner!r}", f"there are {', '.join(tuners)}")

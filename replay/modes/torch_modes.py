@@ -201,7 +201,7 @@ def with_torchscript(task: Task) -> Program:
     call = TensorCall(task, in_place=True)
     args, _ = call.enter((task.args, task.kwargs))
     if not args:
-        raise Unsupported("none of its arguments is a tensor, or a list, tuple or dict with one")
+        raise Unsupported("it has no tensor argument, nor a list, tuple or dict with one")
     with _quiet(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         traced = torch.jit.trace(call, args, check_trace=False)

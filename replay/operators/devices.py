@@ -210,7 +210,7 @@ def check_equal(devices: Sequence[str]) -> None:
     for device in others:
         if not traits[first].is_like(traits[device]):
             problem = f"{first} is {traits[first]}, and {device} is {traits[device]}"
-            raise UserError(problem, "cases are spread over equal devices: name those alone with --device")
+            raise UserError(problem, "cases are spread over equal devices: name equal ones with --device")
 
 
 def _traits_of_all(devices: Sequence[str]) -> Mapping[str, DeviceTraits]:
@@ -222,7 +222,7 @@ def _traits_of_all(devices: Sequence[str]) -> Mapping[str, DeviceTraits]:
     )
     if done.returncode:
         words = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        raise UserError(f"{', '.join(devices)} cannot be asked what they are: {words[-1]}", "name one with --device")
+        raise UserError(f"{', '.join(devices)} cannot be queried: {words[-1]}", "name one with --device")
     records: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return {device: DeviceTraits(**record) for device, record in records.items()}
 

@@ -92,7 +92,7 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
     if UNCHECKED.fullmatch(name):
         return "does not check how far it reaches"
     if not is_dispatched(function):
-        return "is for TorchScript alone"
+        return "is only for TorchScript"
     return None
 
 
@@ -128,7 +128,7 @@ def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EX
     Raises `Unsupported` if it is missing, not trusted or not allowed.
     """
     if signature.kind == COMPILED:
-        raise Unsupported("a compiled region is no operator: capture it with --compiled operators")
+        raise Unsupported("a compiled region is not an operator: capture it with --compiled operators")
     if signature.kind == FUNCTION:
         raise Unsupported("a gripped function is in the trace as the calls that it made")
     if signature.kind == EXTENSION:

@@ -27,12 +27,12 @@ def graphs_compiled() -> int:
     """Return how many graphs dynamo has passed to a backend in this process."""
     counters = _counters()
     if counters is None:
-        raise Unsupported(f"torch {torch.__version__} does not tell what dynamo compiled")
+        raise Unsupported(f"torch {torch.__version__} does not report what dynamo compiled")
     return int(counters["stats"]["unique_graphs"])
 
 
 _has_kernel = _places.take(
-    "torch._C._dispatch_has_kernel", lambda name: True, "a trace may name operators that TorchScript alone has"
+    "torch._C._dispatch_has_kernel", lambda name: True, "a trace may name operators that only exist in TorchScript"
 )
 
 
@@ -44,7 +44,7 @@ def is_dispatched(function: Any) -> bool:
 _has_kernel_for = _places.take(
     "torch._C._dispatch_has_kernel_for_dispatch_key",
     lambda name, key: False,
-    "calls that an operator makes are not held against the sizes that they trust",
+    "sizes passed to calls inside an operator are not checked",
 )
 
 
@@ -56,7 +56,7 @@ def is_composite(function: Any) -> bool:
 _computed_kernel = _places.take(
     "torch._C._dispatch_has_computed_kernel_for_dispatch_key",
     lambda name, key: True,
-    "kernels of one kind of device do not run as those of another",
+    "kernels of one kind of device do not run on another",
 )
 _key_of_device = _places.take(
     "torch._C._dispatch_key_for_device", str.upper, "the dispatch key of a device is its name in capitals"
@@ -90,7 +90,7 @@ def dynamo_backends() -> list[str]:
     return list(_list_backends()(exclude_tags=()))
 
 
-_inductor_config = _places.take_later("torch._inductor.config", None, "inductor compiles in processes of its own")
+_inductor_config = _places.take_later("torch._inductor.config", None, "inductor compiles in separate processes")
 
 
 def compile_in_this_process() -> None:
@@ -124,7 +124,7 @@ def packaged(program: torch.export.ExportedProgram, path: str, make: bool) -> Ca
     return run
 
 
-_NO_BACKWARD = "backward passes are not replayed as programs of their own"
+_NO_BACKWARD = "backward passes are not replayed as separate programs"
 _aot_function = _places.take_later("torch._functorch.aot_autograd.aot_function", None, _NO_BACKWARD)
 _make_boxed = _places.take_later("torch._functorch.aot_autograd.make_boxed_func", None, _NO_BACKWARD)
 _default_partition = _places.take_later("torch._functorch.partitioners.default_partition", None, _NO_BACKWARD)

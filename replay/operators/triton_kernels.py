@@ -86,7 +86,7 @@ def _check_grid(grid: Any) -> None:
     if not 1 <= len(sizes) <= MOST_DIMENSIONS or any(
         type(size) is not int or not 0 <= size <= LARGEST for size in sizes
     ):
-        raise Unsupported(f"{str(grid)[:60]} is no grid")
+        raise Unsupported(f"{str(grid)[:60]} is not a grid")
 
 
 def _check_options(options: Mapping[str, Any], parameters: Collection[str]) -> None:

@@ -109,7 +109,7 @@ def read_parquet(path: Path) -> pd.DataFrame:
             rows[name] = rows[name].map(lambda cell: cell.tolist(), na_action="ignore").astype(object)
     header = parse_json((table.schema.metadata or {}).get(HEADER, b"{}"))
     if not isinstance(header, dict):
-        raise ValueError("its header is no object")
+        raise ValueError("its header is not an object")
     rows.attrs = header
     return rows
 
@@ -127,7 +127,7 @@ def write_parquet(results: Sequence[Result], header: Mapping[str, Any], file: IO
 def write_svg(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
     """Draw one dot per timed row, under the peaks in the header."""
     if "ceilings" not in header:
-        raise UserError("the rows were not held against the machine's limits", "replay with --roofline")
+        raise UserError("the rows were not compared with the machine's limits", "replay with --roofline")
     ceilings, threads = from_json(header["ceilings"]), header.get("threads", 1)
     write_figure(lambda: draw(results, ceilings, threads, str(header.get("trace", ""))), "svg", file)
 

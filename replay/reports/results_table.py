@@ -192,7 +192,7 @@ def _clocks(results: Sequence[Result]) -> list[str]:
     by_device = {_is_by_device(result) for result in results if result.median_us is not None}
     clocks = " and ".join("the device's clock" if is_so else "the host's" for is_so in sorted(by_device, reverse=True))
     replayed = f"; replayed ones are by {clocks}" if clocks else ""
-    return [f"captured {DEVICE_TIME}, captured host us is the host's beside it{replayed}"]
+    return [f"captured {DEVICE_TIME}, captured host us is the time on the host{replayed}"]
 
 
 def _is_by_device(result: Result) -> bool:

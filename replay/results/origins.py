@@ -82,8 +82,8 @@ class OriginColumns(Columns):
     """Columns with the model of a row's trace."""
 
     model: str | None = column("that the trace is of, the same for all of its runs")
-    run: str | None = column("what a step of it is, such as `predict` or `train`")
-    library: str | None = column("whose model it is, where the zoo's manifest says it")
+    run: str | None = column("kind of step, such as `predict` or `train`")
+    library: str | None = column("origin of the model, if the zoo's manifest has it")
     family: str | None = column("the kind of model, where the zoo's manifest says it")
 
 

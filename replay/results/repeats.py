@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ClusterColumns(Columns):
     """Timing clusters: calls of one signature that take distinctly different times in different places of a program."""
 
-    place: str | None = column("module, function and line of a call that behaves as those of the row do")
+    place: str | None = column("module, function and line of a typical call of the row")
     behaviour_shares: list[float] | None = column(
         "without it: of its calls, the shares that behave alike, the largest first; each ran with the values met there",
         several=True,

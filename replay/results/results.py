@@ -91,7 +91,7 @@ class Result:
         "of the case in any trace: a hash of what is called, and of arguments' shapes and dtypes", default=""
     )
     trace: str = column(
-        "of several that were replayed together, the name of the one that the case is of; empty where it was one alone",
+        "name of the case's trace, if several traces were replayed; else empty",
         default="",
     )
     module: str = column(
@@ -126,7 +126,7 @@ class Result:
         "of each timed run, in their order, repeat by repeat; in .csv as JSON writes a list", "us", several=True
     )
     weights: list[float] | None = column(
-        "of each of them, where they stand for other shares of the program's calls: then quantiles are by these",
+        "share of the program's calls per value, if unequal; quantiles are weighted by it",
         "1",
         several=True,
     )
@@ -143,7 +143,7 @@ class Result:
     )
     cache: str | None = column("what the caches held: `program`, `warm`, `cold`")
     clock_mhz: float | None = column(
-        "mean clock of a GPU's multiprocessors while it was timed, where NVML tells; with `--energy` in that second",
+        "mean clock of a GPU's multiprocessors during timing, or during `--energy`, if NVML reports it",
         "MHz",
     )
     throttled: str | None = column("why that was not higher; empty where nothing held it down")
@@ -172,7 +172,7 @@ class Result:
         unbounded=True,
     )
     faithful: bool | None = column("whether the outputs have the recorded shapes and dtypes; empty where not known")
-    flops: int | None = column("floating-point operations of one call, where there is a formula")
+    flops: int | None = column("floating-point operations of one call, if a formula is known")
     bytes_in: int | None = column("of all tensors that a call takes", "bytes")
     bytes_out: int | None = column("of all tensors that it gives", "bytes")
     allocated_bytes: int | None = column("memory that one call allocates", "bytes")
@@ -185,7 +185,7 @@ class Result:
     gflop_per_s: float | None = column("`flops` in the median time", "GFLOP/s")
     gb_per_s: float | None = column("`bytes_moved` in the median time", "GB/s")
     math_dtype: str | None = column("what it computes in")
-    operators: int | None = column("that one call runs, as torch dispatches them; empty where they were not counted")
+    operators: int | None = column("operators that one call dispatches in torch; empty if not counted")
     doubts: str = column(
         "what makes an `ok` row doubtful: `unfaithful`, `noisy`, `slowed`, `launch-bound`; tables show it behind the "
         "status",

@@ -47,8 +47,8 @@ class EnergyOptions:
 class EnergyColumns(Columns):
     """Energy columns of a row."""
 
-    energy_mj: float | None = column("of the GPU for one run, with what it takes when idle", "mJ")
-    energy_above_idle_mj: float | None = column("of that, what an idle GPU would not have taken in the time", "mJ")
+    energy_mj: float | None = column("energy of the GPU for one run, including its idle power", "mJ")
+    energy_above_idle_mj: float | None = column("energy above that of an idle GPU in the same time", "mJ")
     idle_w: float | None = column("power of the GPU while nothing ran on it, just before", "W")
 
 

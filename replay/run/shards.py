@@ -87,7 +87,7 @@ def settle_shard(args: argparse.Namespace) -> None:
     part: Shard | None = args.shard
     if part is None:
         if args.output is not None and PLACEHOLDER in args.output.name:
-            raise UserError(f"{PLACEHOLDER} in the name of {args.output} stands for a shard", "add --shard")
+            raise UserError(f"{PLACEHOLDER} in the name of {args.output} is a placeholder for a shard", "add --shard")
         return
     if args.output is not None:
         args.output = args.output.with_name(args.output.name.replace(PLACEHOLDER, part.slug))
@@ -103,7 +103,7 @@ def shard(text: str) -> Shard:
         return shard_of_environment(os.environ)
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no shard such as 3/16, nor auto")
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a shard such as 3/16 nor auto")
     return _checked(int(match[1]), int(match[2]), text)
 
 
@@ -147,7 +147,7 @@ def _whole(variables: Mapping[str, str], name: str) -> int:
 
 def _checked(number: int, count: int, text: str) -> Shard:
     if not 1 <= number <= count <= MOST_SHARDS:
-        raise argparse.ArgumentTypeError(f"there is no shard {text}: {_shards_of(count)}")
+        raise argparse.ArgumentTypeError(f"no shard {text}: {_shards_of(count)}")
     return Shard(number, count)
 
 

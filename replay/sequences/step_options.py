@@ -97,11 +97,11 @@ class SequenceColumns(Columns):
     """
 
     substituted: int | None = column(
-        "of `count`, the calls that ran on arguments drawn for them alone; empty for none", heading="substituted"
+        "number of calls, out of `count`, that ran on newly drawn arguments; empty if 0", heading="substituted"
     )
     not_run: int | None = column("of `count`, the calls that did not run at all; empty for none", heading="not run")
     redrawn: int | None = column(
-        "of `count`, the calls that had values drawn anew in the memory that they take; empty for none"
+        "number of calls, out of `count`, with values drawn again in their own memory; empty if 0"
     )
     replayed_host_us: float | None = column(
         "median time of the calls on the host, where `median_us` is by the device's clock",

@@ -66,7 +66,7 @@ def replay_apart(workload: Workload, tell: Tell = tell_nobody, may_fork: bool = 
         if not isinstance(result, Ended):
             return from_plain(result)
         if result.item == IDLE or result.item in excluded or len(excluded) == MOST_FAILURES:
-            raise UserError("the process that runs the calls cannot go on", result.reason)
+            raise UserError("the process that runs the calls cannot continue", result.reason)
         excluded[result.item] = result.status, result.reason
 
 

@@ -98,9 +98,7 @@ def check_mode(name: str) -> None:
             "leave it out with --sequence, or take compile",
         )
     if not find_mode(name)[0].in_torch:
-        raise UserError(
-            f"{name} gives results of its own, no memory that flows to later calls", "leave it out with --sequence"
-        )
+        raise UserError(f"{name} returns new results, not memory that later calls use", "leave it out with --sequence")
 
 
 def make_call_program(call: FlowingCall, operator: Operator, inputs: Inputs, settings: ModeSettings) -> CallProgram:

@@ -70,9 +70,9 @@ def row_name(case: int, op: str, category: str) -> str:
 def check_ranges(profiler: str) -> None:
     """Raise `UserError` if NVTX ranges are not available, without which kernels cannot be assigned to cases."""
     if nvtx is None:
-        raise UserError(f"{profiler} tells cases apart by NVTX ranges, and the package nvtx is missing", "install nvtx")
+        raise UserError(f"{profiler} separates cases by NVTX ranges, and the package nvtx is missing", "install nvtx")
     if not nvtx.enabled():
-        raise UserError(f"{profiler} tells cases apart by NVTX ranges, which NVTX_DISABLE turns off", "unset it")
+        raise UserError(f"{profiler} separates cases by NVTX ranges, which NVTX_DISABLE turns off", "unset it")
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def cache_states(text: str) -> tuple[str, ...]:
     states = names(text)
     unknown = [state for state in states if state not in CACHES]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(CACHES)}")
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(CACHES)}")
     return states
 
 

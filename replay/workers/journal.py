@@ -69,9 +69,9 @@ def checked_cell(about: Column, value: Any) -> Any:
 
 def _text(about: Column, value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{quoted(value)} is no text")
+        raise ValueError(f"{quoted(value)} is not a string")
     if about.name == "status" and value not in STATUSES:
-        raise ValueError(f"{quoted(value)} is none of {', '.join(STATUSES)}")
+        raise ValueError(f"{quoted(value)} is not one of {', '.join(STATUSES)}")
     if about.name == "call_sites":
         from_text(value)
     # JSON may contain lone surrogates, which no other file format accepts
@@ -80,12 +80,12 @@ def _text(about: Column, value: Any) -> str:
 
 def _number(about: Column, value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{quoted(value)} is no number")
+        raise ValueError(f"{quoted(value)} is not a number")
     if about.unbounded and not isnan(value):
         return value
     if about.whole:
         if not -LIMIT <= value < LIMIT or value != int(value):
-            raise ValueError(f"{quoted(value)} is no whole number of 64 bits")
+            raise ValueError(f"{quoted(value)} is not a 64-bit integer")
         return int(value)
     _check_range((value,))
     return value
@@ -93,7 +93,7 @@ def _number(about: Column, value: Any) -> int | float:
 
 def _numbers(value: Any) -> list[int | float]:
     if not isinstance(value, list) or not {*map(type, value)} <= {int, float}:
-        raise ValueError(f"{quoted(value)} is no list of numbers")
+        raise ValueError(f"{quoted(value)} is not a list of numbers")
     _check_range(value)
     return value
 

@@ -162,14 +162,14 @@ class Pool:
                     remaining = replace(task, cases=[case for case in task.cases if case not in finished])
                     yield from self._after(error, slot, remaining, queue)
                 else:
-                    assert slot.machine is not None, "it has said what it is"
+                    assert slot.machine is not None, "it has reported its properties"
                     yield slot.machine, slot.node, task, message
 
     def _after(
         self, error: Exception, slot: RaySlot, task: RayTask, queue: deque[RayTask]
     ) -> Iterator[tuple[Machine, str, RayTask, None]]:
         """Queue the unfinished cases of a worker again; yield tasks that were lost too often."""
-        assert slot.machine is not None, "it has said what it is"
+        assert slot.machine is not None, "it has reported its properties"
         tasks = [task] if task.cases else []
         if not isinstance(error, self.ray.exceptions.RayTaskError):
             self._lose(slot)
@@ -177,7 +177,7 @@ class Pool:
         elif isinstance(error, OSError | MemoryError):
             # a problem of the machine, such as a full disk, not of the cases
             problem = f"{slot.machine.name} cannot run cases: {_first_line(error)}"
-            self._problems[slot.node] = UserError(problem, "make room there")
+            self._problems[slot.node] = UserError(problem, "free space there")
             self._drop(slot)
         else:
             # a bug in the worker's code

@@ -85,7 +85,7 @@ class Processors:
         end = monotonic() + wait_s
         while not self._take(folder, usable, count):
             if monotonic() > end:
-                raise UserError(f"other workers have so many processors that {count} are not free", "give fewer")
+                raise UserError(f"other workers use so much of the processors that {count} are not free", "give fewer")
             sleep(POLL_S)
         os.sched_setaffinity(0, self.numbers)
 

@@ -124,7 +124,7 @@ class Worker:
             if isinstance(received, Ended) and not self._blame(received, remaining, without, cached):
                 blameless += 1
                 if blameless > RETRIES:
-                    raise UserError("the process that runs the cases cannot go on", received.reason)
+                    raise UserError("the process that runs the cases cannot continue", received.reason)
 
     def _on_device(self, rows: Mapping[int, Result]) -> dict[int, Result]:
         return {number: replace(row, device=self._workload.device) for number, row in rows.items()}

@@ -256,7 +256,7 @@ def _run(ncu: Ncu, request: RunRequest, report: Path, command: Sequence[str]) ->
         raise UserError(
             "this user may not read the GPU's counters",
             "run as root or with CAP_SYS_ADMIN, or set NVreg_RestrictProfilingToAdminUsers=0 for the kernel module "
-            "nvidia and load it anew",
+            "nvidia and reload it",
         )
     unknown = NO_METRIC.search(said)
     if unknown is not None:

@@ -66,7 +66,9 @@ def metrics_of(text: str) -> tuple[str, ...]:
     metric_names = [DURATION]
     for word in filter(None, (word.strip() for word in text.split(","))):
         if word not in SETS and not NAMED.fullmatch(word):
-            raise UserError(f"{word!r} is no metric", f"name a set, {', '.join(SETS)}, or some of ncu --query-metrics")
+            raise UserError(
+                f"{word!r} is not a metric", f"choose a set, {', '.join(SETS)}, or from ncu --query-metrics"
+            )
         metric_names += SETS.get(word, (word,))
     return tuple(dict.fromkeys(metric_names))
 
@@ -165,7 +167,7 @@ class NcuColumns(Columns):
     ncu_l2_share: float | None = column("of what the L2 cache could do", "1")
     ncu_sm_share: float | None = column("of what the multiprocessors could do", "1", "sm")
     ncu_tensor_share: float | None = column("of what the tensor cores could do", "1", "tensor")
-    ncu_occupancy: float | None = column("warps that were active, of those that there is room for", "1", "occupied")
+    ncu_occupancy: float | None = column("active warps, relative to the maximum", "1", "occupied")
     ncu_metrics: str | None = column("further ones that were asked for, as `name=value; ...`")
 
 

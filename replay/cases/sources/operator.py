@@ -81,12 +81,12 @@ def target_of(operators: Sequence[str], inputs: Sequence[str], extensions: Seque
         form = _parse(text)
         configurations += form if isinstance(form, list) else [form]
     if not all(isinstance(form, dict) for form in configurations):
-        raise UserError("--inputs is no object of arguments", FORM)
+        raise UserError("--inputs is not a JSON object of arguments", FORM)
     if len(configurations) > MOST_CONFIGURATIONS:
         raise UserError(f"--inputs has more than {MOST_CONFIGURATIONS:,} configurations", "give fewer")
     names = [name.strip() for text in operators for name in text.split(",")]
     if not all(map(NAME.fullmatch, names)):
-        raise UserError(f"{','.join(names)[:60]!r} is no operator's name", "name it as in aten.add.Tensor or aten.mm")
+        raise UserError(f"{','.join(names)[:60]!r} is not the name of an operator", "write aten.add.Tensor or aten.mm")
     for extension in _needed(names, extensions):
         check_import(extension)
     return f"{PREFIX}{','.join(names)} {json.dumps(configurations or [{}])}"
@@ -124,7 +124,7 @@ def _depth(text: str) -> int:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     form = dict(pairs)
     if len(form) < len(pairs):
-        raise ValueError("an argument stands twice")
+        raise ValueError("an argument is given twice")
     return form
 
 
@@ -194,7 +194,7 @@ def _value(value: Any, kind: Any, name: str) -> Any:
             for table in (DTYPES, LAYOUTS, MEMORY_FORMATS):
                 if value in table:
                     return table[value]
-            raise ValueError(f"{name} is {value[:60]!r}, which is no dtype, layout or memory format")
+            raise ValueError(f"{name} is {value[:60]!r}, which is not a dtype, layout or memory format")
         case "DeviceObjType" if isinstance(value, str):
             return _device(value)
         case "FloatType" | "NumberType" if value in ("inf", "-inf", "nan"):
@@ -227,7 +227,7 @@ def _usual_dtype(name: str) -> torch.dtype:
 
 def _sizes(form: Any, name: str) -> tuple[int, ...]:
     if not isinstance(form, list) or not all(type(size) is int and 0 <= size < LONGEST for size in form):
-        raise ValueError(f"the sizes of {name} are to be whole numbers from 0")
+        raise ValueError(f"the sizes of {name} must be integers from 0")
     return tuple(form)
 
 
@@ -243,7 +243,7 @@ def _device(name: Any) -> torch.device:
     try:
         return torch.device(name)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"{str(name)[:60]!r} is no device") from error
+        raise ValueError(f"{str(name)[:60]!r} is not a device") from error
 
 
 def _near(name: str) -> str:
@@ -252,8 +252,8 @@ def _near(name: str) -> str:
     packet = name.split(".")[-2 if name.count(".") > 1 else -1]
     hint = did_you_mean(packet, [other for other in dir(torch.ops.aten) if not other.startswith("__")], form="aten.{}")
     if hint or not is_bare:
-        return hint or "name it as in aten.add.Tensor or aten.mm"
-    return f"those of a category are recorded by: opcapture --model opinfo:{packet[:40]}"
+        return hint or "write aten.add.Tensor or aten.mm"
+    return f"record a category with: opcapture --model opinfo:{packet[:40]}"
 
 
 sources.register("operator")(OperatorSource())

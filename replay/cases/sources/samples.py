@@ -310,7 +310,7 @@ def _shipped_name(target: str) -> str | None:
 def _note(target: str, count: int) -> str:
     name = "/".join(PurePath(target).parts[1:])
     if not name:
-        return f"the folder {target} here has samples too, {count}: they run with those that ship"
+        return f"the folder {target} here has samples too, {count}: they run with the samples of the package"
     hidden = f", not the sample of that name that ships, which is {PREFIX}{name}" if name in samples() else ""
     return f"{target} is the folder here{hidden}"
 
@@ -343,7 +343,7 @@ def samples_named(name: str) -> list[Sample]:
     if not name:
         return list(samples().values())
     if name not in samples():
-        raise UserError(f"there is no sample {name!r}", did_you_mean(name, samples(), "opgrip samples list shows all"))
+        raise UserError(f"unknown sample {name!r}", did_you_mean(name, samples(), "opgrip samples list shows all"))
     return [samples()[name]]
 
 

@@ -56,7 +56,7 @@ def exported(task: Task, in_place: bool = False) -> tuple[torch.export.ExportedP
     call = TensorCall(task, in_place)
     tensors = tensors_in([task.args, task.kwargs])
     if not tensors:
-        raise Unsupported("none of its arguments is a tensor, or a list, tuple or dict with one")
+        raise Unsupported("it has no tensor argument, nor a list, tuple or dict with one")
     if task.mutates and len({tensor.untyped_storage()._cdata for tensor in tensors}) < len(tensors):
         raise Unsupported("it writes into memory that its arguments share")
     with torch.no_grad():

@@ -200,7 +200,7 @@ def check_agreement(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
             if actual != expected:
                 raise Unsupported(f"its sizes do not agree: {name} has {actual} where {expected} fits")
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError, ZeroDivisionError) as error:
-        raise Unsupported(f"its sizes cannot be held against each other ({error})") from error
+        raise Unsupported(f"its sizes cannot be compared ({error})") from error
 
 
 class _CheckedCalls(TorchDispatchMode):

@@ -184,7 +184,11 @@ def matmul_4bit(call: Call) -> Iterator[Sizes]:
 
 
 def bag(call: Call) -> Iterator[Sizes]:
-    yield "any bags for what there is", prod(shape_of(call["offsets"])) > 0 or not prod(shape_of(call["indices"])), True
+    yield (
+        "any bags for indices",
+        prod(shape_of(call["offsets"])) > 0 or not prod(shape_of(call["indices"])),
+        True,
+    )
 
 
 def bag_of_rows(call: Call) -> Iterator[Sizes]:
@@ -198,7 +202,7 @@ def bag_gradient(call: Call) -> Iterator[Sizes]:
     yield "rows of the table, any", table > 0 or not prod(indices), True
     for name in ("indices", "offsets", "offset2bag"):
         if is_tensor(call.get(name)):
-            yield f"whole numbers of {name}", call[name].dtype in (torch.int32, torch.int64), True
+            yield f"integers of {name}", call[name].dtype in (torch.int32, torch.int64), True
     yield from elements(call, rows, "bag_size")
     yield from shapes(call, indices, "per_sample_weights")
     places = shape_of(call["offset2bag"])

@@ -137,7 +137,7 @@ class Control:
         self._is_ending = True
         if not self._life.is_first_to_tell():
             raise SystemExit(USAGE_ERROR)
-        raise UserError(f"rank {self.launch.rank}: {reason}", "--only collectives runs these on values of their own")
+        raise UserError(f"rank {self.launch.rank}: {reason}", "--only collectives runs these on drawn values")
 
     def lost(self, error: Exception) -> NoReturn:
         """End this rank because others ended: raise `UserError` if it is the first to report, else `SystemExit`."""

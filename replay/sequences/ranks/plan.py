@@ -19,7 +19,7 @@ from opgrip.traces.schema.records import NO_STORAGE
 from opgrip.traces.table.call_source import CallSource
 from opgrip.traces.table.call_table import all_storages, calls_table
 
-HINT = "merge those of all ranks: opgrip trace merge step.rank*.jsonl -o step.jsonl"
+HINT = "merge the traces of all ranks: opgrip trace merge step.rank*.jsonl -o step.jsonl"
 
 
 def recorded_ranks(trace: Trace) -> dict[int, int | None]:
@@ -49,7 +49,7 @@ def own_file(paths: Sequence[Path], rank: int, unbounded: bool = False) -> Path:
     for path in paths:
         if read_header(path, unbounded).fields.get("rank") == rank:
             return path
-    raise UserError(f"none of the {len(paths)} traces is of rank {rank}", "name those of all ranks")
+    raise UserError(f"rank {rank} is missing in the {len(paths)} traces", "name the traces of all ranks")
 
 
 def part_of(trace: Trace, rank: int, world_size: int) -> Trace:
@@ -283,12 +283,12 @@ def _why_not(line: _Line, members: Sequence[int], world_size: int, scale: bool) 
     (ranks, _), sender, _ = line
     expected = len(ranks) if sender < 0 else 2
     if len(members) == expected:
-        return "" if expected > 1 else "its group has one member alone"
+        return "" if expected > 1 else "its group has only one member"
     if sender >= 0:
         return "it goes to or comes from a rank that is not replayed"
     if not scale:
-        return "some ranks of its group are not replayed: --scale-ranks runs it among those that are"
-    return "" if len(members) > 1 else "of its group one rank alone is replayed"
+        return "some ranks of its group are not replayed: --scale-ranks runs it with the replayed ones"
+    return "" if len(members) > 1 else "only one rank of its group is replayed"
 
 
 def _turns(places: Mapping[int, list[int]]) -> Iterator[dict[int, int]]:

@@ -40,7 +40,7 @@ LOCAL = frozenset({"_c10d_functional.wait_tensor.default", "_c10d_functional._wr
 """operators that pass on the result of a collective; the first one waits for it"""
 MOST_MEMBERS = 1 << 20
 SUM = "SUM"
-UNKNOWN_GROUP = "the trace does not tell which ranks its group has"
+UNKNOWN_GROUP = "the trace does not contain the ranks of its group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def read_collective(signature: Signature) -> ReplayedCollective:
     exchange, name = exchange_of(signature), name_of(signature)
     is_known = signature.op in (f"{namespace}.{name}.default" for namespace in NAMESPACES)
     if exchange is None or not is_known or (exchange.kind, exchange.form) not in _CHECKS:
-        raise Unsupported(f"{signature.op} is no collective that ranks replay")
+        raise Unsupported(f"{signature.op} is not a collective that ranks can replay")
     group = group_of(signature)
     if group is None:
         raise Unsupported(UNKNOWN_GROUP)
@@ -96,7 +96,7 @@ def read_collective(signature: Signature) -> ReplayedCollective:
         raise Unsupported("its arguments are not known here")
     peer = peer_of(signature, exchange)
     if peer is None and exchange.has_peer:
-        raise Unsupported("the trace does not tell its root")
+        raise Unsupported("the trace does not contain its root")
     if peer is not None and not 0 <= peer < len(group.ranks):
         raise Unsupported("its root is not in its group")
     collective = ReplayedCollective(
@@ -146,7 +146,7 @@ def _splits(signature: Signature, exchange: ExchangeOp) -> tuple[tuple[int, ...]
         return None
     received, sent = (tuple(item) for item in lists[:2])
     if any(type(count) is not int or count < 0 for count in (*received, *sent)):
-        raise Unsupported("its splits are no numbers")
+        raise Unsupported("its splits are not numbers")
     return sent, received
 
 

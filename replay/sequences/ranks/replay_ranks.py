@@ -84,7 +84,7 @@ def replay_ranks(
     """
     settings = sequence_settings(workload)
     if settings.mode != EAGER:
-        raise UserError("ranks replay in eager alone", "leave out --mode")
+        raise UserError("ranks only replay in eager", "leave out --mode")
     rank, world_size = control.launch.rank, control.launch.world_size
     # checked here so that only one rank reports it; checked again when groups are created
     control.together(lambda: backend_for(settings.device))

@@ -90,7 +90,7 @@ def engine_name(text: str) -> str:
     """Return the name of an executor; raise `argparse.ArgumentTypeError` if it is unknown."""
     if executors.get(text) is None:
         hint = did_you_mean(text, executors.names(), f"there are {', '.join(executors.names())}")
-        raise argparse.ArgumentTypeError(f"there is no engine {text!r}: {hint}")
+        raise argparse.ArgumentTypeError(f"unknown engine {text!r}: {hint}")
     return text
 
 
@@ -164,7 +164,7 @@ class EngineOptions:
             if self.sandbox:
                 raise UserError("--sandbox is for workers of this machine", f"leave it out with --engine {self.engine}")
             if len(devices) > 1 or any(device.partition(":")[2] not in {"", "0"} for device in devices):
-                raise UserError(f"{self.engine} spreads cases over devices by itself", "give --device without a number")
+                raise UserError(f"{self.engine} spreads cases over devices itself", "give --device without a number")
             if pin:
                 raise UserError("--pin is for this machine", "give workers their processors by --processors")
             return
@@ -231,7 +231,7 @@ class LocalExecutor:
                         for number, made in make_ahead(own, part, jobs, may_fork, advance).items():
                             rows.setdefault(number, {}).update(made)
             except KeyboardInterrupt:
-                reporter.say("what is compiled is kept for the next time")
+                reporter.say("compiled programs are kept for later replays")
                 raise
         return rows
 

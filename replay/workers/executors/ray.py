@@ -244,7 +244,7 @@ def _check_reachable(address: str | None) -> None:
         socket.create_connection((match[1], min(int(match[2]), 65535)), timeout=REACH_S).close()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise UserError(f"there is no Ray cluster at {address}: {reason}", "see ray status") from error
+        raise UserError(f"no Ray cluster at {address}: {reason}", "see ray status") from error
 
 
 @executors.register("ray")
@@ -299,7 +299,7 @@ def _connected(options: EngineOptions, processors: int) -> Iterator[Any]:
             except (ConnectionError, OSError, RuntimeError, ValueError) as error:
                 where = f"at {options.address}" if options.address else "here"
                 said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-                raise UserError(f"there is no Ray cluster {where}: {said[:200]}", "see ray status") from error
+                raise UserError(f"no Ray cluster {where}: {said[:200]}", "see ray status") from error
             try:
                 yield ray
             finally:

@@ -165,14 +165,14 @@ def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
             ["--model", "nets.py:good", "--cfg-options", "a=1"],
             "--cfg-options is for OpenMMLab and transformers configs",
         ),
-        (["--model", "nets.py:good", "--device", "warp:0"], "'warp:0' is no device that torch knows"),
+        (["--model", "nets.py:good", "--device", "warp:0"], "'warp:0' is not a device known to torch"),
         (["--model", "nets.py:good", "--device", "cuda"], "no CUDA device here"),
         (["--model", "nets.py:good", "--checkpoint", "nets.py"], "nets.py is not a file of weights"),
         (["--model", "nets.py:good", "-o", "existing.jsonl"], "existing.jsonl exists"),
         (["--model", "nets.py:good", "-o", "no/such/t.jsonl"], "the folder no/such does not exist"),
         (["--model", "nets.py:good", "-o", "."], "is a folder"),
         (["--run", "fly"], "argument --run: invalid choice 'fly': choose from predict, loss, train"),
-        (["--steps", "0"], "'0' is not a whole number from 1"),
+        (["--steps", "0"], "'0' is not an integer from 1"),
         (["--warmup", "-1"], "--warmup"),
         (["--warmup", str(10**21)], "argument --warmup: '1000000000000000000000' is too large"),
         (["--steps", str(1 << 63)], "argument --steps: '9223372036854775808' is too large"),
@@ -180,10 +180,10 @@ def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
         (["--input-size", "1x2x3"], "'1x2x3' is not a size such as 800x1333"),
         (["--input-size", "20x"], "'20x' is not a size such as 800x1333"),
         (["--input-size", "0"], "'0' is not a size such as 800x1333"),
-        (["--seed", "9" * 30], "is not a whole number of 64 bits"),
+        (["--seed", "9" * 30], "is not a 64-bit integer"),
         (["--model", "nets.py:exits"], "nets.py:exits failed: SystemExit: bye"),
         (["--model", "builtins:dict"], "builtins:dict returned dict"),
-        (["--flag-that-is-not"], "there is no option --flag-that-is-not"),
+        (["--flag-that-is-not"], "unknown option --flag-that-is-not"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(folder: Path, args: list[str], told: str) -> None:
@@ -222,7 +222,7 @@ def test_what_is_no_ordinary_file_is_never_replaced(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     done = run_command("opcapture", "--model", "nets.py:good", "--force", "-o", "pipe", cwd=folder)
     assert done.returncode == 2
-    assert "pipe is no ordinary file" in done.stderr
+    assert "pipe is not a regular file" in done.stderr
     assert (folder / "pipe").is_fifo()
 
 

@@ -49,7 +49,7 @@ def test_an_interrupted_replay_tells_the_whole_command_line_that_goes_on(tmp_pat
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
-    assert "cases; go on with: opreplay trace:faster_rcnn --op 'aten.*' --budget 1 -o 'a file.json' --resume" in err
+    assert "cases; continue with: opreplay trace:faster_rcnn --op 'aten.*' --budget 1 -o 'a file.json' --resume" in err
     if "interrupted after 0 of" in err:
         assert out == ""
 

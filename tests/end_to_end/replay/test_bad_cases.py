@@ -149,13 +149,13 @@ def test_rows_of_an_interrupted_replay_are_not_lost_by_mistake(tmp_path: Path) -
     options = ["--op", "aten.mul*", *FAST, "-o", "results.json"]
     done = run_command("opreplay", path, *options, cwd=tmp_path)
     assert done.returncode == 2
-    assert "holds the rows of an interrupted replay: go on with --resume, or begin anew with --force" in done.stderr
+    assert "holds the rows of an interrupted replay: continue with --resume, or start again with --force" in done.stderr
     done = run_command("opreplay", path, *options, "--resume", cwd=tmp_path)
     assert done.returncode == 2
     assert "is of another trace or with other options" in done.stderr
     assert run_command("opreplay", path, *options, "--force", cwd=tmp_path).returncode == 0
     done = run_command("opreplay", path, *options, "--resume", cwd=tmp_path)
-    assert "results.json is whole" in done.stderr
+    assert "results.json is complete" in done.stderr
 
 
 @pytest.mark.parametrize("suffix", [".json", ".csv"])

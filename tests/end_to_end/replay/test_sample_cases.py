@@ -47,13 +47,13 @@ def test_calls_of_a_trace_have_no_jax_implementation(detector_trace: Path, tmp_p
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("samples/xyzzy", "there is no sample 'xyzzy': opgrip samples list shows all"),
-        ("sample:nosuch", "there is no sample 'nosuch': opgrip samples list shows all"),
-        ("sample:bbox2dlta", "there is no sample 'bbox2dlta': did you mean bbox2delta"),
+        ("samples/xyzzy", "unknown sample 'xyzzy': opgrip samples list shows all"),
+        ("sample:nosuch", "unknown sample 'nosuch': opgrip samples list shows all"),
+        ("sample:bbox2dlta", "unknown sample 'bbox2dlta': did you mean bbox2delta"),
         ("samples --tag Fast", "unknown tag 'Fast': there are ForLoop, "),
         ("samples --op no_such", "no sample matches --op no_such: the nearest in samples are "),
         ("samples --module x", "--module is for traces: "),
-        ("samples --cache program", "samples stands in no program that --cache program could follow: "),
+        ("samples --cache program", "samples has no surrounding program for --cache program: "),
         ("some.jsonl --tag Reduce", "--tag is for samples: "),
     ],
 )
@@ -69,7 +69,7 @@ def test_an_interrupted_replay_of_samples_can_be_taken_up(tmp_path: Path) -> Non
     output = tmp_path / "rows.json"
     rows_of(output, "sample:bbox2delta", *FAST)
     done = run_command("opreplay", "sample:bbox2delta", *FAST, "-o", output, "--resume")
-    assert "is whole" in done.stderr
+    assert "is complete" in done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,10 @@ def test_all_samples_are_those_that_ship_and_those_of_the_folder_which_is_told(
     folder_of_samples: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder_of_samples)
-    with pytest.warns(UserWarning, match="the folder samples here has samples too, 1: they run with those that ship"):
+    with pytest.warns(
+        UserWarning,
+        match="samples too, 1: they run with the samples of the package",
+    ):
         cases = sample_cases("samples", ["nms"])
     assert len(cases) == len(samples()["nms"].configurations) + 1
 

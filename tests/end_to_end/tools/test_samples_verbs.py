@@ -20,7 +20,7 @@ def test_what_is_not_there_is_one_line() -> None:
         (("list", "--tag", "Fast"), "unknown tag 'Fast': there are ForLoop, "),
         (("list", "no_such*"), "no sample matches these names and tags: "),
         (("list", "--source", "nobody"), "no sample is from 'nobody': "),
-        (("show", "bbox2dlta"), "there is no sample 'bbox2dlta': did you mean bbox2delta"),
+        (("show", "bbox2dlta"), "unknown sample 'bbox2dlta': did you mean bbox2delta"),
     ):
         done = run_command("opgrip", "samples", *words)
         assert done.returncode == 2

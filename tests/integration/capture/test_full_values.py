@@ -371,7 +371,7 @@ with Capture("t.jsonl", values="full", write_ahead=True):
     assert trace.missing is not None
     assert trace.tensors
     assert trace.tensor_files == ()
-    with pytest.warns(RuntimeWarning, match="their file is not beside the trace"):
+    with pytest.warns(RuntimeWarning, match="their file is not next to the trace"):
         assert {"aten.sin.default"} <= {case.op for case in make_cases(trace)}
         assert len(replayed(trace)) == len(trace.tensors)
     assert not (tmp_path / "t.values.safetensors").exists()

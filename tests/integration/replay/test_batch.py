@@ -245,7 +245,7 @@ def test_a_call_of_unknown_growth_costs_no_row_of_calls_before_it(tmp_path: Path
 
 def test_a_trace_without_a_network_does_not_tell_its_batch(tmp_path: Path) -> None:
     trace = captured(tmp_path, lambda: torch.ones(2, 3).sin())
-    with pytest.raises(Unsupported, match="does not tell its batch"):
+    with pytest.raises(Unsupported, match="batch size of the trace is unknown"):
         scaled(make_cases(trace)[0], 2, BatchScale(trace))
 
 

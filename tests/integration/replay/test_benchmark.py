@@ -198,5 +198,5 @@ def test_what_is_not_for_it_is_refused() -> None:
         benchmark(torch.neg, [[(3,)]], top=3)
     with pytest.raises(TypeError, match=r"'profile': it is an option of replay\(\) only"):
         benchmark(torch.neg, [[(3,)]], profile=True)
-    with pytest.raises(UserError, match="there is no mode 'quick'"):
+    with pytest.raises(UserError, match="unknown mode 'quick'"):
         benchmark(torch.neg, [[(3,)]], mode="quick")

@@ -110,7 +110,7 @@ def test_without_nvml_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
 def test_a_gpu_that_nvml_does_not_know_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml(kind="other"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties_of)
-    with pytest.raises(UserError, match="NVML does not tell of cuda:0: not found"):
+    with pytest.raises(UserError, match="NVML does not report cuda:0: not found"):
         open_gpu("cuda:0")
 
 
@@ -122,7 +122,7 @@ def test_rows_stay_ok_where_the_meter_tells_nothing(tiny_trace: Path, monkeypatc
     assert (row.status, row.clock_mhz, EnergyColumns.of(row).energy_mj) == (OK, None, None)
 
     def unreachable(device: str) -> Meter:
-        raise UserError(f"NVML does not tell of {device}", "see nvidia-smi -q")
+        raise UserError(f"NVML does not report {device}", "see nvidia-smi -q")
 
     monkeypatch.setattr(metering, "open_meter", unreachable)
     [row] = rows_of(cases, settings)

@@ -40,7 +40,7 @@ def test_a_journal_that_is_no_ordinary_file_is_neither_written_nor_waited_for(
 ) -> None:
     (tmp_path / "precious").write_text("precious")
     make(tmp_path / "r.json.journal")
-    with pytest.raises(UserError, match=r"r\.json\.journal is no ordinary file: remove it"):
+    with pytest.raises(UserError, match=r"r\.json\.journal is not a regular file: remove it"):
         open_journal(tmp_path / "r.json", job, "cpu", resume=False, force=force)
     assert (tmp_path / "precious").read_text() == "precious"
 
@@ -83,7 +83,7 @@ def test_a_row_that_no_replay_writes_is_damage(tmp_path: Path, job: RunRequest, 
     path = tmp_path / "r.json.journal"
     head, row = path.read_text().splitlines()
     path.write_text(f"{head}\n{json.dumps([{**json.loads(row)[0], **cells}])}\n")
-    with pytest.raises(UserError, match=r"r\.json\.journal is damaged in line 2: begin anew with --force"):
+    with pytest.raises(UserError, match=r"r\.json\.journal is damaged in line 2: start again with --force"):
         open_journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
 
 
@@ -155,7 +155,7 @@ def test_a_full_disk_leaves_what_ran_and_says_how_to_go_on(tmp_path: Path, tiny_
     assert done.returncode == 2
     *_, hint, error = done.stderr.splitlines()
     again = f"opreplay {' '.join(words)} --resume"
-    assert re.fullmatch(rf"opreplay: \d of 8 cases are in r\.json\.journal; go on with: {re.escape(again)}", hint)
+    assert re.fullmatch(rf"opreplay: \d of 8 cases are in r\.json\.journal; continue with: {re.escape(again)}", hint)
     assert error == "opreplay: error: r.json cannot be written: file too large"
     assert not (tmp_path / "r.json").exists()
     assert run_command("opreplay", *words, "--resume", cwd=tmp_path).returncode == 0

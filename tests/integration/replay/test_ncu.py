@@ -323,7 +323,7 @@ def test_an_empty_report_loses_its_batch_alone(stand_in: StandIn, tiny_trace: Pa
         (["--ncu"], "ncu sees GPUs only and this machine has none, but the cases run on cpu"),
         (["--batch-device", "cuda"], "are for runs under ncu"),
         (["--ncu", "--batch-device", "cuda", "--batch-command", "srun"], "put {command} where ncu is to stand"),
-        (["--ncu", "--batch-device", "cuda", "--batch-command", "'{command}"], "is no command line"),
+        (["--ncu", "--batch-device", "cuda", "--batch-command", "'{command}"], "is not a command line"),
     ],
 )
 def test_options_that_cannot_be_are_one_line(tiny_trace: Path, options: list[str], said: str) -> None:
@@ -337,7 +337,7 @@ def test_a_missing_ncu_is_one_line_that_says_where_it_was_looked_for(tiny_trace:
     elsewhere = ("--ncu", "--batch-device", "cuda", "--batch-command", "{command}")
     done = run_command("opreplay", tiny_trace, *elsewhere, "--ncu-bin", "/nowhere/ncu")
     assert done.returncode == 2
-    assert "/nowhere/ncu is no program" in done.stderr
+    assert "/nowhere/ncu is not an executable" in done.stderr
     done = run_command("opreplay", tiny_trace, *elsewhere, env={**os.environ, "PATH": "/usr/bin:/bin"})
     assert done.returncode == 2
     assert "ncu is neither on PATH nor at /usr/local/cuda" in done.stderr
@@ -420,7 +420,7 @@ def test_metrics_are_sets_and_names_together() -> None:
     assert metrics_of("sm__cycles_active.avg") == (DURATION, "sm__cycles_active.avg")
     assert set(BASIC) < set(metrics_of("memory,compute"))
     for wrong in ("bsaic", "sm__x;rm", "--help"):
-        with pytest.raises(UserError, match="is no metric"):
+        with pytest.raises(UserError, match="is not a metric"):
             metrics_of(wrong)
 
 

@@ -103,9 +103,9 @@ def test_rows_that_the_first_report_lacks_are_run_again(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--nsys-bin", "/no/such/nsys"), "/no/such/nsys is no program that can be run: "),
+        (("--nsys-bin", "/no/such/nsys"), "/no/such/nsys is not an executable: "),
         (("--nsys-args-file", "/no/such/file"), "/no/such/file holds no arguments: "),
-        (("--streams", "2"), "nsys cannot tell cases that run side by side apart: "),
+        (("--streams", "2"), "nsys cannot separate cases that run concurrently: "),
     ],
 )
 def test_what_keeps_nsys_from_running_is_told_before_anything_runs(

@@ -62,7 +62,7 @@ def test_an_operator_is_known_by_the_names_that_programs_call_it_by(name: str) -
 def test_a_name_that_is_near_one_is_told_by_whatever_name_it_is_called() -> None:
     with pytest.raises(UserError, match=r"did you mean aten\.relu"):
         signatures("torch.nn.functional.reluu", {"self": [3]})
-    with pytest.raises(UserError, match=r"name it as in aten\.add\.Tensor"):
+    with pytest.raises(UserError, match=r"write aten\.add\.Tensor"):
         signatures("qqq.qqqqqq", {"self": [3]})
 
 
@@ -98,12 +98,12 @@ def test_a_tensor_may_say_its_strides_and_dtype() -> None:
             "from 0): its schema is aten::mm(",
         ),
         (["--operator", "aten.mm", "--inputs", '{"self": 3, "mat2": [2]}'], "self is a tensor: give its shape"),
-        (["--operator", "aten.neg", "--inputs", '{"self": [2], "self": [3]}'], "an argument stands twice"),
+        (["--operator", "aten.neg", "--inputs", '{"self": [2], "self": [3]}'], "an argument is given twice"),
         (["--operator", "aten.neg", "--inputs", '{"nobody": [2]}'], "has no argument nobody"),
         (["--operator", "aten.neg", "--inputs", "[" * 100_000], "--inputs cannot be read"),
-        (["--operator", "aten.neg", "--inputs", "[1]"], "--inputs is no object of arguments"),
-        (["--operator", "aten neg"], "is no operator's name"),
-        (["--operator", "aten.neg", "trace.jsonl"], "--operator stands in the place of a trace"),
+        (["--operator", "aten.neg", "--inputs", "[1]"], "--inputs is not a JSON object of arguments"),
+        (["--operator", "aten neg"], "is not the name of an operator"),
+        (["--operator", "aten.neg", "trace.jsonl"], "--operator replaces a trace"),
         (["--operator", "aten.neg", "--tag", "ForLoop"], "--tag is for samples: leave it out with --operator"),
         (["--inputs", "{}"], "--inputs are of an operator"),
         ([], "there is nothing to replay"),

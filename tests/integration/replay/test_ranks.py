@@ -96,10 +96,10 @@ def test_a_collective_is_read_from_its_signature() -> None:
         ("c10d.alltoall_base_.default", (tensor(8), tensor(8), PAIR, [4, 4], [4, 3]), "do not agree"),
         ("c10d.broadcast_.default", ([tensor(8)], PAIR, 2, 0), "root is not in its group"),
         ("c10d.allreduce_.default", ([tensor(8)], replace(PAIR, rank=5)), "no such ranks"),
-        ("_c10d_functional.all_reduce.default", (tensor(8), "sum", "0"), "does not tell which ranks"),
+        ("_c10d_functional.all_reduce.default", (tensor(8), "sum", "0"), "does not contain the ranks"),
         ("c10d.allreduce_.default", ([], PAIR), "has no tensors"),
         ("c10d._allgather_base_.default", (tensor(16), tensor(8, dtype=torch.int32), PAIR), "differ in dtype"),
-        ("c10d.monitored_barrier_.default", (tensor(1), PAIR), "no collective that ranks replay"),
+        ("c10d.monitored_barrier_.default", (tensor(1), PAIR), "not a collective that ranks can replay"),
     ],
 )
 def test_what_cannot_be_run_says_why(operator: str, args: tuple[Any, ...], reason: str) -> None:

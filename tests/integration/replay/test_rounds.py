@@ -475,7 +475,7 @@ def test_forward_and_backward_are_timed_apart(tmp_path: Path) -> None:
     assert backward.median_us is not None
     assert backward.median_us > 0
     told = rows["aten.randn.default recorded backward"]
-    reason = "not differentiable: none of its arguments is a floating-point tensor"
+    reason = "not differentiable: it has no floating-point tensor argument"
     assert (told.status, told.error) == ("unsupported", reason)
 
 
@@ -488,7 +488,7 @@ def test_an_operator_that_writes_into_what_requires_a_gradient_runs_forward_all_
     rows = results(tmp_path, program, backward=True, warmup=1, iterations=2)
     forward, backward = (rows[f"aten.add_.Tensor recorded {way}"] for way in ("forward", "backward"))
     assert forward.status == "ok", forward.error
-    assert backward.error == "a call that writes into its arguments has no backward of its own"
+    assert backward.error == "a call that writes into its arguments has no separate backward"
 
 
 def test_memory_is_what_a_call_allocates_and_holds(tmp_path: Path) -> None:

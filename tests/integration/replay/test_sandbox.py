@@ -101,7 +101,7 @@ def test_child_answers_with_a_result_or_a_user_error() -> None:
             "it ended its process with status 3: last words",
         ),
         (lambda: os.kill(os.getpid(), signal.SIGTERM), "failed", "it ended its process: terminated"),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "failed", "its process was killed, perhaps for want of memory"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "failed", "its process was killed, perhaps for lack of memory"),
         (signal.pause, "timeout", "it took longer than 0.2 s"),
     ],
     ids=["exits", "crashes", "is killed", "hangs"],

@@ -92,7 +92,7 @@ def test_a_compiler_of_torch_runs_what_flows(tmp_path: Path) -> None:
     [
         ("reduce-overhead", "reduce-overhead replays CUDA graphs, whose results the next run of a call overwrites"),
         (("eager", "jit"), "a sequence runs under one mode at a time"),
-        ("ijt", "there is no mode 'ijt'"),
+        ("ijt", "unknown mode 'ijt'"),
     ],
 )
 def test_modes_that_a_sequence_cannot_run_under_are_refused(tiny_trace: Path, mode: Any, problem: str) -> None:

@@ -131,7 +131,7 @@ def test_under_torchrun_each_process_sees_its_own_gpu(monkeypatch: pytest.Monkey
 
 def test_a_name_that_asks_for_a_shard_needs_one() -> None:
     args = argparse.Namespace(shard=None, output=Path("zoo-{shard}.json"))
-    with pytest.raises(UserError, match=r"stands for a shard: add --shard"):
+    with pytest.raises(UserError, match=r"is a placeholder for a shard: add --shard"):
         settle_shard(args)
 
 

@@ -63,10 +63,10 @@ def replace(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
-        (Path.unlink, "their file is not beside the trace"),
+        (Path.unlink, "their file is not next to the trace"),
         (write_nothing, "is not a file of safetensors"),
         (cut, "is not a file of safetensors"),
-        (replace, "the file beside the trace does not hold them"),
+        (replace, "the file next to the trace does not contain them"),
     ],
 )
 def test_a_spoiled_file_is_told_and_the_models_stand_in(folder: Path, spoil: Callable[[Path], None], told: str) -> None:

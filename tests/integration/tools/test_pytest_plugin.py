@@ -185,7 +185,7 @@ def test_a_file_of_opreplay_is_a_baseline_too(run_here: Any, project: Path) -> N
             "none is neither a file nor a baseline in *.opgrip: save one with --opgrip-save none",
         ),
         (("--opgrip-compare-fail", "slower<=5%"), "*requires a baseline: add --opgrip-compare NAME"),
-        (("--opgrip-compare", "a.json", "--opgrip-compare-fail", "slower"), "'slower' is no gate: *"),
+        (("--opgrip-compare", "a.json", "--opgrip-compare-fail", "slower"), "'slower' is not a gate: *"),
         (("--opgrip-compare", "test_net.py"), "*test_net.py has no known form: *"),
         (("--opgrip-save", "../main"), "'../main' is not a name of a baseline: *"),
     ],
@@ -258,7 +258,7 @@ def test_a_broken_trace_is_one_error(run: Any, pytester: pytest.Pytester) -> Non
     (pytester.path / "net.jsonl").unlink()
     pytester.path.joinpath("other.jsonl").write_text("{\n")
     done = run("other.jsonl", "--opgrip-traces", "--opgrip-options=--nosuch")
-    done.stdout.fnmatch_lines(["--opgrip-options='--nosuch': there is no option --nosuch*"])
+    done.stdout.fnmatch_lines(["--opgrip-options='--nosuch': unknown option --nosuch*"])
 
 
 @pytest.mark.slow

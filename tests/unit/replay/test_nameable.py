@@ -103,7 +103,7 @@ def test_what_programs_call_can_be_named(op: str) -> None:
         ("inductor.resize_storage_bytes_.default", "is for torch's own compilers"),
         ("debugprims.load_tensor.default", "is for torch's own compilers|is not registered"),
         ("prim.Print.default", "is for torch's own compilers"),
-        ("aten.warn.default", "is for TorchScript alone"),
+        ("aten.warn.default", "is only for TorchScript"),
         ("aten._reshape_alias.default", "does not check how far it reaches"),
         ("aten._sparse_csr_tensor_unsafe.default", "does not check how far it reaches"),
         ("aten._sobol_engine_ff_.default", "does not check how far it reaches"),

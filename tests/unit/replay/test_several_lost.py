@@ -89,7 +89,7 @@ def test_an_engine_that_is_lost_ends_the_run_and_resume_goes_on(
 ) -> None:
     assert run(Elsewhere(cases=3)) == 2
     errors = capsys.readouterr().err
-    assert "the rows are kept; go on with: opreplay " in errors
+    assert "the rows are kept; continue with: opreplay " in errors
     assert errors.endswith("opreplay: error: no machine of the cluster is left: see ray status\n")
     assert "3 of 3, c" not in errors
     assert not output.exists()
@@ -105,14 +105,14 @@ def test_an_engine_that_is_lost_ends_the_run_and_resume_goes_on(
     assert all("problem" not in about for about in rows.header["traces"].values())
     assert not kept(output)
     assert run(Elsewhere(), "--resume") == 0
-    assert f"{output} is whole" in capsys.readouterr().err
+    assert f"{output} is complete" in capsys.readouterr().err
 
 
 def test_an_engine_that_is_lost_before_the_first_row_leaves_nothing(
     run: Any, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(Elsewhere(cases=0)) == 2
-    assert "go on with" not in capsys.readouterr().err
+    assert "continue with" not in capsys.readouterr().err
     assert sorted(path.name for path in output.parent.iterdir()) == ["traces"]
 
 
@@ -128,7 +128,7 @@ def test_rows_of_other_machines_are_not_gone_on_with(
     capsys.readouterr()
     assert run(Elsewhere(kind="small"), "--resume") == 2
     problem = f"{output}.parts has rows of machines of another kind (big) than there are now (small)"
-    hint = "go on with --machine-kind where such are, or begin anew with --force"
+    hint = "continue with --machine-kind on such machines, or start again with --force"
     assert capsys.readouterr().err.endswith(f"opreplay: error: {problem}: {hint}\n")
     assert (kept(output), output.exists()) == (before, False)
     assert run(Elsewhere(), "--resume") == 0

@@ -58,9 +58,9 @@ def test_what_is_cut_ends_with_a_whole_word() -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("foo", "'foo' is no device that torch knows: name one such as cpu, cuda or cuda:1"),
-        ("cuda:x", "'cuda:x' is no device that torch knows: "),
-        ("cuda:256", "'cuda:256' is no device that torch knows: "),
+        ("foo", "'foo' is not a device known to torch: name one such as cpu, cuda or cuda:1"),
+        ("cuda:x", "'cuda:x' is not a device known to torch: "),
+        ("cuda:256", "'cuda:256' is not a device known to torch: "),
         ("mtia", "no MTIA device here: "),
     ],
 )

@@ -58,7 +58,7 @@ def test_one_thread_alone_replays_graphs(tiny_trace: Path, tmp_path: Path) -> No
     assert "nothing ran with --mode reduce-overhead: " in done.stderr
     row = load_results(output).set_index("mode").loc["reduce-overhead"]
     assert row["status"] == "unsupported"
-    assert row["error"] == "reduce-overhead replays CUDA graphs, which one thread does alone: leave --streams out"
+    assert row["error"] == "reduce-overhead replays CUDA graphs in one thread: remove --streams"
 
 
 def test_autotuning_makes_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,14 +81,14 @@ def test_a_run_is_found_by_what_only_it_begins_or_ends_with(kept: Path) -> None:
     assert store.find(str(first.path)) == first.path
     with pytest.raises(UserError, match="names 2 runs"):
         store.find(first.name[:8])
-    for name, problem in {"latest~2": "2 runs, and", "nothing": "is no file, and no run in"}.items():
+    for name, problem in {"latest~2": "2 runs, not", "nothing": "is neither a file nor a run in"}.items():
         with pytest.raises(UserError, match=problem):
             store.find(name)
 
 
 def test_results_that_a_replay_has_not_written_yet_are_told(tmp_path: Path) -> None:
     (tmp_path / "zoo.parquet.parts").mkdir()
-    with pytest.raises(UserError, match=r"has not ended: wait for it, .* go on with opreplay \.\.\. --resume"):
+    with pytest.raises(UserError, match=r"has not ended: wait for it, .* with opreplay \.\.\. --resume"):
         Store(tmp_path).find(str(tmp_path / "zoo.parquet"))
 
 
@@ -215,13 +215,13 @@ def test_cases_that_a_base_ran_once_are_not_repeated_in_vain() -> None:
 
 def test_a_name_that_no_file_can_have_is_told(tmp_path: Path) -> None:
     for name in ("a" * 5000, "a/" * 3000):
-        with pytest.raises(UserError, match="is no file, and no run in"):
+        with pytest.raises(UserError, match="is neither a file nor a run in"):
             Store(tmp_path).find(name)
 
 
 def test_what_is_decided_by_is_found_before_anything_runs(tiny_trace: Path, tmp_path: Path) -> None:
     done = run_command("opreplay", tiny_trace, "--until-decided", tmp_path / "none.json")
-    assert (done.returncode, "is no file, and no run in" in done.stderr) == (2, True)
+    assert (done.returncode, "is neither a file nor a run in" in done.stderr) == (2, True)
     base = made_run(1, cases=2)
     write_results(base.rows, base.header, tmp_path / "base.json", force=False)
     done = run_command("opreplay", tiny_trace, *FAST, "--until-decided", tmp_path / "base.json")

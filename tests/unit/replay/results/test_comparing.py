@@ -257,7 +257,7 @@ def test_outcomes_of_gates_are_printed_and_are_the_exit_status(runs: Path) -> No
 
 @pytest.mark.parametrize("text", ["slower", "slower<=5", "failed<=5%", "faster<=1%", "slower<=-1%"])
 def test_what_is_no_gate_is_refused(text: str, runs: Path) -> None:
-    with pytest.raises(UserError, match="is no gate"):
+    with pytest.raises(UserError, match="is not a gate"):
         parse_gate(text)
     done = run_command("opgrip", "compare", "base.json", "same.json", "--gate", text, cwd=runs)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -289,8 +289,11 @@ def test_the_command_writes_pictures(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("one.json --kind modes -o x.gif", "x.gif is no name of a picture: end it in one of .svg, .pdf, .png"),
-        ("one.json --kind modes -o one.json", "one.json is no name of a picture: end it in one of .svg, .pdf, .png"),
+        ("one.json --kind modes -o x.gif", "x.gif is not a picture's name: end it in one of .svg, .pdf, .png"),
+        (
+            "one.json --kind modes -o one.json",
+            "one.json is not a picture's name: end it in one of .svg, .pdf, .png",
+        ),
         ("one.json --kind history -o x.svg", "--kind history draws several runs: name 2 or more"),
         ("one.json plain.json --kind roofline -o x.svg", "--kind roofline draws 1 run, not 2: draw one at a time"),
         ("one.json --kind modes --over bytes -o x.svg", "--kind modes does not take --over bytes: leave it out"),
