@@ -36,6 +36,7 @@ OTHERS = re.compile(r"_jax$|conversions|__main__")
 """Modules of the package that are not imported: they need another runtime, which may start threads, or are scripts."""
 
 PR_SET_CHILD_SUBREAPER = 36
+
 READ_AT_START = ("PYTHON", "OMP_", "MKL_", "TORCH", "KINETO", "LD_", "MALLOC", "GLIBC")
 """Prefixes of variables that a process reads once, when it starts; a fork applies PYTHONPATH separately."""
 
