@@ -79,10 +79,10 @@ class RedactionCheck:
             yield f"check: {op} can no longer be replayed"
 
 
-def check_replays(original: Path, redacted: Path, cases: int = CASES) -> RedactionCheck:
+def check_replays(original: Path, redacted: Path) -> RedactionCheck:
     """Replay and compare the cases with most time of both traces."""
     trace = load(original, partial=True)
-    numbers = _longest(trace, cases)
+    numbers = _longest(trace)
     both = [_shapes(path, numbers) for path in (original, redacted)]
     signatures = {item.number: item for item in trace.signatures}
     differing = [
@@ -90,18 +90,18 @@ def check_replays(original: Path, redacted: Path, cases: int = CASES) -> Redacti
         for number in numbers
         if _kind(both[0].get(number)) != _kind(after := both[1].get(number))
     ]
-    base, new = (replay(path, top=cases, repeats=REPEATS) for path in (original, redacted))
+    base, new = (replay(path, top=CASES, repeats=REPEATS) for path in (original, redacted))
     comparison = compare(base, _with_keys_of(base, new))
     broken = [pair.new.op for pair in comparison.broken]
     ran = sum("shapes" in both[0].get(number, {}) for number in numbers)
     return RedactionCheck(len(numbers), len(numbers) - len(differing), ran, differing, broken, comparison.counts)
 
 
-def _longest(trace: Trace, cases: int) -> list[int]:
+def _longest(trace: Trace) -> list[int]:
     """Return the signatures with most time."""
     calls = trace.own_distinct_calls
     times = (calls["time_ns"] * calls[COUNT]).groupby(calls["signature"]).sum()
-    return [int(number) for number in times.sort_values(ascending=False).index[:cases]]
+    return [int(number) for number in times.sort_values(ascending=False).index[:CASES]]
 
 
 def _shapes(path: Path, numbers: Sequence[int]) -> Given:

@@ -167,18 +167,14 @@ WHOLE_BYTES = 64 << 20
 """limit of whole values in one sample; further calls keep only value models and a description of their results"""
 
 
-def write_calls(folder: Path, gripped: Gripped, most_bytes: int = WHOLE_BYTES) -> None:
+def write_calls(folder: Path, gripped: Gripped) -> None:
     """Write a sample's calls into its folder.
-
-    Parameters
-    ----------
-    most_bytes : limit of whole values
 
     Raises
     ------
     UserError : a file exists already, or safetensors is not installed
     """
-    full = FullValues(folder / VALUES, most_bytes=most_bytes)
+    full = FullValues(folder / VALUES, most_bytes=WHOLE_BYTES)
     records: list[Record] = [Thread(0, "MainThread")]
     writing = _Writing(records.append, full)
     for number, call in enumerate(gripped.calls):

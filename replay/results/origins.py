@@ -63,15 +63,9 @@ def machine_name() -> str:
     return os.environ.get(MACHINE) or socket.gethostname() or "machine"
 
 
-def this_machine(device: str, processors: int | None = None) -> Machine:
-    """Return the machine of this process, as far as a device's times depend on it.
-
-    Parameters
-    ----------
-    processors : number of processors of the replay, or None for the processors of this process
-    """
-    count = len(os.sched_getaffinity(0)) if processors is None else processors
-    parts = [" ".join(processor("cpu")[1:]).strip() or "a processor", f"{count} of them"]
+def this_machine(device: str) -> Machine:
+    """Return the machine of this process, as far as a device's times depend on it."""
+    parts = [" ".join(processor("cpu")[1:]).strip() or "a processor", f"{len(os.sched_getaffinity(0))} of them"]
     if device not in ("cpu", "meta"):
         parts.insert(0, processor(device)[0])
     return Machine(machine_name(), ", ".join(parts))

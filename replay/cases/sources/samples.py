@@ -359,7 +359,7 @@ def _tag(word: str) -> Tag:
         raise UserError(str(error), did_you_mean(word, names, f"there are {', '.join(names)}")) from error
 
 
-def shipped_case(sample: Sample, configuration: str, number: int = 0) -> Case:
+def shipped_case(sample: Sample, configuration: str) -> Case:
     arguments = sample.arguments(configuration)
     drawables = {
         place: ConfigurationTensor(sample.name, configuration, place) for place in range(len(tensors_in(arguments)))
@@ -368,7 +368,7 @@ def shipped_case(sample: Sample, configuration: str, number: int = 0) -> Case:
     may_write = Tag.IN_PLACE in sample.tags
     function = sample.function
     operator = FunctionOperator(function, (arguments, {})) if may_write else Operator(function, mutates=False)
-    return described_case(operator, (arguments, {}), drawables, sample.name, number)
+    return described_case(operator, (arguments, {}), drawables, sample.name, 0)
 
 
 @lru_cache(maxsize=1)
