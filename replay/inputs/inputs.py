@@ -136,11 +136,12 @@ class Inputs:
         return sum(storage.nbytes() for storage in self._storages)
 
     def copy(self) -> Inputs:
-        """Return a copy in separate memory, with its values kept for `restore`."""
+        """Return a copy in separate memory; `restore` uses the values that this one keeps, or its current ones."""
         twin = copy.copy(self)
         twin._storages = [storage.clone() for storage in self._pristine or self._storages]
         twin._touching = None
-        twin.keep()
+        if not self._pristine:
+            twin.keep()
         return twin
 
     def make(self) -> tuple[tuple[Any, ...], dict[str, Any]]:

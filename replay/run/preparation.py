@@ -156,13 +156,15 @@ class _Preparation:
         workload = self._workload
         signatures = (case.signature, *case.input_sets)
         inputs = [self._inputs(case, operator, signature, way.values) for signature in signatures]
-        if operator.mutates:
-            for item in inputs:
-                item.keep()
-        examples = [(item.copy() if operator.mutates else item).make() for item in inputs]
+        examples = [item.make() for item in inputs]
         began = perf_counter_ns()
         grad = workload.wants_grad(case)
         program = make_program(operator, examples, way, workload, key_of(case, way, workload), grad)
+        del examples
+        if operator.mutates:
+            # modes write into the examples
+            for item in inputs:
+                item.restore()
         faithful, verdicts = [], []
         for place, (signature, item) in enumerate(zip(signatures, inputs, strict=True)):
             if place == 0:
@@ -348,10 +350,14 @@ class _Preparation:
             arguments = inputs.make()
             bound_indices(operator.function, *arguments)
             check_agreement(operator.function, *arguments)
-            if is_composite(operator.function):
-                check_parts(operator.function, *(inputs.copy() if operator.mutates else inputs).make())
+        if operator.mutates:
+            inputs.keep()
+        if case.operator is None and is_composite(operator.function):
+            check_parts(operator.function, *inputs.make())
         elif isinstance(operator.function, torch.fx.GraphModule):
-            check_graph(operator.function, (inputs.copy() if operator.mutates else inputs).make()[0])
+            check_graph(operator.function, inputs.make()[0])
+        if operator.mutates:
+            inputs.restore()
         return inputs
 
 

@@ -115,7 +115,7 @@ def make_call_program(call: FlowingCall, operator: Operator, inputs: Inputs, set
 
         with restored(call.settings), torch.no_grad():
             bound_indices(operator.function, *arguments())
-            example = (inputs.copy() if operator.mutates else inputs).make()
+            example = inputs.make()
             way = Variant(0, RECORDED, FORWARD, settings.mode)
             program = make_program(operator, [example], way, settings, None, grad=False)
             _, actual = run_program(program, arguments(), operator.mutates)
