@@ -2,7 +2,8 @@
 
 `StepMemory` draws the values that exist before the first call, restores them before each pass (`begin`), stores the
 results of calls (`give`), frees storages after their last use (`drop`), and returns views of them (`view`). Together
-with the arguments that are charged to it, it stays below a limit: a request beyond that raises `Unsupported`.
+with the arguments that are charged to it, it stays below a limit: a request beyond that raises `Unsupported`. Values to
+restore an accelerator's memory from are in the memory of the host while there is room.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from opgrip.platform.machine import free_memory
 from opgrip.replay.cases.flow import StorageNeed
 from opgrip.replay.inputs.filling import memory_of
 from opgrip.replay.inputs.inputs import DeviceMap, Inputs, as_recorded
+from opgrip.replay.operators.devices import is_accelerator
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values import ValueModel
 
-SHARE = 0.8
-"""share of the available memory that a replay may take"""
+SHARE, SHARE_OF_DEVICE = 0.8, 0.9
+"""share of the available memory that a replay may take on the CPU, and on an accelerator, which it has for itself"""
+COMPARED_BYTES = 1 << 26
+"""memory that is copied at a time to compare storages on two devices"""
 SEEDS = 1 << 62
 
 
@@ -42,7 +46,7 @@ class StepMemory:
     live : storages from the call that makes them to the last call that uses them
     live_bytes, peak_bytes : current and maximum size of live storages that calls made
     unmade : why a storage could not be made, by number
-    kept_bytes : size of initial values and of drawn arguments
+    kept_bytes : size of initial values and of drawn arguments, except those on the host
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class StepMemory:
         self._first: dict[int, torch.UntypedStorage] = {}
         self._outside: dict[int, torch.UntypedStorage] = {}
         self._stand_ins: dict[int, torch.UntypedStorage] = {}
+        self._host_bytes: int | None = None
         for number in outside:
             self._make(number)
 
@@ -72,7 +77,7 @@ class StepMemory:
             if first is not None:
                 if storage.nbytes() != first.nbytes():
                     storage.resize_(first.nbytes())
-                storage.copy_(first)
+                memory_of(storage).copy_(memory_of(first))
         self.live = dict(self._outside)
         self.live_bytes = self.peak_bytes = 0
         self._sizes = dict.fromkeys(self._outside, 0)
@@ -81,9 +86,10 @@ class StepMemory:
         """Release the initial values of storages that a pass over all calls did not change."""
         for number, storage in self._outside.items():
             first = self._first.get(number)
-            if first is not None and torch.equal(memory_of(storage), memory_of(first)):
+            if first is not None and _are_equal(memory_of(storage), memory_of(first)):
                 del self._first[number]
-                self.kept_bytes -= first.nbytes()
+                if first.device == storage.device:
+                    self.kept_bytes -= first.nbytes()
 
     def give(self, number: int, storage: torch.UntypedStorage) -> None:
         """Store the storage of a number."""
@@ -116,7 +122,9 @@ class StepMemory:
             if self._has_room(2 * size):
                 self._stand_ins[number] = first
                 self.kept_bytes += size
-        self.give(number, first.clone() if number in self._stand_ins or number in self._first else first)
+        device = self._place(self._needs[number].device)
+        is_kept = number in self._stand_ins or number in self._first
+        self.give(number, _copied(first, device) if is_kept else first)
 
     def charge(self, size: int) -> None:
         """Reserve memory until it is refunded; raise `Unsupported` if this exceeds the limit."""
@@ -149,19 +157,33 @@ class StepMemory:
         return storage is not None and storage.nbytes() >= spec.extent
 
     def _make(self, number: int) -> None:
-        # space for the storage and for the values to restore it from
-        size = 2 * self._needs[number].bytes
+        size = charged = self._needs[number].bytes
         try:
             self.charge(size)
             try:
-                first = self._draw(number)
-                self._outside[number] = first.clone()
+                storage = self._draw(number)
+                if storage.device.type != "cpu" and self._reserve_on_host(size):
+                    first = _copied(storage, "cpu")
+                else:
+                    self.charge(size)
+                    charged += size
+                    first = storage.clone()
             except BaseException:
-                self.refund(size)
+                self.refund(charged)
                 raise
-            self._first[number] = first
+            self._outside[number], self._first[number] = storage, first
         except Exception as error:
             self.unmade[number] = reason_of(error)
+
+    def _reserve_on_host(self, size: int) -> bool:
+        """Reserve memory of the host for values of an accelerator's memory; return False if there is too little."""
+        if self._host_bytes is None:
+            # processes on its other accelerators may want as much
+            self._host_bytes = room_on("cpu") // torch.accelerator.device_count()
+        if size > self._host_bytes:
+            return False
+        self._host_bytes -= size
+        return True
 
     def _draw(self, number: int) -> torch.UntypedStorage:
         need = self._needs[number]
@@ -191,4 +213,18 @@ def reason_of(error: Exception) -> str:
 def room_on(device: str) -> int:
     """Return the maximum number of bytes that a replay may take on a device."""
     free = free_memory(device)
-    return int((os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if free is None else free) * SHARE)
+    share = SHARE_OF_DEVICE if is_accelerator(device) else SHARE
+    return int((os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if free is None else free) * share)
+
+
+def _copied(storage: torch.UntypedStorage, device: str) -> torch.UntypedStorage:
+    """Return a copy of a storage on a device."""
+    return torch.empty(storage.nbytes(), dtype=torch.uint8, device=device).copy_(memory_of(storage)).untyped_storage()
+
+
+def _are_equal(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Return True if the bytes of two storages are equal, which may be on different devices."""
+    if left.device == right.device or left.numel() != right.numel():
+        return left.numel() == right.numel() and torch.equal(left, right)
+    pieces = zip(left.split(COMPARED_BYTES), right.split(COMPARED_BYTES), strict=True)
+    return all(torch.equal(piece, other.to(piece.device)) for piece, other in pieces)
