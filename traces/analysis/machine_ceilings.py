@@ -37,6 +37,8 @@ FORM = 2
 """version of the file; files of other versions are ignored"""
 TF32 = "tf32"
 """name of the rate of float32 products whose inputs a GPU may round to 10 bits"""
+LEAST_SHARE = 1e-4
+"""share of a device's fastest rate that every dtype exceeds: float64 has about a thousandth of float8 on some GPUs"""
 FLOAT8 = "float8"
 """prefix of the names of all float8 types"""
 
@@ -151,7 +153,7 @@ def from_json(fields: dict[str, Any]) -> Ceilings:
     )
     if not levels or levels[-1].size is not None:
         raise ValueError("the last level is not the memory")
-    return Ceilings(
+    ceilings = Ceilings(
         machine=tuple(fields["machine"]),
         device=fields["device"],
         threads=int(fields["threads"]),
@@ -162,6 +164,23 @@ def from_json(fields: dict[str, Any]) -> Ceilings:
         torch=fields["torch"],
         time=fields["time"],
     )
+    if implausible := find_implausible_rate(ceilings):
+        raise ValueError(implausible)
+    return ceilings
+
+
+def find_implausible_rate(ceilings: Ceilings) -> str | None:
+    """Return a description of a rate that no product on an accelerator can have, or None.
+
+    On a CPU without instructions for a dtype, its products may be that slow.
+    """
+    rates = {dtype: max(rate_by_threads.values()) for dtype, rate_by_threads in ceilings.rates.items()}
+    if ceilings.device == "cpu" or not rates:
+        return None
+    slowest, fastest = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
+    if rates[slowest] >= LEAST_SHARE * rates[fastest]:
+        return None
+    return f"{rates[slowest]:,.2f} Gflop/s for {slowest} and {rates[fastest]:,.2f} for {fastest}"
 
 
 def _by_threads(values: dict[str, float]) -> dict[int, float]:
@@ -329,7 +348,11 @@ def _on_device_s(run: Callable[[], None], device: str, repeats: int = REPEATS) -
 
 
 def best_s(run: Callable[[], object], enough_s: float = 1.0) -> float:
-    """Return the time of the fastest run in seconds, after a first run; only the first run counts if it took long."""
+    """Return the time of the fastest run in seconds; only one run counts if it takes longer than `enough_s`.
+
+    A run before is not timed: it loads libraries and kernels, which took 145 ms for bfloat16 on an H100.
+    """
+    run()
     start = perf_counter()
     run()
     best = perf_counter() - start

@@ -17,7 +17,7 @@ from opgrip.errors import UserError, cause_of
 from opgrip.platform.machine import processor
 from opgrip.replay.operators.contexts import KINDS, restored
 from opgrip.replay.operators.devices import synchronizer
-from opgrip.traces.analysis.machine_ceilings import TF32, Ceilings, best_s, levels, no_less
+from opgrip.traces.analysis.machine_ceilings import TF32, Ceilings, best_s, find_implausible_rate, levels, no_less
 from opgrip.traces.schema.tensor_specs import plain_name
 
 aten = torch.ops.aten
@@ -40,6 +40,12 @@ class MatrixProduct:
     precision: str = "highest"
 
 
+def _integer_product(first: Tensor, second: Tensor) -> Tensor:
+    # cuBLAS needs a column-major second matrix to use tensor cores; oneDNN is faster on a row-major one
+    product: Tensor = aten._int_mm.default(first, second.t())
+    return product
+
+
 def _scaled_product(first: Tensor, second: Tensor) -> Tensor:
     scale = torch.ones((), device=first.device)
     # _scaled_mm requires a column-major second matrix
@@ -56,7 +62,10 @@ PRODUCTS = {
     "int8": MatrixProduct(torch.int8, aten._int_mm.default),
 }
 """products by dtype of their arithmetic"""
-ON_ACCELERATORS = {"float8_e4m3fn": MatrixProduct(torch.float8_e4m3fn, _scaled_product)}
+ON_ACCELERATORS = {
+    "int8": MatrixProduct(torch.int8, _integer_product),
+    "float8_e4m3fn": MatrixProduct(torch.float8_e4m3fn, _scaled_product),
+}
 ROUNDED = {TF32: MatrixProduct(torch.float32, precision="high")}
 """products for accelerators with TF32"""
 NOT_THERE = (RuntimeError, AttributeError, TypeError, AssertionError)
@@ -67,13 +76,16 @@ def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
     """Measure the peaks of this machine or of one of its GPUs, which takes about 20 seconds.
 
     On the CPU, peaks are measured for one thread and for one thread per core. Raises `UserError` if the device lacks a
-    required feature.
+    required feature, or if a rate is implausible.
     """
     try:
-        return _measure(device, tell)
+        ceilings = _measure(device, tell)
     except NOT_THERE as error:
         problem = f"what {device} gives at most cannot be measured: {cause_of(error)}"
         raise UserError(problem, "leave --roofline out, or measure another device") from error
+    if implausible := find_implausible_rate(ceilings):
+        raise UserError(f"the peaks of {device} were measured wrongly: {implausible}", "measure again")
+    return ceilings
 
 
 def products_of(kind: str) -> dict[str, MatrixProduct]:
@@ -124,9 +136,6 @@ def _matrix_rate(product: MatrixProduct, device: str) -> float | None:
                 wait()
 
             with restored({"matmul_precision": product.precision}):
-                if size == SIZES[0]:
-                    # the first call loads kernels, which took 145 ms for bfloat16 on an H100
-                    run()
                 time_s = best_s(run, LONGEST_S)
         except (RuntimeError, TypeError, MemoryError):
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from programs import ROOT
 
+from opgrip.errors import UserError
 from opgrip.platform.precisions import is_tf32
 from opgrip.replay.analyses.roofline import LimitColumns, dtype_of, measuring, with_limits
 from opgrip.replay.analyses.roofline.measuring import products_of, random_matrices
@@ -209,17 +212,41 @@ def test_copies_within_a_cache_are_launched_at_once(monkeypatch: pytest.MonkeyPa
     assert (replays, len(runs)) == (["replay"], 2)
 
 
-def test_the_time_to_load_kernels_does_not_end_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(machine_ceilings, "perf_counter", lambda: clock[0])
-    sizes: list[int] = []
+def test_loading_a_library_is_not_part_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, sizes = [0.0], list[int]()
 
-    def multiply(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        clock[0] += 1e-4 if sizes else 2 * measuring.LONGEST_S
+    def multiply(first: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        # the first product of a process loads a library, and the first one of a size its kernel
+        now_s[0] += 1e-6 * len(first) + (len(first) not in sizes) * (0.15 if sizes else 3.0)
         sizes.append(len(first))
         return first
 
-    monkeypatch.setattr(measuring, "SIZES", (2, 4))
-    rate = measuring._matrix_rate(measuring.MatrixProduct(torch.float32, multiply), "cpu")
-    assert set(sizes) == {2, 4}
-    assert rate == pytest.approx(2 * 4**3 / 1e-4 / 1e9)
+    monkeypatch.setattr(machine_ceilings, "perf_counter", lambda: now_s[0])
+    monkeypatch.setattr(machine_ceilings, "REPEAT_S", 0.0)
+    monkeypatch.setattr(measuring, "SIZES", (8, 16, 32))
+    rate = measuring._matrix_rate(measuring.MatrixProduct(torch.bfloat16, multiply), "cpu")
+    assert sorted({*sizes}) == [8, 16, 32]
+    assert rate == pytest.approx(2 * 32**3 / 32e-6 / 1e9)
+
+
+def test_a_rate_that_no_device_has_is_neither_kept_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = replace(CEILINGS, rates={**CEILINGS.rates, "bfloat16": {1: 0.23}, "float8_e4m3fn": {1: 1_384_750.0}})
+    monkeypatch.setattr(measuring, "_measure", lambda device, tell: wrong)
+    with pytest.raises(UserError, match=r"0\.23 Gflop/s for bfloat16 and 1,384,750\.00 for float8_e4m3fn"):
+        measuring.measure("cuda")
+    with pytest.raises(ValueError, match="bfloat16"):
+        from_json(to_json(wrong))
+    # without instructions for it, a processor may be that slow
+    slow = replace(wrong, device="cpu")
+    monkeypatch.setattr(measuring, "_measure", lambda device, tell: slow)
+    assert measuring.measure("cpu") is slow
+
+
+def test_the_first_peaks_of_an_h100_are_refused() -> None:
+    file = ROOT / "benchmarks/results/h100/second.jsonl"
+    stages = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    (peaks,) = (stage["ceilings"] for stage in stages if "ceilings" in stage)
+    with pytest.raises(ValueError, match="bfloat16"):
+        from_json(peaks)
+    del peaks["rates"]["bfloat16"], peaks["rates"]["float16"]
+    assert from_json(peaks).rates["float8_e4m3fn"][1] > 1e6
