@@ -35,6 +35,11 @@ UNINITIALIZED = frozenset(
 )
 """operators whose results are uninitialized memory"""
 
+GENERATOR_OUTPUTS = frozenset({"philox_seed", "philox_offset", "rng_state", "unused"})
+"""outputs of attention operators that only their backward reads: the state of a random generator, with which it drops
+the same elements again, and a placeholder. A graph keeps the state elsewhere, and a compiler counts it otherwise.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Named:
@@ -57,6 +62,15 @@ class Named:
     @property
     def uninitialized(self) -> bool:
         return self.packet in UNINITIALIZED
+
+    def is_random(self, arguments: Arguments) -> bool:
+        """Return True if a call draws random numbers that its results depend on."""
+        return self.random and self.bound(arguments).get("dropout_p") != 0
+
+    def is_generator_state(self, output: int) -> bool:
+        """Return True if an output holds the state of a random generator instead of values."""
+        outputs = self.schema.returns if self.schema is not None else []
+        return output < len(outputs) and outputs[output].name in GENERATOR_OUTPUTS
 
     def bound(self, arguments: Arguments) -> dict[str, Any]:
         """Return a call's arguments by name, with defaults."""

@@ -87,12 +87,15 @@ class Reference:
             chosen = chosen_otherwise(self._operator, self._make_arguments(), actual.outputs, first.outputs)
         verdicts = []
         for place, ours in self._pairs(actual, first):
-            if place.kind == "output" and place.number in chosen:
+            is_output, operator = place.kind == "output", self._operator
+            if is_output and operator is not None and operator.is_generator_state(place.number):
+                continue
+            if is_output and place.number in chosen:
                 reason = chosen[place.number]
                 verdict = ResultVerdict() if reason is None else wrong(f"{place}: {reason}")
             else:
                 verdict = self._judge(place, ours, actual, tolerance)
-            if place.kind == "output" and place.number in self._unused:
+            if is_output and place.number in self._unused:
                 verdict = ResultVerdict() if verdict.right else ResultVerdict(notes=(f"unused {verdict.reason}",))
             verdicts.append(verdict)
         return verdicts
@@ -164,7 +167,7 @@ class Reference:
         return reason
 
     def _varies(self, place: ResultPosition, reference: Plain, tolerance: Tolerance) -> bool:
-        if self._operator is not None and self._operator.random:
+        if self._operator is not None and self._operator.is_random(self._make_arguments()):
             return True
         seeds = SEEDS_OF_FEW if len(reference.values) < FEW else 2
         others = [plain(place.of(run)) for run in self._runs(seeds)]

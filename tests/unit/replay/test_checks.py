@@ -16,6 +16,7 @@ from small_calls import CALLS, KEYWORDS, drawn
 from torch import Tensor
 
 from opgrip.replay.checks import Reference, ResultVerdict, Tolerance, observe
+from opgrip.replay.checks.permitted_differences import GENERATOR_OUTPUTS
 from opgrip.replay.checks.verdicts import joined
 from opgrip.replay.modes.mode import RunOutputs
 from opgrip.traces.schema.arguments import map_leaves
@@ -449,3 +450,62 @@ def test_a_result_is_itself_and_nothing_clearly_else(dtype: torch.dtype, shape: 
         perturbed = numbers.clone()
         perturbed.view(-1)[seed % numbers.numel()] += 3
         assert_wrong(torch.clone, numbers, met=perturbed)
+
+
+SCHEMAS = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")]
+
+
+def attention_operators() -> list[torch._ops.OpOverload]:
+    """Return the operators that return the state of a random generator."""
+    found = [schema for schema in SCHEMAS if {item.name for item in schema.returns} & GENERATOR_OUTPUTS]
+    return [getattr(getattr(aten, schema.name[6:]), schema.overload_name or "default") for schema in found]
+
+
+def test_the_state_of_a_generator_is_what_a_backward_of_attention_takes() -> None:
+    names = {str(operator).split(".")[1] for operator in attention_operators()}
+    assert {f"_scaled_dot_product_{kind}_attention" for kind in ("cudnn", "efficient", "flash")} <= names
+    assert all("attention" in name for name in names)
+    backwards = [schema for schema in SCHEMAS if schema.name.endswith("attention_backward")]
+    assert {item.name for schema in backwards for item in schema.arguments} >= GENERATOR_OUTPUTS
+    returned = {item.name for schema in SCHEMAS for item in schema.returns}
+    assert {name for name in returned if re.search("philox|rng|seed", name)} <= GENERATOR_OUTPUTS
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("operator", attention_operators(), ids=str)
+def test_attention_is_compared_without_the_state_of_its_generator(
+    operator: torch._ops.OpOverload, share: float
+) -> None:
+    names = [item.name for item in operator._schema.returns]
+    query = torch.rand(2, 3, 40, 8, generator=torch.Generator().manual_seed(0))
+    required = {
+        item.name: None if isinstance(item.type, torch.OptionalType) else 0
+        for item in operator._schema.arguments
+        if not item.has_default_value()
+    }
+    arguments = required | {"query": query, "key": query, "value": query, "dropout_p": share}
+
+    def attend(**kwargs: Any) -> tuple[Any, ...]:
+        """Imitate the operator, which only a GPU has."""
+        weights = F.dropout((kwargs["query"] @ kwargs["key"].mT).softmax(-1), kwargs["dropout_p"])
+        outputs: dict[str, Any] = dict.fromkeys(names, torch.ones(2))
+        outputs |= {names[0]: weights @ kwargs["value"], names[1]: weights.new_ones(2, 3, 40)}
+        outputs |= {name: torch.randint(1 << 40, ()) for name in names if name in GENERATOR_OUTPUTS}
+        return tuple(outputs.values())
+
+    def check(**changes: Any) -> ResultVerdict:
+        results = dict(zip(names, attend(**arguments), strict=True)) | changes
+        return Reference(attend, made(**arguments), False, str(operator)).check(
+            RunOutputs(list(results.values())), Tolerance()
+        )
+
+    torch.manual_seed(1234)
+    assert check().right, check().reason
+    states = [name for name in names if name in GENERATOR_OUTPUTS]
+    # a graph keeps its state on the device, and a compiler as an integer of another type
+    assert check(**dict.fromkeys(states, torch.tensor([7, 8], dtype=torch.int32))).right
+    assert not check(**{names[1]: torch.full((2, 3, 40), 1.5)}).right
+    assert not check(**{names[0]: attend(**arguments)[0] * 1.5}).right
+    if not share:
+        # a difference, although torch declares that the operator draws random numbers
+        assert "permutation" not in str(check(**{names[1]: torch.full((2, 3, 40), 1.5)}).reason)
