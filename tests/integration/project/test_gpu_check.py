@@ -14,7 +14,7 @@ import gpu_check
 import pandas as pd
 import pytest
 import torch
-from gpu import modes, times
+from gpu import kernels, modes, times
 from gpu.archive import write_archive
 from gpu.environment import describe_machine
 from gpu.kernels import Kernel, kernel_names, kernels_in
@@ -177,6 +177,24 @@ def test_times_of_kernels_are_held_against_those_of_the_profiler(
 def test_each_step_has_a_name_of_its_own() -> None:
     assert len(CHECKS) == sum(len(room.STEPS) for room in ROOMS)
     assert len({step.slug for step in STEPS.values()}) == len(STEPS)
+
+
+def test_clocks_are_raised_before_reference_times_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = list[str]()
+
+    def warm_up(device: str, seconds: float) -> None:
+        assert seconds > 0
+        order.append(device)
+
+    def run() -> None:
+        order.append("run")
+        raise NotHereError("the first run")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(kernels, "warm_up", warm_up)
+    with pytest.raises(NotHereError, match="the first run"):
+        kernels.kernels_of(run)
+    assert order == ["cuda:0", "run"]
 
 
 def test_kernels_of_a_timeline_are_in_their_order() -> None:

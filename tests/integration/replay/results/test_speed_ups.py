@@ -144,9 +144,10 @@ def test_each_row_of_a_replay_is_compared_with_the_row_that_the_docs_name(tiny_t
         assert (rows[way].ratio_p50 is None) == (base is None)
 
 
-@pytest.mark.parametrize("column", ["noisy", "slowed", "faithful"])
+@pytest.mark.parametrize("column", ["noisy", "slowed", "faithful", "doubts"])
 def test_marks_of_a_status_are_in_every_report(column: str, tmp_path: Path) -> None:
-    word, cell = {"noisy": ("noisy", True), "slowed": ("slowed", 0.9), "faithful": ("unfaithful", False)}[column]
+    words = {"noisy": ("noisy", True), "slowed": ("slowed", 0.9), "faithful": ("unfaithful", False)}
+    word, cell = (words | {"doubts": ("launch-bound", "launch-bound")})[column]
     row = made_row(0, [10.0], **{column: cell})
     results = Results([row, made_row(1, [10.0])], HEADER)
     assert (row.status, row.doubts, row.marked_status) == ("ok", word, f"ok, {word}")
