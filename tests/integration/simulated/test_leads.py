@@ -124,12 +124,10 @@ def test_a_step_does_not_keep_the_device_busy_for_the_wait_of_a_call(tmp_path: P
     trace = load(tmp_path / "t.jsonl", partial=False)
     Slowdown.is_slowed = Slowdown.is_contended = False
     with recorded_leads() as leads:
-        result = replay_sequence(trace, replace(sequence_settings(workload_for(RunRequest(), trace)), repeats=3))
-    # the wait of the last call for the sine is not in its launch
-    assert 0 < max(leads) < MOST_LEAD_NS / 1e3
-    (adding,) = (item for item in result.signatures if trace.signatures[item.signature].op == "aten.add.Tensor")
-    assert adding.median_us is not None
-    assert 3 <= adding.median_us < 20
+        replay_sequence(trace, replace(sequence_settings(workload_for(RunRequest(), trace)), repeats=3))
+    # the wait of every fourth call for the sine is not in its launch
+    assert len(leads) % 12 == 0
+    assert 0 < median(leads[3::4]) < MOST_LEAD_NS / 1e3
 
 
 @on_simulator(SIM_DEVICES="1")
