@@ -200,7 +200,7 @@ def check_timeline(place: Place) -> None:
 
 BY_PROFILER = "torch.profiler sees kernels of CUDA alone"
 STEPS = (
-    Step("device_ns of a capture against torch.profiler", check_captured_times, needs_cuda=BY_PROFILER),
+    Step("--device-time events against torch.profiler", check_captured_times, needs_cuda=BY_PROFILER),
     Step("--device-time kernels against torch.profiler", check_times_of_kernels, needs_cuda=BY_PROFILER),
     Step("an addition of one element by each method", check_short_call, needs_cuda=BY_PROFILER),
     Step("a product of milliseconds by each method", check_long_call, needs_cuda=BY_PROFILER),
