@@ -1,4 +1,4 @@
-"""Fixtures that several rooms' tests share: real traces of small real models, made once a run."""
+"""Fixtures shared by the tests of several packages: traces of small real models, captured once per run."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from opgrip.capture.grip.source import folder as proof
 from opgrip.platform import sandbox
 from opgrip.replay.modes.conversions.jax_runtime import THREADS
 
-# modules that tests have a process import leave no files beside them
+# modules imported by processes of tests leave no files next to them
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 # XLA starts once in a process: with one thread, which tests of modes ask for, whoever comes first
 os.environ.setdefault(THREADS, "1")
 
-# commands that tests run keep no results beside what they run on
+# commands run by tests keep no results next to their inputs
 os.environ["OPGRIP_STORE"] = ""
 
 SEED = 0
@@ -65,7 +65,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Skip a test whose comparison of times fails while others used the processors: it cannot tell."""
+    """Skip a test if its comparison of times fails while other processes used the processors."""
     before = usage_now()
     try:
         return (yield)
@@ -73,7 +73,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         others = share_of_others(before, usage_now())
         if item.get_closest_marker("alone") is None or others < MOST_BY_OTHERS:
             raise
-        pytest.skip(f"too busy to tell: others took {others:.0%} of the processors")
+        pytest.skip(f"busy: other processes took {others:.0%} of the processors")
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +93,7 @@ def _drawn_alike() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _agents_out_of_sight() -> Iterator[None]:
-    """Let what other processes of the tests ask not find those that can be asked in this one."""
+    """Hide the recordable processes of this test process from other test processes."""
     with TemporaryDirectory(prefix="og") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", folder)
         yield
@@ -108,13 +108,13 @@ def _no_mode_left_on() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _samples_tried_in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what is gripped be tried in a fork, here as in commands; what `fresh` commands grip is, in a fresh Python."""
+    """Check gripped samples in a fork, as commands do; only `fresh` commands use a new Python process."""
     monkeypatch.setattr(proof, "subprocess", PROVING)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _replay_workers_in_forks() -> Iterator[None]:
-    """Fork workers of replays that run in this process, where they take the machine for quiet too."""
+    """Fork the workers of replays in this process, which also assume that the machine is idle."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sandbox, "subprocess", WORKERS)
         yield
@@ -122,9 +122,7 @@ def _replay_workers_in_forks() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of `.ci/run`, which runs the quick tests before it adds packages."""
-    told = (
-        "without quick tests that passed in the last run and know none of the packages added since; all: of all rooms"
-    )
+    told = "skip quick tests that passed in the last run and do not use packages installed since; all: in all folders"
     parser.addoption("--after-packages", nargs="?", const=IGNORANT, choices=(IGNORANT, ALL), help=told)
     parser.addoption("--slow-part", type=part, metavar="K/N", help="of the slow tests only one part of N")
 
@@ -152,7 +150,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def place_of(item: pytest.Item) -> tuple[bool, bool, float]:
-    """What items are sorted by; which of them take longest is told by the time that they are given."""
+    """Return the sort key of a test: slow tests first, then by descending time limit."""
     timeout = item.get_closest_marker("timeout")
     seconds = float(timeout.args[0]) if timeout is not None else 0.0
     return item.get_closest_marker("slow") is None, item.get_closest_marker("alone") is not None, -seconds

@@ -155,7 +155,7 @@ ENDS = {
     "a fork": "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) if (pid := os.fork()) else os._exit(4)",
     "a signal": "signal.signal(signal.SIGUSR1, lambda *_: print('heard')); os.kill(os.getpid(), signal.SIGUSR1)",
     "a signal that ends it": "sys.stdout.flush(); os.kill(os.getpid(), signal.SIGTERM)",
-    "a word": "sys.exit('it cannot go on')",
+    "a word": "sys.exit('it cannot continue')",
     "no hooks": "atexit.register(print, 'never'); sys.stdout.flush(); os._exit(5)",
     "a crash": "sys.stdout.flush(); os.abort()",
 }

@@ -48,7 +48,7 @@ def test_calls_of_a_gpu_are_replayed_on_a_cpu(kept: Path) -> None:
         ("aten.embedding.default", "ok"),
     ]
     assert {row["device"] for row in results} == {"cpu"}
-    # by the device's own records: far below what a launch takes
+    # by the device's own records: far below the time of a launch
     assert min(row["captured_us"] for row in results if row["op"] == "aten.add.Tensor") < 2
 
 

@@ -17,7 +17,7 @@ from opgrip.traces.schema.arguments import GroupSpec
 
 needs_groups = pytest.mark.skipif(
     private_places()["torch.distributed.distributed_c10d._resolve_process_group"] != "found",
-    reason="this torch does not tell groups by name",
+    reason="this torch does not name groups",
 )
 
 

@@ -96,7 +96,7 @@ def test_opaque_regions_are_one_call_with_the_kernels_that_they_launch(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not leaves_compiled_code_under_modes(), reason="this torch compiles anew under a mode")
+@pytest.mark.skipif(not leaves_compiled_code_under_modes(), reason="this torch compiles again under a mode")
 def test_what_is_compiled_stays_compiled_where_regions_are_recorded(tmp_path: Path) -> None:
     program = ROOT / "tests/support/models/compiled_programs.py"
     alone = run_python(program, cwd=tmp_path)

@@ -92,7 +92,7 @@ def test_an_operator_that_fails_on_a_device_is_recorded(tmp_path: Path) -> None:
     assert load(tmp_path / "t.jsonl").calls["device_ns"].isna().tolist() == [True, False]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_gpu_is_timed(tmp_path: Path) -> None:
     x = torch.rand(2048, 2048, device="cuda")
     with Capture(tmp_path / "t.jsonl"):

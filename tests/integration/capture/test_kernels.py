@@ -54,7 +54,7 @@ class Event:
         return self.kind == "gpu_user_annotation"
 
     def correlation_id(self) -> int:
-        # torch does not tell the correlation of operators as one of launches
+        # torch does not report the correlation of operators as one of launches
         return 0 if self.kind == "cpu_op" else self.correlation
 
     def name(self) -> str:
@@ -104,7 +104,7 @@ def launch(number: int, operator: Any) -> tuple[Event, Event]:
 
 @pytest.fixture(params=[True, False], ids=["activity types", "device types"])
 def _kinds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tell launches and work apart as torch with `activity_type` does, and as torch 2.11 does without it."""
+    """Separate launches and device work as torch with `activity_type` does, and as torch 2.11 does without it."""
     monkeypatch.setattr(accelerator_private, "_tells_kind", request.param)
 
 

@@ -91,5 +91,5 @@ def test_each_slow_test_is_in_one_part() -> None:
         promised = item("tools/test_zoo.py::test_comes_out_the_same", "slow", "every_part")
         assert of_other_parts([promised, *items], *part(f"{number}/3")) == left_out[number - 1]
     for text in ("1", "a/2", "1/0", "-1/3"):
-        with pytest.raises(ArgumentTypeError, match="is no part"):
+        with pytest.raises(ArgumentTypeError, match="is not a part"):
             part(text)

@@ -18,7 +18,7 @@ from opgrip.traces.io.foreign_files import Losses, formats
 from opgrip.traces.schema.records import Signature
 
 DATA = ROOT.parent / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="files of other tools are not beside this checkout")
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="files of other tools are not next to this checkout")
 
 
 def data_files(pattern: str) -> list[Path]:

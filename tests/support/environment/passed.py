@@ -17,7 +17,7 @@ ROOMS = frozenset({"project", "results", "samples", "traces"})
 Import layers in pyproject.toml keep the code independent of these, or slow tests cover the dependency.
 """
 IGNORANT, ALL = "ignorant", "all"
-"""Choices of which passed quick tests are skipped: the tests of `ROOMS`, or all."""
+"""Choices of the quick tests to skip once passed: the tests in `ROOMS`, or all."""
 EVERY_PART = "every_part"
 """marker of slow tests that run in each part"""
 KEPT = "opgrip/passed"
@@ -73,7 +73,7 @@ def part(text: str) -> tuple[int, int]:
     """Parse `K/N`: part K of N, where 0 and N are the same part."""
     number, _, parts = text.partition("/")
     if not (number.isdecimal() and parts.isdecimal() and int(parts)):
-        raise ArgumentTypeError(f"{text!r} is no part, as 2/3 is")
+        raise ArgumentTypeError(f"{text!r} is not a part such as 2/3")
     return int(number) % int(parts), int(parts)
 
 

@@ -1,10 +1,10 @@
-"""A fuzzer of traces and of files of other tools: changes to small real ones, for everything that reads a stranger's.
+"""Fuzzer of the readers of untrusted traces and files of other tools, by mutations of small real files.
 
-It finds no exception but `UserError`, and nothing over the bounds of time and memory; what it finds is kept.
+Other exceptions than `UserError`, and excess of the limits of time and memory, are findings; their files are kept.
 
     python tests/support/fuzz --seconds 600
     python tests/support/fuzz --seed 7          the same mutants again
-    python tests/support/fuzz build/fuzz/*      those that were found, again
+    python tests/support/fuzz build/fuzz/*      replays the kept findings
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Finding:
 def main() -> int:
     """Run the fuzzer, and return 1 if something was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="to go on for (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="duration of the run (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6, help="of the mutants (default: the time)")
     parser.add_argument("files", nargs="*", type=Path, help="mutants to try instead of new ones")
     args = parser.parse_args()

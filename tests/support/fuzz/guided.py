@@ -30,8 +30,8 @@ FOUND = Path(__file__).resolve().parents[3] / "build" / "fuzz"
 def main() -> int:
     """Run the fuzzer; libFuzzer ends the process when it finds something or its time is over."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=SECONDS, help="to go on for (default: %(default)s)")
-    parser.add_argument("--runs", type=int, default=-1, help="files to try at most (default: as many as there is time)")
+    parser.add_argument("--seconds", type=int, default=SECONDS, help="duration of the run (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=-1, help="maximum number of files (default: no limit)")
     parser.add_argument("--seed", type=int, default=0, help="of the files (default: the time)")
     args = parser.parse_args()
     if not is_installed("atheris"):

@@ -69,7 +69,7 @@ NOT_THERE = {
     ("docs/profiling-ncu.md", "trace.jsonl"): "it runs on another machine",
     ("docs/flight-recorder.md", "train.part*.ring"): "a program that was killed leaves it",
     ("docs/privacy.md", "monday/"): "a program that runs for days was recorded",
-    ("docs/production.md", "step-3445-1.jsonl.zst"): "a program that goes on was recorded",
+    ("docs/production.md", "step-3445-1.jsonl.zst"): "a program that keeps running was recorded",
     ("docs/production.md", "server-web1-2026-11-23.shapes.json"): "a program that runs for days was recorded",
 }
 """Reason, by document and file, why previous commands do not make the file."""
@@ -206,14 +206,14 @@ def why_not(name: str, pasted: Pasted) -> str | None:
     if words[:3] == ["opgrip", "zoo", "make"]:
         return "it writes into the package, and takes long: tests/end_to_end/tools/test_zoo.py does it in small"
     if "--on-demand" in words or (words[:1] == ["opcapture"] and VERBS.keys() & set(words[1:2])):
-        return "it is about a program that goes on: tests/integration/capture/test_on_demand.py"
+        return "it is about a program that keeps running: tests/integration/capture/test_on_demand.py"
     if words[:2] == ["opgrip", "autostart"]:
         return "it changes this environment: tests/end_to_end/capture/test_autostart.py does it in another one"
     needs_mmdet = any(word.startswith(("mmdet.", "grips/delta2bbox")) for word in words)
     if needs_mmdet and not is_installed("mmdet"):
         return "mmdet is not installed: make openmmlab"
     if any(value.startswith("cuda") for value in options.values()) and not torch.cuda.is_available():
-        return "there is no GPU"
+        return "no GPU"
     for program in ("nsys", "ncu"):
         if f"--{program}" in options and not is_installed(program):
             return f"{program} is not installed"

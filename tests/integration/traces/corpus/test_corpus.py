@@ -70,7 +70,7 @@ def test_a_folder_is_its_traces_and_files_of_other_tools(corpus: Corpus, folder:
         *("clamp.json", "other.jsonl.gz", "small.jsonl", "tiny.jsonl")
     ]
     assert corpus.sources == ["trace", "dlop"]
-    assert list(corpus.notes) == [f"{folder / 'notes.txt'} is no trace"]
+    assert list(corpus.notes) == [f"{folder / 'notes.txt'} is not a trace"]
 
 
 def test_rows_count_all_calls_of_a_trace_that_stand_for_themselves(folder: Path) -> None:

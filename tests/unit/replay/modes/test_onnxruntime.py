@@ -79,7 +79,7 @@ def test_nodes_that_run_on_the_cpu_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(onnxruntime.InferenceSession, "get_providers", lambda self: [CUDA, CPU])
     task = Task(lambda x: x.relu() @ x, (torch.randn(3, 3),), {})
     if not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
-        pytest.skip("this onnxruntime does not tell")
+        pytest.skip("this onnxruntime does not report it")
     providers = [(CUDA, {}), (CPU, {})]
     with pytest.warns(UserWarning, match="not in available provider names"):
         assert run_by(task, lambda _: providers).note == "2 of 2 nodes on CPU: Relu, MatMul"

@@ -116,7 +116,7 @@ def Event(enable_timing: bool = False, blocking: bool = False, interprocess: boo
 
 
 def _sleep(cycles: int) -> None:
-    """Keep the current stream busy for so many cycles, as `torch.cuda._sleep` does."""
+    """Keep the current stream busy for a number of cycles, as `torch.cuda._sleep` does."""
     now = current_stream()
     _extension.sleep(now.device_index, now.stream_id, round(cycles * NS_PER_CYCLE))
 
