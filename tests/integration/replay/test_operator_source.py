@@ -159,6 +159,7 @@ def test_an_operator_of_an_extension_is_replayed(own_operators: Path) -> None:
     assert "myops.twice.default" in done.stdout
 
 
+@pytest.mark.slow
 def test_an_operator_of_an_extension_is_replayed_in_python(own_operators: Path) -> None:
     script = """
 from opgrip.replay import replay

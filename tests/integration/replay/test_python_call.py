@@ -48,6 +48,7 @@ def test_results_say_what_they_are_and_are_kept(results: Results, tmp_path: Path
         ({"top": 3}, ("--top", "3")),
         ({"op": "aten.a*"}, ("--op", "aten.a*")),
         ({"op": ["aten.a*", "aten.b*"]}, ("--op", "aten.a*", "--op", "aten.b*")),
+        ({"operator": "m.f", "extension": "m"}, ("--operator", "m.f", "--extension", "m")),
         ({"threads": [1, 2]}, ("--threads", "1,2")),
         ({"threads": 2}, ("--threads", "2")),
         ({"dtype": torch.bfloat16}, ("--dtype", "bfloat16")),
