@@ -195,10 +195,10 @@ def test_signatures_are_written_once_with_their_keys_and_values(corpus: Corpus, 
 
 def test_what_is_not_there_is_told_in_a_line(folder: Path, tmp_path: Path) -> None:
     for inputs, said in (
-        ([str(folder / "no.jsonl")], "is not there"),
+        ([str(folder / "no.jsonl")], "does not exist"),
         ([str(folder / "notes.txt")], "is not a trace"),
         (["zoo:no_such_model"], "no trace of the zoo"),
-        ([str(tmp_path)], "holds no trace"),
+        ([str(tmp_path)], "contains no trace"),
     ):
         with pytest.raises(UserError, match=said):
             read_corpus(inputs)
