@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,11 +11,13 @@ import pandas as pd
 import torch
 
 from opgrip.platform.machine import page_size
+from opgrip.replay.operators.equivalents import Equivalent, equivalent_on
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.operators.memory import LARGE, bytes_of, mostly_fresh
 from opgrip.traces.analysis.graph import Graph, make_graph
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.operator_arguments import Interface, interface_of
-from opgrip.traces.schema.records import NO_STORAGE, Signature
+from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Signature
 from opgrip.traces.table.call_table import COUNT
 from opgrip.traces.table.trace import Trace
 
@@ -88,13 +91,19 @@ class ProgramFlow:
     critical_path: list[int]
 
 
-def make_flow(trace: Trace) -> ProgramFlow:
-    """Return the flow of the calls that a program made itself; calls inside an extension function are part of it."""
+def make_flow(trace: Trace, device: str | None = None) -> ProgramFlow:
+    """Return the flow of the calls that a program made itself; calls inside an extension function are part of it.
+
+    device : device to replay on, for which operators that it lacks are replaced by equivalents; None to keep all
+    """
     graph = make_graph(trace)
-    signatures = {signature.number: signature for signature in trace.signatures}
+    recorded = {signature.number: signature for signature in trace.signatures}
+    equivalents = {} if device is None else dict(_equivalents(recorded, device))
+    signatures = {**recorded, **{number: item.signature for number, item in equivalents.items()}}
     interfaces = {number: interface_of(signature) for number, signature in signatures.items()}
     needs: dict[int, StorageNeed] = {}
-    calls = list(_calls(trace, graph, interfaces, needs))
+    own_interfaces = {number: interface_of(recorded[number]) for number in equivalents}
+    calls = list(_calls(trace, graph, interfaces, needs, equivalents, own_interfaces))
     own = trace.own_calls
     ends = own["start_ns"] + own["duration_ns"]
     wall = int(ends.max() - own["start_ns"].min()) if len(own) else 0
@@ -107,6 +116,15 @@ def make_flow(trace: Trace) -> ProgramFlow:
     )
 
 
+def _equivalents(signatures: Mapping[int, Signature], device: str) -> Iterator[tuple[int, Equivalent]]:
+    """Yield the equivalents of operators by number; functions that write their results into arguments are left out."""
+    for number, signature in signatures.items():
+        with suppress(Unsupported, MemoryError, torch.OutOfMemoryError):
+            equivalent = equivalent_on(signature, device) if signature.kind == OPERATOR else None
+            if equivalent is not None:
+                yield number, equivalent
+
+
 def can_flow(spec: TensorSpec) -> bool:
     """Return True if a tensor can be a strided view of plain memory."""
     odd = str(spec.dtype).startswith(("torch.q", "torch.bits")) or spec.device == "meta"
@@ -114,7 +132,12 @@ def can_flow(spec: TensorSpec) -> bool:
 
 
 def _calls(
-    trace: Trace, graph: Graph, interfaces: Mapping[int, Interface], needs: dict[int, StorageNeed]
+    trace: Trace,
+    graph: Graph,
+    interfaces: Mapping[int, Interface],
+    needs: dict[int, StorageNeed],
+    equivalents: Mapping[int, Equivalent],
+    own_interfaces: Mapping[int, Interface],
 ) -> Iterator[FlowingCall]:
     context_of = {scope.number: scope.context for scope in trace.scopes}
     settings = _settings(trace)
@@ -127,7 +150,10 @@ def _calls(
     for row, *values in zip(own.index, *(own[name].tolist() for name in columns), strict=True):
         signature, op, scope, time, host, count, first = values
         interface = interfaces.get(signature, nothing)
-        takes, gives = interface.memory_of(tuple(trace.storages[first : first + count].tolist()))
+        storages = tuple(trace.storages[first : first + count].tolist())
+        takes, gives = own_interfaces.get(signature, interface).memory_of(storages)
+        if signature in equivalents:
+            takes, gives = equivalents[signature].memory_of(takes, gives)
         _note(needs, interface, takes, gives)
         yield FlowingCall(
             *(signature, str(op), time, host, takes, gives, tuple(over.get(row, ()))),

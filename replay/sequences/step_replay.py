@@ -107,7 +107,7 @@ def replay_sequence(
     if trace.own_calls.empty:
         raise no_calls(trace)
     trace = trace_with_defaults(trace)
-    flow = make_flow(trace)
+    flow = make_flow(trace, settings.device)
     room = room_on(settings.device) if settings.room_bytes is None else settings.room_bytes
     with own_randomness(settings.device):
         memory = StepMemory(flow.needs, flow.outside, trace.values, settings.place, settings.seed, room)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from example_trace import write
 from programs import ROOT
 from torch import Tensor
 from torch.nn import functional
@@ -26,9 +27,10 @@ from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import OK, same_outputs
 from opgrip.replay.run.preparation import prepare
 from opgrip.replay.run.workload import workload_for
+from opgrip.replay.sequences.step_replay import SequenceSettings, replay_sequence
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec, leaves
-from opgrip.traces.schema.records import EXTENSION, OPERATOR, Signature
+from opgrip.traces.schema.records import EXTENSION, OPERATOR, Calls, Scope, Signature, Thread
 
 H100 = ROOT / "benchmarks/results/h100/raw.zip"
 FOR_CPU = "aten._scaled_dot_product_flash_attention_for_cpu"
@@ -73,6 +75,21 @@ def test_attention_captured_on_cuda_is_a_case_of_the_cpu(signature: Signature) -
         assert row.op == signature.op
         assert row.key == case.key
         assert row.note == f"as {signature.op.replace('cudnn_attention', 'flash_attention_for_cpu')}{remark}"
+
+
+def test_attention_captured_on_cuda_flows_through_a_step_on_the_cpu(tmp_path: Path) -> None:
+    copy = Signature(9, OPERATOR, "aten.exp.default", (QUERY,), {}, QUERY)
+    # query, key, value, output, log sums, seeds; the backward takes all of them
+    storages = [[0, 1, 2, 3, 4, 5, 6], [3, 7], [7, 0, 1, 2, 3, 4, 5, 6, 8, 9, 10]]
+    calls = Calls(
+        *(0, [FORWARD.number, copy.number, BACKWARD.number], [0] * 3, [0, 10, 20], [5] * 3),
+        *([len(own) for own in storages], [number for own in storages for number in own]),
+    )
+    records = [FORWARD, copy, BACKWARD, Scope(0, "", "", "forward"), Thread(0, "MainThread"), calls]
+    trace = load(write(tmp_path / "t.jsonl", records))
+    settings = SequenceSettings(device_map("cuda:0", "cpu"), "cpu", repeats=3)
+    result = replay_sequence(trace, settings)
+    assert (result.replayed, result.calls) == (3, 3), result.not_replayed
 
 
 def test_attention_on_the_cpu_computes_what_the_program_did() -> None:
