@@ -204,6 +204,8 @@ class Trace:
         """Reason why the device times of the calls contain time of the host, or None if no such reason is known."""
         if self.source.has_later_times or "converted_from" in self.header:
             return None
+        if is_made(self, "calls") and self.calls.empty:
+            return None
         return doubt_of_events(self.own_distinct_calls)
 
     @property
