@@ -86,7 +86,11 @@ def check_replays(original: Path, redacted: Path) -> RedactionCheck:
     both = [_shapes(path, numbers) for path in (original, redacted)]
     signatures = {item.number: item for item in trace.signatures}
     differing = [
-        (signatures[number].op, _told(both[0].get(number), recorded_shapes(signatures[number])), _told(after, None))
+        (
+            signatures[number].op,
+            _describe_result(both[0].get(number), recorded_shapes(signatures[number])),
+            _describe_result(after, None),
+        )
         for number in numbers
         if _kind(both[0].get(number)) != _kind(after := both[1].get(number))
     ]
@@ -127,9 +131,9 @@ def _kind(given: Any) -> Any:
     return [(name, text.partition(":")[0]) for name, text in given.items()]
 
 
-def _told(given: Any, recorded: Shapes | None) -> str:
-    told = next(iter(given.values())) if given else "nothing"
-    return f"{told}, recorded {recorded}" if recorded is not None and told != recorded else str(told)
+def _describe_result(given: Any, recorded: Shapes | None) -> str:
+    text = next(iter(given.values())) if given else "nothing"
+    return f"{text}, recorded {recorded}" if recorded is not None and text != recorded else str(text)
 
 
 def _with_keys_of(base: Results, new: Results) -> Results:
