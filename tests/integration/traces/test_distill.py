@@ -227,7 +227,9 @@ def test_times_of_the_baseline_that_ships_are_what_cases_stand_for(tmp_path: Pat
 
 def test_times_of_two_machines_are_not_mixed(run: Results, tmp_path: Path) -> None:
     own = tmp_path / "own.json"
-    run.save(own)
+    # the machine that runs this may be of the baseline's kind
+    environment = run.header["environment"] | {"processor": "another"}
+    Results(run.rows, run.header | {"environment": environment}).save(own)
     options = ("--times", "baseline", "--times", own, "-o", tmp_path / "bench.jsonl")
     done = run_command("opgrip", "corpus", "distill", "zoo:dcgan.predict", *options, cwd=tmp_path)
     assert done.returncode == 2
