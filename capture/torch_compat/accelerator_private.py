@@ -97,7 +97,9 @@ _tells_kind = (
     _places.take(f"{_event}.activity_type", None, "records are separated by device: launches are records of the host")
     is not None
 )
-_HOST = torch._C._autograd.DeviceType.CPU
+_HOST = _places.take(
+    "torch._C._autograd.DeviceType.CPU", None, "no launch is recognized unless events have an activity type"
+)
 _LAUNCH = ("_runtime", "_driver")
 _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 

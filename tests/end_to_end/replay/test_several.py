@@ -279,14 +279,14 @@ def test_rows_of_another_torch_or_another_file_are_not_gone_on_with(
             replay(one, **QUICK, output=output)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "1.0")
-        with pytest.raises(UserError, match=r"r\.json\.parts is of another version of torch: give the same"):
+        with pytest.raises(UserError, match=r"r\.json\.parts is of another version of torch: use the same"):
             replay(one, **QUICK, output=output, resume=True)
     with monkeypatch.context() as patch:
         patch.setattr("opgrip.replay.command.several_traces.this_machine", lambda device: Machine("m", "another"))
-        with pytest.raises(UserError, match=r"r\.json\.parts is of another kind of machine: give the same"):
+        with pytest.raises(UserError, match=r"r\.json\.parts is of another kind of machine: use the same"):
             replay(one, **QUICK, output=output, resume=True)
     small_trace(one / "a.jsonl", (11,))
-    with pytest.raises(UserError, match=r"r\.json\.parts is of other files of a: give the same"):
+    with pytest.raises(UserError, match=r"r\.json\.parts is of other files of a: use the same"):
         replay(one, **QUICK, output=output, resume=True)
     small_trace(one / "a.jsonl", (10,))
     assert len(replay(one, **QUICK, output=output, resume=True)) == 1

@@ -124,7 +124,7 @@ def test_the_corpus_is_looked_at_in_a_browser(page: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["no.jsonl"], "is not there"),
+        (["no.jsonl"], "no.jsonl does not exist"),
         (["zoo:nothing"], "no trace of the zoo"),
         (["small.jsonl", "--models", "some"], "is not a number such as 2"),
         (["small.jsonl", "--models", "0"], "no row is shared by this number of models"),

@@ -58,7 +58,7 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_device")
 def test_calls_on_a_device_have_their_time_there_and_others_none(tmp_path: Path) -> None:
     large, small = torch.ones(20), torch.ones(3)
-    with Capture(tmp_path / "t.jsonl"):
+    with Capture(tmp_path / "t.jsonl", device_time="events"):
         for _ in range(40):
             large.sin()
             small.sin()
@@ -72,7 +72,7 @@ def test_calls_on_a_device_have_their_time_there_and_others_none(tmp_path: Path)
 @pytest.mark.usefixtures("_device")
 def test_events_are_used_again(tmp_path: Path) -> None:
     large = torch.ones(20)
-    with Capture(tmp_path / "t.jsonl") as watched:
+    with Capture(tmp_path / "t.jsonl", device_time="events") as watched:
         for _ in range(10):
             large.sin()
             assert watched._flusher is not None
@@ -84,7 +84,7 @@ def test_events_are_used_again(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_device")
 def test_an_operator_that_fails_on_a_device_is_recorded(tmp_path: Path) -> None:
     large = torch.ones(20)
-    with Capture(tmp_path / "t.jsonl") as watched:
+    with Capture(tmp_path / "t.jsonl", device_time="events") as watched:
         with pytest.raises(RuntimeError):
             large.view(7)
         large.sin()

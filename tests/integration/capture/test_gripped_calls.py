@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import ROOT, run_python
 
+from opgrip.capture.grip import sample_calls
 from opgrip.capture.grip.copies import alike
 from opgrip.capture.grip.gripped import Gripped, GrippedCall
 from opgrip.capture.grip.gripping import Grips
@@ -35,8 +36,8 @@ def kept(*args: Any, results: Any = None, **kwargs: Any) -> Gripped:
     return Gripped(gripping.scaled, None, "scaled", "scaled", frozenset(), (call,))
 
 
-def again(gripped: Gripped, folder: Path, classes: Mapping[str, Any] = CLASSES, **options: Any) -> GrippedCall:
-    write_calls(folder, gripped, **options)
+def again(gripped: Gripped, folder: Path, classes: Mapping[str, Any] = CLASSES) -> GrippedCall:
+    write_calls(folder, gripped)
     (call,) = recorded_calls(folder, classes)
     return call
 
@@ -78,12 +79,15 @@ def test_what_a_call_changes_is_kept_as_it_was_before(tmp_path: Path) -> None:
     assert tree == {"boxes", "labels"}
 
 
-def test_random_numbers_come_first_where_there_is_no_room_for_all(tmp_path: Path) -> None:
+def test_random_numbers_come_first_where_there_is_no_room_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = torch.get_rng_state()
     call = GrippedCall((torch.rand(5000),), {}, torch.rand(5000), None, state, 0, 0, 1)
     for limit, expected in ((state.nbytes + 100, state), (8, None)):
         gripped = Gripped(gripping.noisy, None, "noisy", "noisy", frozenset(), (call,))
-        found = again(gripped, tmp_path, most_bytes=limit)
+        monkeypatch.setattr(sample_calls, "WHOLE_BYTES", limit)
+        found = again(gripped, tmp_path)
         assert isinstance(found.results, Sketch)
         assert (found.random_state is None) if expected is None else torch.equal(found.random_state, expected)
         for path in tmp_path.iterdir():
@@ -103,8 +107,9 @@ def test_the_files_are_a_trace_with_whole_values_beside(tmp_path: Path) -> None:
         schema.validate(json.loads(line))
 
 
-def test_beyond_the_limit_models_and_specs_are_kept(tmp_path: Path) -> None:
-    call = again(kept(torch.rand(1000, 4), results=torch.ones(3)), tmp_path, most_bytes=100)
+def test_beyond_the_limit_models_and_specs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_calls, "WHOLE_BYTES", 100)
+    call = again(kept(torch.rand(1000, 4), results=torch.ones(3)), tmp_path)
     assert call.args[0].shape == (1000, 4)
     assert 0 <= float(call.args[0].min()) <= float(call.args[0].max()) <= 1
     assert isinstance(call.results, Sketch)

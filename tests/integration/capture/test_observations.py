@@ -13,7 +13,7 @@ import torch
 from opgrip.capture import Capture
 from opgrip.capture.hooks import call_recording, dispatch
 from opgrip.capture.recording.observations import Observations
-from opgrip.capture.signatures import fitting as deferred
+from opgrip.capture.signatures import deferred_values
 from opgrip.capture.timing import page_faults
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.inputs.inputs import Inputs, device_map
@@ -96,16 +96,18 @@ class Mark:
         self.asked += 1
         return self.asked > 2
 
-    def synchronize(self) -> None:
+    def wait(self, stream: object) -> None:
         pass
 
 
 def test_values_on_a_device_are_fitted_when_they_have_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # without a GPU: the tensors' device and its events are stand-ins
     monkeypatch.setattr("opgrip.capture.signatures.fitting.is_deferred", lambda tensor: True)
-    monkeypatch.setattr(deferred, "_mark", lambda device: Mark())
-    monkeypatch.setattr(deferred, "is_capturing", lambda kind: False)
-    monkeypatch.setattr(deferred, "on_device", nullcontext)
+    monkeypatch.setattr(deferred_values, "_mark", lambda device: Mark())
+    monkeypatch.setattr(deferred_values, "is_capturing", lambda kind: False)
+    monkeypatch.setattr(deferred_values, "new_stream", lambda device: None)
+    for name in ("on_device", "in_stream"):
+        monkeypatch.setattr(deferred_values, name, nullcontext)
     mask = torch.arange(5000) % 7 == 0
     with Capture(tmp_path / "t.jsonl") as watched:
         mask.nonzero()

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gpu_check
 import pandas as pd
 import pytest
 import torch
+from gpu.processes import run_steps
 from gpu.ranks import STEPS, check_collective
-from gpu.step import Place, Verdict
+from gpu.step import Place, Verdict, read_facts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_ranks import made_rank
@@ -351,7 +351,9 @@ def _storages(calls: pd.DataFrame, storages: Integers) -> list[list[int]]:
 
 
 def test_the_check_of_a_gpu_starts_a_collective_and_takes_that_of_nccl_on_cuda_alone(tmp_path: Path) -> None:
-    place = Place("cpu", tmp_path, top=1)
-    assert check_collective(place)["backend"] == "gloo"
     (step,) = STEPS
-    assert gpu_check.take(step, place, 60).verdict is Verdict.NOT_HERE
+    place = Place("cpu", tmp_path, 1, tmp_path / "facts.jsonl", step.name)
+    check_collective(place)
+    assert read_facts(place.facts, step.name)["backend"] == "gloo"
+    (outcome,) = run_steps([step], place, 60)
+    assert outcome.verdict is Verdict.NOT_HERE

@@ -89,5 +89,5 @@ def test_quantized_and_8_bit_tensors_are_not_cast() -> None:
 
 
 def test_only_floating_point_dtypes_can_be_asked_for() -> None:
-    with pytest.raises(ValueError, match="no floating-point dtype"):
+    with pytest.raises(ValueError, match="is not a floating-point dtype"):
         made(torch.ones(3), dtype=torch.int8)

@@ -124,7 +124,7 @@ def test_without_a_part_so_many_cases_are_refused_with_their_count_and_the_flags
 
 def test_a_part_of_a_trace_of_calls_is_refused(tmp_path: Path) -> None:
     reader = TraceReader(SHIPPED_TRACES[0], cut=Cut(3))
-    with pytest.raises(UserError, match="stands for no cases that --start"):
+    with pytest.raises(UserError, match="has no cases to select with --start"):
         list(reader)
 
 
