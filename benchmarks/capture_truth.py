@@ -67,7 +67,7 @@ def main() -> None:
     for name in args.workload or REPLAYED:
         measured = in_a_process(measure_program, name, args.rounds)
         if measured is None:
-            console.print(f"{name}: what it needs is not installed")
+            console.print(f"{name}: a required package is not installed")
             continue
         row, lines, worst = measured
         table.add_row(name, *row)

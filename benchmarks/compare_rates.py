@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="of each run (default: %(default)s)")
     parser.add_argument("--top", type=int, default=40, help="cases with most time (default: %(default)s)")
     parser.add_argument("--workload", choices=WORKLOADS, default="BERT train", help="default: %(default)s")
-    parser.add_argument("--keep", type=Path, help="folder for the runs; those that are there are not made again")
+    parser.add_argument("--keep", type=Path, help="folder for the runs; existing runs are not repeated")
     parser.add_argument("--seconds", type=float, default=1200, help="begin no run after so long (default: %(default)s)")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS, help="JSON file (default: %(default)s)")
     parser.add_argument("--markdown", type=Path, metavar="JSON", help="print the table of an earlier benchmark")

@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", nargs="?", type=Path, default=TRACE)
     parser.add_argument("--top", type=int, default=100, help="cases with most time (default: %(default)s)")
-    parser.add_argument("--threads", type=int, help="of an operator; as in the program where nothing is said")
+    parser.add_argument("--threads", type=int, help="of an operator; by default as in the program")
     args = parser.parse_args()
     quiet = measure_part(lambda: medians(args), tries=1)
     print(f"quiet: {len(quiet.value)} rows ok; {quiet}")

@@ -65,7 +65,7 @@ def main() -> None:
     for name in args.workload or REPLAYED:
         measured = in_a_process(measure, name, args.steps, args.threads)
         if measured is None:
-            console.print(f"{name}: what it needs is not installed")
+            console.print(f"{name}: a required package is not installed")
             continue
         rows, worst = measured
         for row in rows:

@@ -82,7 +82,7 @@ def joined(parts: Sequence[Comparison]) -> Comparison:
 
 
 def usual_settings() -> Workload:
-    """Those that time a case as a Timer does: many runs as one, with warm caches."""
+    """Modes that time a case as a Timer does: many runs as one, with warm caches."""
     return workload_for(request_with("trace.jsonl", exec_mode=CONTINUOUS, cache=WARM))
 
 
@@ -118,7 +118,7 @@ def _runs_again(case: Case) -> bool:
 
 
 def time_case(case: Case, settings: Workload) -> Measurement:
-    """A Timer's measurement of a case."""
+    """Return a Timer's measurement of a case."""
     inputs = Inputs(
         case.signature.args, case.signature.kwargs, case.values, settings.place, settings.request.inputs.seed
     )

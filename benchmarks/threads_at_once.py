@@ -1,6 +1,6 @@
 """Start threads that meet everything at once under a capture; each trace must be valid and hold every call.
 
-Sixteen threads begin together, with Python switching between them as often as it can: forward and backward passes,
+Sixteen threads begin together, with Python switching between them as often as possible: forward and backward passes,
 modules, and a function of an extension, all with the same new signatures in each run.
 
     python benchmarks/threads_at_once.py [--runs 200]

@@ -106,7 +106,7 @@ class Trial:
         }
 
     def _audited(self, outcome: dict[str, Any]) -> dict[str, Any]:
-        """Return operators that torch and the trace count differently, except those that any dispatch mode changes."""
+        """Return operators that torch and the trace count differently, except ones that any dispatch mode changes."""
         unexplained = self._differing(nullcontext())
         changed: list[str] = []
         if unexplained:
@@ -156,7 +156,7 @@ def seed() -> None:
 
 
 def digest_of(results: Any, program: ModelProgram) -> str:
-    """A hash of the bits of what a step gave, and of the model's state after it."""
+    """Return a hash of the bits of a step's results and of the model's state after it."""
     digest = hashlib.blake2b(digest_size=16)
     seen: set[int] = set()
 

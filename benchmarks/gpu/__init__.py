@@ -1,4 +1,4 @@
-"""Steps that check and measure opgrip on an accelerator, each in a process of its own."""
+"""Steps that check and measure opgrip on an accelerator, each in a separate process."""
 
 from __future__ import annotations
 

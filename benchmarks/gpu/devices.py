@@ -68,7 +68,7 @@ def check_streams(place: Place) -> None:
     rows = replay_rows(place, capture_layers(place), streams=[1, 2])
     expect_ok(rows)
     pairs = [row for row in rows if row.streams == 2]
-    expect(pairs, "there are no rows of two streams")
+    expect(pairs, "rows of two streams are missing")
     overlaps = [row.overlap for row in pairs if row.overlap is not None]
     place.note(overlaps=overlaps)
     expect(all(0.1 < overlap < 3 for overlap in overlaps), f"overlaps are {overlaps}")

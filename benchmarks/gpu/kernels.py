@@ -42,7 +42,7 @@ def kernels_of(run: Callable[[], object], runs: int = 1) -> list[Kernel]:
     NotHereError : if the profiler sees none
     """
     if not torch.cuda.is_available():
-        raise NotHereError("torch.profiler sees kernels of CUDA alone")
+        raise NotHereError("torch.profiler sees only kernels of CUDA")
     warm_up(with_index("cuda"), WARMUP_S)
     for _ in range(WARMUP):
         run()

@@ -41,7 +41,7 @@ def check_energy(place: Place) -> None:
     """Check `--energy` of a product against NVML's counter during the same product."""
     gpu = find_gpu(with_index(place.device))
     if gpu is None:
-        raise NotHereError("NVML does not tell: pip install nvidia-ml-py")
+        raise NotHereError("NVML is not available: pip install nvidia-ml-py")
     if gpu.energy_mj() is None:
         raise NotHereError("this GPU, or this part of one, counts no energy")
     x = torch.rand(4096, 4096, device=place.device)

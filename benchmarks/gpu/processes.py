@@ -65,7 +65,7 @@ class StepProcess:
         return Outcome(self._step.name, verdict, reason, facts, monotonic() - start)
 
     def end(self) -> None:
-        """End the process and those that it started."""
+        """End the process and its child processes."""
         kill_group(self._process.pid)
         self._process.wait()
         assert self._process.stdin is not None

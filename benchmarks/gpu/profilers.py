@@ -147,7 +147,7 @@ def _short_names(kernels: str) -> Sequence[str]:
     return [kernel.rpartition(" x")[0] for kernel in kernels.split("; ")]
 
 
-REASON = "Nsight sees kernels of CUDA alone"
+REASON = "Nsight sees only kernels of CUDA"
 STEPS = (
     Step("--nsys against torch.profiler", check_nsys, 120.0, REASON),
     Step("--nsys of more cases than a window holds", check_windows, 180.0, REASON),

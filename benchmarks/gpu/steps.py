@@ -61,7 +61,7 @@ PLANS: Mapping[str, tuple[Step, ...]] = {
         _program("detector", 75.0),
         _replay("detector"),
     ),
-    # 450 s on an H100, with traces of its own
+    # 450 s on an H100, with its own traces
     "second": (
         Step("zoo", measure_zoo, 110.0, "", 30.0),
         _capture("bert"),

@@ -132,7 +132,7 @@ def check_tf32(place: Place) -> None:
 def check_clocks(place: Place) -> None:
     """Check that rows have their clock, and that NVML considers it possible."""
     if find_gpu(with_index(place.device)) is None:
-        raise NotHereError("NVML does not tell: pip install nvidia-ml-py")
+        raise NotHereError("NVML is not available: pip install nvidia-ml-py")
     import pynvml
 
     pynvml.nvmlInit()
@@ -141,7 +141,7 @@ def check_clocks(place: Place) -> None:
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         most = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
     except pynvml.NVMLError as error:
-        raise NotHereError(f"NVML does not tell the highest clock: {error}") from error
+        raise NotHereError(f"NVML does not report the highest clock: {error}") from error
     x = torch.rand(2048, 2048, device=place.device)
     row = replay_rows(place, capture_calls(place, lambda: torch.mm(x, x)))[0]
     place.note(clock_mhz=row.clock_mhz, most_mhz=most, throttled=row.throttled)
@@ -198,7 +198,7 @@ def check_timeline(place: Place) -> None:
     expect(not missing, f"the timeline lacks {missing[:1]}")
 
 
-BY_PROFILER = "torch.profiler sees kernels of CUDA alone"
+BY_PROFILER = "torch.profiler sees only kernels of CUDA"
 STEPS = (
     Step("--device-time events against torch.profiler", check_captured_times, needs_cuda=BY_PROFILER),
     Step("--device-time kernels against torch.profiler", check_times_of_kernels, needs_cuda=BY_PROFILER),

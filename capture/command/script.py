@@ -43,7 +43,7 @@ def check_script(arguments: Sequence[str]) -> None:
     if not Path(arguments[0]).exists():
         others = [str(path) for path in Path(arguments[0]).parent.glob("*.py")]
         hint = did_you_mean(arguments[0], others, "name a script, or -m and a module")
-        raise MissingFileError(f"{arguments[0]} is not there", hint)
+        raise MissingFileError(f"{arguments[0]} does not exist", hint)
 
 
 def script_name(arguments: Sequence[str]) -> str:

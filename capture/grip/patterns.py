@@ -260,7 +260,7 @@ def decorated_inside(
         above = 2 if lines[0][:1].isspace() else 1
         node = next(item for item in ast.walk(tree) if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef))
     except (OSError, TypeError, SyntaxError, StopIteration) as error:
-        raise CannotDecorate("the source around it is not there") from error
+        raise CannotDecorate("the source around it is not available") from error
     ast.increment_lineno(node, first - above)
     node.decorator_list = []
     marks = _Marks(is_gripped, qualname)

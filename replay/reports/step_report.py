@@ -74,7 +74,7 @@ def _lines(result: SequenceResult) -> list[tuple[str, str]]:
     times = _captured_times(result, captured) if result.has_captured_times else _replayed_times(result)
     sizes = (result.captured_peak_bytes, result.replayed_peak_bytes, result.outside_bytes)
     at_most, replayed, before = (f"{size / 1e6:,.2f} MB" for size in sizes)
-    memory = f"captured {at_most} at most, replayed {replayed}, beside {before} from before"
+    memory = f"captured {at_most} at most, replayed {replayed}, in addition to {before} from before"
     return [calls, *times, ("memory", memory)]
 
 

@@ -143,11 +143,11 @@ DISTILL_EXAMPLES = """\
 examples:
   opgrip corpus distill zoo --cases 500 -o bench.jsonl.zst
   opreplay bench.jsonl.zst                                       a score for all models: 28 minutes on two slow cores
-  opgrip corpus distill zoo --times baseline -o bench.jsonl.zst  beside the machine that opreplay zoo scores by
+  opgrip corpus distill zoo --times baseline -o bench.jsonl.zst  with the machine that opreplay zoo scores by
   opgrip corpus distill zoo --times one.parquet --check two.parquet -o bench.jsonl.zst
 
 --times sets the times that the weights refer to, from a replay of these traces. --check takes the results of
-another, and prints what the distilled cases predict of each model and trace beside what these took.
+another, and prints what the distilled cases predict for each model and trace, next to the measured times.
 """
 
 

@@ -35,10 +35,10 @@ examples:
   opgrip trace diff server-host-2026-11-23.shapes.json server-host-2026-11-27.shapes.json     of --new-only
   opgrip trace diff 'monday/*.rank0.jsonl' 'friday/*.rank0.jsonl' --fail-on operators
 
-Signatures are the same where they call the same operator with arguments of the same shapes, strides, dtypes and scalars
-under the same settings, whatever their numbers; so they are in redacted traces. Calls are counted by step where traces
-tell their steps, and by all calls where there are several a side. exit status: 1 where something is found that
---fail-on names
+Two signatures are the same if they call the same operator with arguments of the same shapes, strides, dtypes and
+scalars under the same settings; their numbers do not matter, so redacted traces can be compared. Calls are counted per
+step if the traces record steps, and in total if a side has several traces. exit status: 1 if --fail-on names something
+that is found
 """
 
 

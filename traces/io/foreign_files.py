@@ -116,7 +116,7 @@ class ForeignFile:
         size = self.cut.size(count)
         if size > most and not self.unbounded:
             raise UserError(
-                f"{self.path} stands for {count:,} cases, of which {most:,} are read at most",
+                f"{self.path} represents {count:,} cases, of which {most:,} are read at most",
                 "take a part with --start and --stop, or some with --sample",
             )
         return self.cut.places(count)

@@ -97,7 +97,7 @@ def _check_quantizer(spec: TensorSpec, quantizer: PerTensor | PerChannel) -> Non
     _ask(all(held), "a zero point that the dtype cannot hold")
     if isinstance(quantizer, PerTensor):
         return
-    _ask(quantizer.axis < len(spec.shape), "a quantizer of a dimension that is not there")
+    _ask(quantizer.axis < len(spec.shape), "a quantizer of a dimension that does not exist")
     channels = spec.shape[quantizer.axis]
     _ask(len(quantizer.scales) == len(quantizer.zero_points) == channels, "a quantizer of other channels")
 

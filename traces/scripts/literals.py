@@ -1,6 +1,6 @@
 """Arguments and tensor values as Python source.
 
-A trace may come from a third party: its text stands in the source as an ASCII literal, and names only if they are
+A trace may come from a third party: its text is an ASCII literal in the source, and names only if they are
 torch's own. Few values are literals; many are drawn by torch with the numbers of their model.
 """
 

@@ -157,7 +157,7 @@ class Collector(ItemTable):
         thing, name = meaning.thing, (use.name, *use.attributes)[meaning.attribute_count]
         if meaning.treatment is Treatment.ABSENT:
             path = ".".join((use.name, *use.attributes))
-            return self.add_refused(f"{path} is not there") if meaning.attribute_count else None
+            return self.add_refused(f"{path} does not exist") if meaning.attribute_count else None
         if meaning.treatment is Treatment.BUILTIN:
             return self.builtin(getattr(thing, "__name__", name))
         # the gripped function itself is included even if its package is normally imported

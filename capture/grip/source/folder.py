@@ -48,7 +48,7 @@ _SECONDS = 300
 _PROGRAM = """
 import sys
 
-# the sample beside could have the name of a module of Python
+# the sample in the same folder could have the name of a module of Python
 sys.path[:] = [place for place in sys.path if place]
 import importlib.abc
 import importlib.util

@@ -97,7 +97,7 @@ def add_dots(axes: Axes, dots: Sequence[Dot], total: float) -> None:
 
 
 def add_numbers(axes: Axes, dots: Sequence[Dot], key: Mapping[str, int]) -> None:
-    """Number the largest dot of each operator."""
+    """Assign a number to the largest dot of each operator."""
     places: list[tuple[float, float]] = []
     numbered: set[str] = set()
     for x, y, row in _ordered(dots):

@@ -66,7 +66,7 @@ def test_a_module_runs_by_its_name(folder: Path) -> None:
     ("arguments", "message"),
     [
         (("--",), "nothing to run follows --"),
-        (("--", "nowhere.py"), "nowhere.py is not there"),
+        (("--", "nowhere.py"), "nowhere.py does not exist"),
         (("--run", "train", "--", "train.py"), "--run is for models"),
     ],
 )

@@ -50,8 +50,8 @@ def traces_in(folder: Path) -> set[str]:
     [
         (("--",), "nothing to run follows --: name a script, or -m and a module"),
         (("-o", "t.jsonl", "--", "-m"), "nothing to run follows --"),
-        (("-o", "t.jsonl", "--", "nowhere.py"), "nowhere.py is not there: name a script"),
-        (("-o", "t.jsonl", "--", "trian.py"), "trian.py is not there: did you mean train.py?"),
+        (("-o", "t.jsonl", "--", "nowhere.py"), "nowhere.py does not exist: name a script"),
+        (("-o", "t.jsonl", "--", "trian.py"), "trian.py does not exist: did you mean train.py?"),
         (
             ("-o", "t.jsonl", "--", "broken.py"),
             "broken.py cannot start: SyntaxError: invalid syntax (broken.py, line 2)",

@@ -301,7 +301,7 @@ def test_the_verb_has_the_script_s_status_and_says_what_was_not_gripped(tmp_path
     assert done.returncode == 2
     done = run_command("opgrip", "grip", "missing.py", "--function", "f", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "opgrip grip: error: missing.py is not there: name a script, or -m and a module\n"
+    assert done.stderr == "opgrip grip: error: missing.py does not exist: name a script, or -m and a module\n"
 
 
 @pytest.mark.slow

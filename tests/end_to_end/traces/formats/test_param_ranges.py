@@ -115,7 +115,7 @@ def test_of_ten_million_cases_those_are_made_that_are_asked_for(tmp_path: Path) 
 
 def test_without_a_part_so_many_cases_are_refused_with_their_count_and_the_flags(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(ten_million()))
-    told = f"stands for 10,000,000 cases, of which {MOST_CASES:,} are read at most: .*--start and --stop.*--sample"
+    told = f"represents 10,000,000 cases, of which {MOST_CASES:,} are read at most: .*--start and --stop.*--sample"
     with pytest.raises(UserError, match=told):
         load(tmp_path / "config.json")
     done = run_command("opgrip", "trace", "info", tmp_path / "config.json")

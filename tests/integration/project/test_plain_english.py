@@ -1,0 +1,101 @@
+"""Test that docstrings, messages and documents are plain engineering English, by wordings that readers stumble over."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from programs import ROOT
+
+PACKAGES = ("opgrip", "capture", "replay", "traces", "tools", "zoo", "samples", "benchmarks")
+PLAIN_WORDS = {
+    r"\bbeside\b(?!=| :)": "next to, compared with, in addition to",
+    r"\b(?:is|are) said\b": "is reported",
+    r"\btells? (?:of|apart|whether|how|what)\b": "reports, shows, distinguishes",
+    r"\banew\b": "again",
+    r"\bwhole numbers?\b": "integers",
+    r"\bfor want of\b": "for lack of",
+    r"\bof (?:its|their|one's) own\b": "own, separate",
+    r"\ball the same\b": "anyway",
+    r"\bgoes on\b": "continues",
+    r"\bheld against\b": "compared with",
+    r"\b(?:stands|stood|stand) (?:for|in|there|beside)\b": "represents, is",
+    r"\b(?:a|one) (?:line|row|file|process) (?:a|an|each) \w": "one X per Y",
+    r"\bstrangers?\b": "third parties",
+    r"\bas often as (?:it|there|they)\b": "the number of times",
+    r"\bis not there\b": "does not exist, is not installed",
+    r"\bwhere (?:it|there|nothing|none) (?:is|are|has)\b": "if",
+    r"\bthe house\b": "the organization",
+}
+FRAGMENT = re.compile(r"(?:Of|As of|That of|Those|What|Where|Whether|Until|Its)\b")
+"""first words of docstrings that cannot be understood without the body"""
+LEAST_WORDS = 3
+"""words of a text that is a message and not a name or a key"""
+
+
+def texts_of_module(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of each docstring and message."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.count(" ") >= LEAST_WORDS - 1:
+            yield node.lineno, node.value
+
+
+def texts_of_document(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line number and text of each line outside blocks of code, without quoted code."""
+    is_code = False
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith("```"):
+            is_code = not is_code
+        elif not is_code and not line.startswith("    "):
+            yield number, re.sub(r"`[^`]*`", "", line)
+
+
+def texts() -> Iterator[tuple[str, int, str]]:
+    """Yield file, line and text of everything that users and developers read."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            # links in opgrip/ lead to the other packages
+            if not any(parent.is_symlink() for parent in path.parents) and "build" not in path.parts:
+                for line, text in texts_of_module(path):
+                    yield str(path.relative_to(ROOT)), line, text
+    for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]):
+        if path.name == "coverage.md":
+            # it quotes errors of other programs
+            continue
+        for line, text in texts_of_document(path):
+            yield str(path.relative_to(ROOT)), line, text
+
+
+def wordings(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each wording of a text that readers stumble over, and what to write instead."""
+    for pattern, hint in PLAIN_WORDS.items():
+        for found in re.finditer(pattern, text, re.IGNORECASE):
+            yield found[0], hint
+
+
+def test_texts_avoid_wordings_that_readers_stumble_over() -> None:
+    problems = [
+        f"{file}:{line}: {found!r}: write {hint}" for file, line, text in texts() for found, hint in wordings(text)
+    ]
+    assert not problems, "\n".join(problems)
+
+
+def test_docstrings_can_be_understood_without_the_body() -> None:
+    problems = []
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                    docstring = ast.get_docstring(node) or ""
+                    if FRAGMENT.match(docstring):
+                        problems.append(f"{path.relative_to(ROOT)}: {docstring.splitlines()[0]}")
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("text", ["One line a case.", "It stands for three calls.", "Numbers of its own", "goes on"])
+def test_a_wording_that_readers_stumble_over_is_found(text: str) -> None:
+    assert list(wordings(text))
