@@ -24,7 +24,7 @@ from opgrip.capture.timing.device_time import DeviceTimer
 from opgrip.replay.operators.devices import synchronizer, use_device, with_index
 from opgrip.replay.run.clocks import warm_up
 from opgrip.replay.timing.ranges import Range
-from opgrip.replay.timing.stopwatch import Launch, Stopwatch, empty_call_ns
+from opgrip.replay.timing.stopwatch import LaunchTime, Stopwatch, empty_call_ns
 from opgrip.traces import load
 
 SMI_FIELDS = (
@@ -134,7 +134,7 @@ def _stopwatch_times(device: str, method: str, run: Callable[[], object], runs: 
     wait = synchronizer(device)
     watch = Stopwatch(method, wait, empty_call_ns(wait), device)
     graph = watch.capture(run, [((), {})]) if method == "graph" else None
-    span, launch, times_us, launches_us = Range("m", "c", 0), Launch(), [], []
+    span, launch, times_us, launches_us = Range("m", "c", 0), LaunchTime(), [], []
     for _ in range(runs):
         if graph is None:
             time_ns = watch.time(run, [((), {})], span, launch.ns)

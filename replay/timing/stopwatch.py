@@ -109,7 +109,7 @@ def keep_busy(device: str, launch_ns: float) -> None:
 
 
 @dataclass(slots=True)
-class Launch:
+class LaunchTime:
     """The time of a call's launch, measured while the device is kept busy before each run.
 
     A launch outlasts the busy time if it takes longer than the one before, or if the call waits for the device. The

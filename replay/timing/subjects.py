@@ -14,7 +14,7 @@ from opgrip.replay.operators.memory import LARGE, Arguments, Function, is_out_of
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, READY, Range
 from opgrip.replay.timing.samples import Samples
-from opgrip.replay.timing.stopwatch import Launch, Stopwatch, block_size
+from opgrip.replay.timing.stopwatch import LaunchTime, Stopwatch, block_size
 from opgrip.replay.timing.timing_options import CONTINUOUS, GRAPH, ON_DEVICE
 
 COPIES, COPIED_BYTES = 64, 256 << 20
@@ -82,7 +82,7 @@ class Subject:
     _before: Range = field(init=False)
     _dropped: Range = field(init=False)
     _size: int = 1
-    _launch: Launch = field(default_factory=Launch)
+    _launch: LaunchTime = field(default_factory=LaunchTime)
     _graphs: dict[int, Any] = field(default_factory=dict)
     _faulted: bool = False
 
@@ -123,7 +123,7 @@ class Subject:
         """Run as timed runs do, first to get memory from the device, then to measure the launch."""
         graph = self._graph_of(0, stopwatch) if stopwatch.method == GRAPH else None
         for _ in range(2):
-            self._launch = Launch()
+            self._launch = LaunchTime()
             self._time_runs(stopwatch, graph, self.ready(self._size), self._before)
 
     @property

@@ -29,7 +29,7 @@ from opgrip.replay.sequences.step_replay import replay_sequence
 from opgrip.replay.timing import stopwatch
 from opgrip.replay.timing.ranges import Range
 from opgrip.replay.timing.rounds import Measurer, SubjectGroup
-from opgrip.replay.timing.stopwatch import LEAD_MARGIN_NS, MOST_LEAD_NS, Launch, Stopwatch
+from opgrip.replay.timing.stopwatch import LEAD_MARGIN_NS, MOST_LEAD_NS, LaunchTime, Stopwatch
 from opgrip.replay.timing.subjects import InputSet, Subject
 from opgrip.replay.timing.timing_options import EVENTS, GRAPH, Effort
 from opgrip.traces import load
@@ -187,7 +187,7 @@ def test_launches_that_outlast_the_longest_lead_are_reported(tmp_path: Path) -> 
 
 
 def test_the_next_launch_may_take_as_long_as_a_slow_one() -> None:
-    launch = Launch()
+    launch = LaunchTime()
     # the device is not kept busy before the first one
     for launch_ns, outlasts in [(50, True), (90, True), (88, False), (120, True), (85, False)]:
         launch.add(launch_ns, outlasts)
@@ -195,7 +195,7 @@ def test_the_next_launch_may_take_as_long_as_a_slow_one() -> None:
 
 
 def test_the_launch_of_a_call_that_waits_does_not_grow() -> None:
-    launch = Launch()
+    launch = LaunchTime()
     expected = []
     for _ in range(100):
         launch.add(launch.ns + 30, True)
@@ -206,7 +206,7 @@ def test_the_launch_of_a_call_that_waits_does_not_grow() -> None:
 
 
 def test_launches_that_became_slower_are_no_longer_outlasted() -> None:
-    launch = Launch()
+    launch = LaunchTime()
     for launch_ns in [50, *[90] * 50]:
         launch.add(launch_ns, launch_ns > launch.ns + 20)
     assert launch.ns == 90
