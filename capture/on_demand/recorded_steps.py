@@ -230,9 +230,7 @@ class StepSource(ABC):
 
 
 class ThreadState(threading.local):
-    """Step that a thread is in, and an ended step whose mode could not be removed because a mode of the program was
-    above it.
-    """
+    """Step that a thread is in, and an ended step whose mode was below a mode of the program and is still on."""
 
     step: ThreadStep | None = None
     left_on: ThreadStep | None = None
@@ -254,7 +252,6 @@ class Boundaries(StepSource):
         self._closing = threading.Lock()
 
     def leave(self) -> None:
-        """Stop noticing steps once no thread is recorded."""
         self._is_left = True
         self._close_if_over()
 

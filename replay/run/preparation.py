@@ -46,13 +46,7 @@ from opgrip.replay.programs import (
     with_backward,
 )
 from opgrip.replay.results.repeats import shares_of
-from opgrip.replay.results.results import (
-    OK,
-    SKIPPED,
-    WRONG,
-    Result,
-    same_outputs,
-)
+from opgrip.replay.results.results import OK, SKIPPED, WRONG, Result, same_outputs
 from opgrip.replay.run.unmeasured_rows import empty_row, failed
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.timing.ranges import PREPARE, entered

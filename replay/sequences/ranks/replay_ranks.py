@@ -361,9 +361,7 @@ class CollectiveStepTimes:
 
 def _clocks(stamps: Sequence[Stamps], offset_ns: int) -> Mapping[int, tuple[Times, Times, Times]]:
     """Return arrival, end and blocked time of each collective in each pass, by place of the collective."""
-    if not stamps:
-        return {}
-    places = set(stamps[0].places).intersection(*(one.places for one in stamps))
+    places = set(stamps[0].places).intersection(*(one.places for one in stamps)) if stamps else set()
     passes = [
         {place: values for place, *values in zip(one.places, one.arrived_ns, one.done_ns, one.held_ns, strict=True)}
         for one in stamps
@@ -380,7 +378,7 @@ def _clocks(stamps: Sequence[Stamps], offset_ns: int) -> Mapping[int, tuple[Time
 
 def _collective_times(samples: _Samples) -> CollectiveTimes:
     meeting = samples.meeting
-    low, middle, high = (float(item) for item in np.quantile(np.concatenate(samples.exchange), (0.1, 0.5, 0.9)))
+    low, middle, high = map(float, np.quantile(np.concatenate(samples.exchange), (0.1, 0.5, 0.9)))
     (last_rank, times), *_ = samples.last.most_common(1)
     return CollectiveTimes(
         *(meeting.kind, meeting.group[1], meeting.members, meeting.bytes, meeting.dtype, meeting.reduction),
