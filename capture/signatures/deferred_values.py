@@ -34,6 +34,8 @@ TRANSFER_BYTES, TRANSFER_COPIES = 16 << 20, 256
 NO_SPACE = "no space for a copy of its values on the device"
 NO_COPIES_IN_GRAPHS = "called only while a graph was captured"
 
+EMPTY = torch.empty(0)
+
 
 @dataclass(slots=True)
 class Waiting:
@@ -42,6 +44,7 @@ class Waiting:
     Attributes
     ----------
     op, argument : operator and argument name of the tensor
+    copy : the copy on the device; empty once its values have arrived
     event : event in the stream of the copy
     outputs : outputs of the tensor's call, once known
     """
@@ -89,7 +92,9 @@ class Deferred:
         if self._bytes + part.nbytes > MOST_BYTES:
             return NO_SPACE
         self._bytes += part.nbytes
-        self._waiting.append(Waiting(number, op, argument, part.clone(), _mark(tensor.device)))
+        # otherwise the stride of a single element is kept, with which it cannot be seen as bytes
+        copy = part.clone(memory_format=torch.contiguous_format)
+        self._waiting.append(Waiting(number, op, argument, copy, _mark(tensor.device)))
         return None
 
     def tell(self, number: int, outputs: Any) -> None:
@@ -133,6 +138,8 @@ class Deferred:
             if not batch:
                 return False
             arrived = self._to_host(device, batch)
+        for item in batch:
+            item.copy = EMPTY
         self._host_bytes += sum(values.nbytes for values in arrived)
         self._arrived.extend(zip(arrived, batch, strict=True))
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 from unittest import mock
 
@@ -126,3 +127,24 @@ def test_fitting_leaves_the_rest_to_a_job_that_waits(tmp_path: Path) -> None:
             flusher._fit_deferred(pause_s=1e-6)
         assert len(capture._recorder.fitter._deferred._arrived) == 19
     assert unknown_values(load(tmp_path / "t.jsonl", partial=False)) == 0
+
+
+@on_simulator()
+def test_a_single_element_with_a_stride_arrives() -> None:
+    deferred, ids = Deferred(), torch.arange(10, device="sim").view(2, 5)
+    for number, tensor in enumerate((ids[:1, 3], ids[:1, 2:3], ids[:, 1], ids.t())):
+        assert deferred.add(number, "aten.sum.default", "self", tensor) is None
+    arrived = [values.tolist() for values, _ in deferred.ready(GraphCaptures(), wait=True)]
+    assert arrived == [[3], [[2]], [1, 6], ids.t().tolist()]
+
+
+@on_simulator()
+def test_copies_leave_the_device_before_they_are_fitted() -> None:
+    deferred = Deferred()
+    for number in range(3):
+        deferred.add(number, "aten.sum.default", "self", torch.rand(4, device="sim"))
+    copies = [weakref.ref(item.copy) for item in deferred._waiting]
+    ready = deferred.ready(GraphCaptures(), wait=True)
+    next(ready)
+    assert len(deferred._arrived) == 2
+    assert [copy() for copy in copies] == [None] * 3
