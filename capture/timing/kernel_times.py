@@ -24,10 +24,11 @@ from opgrip.capture.program.patches import Patches
 from opgrip.capture.torch_compat.accelerator_private import (
     PREPARE_PROFILER,
     ActivityProfile,
+    injected_profiler,
     is_launch,
     is_work,
-    other_profiler,
     recorded_activities,
+    running_profile,
 )
 from opgrip.errors import UserError, one_line, raise_if_from_program
 from opgrip.traces.schema.records import DeviceTimes, Kernels, Record
@@ -149,8 +150,9 @@ class KernelTimes:
     def _start(self) -> None:
         if not self._is_required and (self.fallback or self.failure):
             return
-        if not self._is_required and (other := other_profiler()) is not None:
-            self.fallback = other
+        other = running_profile() or (None if self._is_required else injected_profiler())
+        if other is not None:
+            self._refuse(other)
             return
         profile = ActivityProfile()
         try:
@@ -161,14 +163,18 @@ class KernelTimes:
                 self._patches.replace(module, name, self._giving_way)
         except Exception as error:
             raise_if_from_program(error)
-            if self._is_required:
-                self.failure = one_line(error)
-            else:
-                self.fallback = one_line(error)
+            self._refuse(one_line(error))
+
+    def _refuse(self, reason: str) -> None:
+        if self._is_required:
+            self.failure = reason
+        else:
+            self.fallback = reason
 
     def renew(self) -> None:
         """Begin another window if this one is long: the records of a window stay in memory until it ends."""
-        if self._calls_in_window > MOST_CALLS_OF_WINDOW and threading.get_ident() == self._thread:
+        is_long = self._profile is not None and self._calls_in_window > MOST_CALLS_OF_WINDOW
+        if is_long and threading.get_ident() == self._thread:
             self._stop()
             self._start()
 
@@ -180,12 +186,23 @@ class KernelTimes:
 
         @functools.wraps(original)
         def prepare(*args: Any, **kwargs: Any) -> Any:
-            if self._profile is not None and threading.get_ident() == self._thread:
+            if self._profile is not None:
                 self.failure = "the program profiled itself, and they end there"
-                self._stop()
+                if threading.get_ident() == self._thread:
+                    self._stop()
+                else:
+                    self._abandon()
             return original(*args, **kwargs)
 
         return prepare
+
+    def _abandon(self) -> None:
+        """Lose the records since the window began, in another thread than the one that began it.
+
+        A profile ends only in its own thread, and ending it after another one began crashes the process.
+        """
+        self._patches.undo()
+        self._profile, self._ended_ns = None, perf_counter_ns()
 
     def _note_idle(self, block: WrittenCalls, windows: Sequence[Window]) -> None:
         """Set a device time of 0 for calls in the windows that use an accelerator but launched nothing."""

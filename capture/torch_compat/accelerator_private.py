@@ -46,24 +46,36 @@ def stream_queries(kind: str) -> dict[str, Callable[..., Any]]:
 _events = _places.take("torch._C._autograd._ProfilerResult.events", None, "times of kernels are refused")
 
 
-_prepare_profiler = _places.take(
-    "torch.autograd.profiler._prepare_profiler", None, "a program whose kernels are timed cannot profile itself"
-)
-PREPARE_PROFILER = () if _prepare_profiler is None else ((sys.modules["torch.autograd.profiler"], "_prepare_profiler"),)
-"""owner and name of the function that every profile calls before it starts"""
+def _profiler_entries(**names: str) -> tuple[tuple[Any, str], ...]:
+    fallback = "a program whose kernels are timed cannot profile itself"
+    return tuple(
+        (sys.modules[f"torch.autograd.{module}"], name)
+        for name, module in names.items()
+        if _places.take(f"torch.autograd.{module}.{name}", None, fallback) is not None
+    )
 
 
-_is_profiling = _places.take(
+PREPARE_PROFILER = _profiler_entries(_prepare_profiler="profiler", _enable_profiler="profiler")
+"""owner and name of the functions one of which every profile calls first, also `emit_nvtx`"""
+
+
+_is_profiling_here = _places.take(
     "torch._C._autograd._profiler_enabled", lambda: False, "a profile of the program is noticed when ours cannot begin"
 )
 _INJECTIONS = {"NSYS_PROFILING_SESSION_ID": "nsys", "CUDA_INJECTION64_PATH": "a profiler of CUDA"}
 """environment variables of programs under profilers that use the records of kernels themselves"""
 
 
-def other_profiler() -> str | None:
-    """Return which profiler uses the records of kernels, or None if nothing is known to use them."""
-    if _is_profiling():
+def running_profile() -> str | None:
+    """Return what is known of a profile that torch makes now in any thread, or None."""
+    # the first tells only of this thread, and beginning a second profile ends that of another thread
+    if _is_profiling_here() or getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
         return "the program profiles itself"
+    return None
+
+
+def injected_profiler() -> str | None:
+    """Return which program uses the records of kernels from outside, or None if nothing is known to use them."""
     return next((f"{name} profiles the program" for key, name in _INJECTIONS.items() if key in os.environ), None)
 
 

@@ -219,6 +219,69 @@ def test_a_program_may_profile_itself(tmp_path: Path) -> None:
     assert torch.autograd.profiler._prepare_profiler.__module__ != kernel_times.__name__
 
 
+@pytest.mark.usefixtures("_device")
+def test_a_program_may_emit_ranges_for_another_profiler(tmp_path: Path) -> None:
+    large = torch.ones(LARGE)
+    with pytest.warns(RuntimeWarning, match=r"lacks times of kernels: the program profiled itself"):  # noqa: SIM117
+        with Capture(tmp_path / "t.jsonl"):
+            large.sin()
+            with torch.autograd.profiler.emit_itt():
+                large.cos()
+    assert times_of(tmp_path / "t.jsonl", "aten.sin.default") == [700]
+
+
+class ProfileWithoutRecords:
+    """Profile that begins and ends none of torch's, and counts both."""
+
+    begun = ended = 0
+
+    def start(self) -> None:
+        type(self).begun += 1
+
+    def stop(self) -> list[Event]:
+        type(self).ended += 1
+        return []
+
+
+@pytest.mark.usefixtures("_device")
+def test_a_profile_of_another_thread_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Profile(ProfileWithoutRecords):
+        pass
+
+    monkeypatch.setattr(kernel_times, "ActivityProfile", Profile)
+    large, own = torch.ones(LARGE), torch.profiler.profile(activities=[ProfilerActivity.CPU])
+
+    def profiled() -> None:
+        with own:
+            large.cos()
+
+    with pytest.warns(RuntimeWarning, match="the program profiled itself"):  # noqa: SIM117
+        with Capture(tmp_path / "t.jsonl"):
+            large.sin()
+            thread = Thread(target=profiled)
+            thread.start()
+            thread.join()
+    assert "aten::cos" in {event.name for event in own.events()}
+    # torch crashes if the first of two profiles ends after the other one
+    assert (Profile.begun, Profile.ended) == (1, 0)
+
+
+@pytest.mark.usefixtures("_device")
+@pytest.mark.parametrize("device_time", ["auto", "kernels"])
+def test_no_records_begin_while_another_thread_profiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device_time: str
+) -> None:
+    class Profile(ProfileWithoutRecords):
+        pass
+
+    monkeypatch.setattr(kernel_times, "ActivityProfile", Profile)
+    monkeypatch.setattr(torch.autograd.profiler, "_is_profiler_enabled", True)
+    with pytest.warns(RuntimeWarning, match="the program profiles itself"):  # noqa: SIM117
+        with Capture(tmp_path / "t.jsonl", device_time=device_time):
+            torch.ones(LARGE).sin()
+    assert Profile.begun == 0
+
+
 @pytest.mark.usefixtures("_kinds")
 def test_the_work_of_a_device_goes_to_the_thread_that_launched_it() -> None:
     events = [
