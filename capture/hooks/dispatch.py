@@ -182,6 +182,6 @@ class RecordingMode(CallRecording):
     def _sweep(self) -> None:
         began, self._pinned_bytes = perf_counter_ns(), 0
         self._storages.sweep()
-        if self.recorder.kernels is not None and not self.recorder.graphs.is_ongoing:
-            self.recorder.kernels.renew()
+        if self.recorder.kernels is not None:
+            self.recorder.kernels.renew(self.recorder.graphs)
         self._spent(began)

@@ -49,7 +49,7 @@ def measured(
     tensors = tensors_in(values)
     device = accelerator_of(tensors, values) if on_device else None
     if device is not None:
-        if recorder.kernels is None or not recorder.kernels.expect(number, device):
+        if recorder.kernels is None or not recorder.kernels.expect(number, device, recorder.graphs):
             return mode.device.timed(run, device, started)
         return run
     if may_need_pages(func, tensors, recorder.signatures.output_bytes(number)):

@@ -19,7 +19,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from opgrip.capture.program.accelerators import KINDS, is_capturing, is_started, synchronize, with_index
+from opgrip.capture.program.accelerators import (
+    KINDS,
+    GraphCaptures,
+    is_capturing,
+    is_started,
+    synchronize,
+    with_index,
+)
 from opgrip.capture.program.patches import Patches
 from opgrip.capture.torch_compat.accelerator_private import (
     PREPARE_PROFILER,
@@ -171,12 +178,15 @@ class KernelTimes:
         else:
             self.fallback = reason
 
-    def renew(self) -> None:
+    def renew(self, graphs: GraphCaptures) -> None:
         """Begin another window if this one is long: the records of a window stay in memory until it ends."""
         is_long = self._profile is not None and self._calls_in_window > MOST_CALLS_OF_WINDOW
         if is_long and threading.get_ident() == self._thread:
-            self._stop()
-            self._start()
+            # a graph that any thread captures would be lost if this waited for the device
+            with graphs.question() as may_ask:
+                if may_ask:
+                    self._stop()
+                    self._start()
 
     def _giving_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a wrapper of a function that prepares a profile, which first stops the capture's own profile.
@@ -232,14 +242,16 @@ class KernelTimes:
         finally:
             self._ended_ns = perf_counter_ns()
 
-    def expect(self, signature: int, device: torch.device) -> bool:
+    def expect(self, signature: int, device: torch.device, graphs: GraphCaptures) -> bool:
         """Return True if calls of a signature, which use a device, are timed by records, and not by events."""
         if self._profile is None and not self._is_required:
             is_here = self._is_entered and threading.get_ident() == self._thread
             # a profile may wait for the device when it begins, which would end a graph's capture
             if not is_here or is_capturing(device.type) or device.type not in recorded_activities():
                 return False
-            self._start()
+            with graphs.question() as may_ask:
+                if may_ask:
+                    self._start()
             if self._profile is None:
                 return False
         self._signatures.add(signature)

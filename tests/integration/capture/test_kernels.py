@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -405,6 +406,35 @@ def test_records_do_not_begin_while_a_graph_is_captured(tmp_path: Path, monkeypa
         large.sin()
     assert times_of(tmp_path / "t.jsonl", "aten.sin.default") == [700]
     assert load(tmp_path / "t.jsonl").calls["device_ns"].notna().tolist() == [False, True]
+
+
+@pytest.mark.usefixtures("_device")
+def test_records_wait_for_the_graph_of_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Profile(ProfileWithoutRecords):
+        def stop(self) -> list[Event]:
+            return [Event("cuda_runtime", 1, "cudaDeviceSynchronize")]
+
+    started: list[str] = []
+    monkeypatch.setattr(kernel_times, "ActivityProfile", Profile)
+    monkeypatch.setattr(kernel_times, "MOST_CALLS_OF_WINDOW", 300)
+    monkeypatch.setattr(kernel_times, "is_started", lambda kind: kind in started)
+    large = torch.ones(LARGE)
+    with Capture(tmp_path / "t.jsonl") as capture:
+        graphs, flusher = capture._recorder.graphs, capture._flusher
+        assert flusher is not None
+        started.append("cuda")
+        with mock.patch.object(graphs, "_ongoing", 1):
+            large.cos()
+            assert Profile.begun == 0
+        large.sin()
+        assert Profile.begun == 1
+        kept = [large.sin() for _ in range(400)]
+        flusher.run_job(flusher.flush)
+        with mock.patch.object(graphs, "_ongoing", 1):
+            kept += [large.sin() for _ in range(400)]
+            assert Profile.begun == 1
+        kept += [large.sin() for _ in range(400)]
+        assert Profile.begun == 2
 
 
 def timed_by_events(path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
