@@ -9,6 +9,7 @@ OPENMMLAB := $(VENV)/openmmlab
 RUNTIMES := $(VENV)/runtimes
 BROWSER := $(VENV)/browser
 FUZZER := $(VENV)/fuzzer
+DOCS := $(VENV)/docs
 PYTEST := -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 # the oldest and newest versions that pyproject.toml allows, and those that ran on a GPU, in separate environments
@@ -21,7 +22,7 @@ NEWEST := build/newest
 VERSIONS := $(OLDEST) $(MIDDLE) $(NEWEST)
 TESTING := pytest pytest-timeout pytest-xdist hypothesis pyte
 
-.PHONY: help demo test test-all test-versions set-up-versions smoke-versions fuzz coverage openmmlab runtimes browser lint types bench gpu-check zoo thresholds clean
+.PHONY: help demo test test-all test-versions set-up-versions smoke-versions fuzz coverage openmmlab runtimes browser docs lint types bench gpu-check zoo thresholds clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -69,6 +70,9 @@ openmmlab: $(OPENMMLAB) ## add mmengine, mmcv, mmdet and mmsegmentation
 runtimes: $(RUNTIMES) ## add ONNX Runtime, TVM, XLA and TensorFlow for modes, Ray, Triton and a web service
 
 browser: $(BROWSER) ## add the packages that test pages in a browser and notebooks, and Chromium if Debian's packages are available
+
+docs: $(DOCS) ## build the documentation as a site in build/site, which needs no network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict
 
 lint: $(INSTALLED) ## check style, format and the order of the packages
 	$(BIN)/ruff check .
@@ -127,6 +131,10 @@ $(BROWSER): $(INSTALLED)
 	$(PIP) -e '.[dev,browser,notebook]'
 	@command -v chromium >/dev/null || { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; } >/dev/null \
 	  || echo 'chromium is not installed: tests of pages are skipped'
+	@touch $@
+
+$(DOCS): $(INSTALLED)
+	$(PIP) -e '.[dev,docs]'
 	@touch $@
 
 # not every Python has a wheel of atheris

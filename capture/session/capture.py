@@ -72,7 +72,9 @@ class Capture(CaptureReport):
                 train(batch)
                 capture.step()
 
-    As a decorator it records every call of the function, until `close` or the end of the program.
+    As a decorator it records every call of the function, until `close` or the end of the program. `CaptureReport`
+    documents the attributes. Failures after the start become a warning at the end of the block and never reach the
+    program.
 
     Parameters
     ----------
@@ -111,15 +113,11 @@ class Capture(CaptureReport):
     details : fields to add to the trace's header
     force : replace an existing file
 
-    `CaptureReport` documents the attributes.
-
     Raises
     ------
     UserError : on entering, if the file exists or cannot be written, or the capture is already running; on
         construction, if `values` or `device_time` is not a valid choice, `grip` contains no function names, or
         `private` conflicts with another option
-
-    Any later failure becomes a warning at the end of the block and never reaches the program.
     """
 
     def __init__(

@@ -18,6 +18,7 @@ MODULES_OF = {
     "apache-tvm-ffi": "tvm_ffi",
     "tensorflow-cpu": "tensorflow",
     "axe-playwright-python": "axe_playwright_python",
+    "mkdocs-material": "material",
 }
 """modules of distributions with another name"""
 
