@@ -72,7 +72,8 @@ runtimes: $(RUNTIMES) ## add ONNX Runtime, TVM, XLA and TensorFlow for modes, Ra
 browser: $(BROWSER) ## add the packages that test pages in a browser and notebooks, and Chromium if Debian's packages are available
 
 docs: $(DOCS) ## build the documentation as a site in build/site, which needs no network
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict
+	@# not -q, which also keeps warnings from --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: $(INSTALLED) ## check style, format and the order of the packages
 	$(BIN)/ruff check .
