@@ -133,11 +133,11 @@ class Gripper:
     ) -> Gripping:
         """Grip functions by name in all modules, in a block or until the program ends.
 
+        Parameters that are not described here are the same as in `grip`.
+
         Parameters
         ----------
         patterns : `module:function` or `module:Class.method` with shell wildcards, for modules loaded now or later
-
-        The other parameters are the same as in `grip`.
 
         Raises
         ------

@@ -70,6 +70,9 @@ def _none() -> Integers:
 class Trace:
     """The contents of a trace file.
 
+    `calls`, `storages` and `unfinished` are computed at first access. `distinct_calls` and aggregates of it, such as
+    `summary`, do not need them, so their memory does not grow with the length of the trace.
+
     Attributes
     ----------
     header : format and tool versions, devices, command, model, seed, time
@@ -99,9 +102,6 @@ class Trace:
     effects : by number of a signature, the effects of its call, in the trace of a sample
     kernels : kernels that signatures' calls ran on an accelerator, if they were recorded
     source : the calls in blocks of columns, in file order, for functions that process millions of calls
-
-    `calls`, `storages` and `unfinished` are computed at first access. `distinct_calls` and aggregates of it, such as
-    `summary`, do not need them, so their memory does not grow with the length of the trace.
     """
 
     header: dict[str, Any]
