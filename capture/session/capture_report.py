@@ -88,6 +88,8 @@ class CaptureReport:
         kernels, budget = self._recorder.kernels, self._recorder.budget
         if kernels is not None and kernels.failure is not None:
             yield f"the trace lacks times of kernels: {kernels.failure}"
+        if kernels is not None and kernels.is_cut:
+            yield "the trace lacks times of some kernels: torch's profiler had no memory for more; record fewer steps"
         if kernels is not None and kernels.fallback is not None:
             yield f"calls on the device are timed by events, not by their kernels: {kernels.fallback}"
         if budget is not None and budget.is_overdrawn:

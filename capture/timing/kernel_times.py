@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from time import perf_counter_ns, time_ns
 from typing import Any
 
@@ -28,12 +27,12 @@ from opgrip.capture.program.accelerators import (
     with_index,
 )
 from opgrip.capture.program.patches import Patches
+from opgrip.capture.timing.launched_work import ID_BITS, LaunchedWork, WrittenCalls, innermost_calls, launched_by
 from opgrip.capture.torch_compat.accelerator_private import (
     PREPARE_PROFILER,
     ActivityProfile,
     injected_profiler,
     is_launch,
-    is_work,
     recorded_activities,
     running_profile,
 )
@@ -44,46 +43,8 @@ CLOCK_READINGS = 20
 FOREVER_NS = (1 << 63) - 1
 MOST_CALLS_OF_WINDOW = 100_000
 """calls after which a window ends and another one begins: torch's profiler stops collecting at 128 MiB of records"""
-ID_BITS = (1 << 32) - 1
-"""bits of a thread number that the accelerator's records contain"""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchedWork:
-    """Work that one launch started on an accelerator.
-
-    Attributes
-    ----------
-    thread : number of the launching thread: the system's number, or the lower bits of Python's
-    at_ns : time of the launch by `perf_counter_ns`
-    """
-
-    name: str
-    thread: int
-    at_ns: int
-    duration_ns: int
-
-
-@dataclass(slots=True)
-class WrittenCalls:
-    """Calls of one thread that were written.
-
-    Attributes
-    ----------
-    thread : thread number in the trace
-    idents : numbers by which the records may identify the thread
-    first : index of the first call among all calls of the thread
-    starts, ends : times by `perf_counter_ns`
-    device_ns : device time of each call so far
-    """
-
-    thread: int
-    idents: tuple[int, ...]
-    first: int
-    signatures: Sequence[int]
-    starts: Sequence[int]
-    ends: Sequence[int]
-    device_ns: list[int]
+CUT_NS = 1_000_000_000
+"""time without a launch at the end of a window from which its records are incomplete"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +56,26 @@ class Window:
     profile : owner of the events' memory
     events : events of torch's profiler
     distance_ns : offset of the events' clock from `perf_counter_ns`
+    last_ns : time at which the capture last waited for the accelerator, which is the last launch in complete records
     """
 
     profile: ActivityProfile
     events: list[Any]
     distance_ns: int
     started_ns: int
+    last_ns: int
     ended_ns: int
 
-    def holds(self, time_ns: int) -> bool:
-        """Return True if a time is within the window."""
-        return self.started_ns <= time_ns <= self.ended_ns
+    def complete_until_ns(self) -> int:
+        """Return the time until which there are records: torch's profiler may stop collecting them early."""
+        if not self.events:
+            return self.ended_ns
+        latest = self.started_ns
+        for event in filter(is_launch, reversed(self.events)):
+            latest = max(latest, event.start_ns() - self.distance_ns)
+            if latest > self.last_ns - CUT_NS:
+                return self.ended_ns
+        return latest
 
 
 class KernelTimes:
@@ -120,11 +90,13 @@ class KernelTimes:
     ----------
     failure : reason for the lack of records, or None
     fallback : reason why calls were timed by events instead, or None
+    is_cut : True if torch's profiler stopped collecting records too early
     """
 
     def __init__(self, is_required: bool = True) -> None:
         self.failure: str | None = None
         self.fallback: str | None = None
+        self.is_cut = False
         self._is_required = is_required
         self._patches = Patches()
         self._thread = self._started_ns = 0
@@ -214,10 +186,10 @@ class KernelTimes:
         self._patches.undo()
         self._profile, self._ended_ns = None, perf_counter_ns()
 
-    def _note_idle(self, block: WrittenCalls, windows: Sequence[Window]) -> None:
-        """Set a device time of 0 for calls in the windows that use an accelerator but launched nothing."""
+    def _note_idle(self, block: WrittenCalls, spans: Sequence[tuple[int, int]]) -> None:
+        """Set a device time of 0 for calls in these spans of time that use an accelerator but launched nothing."""
         for place, (signature, start) in enumerate(zip(block.signatures, block.starts, strict=True)):
-            if signature in self._signatures and any(window.holds(start) for window in windows):
+            if signature in self._signatures and any(first <= start <= last for first, last in spans):
                 block.device_ns[place] = max(0, block.device_ns[place])
 
     def _stop(self) -> None:
@@ -225,6 +197,7 @@ class KernelTimes:
         if profile is None:
             return
         self._patches.undo()
+        last_ns = perf_counter_ns()
         try:
             # the profile waits only for the thread's current device; work still running on other devices would be
             # missing
@@ -233,7 +206,7 @@ class KernelTimes:
             events = profile.stop()
             ended_ns = perf_counter_ns()
             if events or not self._devices:
-                self._windows.append(Window(profile, events, clock_distance_ns(), self._started_ns, ended_ns))
+                self._windows.append(Window(profile, events, clock_distance_ns(), self._started_ns, last_ns, ended_ns))
             else:
                 self.failure = "torch's profiler returned no records: another profiler may use them"
         except Exception as error:
@@ -299,8 +272,10 @@ class KernelTimes:
                 count = names.setdefault(item.name, [0, 0])
                 count[0] += 1
                 count[1] += item.duration_ns
+        spans = [(window.started_ns, window.complete_until_ns()) for window in windows]
+        self.is_cut |= any(end < window.ended_ns for (_, end), window in zip(spans, windows, strict=True))
         for block in self._blocks:
-            self._note_idle(block, windows)
+            self._note_idle(block, spans)
             if max(block.device_ns) >= 0:
                 yield DeviceTimes(block.thread, block.first, list(block.device_ns))
         # A block of another thread may also contain calls of the next window. It is kept, and its next record replaces
@@ -319,63 +294,6 @@ def check_kernels(device: str | None = None) -> None:
     if device is None or torch.device(device).type not in kinds:
         what = "no device here keeps" if device is None else f"the device {device} keeps no"
         raise UserError(f"{what} records of its kernels", "leave out --device-time kernels")
-
-
-def launched_by(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
-    """Return an accelerator's work and the threads that launched it, from a profile's events.
-
-    Parameters
-    ----------
-    events : events of torch's profiler, in which a launch and its work share a correlation number
-    distance_ns : offset of the profile's clock from `perf_counter_ns`
-    """
-    launches: dict[int, Any] = {}
-    work: list[Any] = []
-    for event in events:
-        if is_work(event):
-            work.append(event)
-        elif is_launch(event):
-            launches[event.correlation_id()] = event
-    launched: list[LaunchedWork] = []
-    for event in work:
-        launch = launches.get(event.correlation_id())
-        if launch is not None:
-            thread = launch.device_resource_id() & ID_BITS
-            launched.append(LaunchedWork(event.name(), thread, launch.start_ns() - distance_ns, event.duration_ns()))
-    return launched
-
-
-def innermost_calls(
-    blocks: Iterable[WrittenCalls], launched: Iterable[LaunchedWork]
-) -> Iterator[tuple[WrittenCalls, int, LaunchedWork]]:
-    """Yield block and index of the innermost call around each launch of one thread.
-
-    Add the duration of the work to all calls around the launch.
-    """
-    blocks = list(blocks)
-    calls = sorted(
-        (start, -end, number, place)
-        for number, block in enumerate(blocks)
-        for place, (start, end) in enumerate(zip(block.starts, block.ends, strict=True))
-    )
-    upcoming = 0
-    around: list[tuple[int, WrittenCalls, int]] = []
-    for item in sorted(launched, key=attrgetter("at_ns")):
-        while upcoming < len(calls) and calls[upcoming][0] <= item.at_ns:
-            start, negative_end, number, place = calls[upcoming]
-            _leave_before(start, around)
-            around.append((-negative_end, blocks[number], place))
-            upcoming += 1
-        _leave_before(item.at_ns, around)
-        for _, block, place in around:
-            block.device_ns[place] = max(0, block.device_ns[place]) + item.duration_ns
-        if around:
-            yield around[-1][1], around[-1][2], item
-
-
-def _leave_before(time_ns: int, around: list[tuple[int, WrittenCalls, int]]) -> None:
-    while around and around[-1][0] < time_ns:
-        around.pop()
 
 
 def clock_distance_ns() -> int:
