@@ -93,10 +93,8 @@ def test_with_no_arguments_it_captures_the_built_in_detector(tmp_path: Path) -> 
     assert trace.header["model"]["source"] == "builtin:faster_rcnn"
 
 
-@pytest.mark.parametrize(
-    ("run", "phases"),
-    [pytest.param("loss", {"forward"}, marks=pytest.mark.slow), ("train", {"forward", "backward", "optimizer"})],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("run", "phases"), [("loss", {"forward"}), ("train", {"forward", "backward", "optimizer"})])
 def test_the_built_in_detector_trains(tmp_path: Path, run: str, phases: set[str]) -> None:
     done = run_command("opcapture", "--run", run, *SMALL, "-o", tmp_path / "t.jsonl")
     assert done.returncode == 0, done.stderr

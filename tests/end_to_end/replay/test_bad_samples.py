@@ -139,6 +139,7 @@ def test_a_bad_sample_costs_all_of_its_rows(folder: Path) -> None:
     assert "ok" in set(rows[rows["op"] == "fine"]["status"])
 
 
+@pytest.mark.slow
 def test_replay_in_python_reports_bad_samples_in_rows(folder: Path) -> None:
     script = """
 import opgrip.replay as replay

@@ -79,6 +79,10 @@ def test_steps_of_threads_that_ran_before_are_recorded_whole_and_nothing_stays_o
     with running(server, *on_demand("--", "server.py")) as process:
         listed = ask(server, "list")
         assert listed.stdout.split()[-3:] == ["--on-demand", "--", "server.py"]
+        # only its user can open the socket
+        (path,) = (server / "opgrip").glob("*.sock")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         done = ask(server, "trigger", "server", "--steps", "4", "-o", "t.jsonl")
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == [str(server / "t.jsonl")]
@@ -95,13 +99,6 @@ def test_steps_of_threads_that_ran_before_are_recorded_whole_and_nothing_stays_o
         assert ask(server, "trigger", process.pid, "--steps", "1", "-o", "t.jsonl").stdout.split() == [
             str(server / "t.2.jsonl")
         ]
-
-
-def test_only_its_user_can_open_the_socket(server: Path) -> None:
-    with running(server, *on_demand("--", "server.py")):
-        (path,) = (server / "opgrip").glob("*.sock")
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     # the process was killed, and the next client cleans up
     assert "no process can be asked" in ask(server, "list").stderr
     assert not list((server / "opgrip").glob("*.sock"))

@@ -16,6 +16,7 @@ import torch
 from counting import Counting
 from optional import needs
 from programs import flat_tensors
+from shortened import slow_except
 from small_models import SMALL_PROGRAMS, TRANSFORMERS_PROGRAMS, SmallProgram
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -36,8 +37,11 @@ RUNS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "predict without gradients": torch.no_grad,
     "predict in inference mode": torch.inference_mode,
 }
-SECOND_RUNS = ("predict without gradients",)
-"""kinds of runs left to the slow tests"""
+QUICK = {
+    *((name, "train") for name in (*SMALL_PROGRAMS, "gpt-2")),
+    *((name, "predict in inference mode") for name in ("transformer encoder", "activation checkpointing")),
+}
+"""programs and runs of the quick tests"""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
@@ -45,8 +49,8 @@ pytestmark = [
 ]
 
 
-def slow_if_second(run: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.slow] if run in SECOND_RUNS else []
+def slow_unless_quick(name: str, run: str) -> list[pytest.MarkDecorator]:
+    return [] if (name, run) in QUICK else [pytest.mark.slow]
 
 
 Watch = Callable[[nn.Module], AbstractContextManager[Any]]
@@ -140,12 +144,14 @@ def one_thread() -> Iterator[None]:
     scope="module",
     params=[
         *(
-            pytest.param((build, run), id=f"{name}, {run}", marks=slow_if_second(run))
+            pytest.param((build, run), id=f"{name}, {run}", marks=slow_unless_quick(name, run))
             for name, build in SMALL_PROGRAMS.items()
             for run in RUNS
         ),
         *(
-            pytest.param((build, run), id=f"{name}, {run}", marks=[needs("transformers"), *slow_if_second(run)])
+            pytest.param(
+                (build, run), id=f"{name}, {run}", marks=[needs("transformers"), *slow_unless_quick(name, run)]
+            )
             for name, build in TRANSFORMERS_PROGRAMS.items()
             for run in RUNS
         ),
@@ -329,14 +335,23 @@ HOOKS = [
     (StorageNumbers, "number"),
     (ModulePaths, "called"),
 ]
+FAULTS = [(hook, every) for hook in range(len(HOOKS)) for every in (1, 3)]
 
 
-@pytest.mark.parametrize("every", [1, 3], ids=["always", "every third time"])
-@pytest.mark.parametrize(("owner", "hook"), HOOKS, ids=[f"{owner.__name__}.{hook}" for owner, hook in HOOKS])
+@pytest.mark.parametrize(
+    "fault",
+    slow_except([(hook, every) for hook, every in FAULTS if hook % 2 == (every == 3)], FAULTS),
+    ids=[
+        f"{HOOKS[hook][0].__name__}.{HOOKS[hook][1]}, {'always' if every == 1 else 'every third time'}"
+        for hook, every in FAULTS
+    ],
+)
 @pytest.mark.parametrize("name", ["u-net", pytest.param("transformer encoder", marks=pytest.mark.slow)])
 def test_a_fault_of_a_hook_is_counted_and_the_program_does_not_notice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, hook: str, every: int, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: tuple[int, int], name: str
 ) -> None:
+    place, every = fault
+    owner, hook = HOOKS[place]
     original, calls, captures = getattr(owner, hook), count(1), []
 
     def faulty(*args: Any, **kwargs: Any) -> Any:

@@ -59,6 +59,7 @@ def test_every_case_has_its_ranges_and_nsys_times_agree_with_ours(detector_trace
 
 
 @real
+@pytest.mark.slow
 def test_each_row_of_a_case_has_ranges_of_its_own(detector_trace: Path, tmp_path: Path) -> None:
     if int(version("nvtx").split(".")[2]) > 11:
         pytest.skip("this nvtx needs a newer nsys than Debian's")

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shortened import slow_except
 from small_calls import CALLS, KEYWORDS, drawn
 from torch import Tensor
 
@@ -77,7 +78,7 @@ def winograd(image: Tensor, kernel: Tensor) -> Tensor:
     return result.flatten(4, 5).flatten(2, 3)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", slow_except([*CALLS][::4], CALLS))
 def test_what_a_compiler_gives_is_right(name: str) -> None:
     function, args = CALLS[name]
     kwargs = KEYWORDS.get(name, {})
@@ -326,10 +327,7 @@ RANDOM: dict[str, tuple[Any, tuple[Any, ...], list[Callable[[Tensor], Tensor]]]]
 }
 
 
-SLOW = ("shared", "rand", "randn")
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RANDOM])
+@pytest.mark.parametrize("name", slow_except(["few", "bernoulli", "native_dropout", "noise"], RANDOM))
 def test_random_results_are_right_by_their_distribution(name: str) -> None:
     function, args, errors = RANDOM[name]
     state = torch.get_rng_state()
@@ -471,7 +469,7 @@ def test_the_state_of_a_generator_is_what_a_backward_of_attention_takes() -> Non
     assert {name for name in returned if re.search("philox|rng|seed", name)} <= GENERATOR_OUTPUTS
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("share", slow_except([0.5], [0.0, 0.5]))
 @pytest.mark.parametrize("operator", attention_operators(), ids=str)
 def test_attention_is_compared_without_the_state_of_its_generator(
     operator: torch._ops.OpOverload, share: float

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from several_traces import small_trace
+from shortened import slow_except
 
 from opgrip.errors import UserError
 from opgrip.replay.command.opreplay import main
@@ -116,7 +117,9 @@ def test_an_engine_that_is_lost_before_the_first_row_leaves_nothing(
     assert sorted(path.name for path in output.parent.iterdir()) == ["traces"]
 
 
-@pytest.mark.parametrize("cases", [1, 2, 5], ids=["journal", "finished", "finished after one that is not"])
+@pytest.mark.parametrize(
+    "cases", slow_except([1], [1, 2, 5]), ids=["journal", "finished", "finished after one that is not"]
+)
 def test_rows_of_other_machines_are_not_gone_on_with(
     run: Any, output: Path, cases: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,7 +138,7 @@ def test_rows_of_other_machines_are_not_gone_on_with(
     assert {row.added["machine_kind"] for row in read_run(output)} == {"big"}
 
 
-@pytest.mark.parametrize("absent", ["a", "b"])
+@pytest.mark.parametrize("absent", slow_except(["a"], ["a", "b"]))
 def test_rows_of_before_stay_where_no_machine_has_the_device_now(run: Any, output: Path, absent: str) -> None:
     run(Elsewhere(cases=3))
     before = kept(output)

@@ -34,11 +34,14 @@ def test_it_is_described(sample: Sample) -> None:
     assert sample.function.__module__.rpartition(".")[2] == sample.name
 
 
+@pytest.mark.parametrize(
+    "part", [slice(1), pytest.param(slice(1, None), marks=pytest.mark.slow)], ids=["first", "others"]
+)
 @pytest.mark.parametrize("sample", BY_NAME)
-def test_every_configuration_repeats_and_tags_are_what_source_and_run_show(sample: Sample) -> None:
+def test_every_configuration_repeats_and_tags_are_what_source_and_run_show(sample: Sample, part: slice) -> None:
     declared = {tag.value for tag in sample.tags}
     ran: set[str] = set()
-    for configuration in sample.configurations:
+    for configuration in list(sample.configurations)[part]:
         first = run(sample, sample.arguments(configuration))
         arguments = sample.arguments(configuration)
         with Running() as running:

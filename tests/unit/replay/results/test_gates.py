@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from made_runs import HEADER, made_row, made_run
+from shortened import slow_except
 
 from opgrip.replay.comparison import compare
 from opgrip.replay.comparison.differences import Verdict
@@ -53,16 +54,17 @@ def contended_run(seed: int, share: float, cases: int = 10, factor: float = 3.0,
     return Results(rows, HEADER)
 
 
-def test_error_rates_on_a_calm_machine() -> None:
-    same = Counter(outcome(made_run(2 * seed), made_run(2 * seed + 1)) for seed in range(20))
-    slower = Counter(outcome(made_run(2 * seed), made_run(2 * seed + 1, slower=1.1)) for seed in range(20))
+@pytest.mark.parametrize("pairs", slow_except([6], [6, 20]))
+def test_error_rates_on_a_calm_machine(pairs: int) -> None:
+    same = Counter(outcome(made_run(2 * seed), made_run(2 * seed + 1)) for seed in range(pairs))
+    slower = Counter(outcome(made_run(2 * seed), made_run(2 * seed + 1, slower=1.1)) for seed in range(pairs))
     assert same[FAILED] == 0
-    assert same[PASSED] >= 18
-    assert slower[FAILED] >= 19
+    assert same[PASSED] >= 0.9 * pairs
+    assert slower[FAILED] >= 0.95 * pairs
     assert slower[PASSED] == 0
 
 
-@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("share", slow_except([0.6], [0.3, 0.6, 0.9]))
 def test_error_rates_on_a_contended_machine(share: float) -> None:
     pairs = [(contended_run(3 * seed, 0.0), contended_run(3 * seed + 1, share)) for seed in range(6)]
     pairs += [(new, base) for base, new in pairs]

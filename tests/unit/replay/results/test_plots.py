@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from made_runs import HEADER, made_row
 from programs import run_command
+from shortened import slow_except
 
 from opgrip.display.figures import write_figure
 from opgrip.errors import UserError
@@ -91,9 +92,7 @@ def test_every_kind_has_a_test() -> None:
     assert set(plots.names()) == set(KINDS)
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow) if place else kind for place, kind in enumerate(KINDS)]
-)
+@pytest.mark.parametrize("kind", slow_except([*KINDS][:1], KINDS))
 def test_each_kind_says_what_it_shows_and_is_the_same_every_time(kind: str) -> None:
     svg = picture(kind)
     assert set(KINDS[kind]) <= set(texts(svg))
@@ -102,7 +101,7 @@ def test_each_kind_says_what_it_shows_and_is_the_same_every_time(kind: str) -> N
     assert svg == picture(kind)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_except([*KINDS][:2], KINDS))
 def test_each_kind_is_a_picture_that_is_not_blank(kind: str) -> None:
     from matplotlib.image import imread
 
