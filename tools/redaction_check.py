@@ -67,8 +67,8 @@ class RedactionCheck:
         return not self.other_sizes and not self.broken and (self.ran > 0 or not self.cases)
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines to print."""
-        alike = f"outputs of the same sizes in {self.sized:,}"
+        """Yield the lines of the report: a summary, and then each case that differs."""
+        alike = f"same output sizes in {counted(self.sized, 'case')}"
         times = ", ".join(f"{verdict.value.lower()} {self.verdicts[verdict]:,}" for verdict in Verdict)
         yield f"check: {counted(self.cases, 'case')} of each trace replayed: {alike}; times of the redacted: {times}"
         if self.cases and not self.ran:

@@ -245,7 +245,7 @@ def _capture(program: ModelProgram, args: argparse.Namespace, reporter: Reporter
 def _program(model: nn.Module, inputs: Any, run: str, options: dict[str, Any]) -> ModelProgram:
     strange = sorted({*options} & {*words_in(ModelName, ModelOptions, OperatorOptions, Steps)} - {*OF_MODULES})
     if strange:
-        raise UserError(f"{strange[0]}= is for models that are built here", "a module is as it is")
+        raise UserError(f"{strange[0]}= cannot be used with a module", "configure the module before the call")
     if inputs is None:
         raise UserError("a module needs inputs", "give a tensor, a tuple of positional inputs, or a dictionary")
     return program_of(model, inputs, run, type(model).__name__.lower())

@@ -249,7 +249,7 @@ def _inner(value: Any) -> list[Any] | None:
 
 
 def _parts(value: Any) -> _Parts:
-    """Return the parts of an object of a class defined in Python."""
+    """Return the class, the fields and the builtin content of an object whose class is defined in Python."""
     cls = type(value)
     _check_class(cls)
     fields = dict(_fields_of(value))

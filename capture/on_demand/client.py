@@ -153,7 +153,7 @@ def _reason(error: OSError) -> str:
 
 
 def listens(path: Path) -> bool:
-    """Return True if the process that a socket's name claims listens there; remove the socket if nobody does."""
+    """Return True if a process listens on the socket; remove the socket if its process has ended."""
     try:
         _connect(path).close()
     except OSError as error:

@@ -161,7 +161,7 @@ def request_of(message: Mapping[str, Any]) -> RecordingRequest:
         if not isinstance(value, _REQUEST_KINDS.get(name, ())) or isinstance(value, bool):
             raise ValueError(f"{name} cannot be {value!r:.40}")
         if isinstance(value, int | float) and not value >= 0:
-            raise ValueError(f"{name} cannot be negative, or no number")
+            raise ValueError(f"{name} cannot be negative or NaN")
     if values.get("steps") == 0:
         raise ValueError("steps cannot be 0")
     return RecordingRequest(**values)

@@ -123,7 +123,11 @@ def _add_trigger_options(parser: argparse.ArgumentParser) -> None:
         "--at", type=not_negative, metavar="N", help="begin at step count N of the job, as printed by another node"
     )
     parser.add_argument(
-        "--wait", type=interval, default=60.0, metavar="S", help="give up if no step begins in S (default: %(default)g)"
+        "--wait",
+        type=interval,
+        default=60.0,
+        metavar="S",
+        help="give up if no step begins within S seconds (default: %(default)g)",
     )
     parser.add_argument(
         "--max-overhead", type=percent, metavar="SHARE", help="limit recording to this share of the program's time: 5%%"

@@ -68,7 +68,7 @@ class Spending:
         return self._recorder.observations.spent_ns + self._recorder.work.writing_ns + self._of_calls_ns
 
     def begin_step(self, is_recorded: bool | None) -> None:
-        """Report the start of a step in this thread. None means an interval that is neither recorded nor left out."""
+        """Report that a step starts in this thread, or with None that the time outside of steps starts."""
         if is_recorded:
             self._recorded += 1
         self.steps.begin(is_recorded, self._recorder.observations.spent_ns, self._reckoned_ns())

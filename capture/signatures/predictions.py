@@ -266,7 +266,7 @@ class CallPredictor:
         return node
 
     def _follow_kin(self, node: CallPoint, point: Point) -> None:
-        """Predict the same successors for a new call point as for the latest one of its family here."""
+        """Start a new call point with the predicted successors of the latest call point that has the same `point`."""
         kin = self._newest_alike.get(point)
         if kin is not None:
             node.after, node.successors = kin.after, kin.successors

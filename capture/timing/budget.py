@@ -68,7 +68,7 @@ class Spends(Protocol):
         """Return the time taken from the program so far, in ns."""
 
     def begin_step(self, is_recorded: bool | None) -> None:
-        """Report the start of a step in this thread. None means an interval that is neither recorded nor left out."""
+        """Report that a step starts in this thread, or with None that the time outside of steps starts."""
 
 
 class Budget:

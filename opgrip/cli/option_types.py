@@ -51,7 +51,7 @@ def image_size(text: str) -> tuple[int, int]:
 
 
 def tolerance(text: str) -> float:
-    """Parse a number from 0."""
+    """Parse a finite number of at least 0."""
     number = _number(text)
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a tolerance")

@@ -102,7 +102,10 @@ def joined(report: NsysReport) -> tuple[Runs, int]:
 
 
 def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
-    """Return the runs of each row and the number of other launches in several reports, each with its own time base."""
+    """Return the runs of each row in several reports, and how much device work was launched outside of opgrip's ranges.
+
+    Each report is joined separately, because it has its own time base.
+    """
     runs_by_row: Runs = defaultdict(list)
     all_outside = 0
     for report in reports:

@@ -112,7 +112,8 @@ def arguments_in(path: Path, flags: Flags) -> list[str]:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} holds no arguments: {error}", "write them as on a command line") from error
     if any(name == flags.output for name, _, _ in flags.read(words, ())):
-        raise UserError(f"{path} sets {flags.output}, as opgrip does", "name the report by opreplay's --output")
+        problem = f"{path} sets {flags.output}, which only opgrip may set"
+        raise UserError(problem, "name the report by opreplay's --output")
     return words
 
 

@@ -71,9 +71,9 @@ class StorageNeed:
 
 @dataclass(frozen=True, slots=True)
 class ProgramFlow:
-    """A trace's calls, and the storages between them.
+    """A trace's calls and the storages that they use.
 
-    needs : by storage number
+    needs : size and views of each storage, by storage number
     outside : storages that existed before the first call; their sizes add up to `outside_bytes`
     peak_bytes : most memory in use at any time, without `outside`
     wall_ns : time from the start of the first call to the end of the last

@@ -54,7 +54,7 @@ def total_line(total: Total) -> str:
     judgement = total.judgement
     interval = f"{judgement.ratio:.3f} times ({interval_text(judgement.low, judgement.high)})"
     times = f"{total.base_us / 1e3:,.2f} ms, now {total.new_us / 1e3:,.2f} ms"
-    return f"all their calls: {times}, {interval}: {judgement.verdict.value}"
+    return f"all calls of these cases: {times}, {interval}: {judgement.verdict.value}"
 
 
 def advice(comparison: Comparison) -> Iterator[str]:

@@ -128,9 +128,9 @@ class _Subject:
 def hold(gate: Gate, comparison: Comparison) -> Held:
     """Return the outcome of a gate.
 
-    It fails if a row, a group or the total is SLOWER by more than the limit. It passes if the total's interval ends
-    close to the limit and the undecided rows could lose little time; docs/results.md has the exact rule. Otherwise it
-    is not decided.
+    It fails if a row, a group or the total is SLOWER by more than the limit. It passes if the upper end of the total's
+    interval is close to the limit, and the rows whose interval ends clearly above the limit could add only little time;
+    docs/results.md has the exact rule. Otherwise it is not decided.
     """
     if gate.name in COUNTED:
         rows = COUNTED[gate.name](comparison)

@@ -45,7 +45,7 @@ def print_sequence(result: SequenceResult, rows: Sequence[Result], most: int, fi
 
 def _slowed(result: SequenceResult) -> str:
     slowed = f"{result.slowed_passes:,} of {counted(result.timed_passes, 'pass', 'passes')}"
-    again = f", though {result.dropped_passes:,} more were made again" if result.dropped_passes else ""
+    again = f"; {result.dropped_passes:,} more were discarded and repeated" if result.dropped_passes else ""
     return f"{slowed}: timed on a processor that was slowed down, so that times are doubtful{again}"
 
 
@@ -89,7 +89,7 @@ def _captured_times(result: SequenceResult, captured: float) -> list[tuple[str, 
         *([("host", f"{host}; the other {DEVICE_TIME}")] if result.has_device_times else []),
         (
             "wall",
-            f"captured {result.captured_wall_ms:,.2f} ms from first to last, "
+            f"captured {result.captured_wall_ms:,.2f} ms from the first call to the last, "
             f"{_replayed(result, result.wall_quantile_ms(0.5))}, without the program between the calls",
         ),
         (
@@ -106,7 +106,7 @@ def _replayed_times(result: SequenceResult) -> list[tuple[str, str]]:
     return [
         ("time", f"{_replayed(result, result.replayed_quantile_ms(0.5))} {_passes(result)}"),
         *([("host", host)] if result.has_device_times else []),
-        ("wall", f"{_replayed(result, result.wall_quantile_ms(0.5))} from first to last"),
+        ("wall", f"{_replayed(result, result.wall_quantile_ms(0.5))} from the first call to the last"),
     ]
 
 

@@ -98,7 +98,10 @@ def check_mode(name: str) -> None:
             "leave it out with --sequence, or take compile",
         )
     if not find_mode(name)[0].in_torch:
-        raise UserError(f"{name} returns new results, not memory that later calls use", "leave it out with --sequence")
+        raise UserError(
+            f"{name} cannot replay a step: it does not write results to the memory that later calls read",
+            "leave it out with --sequence",
+        )
 
 
 def make_call_program(call: FlowingCall, operator: Operator, inputs: Inputs, settings: ModeSettings) -> CallProgram:

@@ -26,7 +26,7 @@ LARGEST = 1e150
 
 
 def measured_row(cells: Mapping[str, Any]) -> Result:
-    """Return the row for the cells of a measured row, as it is before any analysis adds to it.
+    """Return the measured row with these cells, before any analysis adds columns to it.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def _numbers(value: Any) -> list[int | float]:
 def _check_range(values: Iterable[int | float]) -> None:
     for value in values:
         if not -LARGEST < value < LARGEST or not isfinite(value):
-            raise ValueError(f"{quoted(value)} is too large, or no number")
+            raise ValueError(f"{quoted(value)} is too large, or not a number")
 
 
 def quoted(value: Any) -> str:

@@ -147,7 +147,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the table."""
+    """Print the table of measured rows after the tests."""
     from opgrip.tools.pytest_plugin.baseline import print_summary
 
     print_summary(config.stash[BENCHMARKS], terminalreporter)

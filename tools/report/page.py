@@ -154,7 +154,7 @@ Plain = dict[str, Any]
 
 
 def describe_runs(runs: Mapping[str, Results]) -> Plain:
-    """Return the rows of all runs by column, their single times, and the facts of each run."""
+    """Return the page's data: result rows by column, the times of their repeats, and facts about each run."""
     columns = [*DERIVED, *(about for about in all_columns() if not about.hidden and about.name != "detail")]
     # results of older versions contain ratios of paired runs
     rows = [(name, row) for name, run in runs.items() for row in with_ratios_by_case(run, reference_of(run.rows))]

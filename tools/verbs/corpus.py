@@ -52,7 +52,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "inputs", nargs="+", metavar="TRACE", help="traces, files of other tools, folders, zoo, zoo:PATTERN"
     )
-    parser.add_argument("--by", choices=BY, default=BY[0], help="content of a table row (default: %(default)s)")
+    parser.add_argument("--by", choices=BY, default=BY[0], help="what one table row describes (default: %(default)s)")
     parser.add_argument(
         "--models",
         type=span,

@@ -240,7 +240,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--same",
         type=percent,
         metavar="PERCENT",
-        help="largest relative difference of equal times (default: 5%%)",
+        help="treat times as equal if they differ by at most this (default: 5%%)",
     )
     parser.add_argument(
         "--by", choices=("op", "module", "family", "mode"), help="also print a table of groups of cases"

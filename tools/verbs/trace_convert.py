@@ -193,7 +193,7 @@ def _tell(args: argparse.Namespace, losses: Losses) -> None:
             file=sys.stderr,
         )
     if len(losses.skipped) > 5:
-        print(f"{args.prog}: and others: name a --report", file=sys.stderr)
+        print(f"{args.prog}: more operators were not converted: --report FILE lists all", file=sys.stderr)
     for what, count in losses.counts.most_common(5):
         print(f"{args.prog}: {counted(count, 'call')} lost {what}", file=sys.stderr)
 

@@ -48,7 +48,7 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         "before",
         type=Path,
         metavar="A",
-        help="a trace, a folder of traces, a pattern, a day of --new-only, or a file of another tool",
+        help="a trace, a folder of traces, a pattern, a daily file of opcapture --new-only, or a file of another tool",
     )
     parser.add_argument("after", type=Path, metavar="B", help="files to compare with the baseline")
     parser.add_argument(
@@ -72,7 +72,7 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         type=percent,
         default=0.05,
         metavar="PERCENT",
-        help="tolerated change of a share of the time (default: 5%%)",
+        help="tolerated change of an operator's share of the time (default: 5%%)",
     )
     parser.add_argument(
         "--spread",

@@ -41,7 +41,7 @@ def prepare_baseline(parser: argparse.ArgumentParser) -> None:
         "--add-to",
         type=Path,
         metavar="BASELINE",
-        help="also keep traces of this baseline from the same machine, unless they were replayed again",
+        help="baseline of the same machine to extend; its traces are kept unless they were replayed again",
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
 
@@ -168,7 +168,7 @@ def prepare_make(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="+", metavar="GLOB", help=NAMES)
     parser.add_argument("-f", "--force", action="store_true", help="also make traces that exist and are up to date")
     parser.add_argument(
-        "--check", action="store_true", help="make them in a temporary folder and compare them with the zoo"
+        "--check", action="store_true", help="make the traces in a temporary folder and compare them with the zoo"
     )
     parser.add_argument(
         "--timeout",

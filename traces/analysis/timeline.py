@@ -203,7 +203,7 @@ def _device_track(
         for row in _rows(on_device):
             if end_ns is None:
                 end_ns = 0.0
-                yield _name_event("thread_name", pid, tid, f"device, by {thread} (calls as early as they can be)")
+                yield _name_event("thread_name", pid, tid, f"device, by {thread} (earliest possible starts)")
             start_ns = max(end_ns, row["start_ns"])
             end_ns = start_ns + row["device_ns"]
             yield _slice(str(row["op"]), ON_DEVICE, start_ns, row["device_ns"], pid, tid, _facts(row, shapes))

@@ -164,13 +164,14 @@ class References:
         for place, record in self._device_times:
             calls, last = self._calls_of_thread.get(record.thread, 0), record.first + len(record.device_ns)
             if last > calls:
-                message = f"device times of {last:,} calls of thread {record.thread}, which made {calls:,}"
+                message = f"device times of {last:,} calls of thread {record.thread}, which made only {calls:,} calls"
                 self._validation.add(place, REFERENCE, message)
 
         for place, opened in self._opened_signatures:
             op = self._op_of_signature.get(opened.number, opened.op)
             if op != opened.op:
-                message = f"signature {opened.number} was entered as {opened.op[:60]}, and is one of {op[:60]}"
+                start = f"an unfinished call describes signature {opened.number} as {opened.op[:60]}"
+                message = f"{start}, but its record says {op[:60]}"
                 self._validation.add(place, REFERENCE, message)
 
     def _opened(self, place: int, number: int, opened: Signature) -> None:
@@ -187,7 +188,7 @@ class References:
         count = len(record.signature)
         self._calls_of_thread[record.thread] = self._calls_of_thread.get(record.thread, 0) + count
         if record.storages and record.newest != self._newest:
-            message = f"storages that count from {record.newest}, and the largest before is {self._newest}"
+            message = f"its storage numbers count from {record.newest}, but the largest before is {self._newest}"
             self._validation.add(place, REFERENCE, message)
         self._newest = max(self._newest, record.newest, *record.storages) if record.storages else self._newest
         lacking = [

@@ -210,7 +210,7 @@ def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses
         call = bind(packet, args, as_named.kwargs)
     except NoOverload:
         return as_named
-    note = f"{name}: torch has no overload {overload} of it, so it is {call.op}"
+    note = f"{name}: torch has no overload {overload}, so the call is read as {call.op}"
     if note not in losses.defaults and len(losses.defaults) < MOST_NOTES:
         losses.defaults.append(note)
     return call

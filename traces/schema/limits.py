@@ -81,7 +81,7 @@ class SizeMeter:
                     raise self.refusal(f"its {packed_bytes:,} bytes decompress to more than {limit:,} {allowance.what}")
 
     def check_unknown(self, count: int) -> None:
-        """Refuse more records of unknown types than a newer version would write."""
+        """Refuse a file with an implausibly large number of records of unknown types."""
         if count > UNKNOWN_RECORDS:
             raise self.refusal(f"more than {UNKNOWN_RECORDS:,} of its records are of types that no version has")
 

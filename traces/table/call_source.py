@@ -23,7 +23,7 @@ class NumberSet:
         self._array: Integers | None = None
 
     def put(self, number: int, is_in: bool = True) -> None:
-        """Add a number, or remove it."""
+        """Add a number to the set, or remove it if `is_in` is False."""
         (self._numbers.add if is_in else self._numbers.discard)(number)
         self._array = None
 

@@ -259,7 +259,7 @@ def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) 
 
 
 def _translated(numbers: Integers, code_of: Mapping[int, int]) -> Integers:
-    """Return the code of each number, or -1 for a number without a code."""
+    """Return the category code of each number, or -1 if `code_of` lacks the number."""
     if min(code_of, default=0) < 0 or max(code_of, default=0) >= DENSE:
         unique, inverse = np.unique(numbers, return_inverse=True)
         own = np.array([code_of.get(int(number), -1) for number in unique], dtype=np.int64)

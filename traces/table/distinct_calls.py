@@ -237,7 +237,7 @@ def ordered_rows(source: CallSource) -> Iterator[Rows]:
 
 
 class _Lateness:
-    """Detector of late calls, one block after the other."""
+    """Detector of late calls: those that started before the newest call of `NEAR` blocks earlier."""
 
     def __init__(self) -> None:
         self._newest_ns = np.iinfo(np.int64).min

@@ -128,7 +128,7 @@ def step_starts(read: Callable[[], Iterable[Columns]], counts: Mapping[int | Non
 
 
 class _Places:
-    """How often a process ran each place, and when first."""
+    """Number of calls at each place in a process, and the start of the first one."""
 
     def __init__(self) -> None:
         self._counts: Counter[Place] = Counter()

@@ -193,7 +193,7 @@ def _all(spec: TensorSpec, call: Call) -> ValueModel:
 
 
 def _as_values(spec: TensorSpec, call: Call) -> ValueModel:
-    """Return a mask with one true element per value to write, or half of them true if a single value is broadcast."""
+    """Return a mask for `index_put`: one true element per row of `values`, or half of all if one value is broadcast."""
     total = math.prod(spec.shape)
     shape = call["values"].shape
     rows = shape[0] if len(shape) > len(call["self"].shape) - len(spec.shape) and shape[0] != 1 else total // 2

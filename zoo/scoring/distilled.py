@@ -129,9 +129,9 @@ def _captured(rows: Mapping[str, Result]) -> dict[str, CaseReference]:
 
 
 def _rebased(standing: Standing, baseline: Results) -> tuple[Standing, dict[str, CaseReference]]:
-    """Return the times that cases represent on the machine of another replay, and their times there.
+    """Convert the time that each case represents to the machine of a baseline.
 
-    Cases that are not ok in that replay are left out.
+    Return the converted times, and the time of each case in the baseline. Cases that are not ok there are left out.
     """
     rows: dict[str, Result] = {}
     for row in baseline:

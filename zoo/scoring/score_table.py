@@ -40,7 +40,7 @@ def score_line(score: Score) -> str:
     models = ""
     if score.interval is not None:
         low, high = score.interval
-        models = f", {low:.3f} to {high:.3f} over other models"
+        models = f", {low:.3f} to {high:.3f} if models are resampled"
     partial = ", partial" if score.is_partial else ""
     selected = "" if (score.selected or 1.0) >= ALL else f" over cases of {score.selected:.1%} of the baseline's time"
     left_out = f" without {_share(score.left_out)} of the baseline's time, {LEFT_OUT}" if score.left_out else ""

@@ -67,7 +67,7 @@ class TraceScore:
 
     @property
     def selected(self) -> float | None:
-        """Return the share of the baseline's time whose cases were selected here."""
+        """Return the share of the baseline's total time that the selected cases account for."""
         return (self.base_us + self.left_out_us) / self.whole_us if self.whole_us and self.statuses else None
 
     @property

@@ -151,7 +151,10 @@ class ClassItem(SampleItem):
 
 @dataclass(eq=False, slots=True)
 class PartItem(SampleItem):
-    """Method or attribute of a class; `pieces` are the statements that define it, none if its value is written."""
+    """Method or attribute of a class.
+
+    `pieces` are the statements that define it. If there are none, the sample contains its value.
+    """
 
     owner: ClassItem | None = None
     pieces: list[Piece] = field(default_factory=list)

@@ -88,7 +88,7 @@ def _package(item: SampleItem) -> str:
 
 
 def _bound_by_users(items: Iterable[SampleItem]) -> Mapping[SampleItem, set[str]]:
-    """Return the local variable names in the users of each item, which the item cannot have."""
+    """Return the local variable names of the code that uses each item; no item may be named like one of them."""
     bound: dict[SampleItem, set[str]] = {}
     for item in items:
         for piece in pieces_of(item):

@@ -204,7 +204,7 @@ def why_not(function: Any) -> str:
         *around, inner = _kinds(argument.type)
         known = inner in (*VALUES, "TensorType", "DeviceObjType") or "OptionalType" in around
         if not argument.has_default_value() and not known:
-            return f"no samples are made of its argument {argument.name}: {argument.type.annotation_str}"
+            return f"unsupported type of argument {argument.name}: {argument.type.annotation_str}"
     return ""
 
 

@@ -164,4 +164,4 @@ def _check_template(template: str | None) -> None:
     except ValueError as error:
         raise UserError(f"--batch-command is not a command line: {error}", "quote it as a shell wants it") from error
     if COMMAND not in template:
-        raise UserError(f"--batch-command {template!r} starts nothing", f"put {COMMAND} where ncu is to stand")
+        raise UserError(f"--batch-command {template!r} starts nothing", f"put {COMMAND} where the ncu command belongs")

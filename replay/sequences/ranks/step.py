@@ -60,7 +60,8 @@ class Stamps:
 
     Attributes
     ----------
-    places : indices of the collectives that ran, among the rank's exchanges; the other lists are parallel
+    places : indices of the collectives that ran, in the rank's list of exchanges; the other attributes have one entry
+        for each of them
     """
 
     places: list[int]

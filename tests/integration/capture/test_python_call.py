@@ -60,7 +60,7 @@ def test_what_does_not_go_together_is_one_line_in_words_of_python(tmp_path: Path
     path = tmp_path / "t.jsonl"
     with pytest.raises(UserError, match="a module needs inputs"):
         capture(TinyNet(), path)
-    with pytest.raises(UserError, match="batch_size= is for models that are built here"):
+    with pytest.raises(UserError, match="batch_size= cannot be used with a module"):
         capture(TinyNet(), path, INPUTS, batch_size=3)
     with pytest.raises(TypeError, match="unexpected keyword argument 'step': did you mean 'steps'"):
         capture(TinyNet(), path, INPUTS, step=3)

@@ -135,7 +135,8 @@ def test_arguments_of_a_file_are_read_as_a_shell_does(tmp_path: Path) -> None:
 def test_a_file_of_arguments_does_not_name_the_report(tmp_path: Path, text: str) -> None:
     path = tmp_path / "arguments"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match="sets --output, as opgrip does: name the report by opreplay's --output"):
+    message = "sets --output, which only opgrip may set: name the report by opreplay's --output"
+    with pytest.raises(UserError, match=message):
         arguments_in(path, nsys.FLAGS)
 
 

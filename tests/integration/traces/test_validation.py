@@ -133,7 +133,7 @@ def _enter_as_another_operator(lines: list[Line]) -> None:
         (
             _enter_as_another_operator,
             "reference",
-            "signature 0 was entered as aten.gelu.default, and is",
+            "describes signature 0 as aten.gelu.default, but its record says",
         ),
         (_await_more_times, "reference", "device times of 1,000,001 calls of thread 0"),
     ],

@@ -159,7 +159,7 @@ class Scan:
             self._columns[name].append(value)
 
     def _settle(self, block: CallBlock, before: int, stop: int, firsts: Integers | None, thread: _Thread) -> None:
-        """Set the end of collectives whose results are taken by calls in a part of a block."""
+        """Set the end times of collectives whose results are used by the calls `before` to `stop` of a block."""
         if not self._pending or firsts is None or before >= stop:
             return
         first = int(firsts[before])

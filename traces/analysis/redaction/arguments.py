@@ -275,11 +275,10 @@ class Redactor:
 
 
 def range_images(signature: Signature) -> dict[int | str, int | float]:
-    """Return the redacted numbers of a range by position or keyword.
+    """Return the redacted numeric arguments of a call of `arange` or `range`, by position or keyword.
 
-    The new range starts at zero and has as many elements, with a coarse step. The result is empty for other calls, and
-    for
-    a range whose output is unknown.
+    The redacted range starts at zero; it has the same number of elements and a coarse step. The result is empty for
+    other operators, and for calls whose output is unknown.
     """
     places: list[tuple[int | str, Any]] = [*enumerate(signature.args), *signature.kwargs.items()]
     numbers = {argument_name(signature.op, place)[0]: (place, value) for place, value in places}

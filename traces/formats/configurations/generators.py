@@ -1,4 +1,4 @@
-"""Generators that make the arguments of an entry, and the default generator of PyTorch types."""
+"""Generators of arguments for the entries of a configuration file, and the default one for PyTorch types."""
 
 from __future__ import annotations
 

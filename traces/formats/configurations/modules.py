@@ -257,7 +257,7 @@ class _Watch(TorchDispatchMode):
 def _check_pieces(tensors: Iterable[torch.Tensor]) -> None:
     """Raise `ValueError` for tensors that an operator could split into more pieces than fit in memory."""
     if any(size > PIECES for tensor in tensors for size in tensor.shape):
-        raise ValueError(f"it splits a tensor longer than {PIECES:,}")
+        raise ValueError(f"it splits a tensor with a dimension larger than {PIECES:,}")
 
 
 def _has_memory(function: Any, tree: Any, taken: Iterable[torch.Tensor]) -> bool:

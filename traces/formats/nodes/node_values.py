@@ -229,7 +229,7 @@ NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: to
 
 @dataclass(frozen=True, slots=True)
 class PortItem:
-    """One value of a port: its entry in each of the lists."""
+    """Entries of one value in the parallel lists of a port."""
 
     value: Any
     shape: Any
@@ -349,7 +349,7 @@ class Encoder:
         return self._described(spec, self.identities.new(), self.identities.new())
 
     def _undefined(self) -> PortItem:
-        """Return a missing result."""
+        """Return the item that represents an undefined tensor."""
         return PortItem([self.identities.new(), 0, 0, 0, 0, ""], [], f"Tensor({UNDEFINED})", [])
 
 

@@ -323,4 +323,4 @@ def test_a_notebook_shows_what_differs_and_the_rows_that_got_worse_first() -> No
     page = comparison._repr_html_()
     assert "<script" not in page
     assert f"new: {evil.replace('<', '&lt;').replace('>', '&gt;')}, here, cpu" in page
-    assert page.index("SLOWER") < page.index("all their calls") < page.index("<table")
+    assert page.index("SLOWER") < page.index("all calls of these cases") < page.index("<table")

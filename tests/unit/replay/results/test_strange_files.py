@@ -82,7 +82,7 @@ def refused(path: Path, document: Any) -> str:
         ("status", "\x1b[2J", "is not one of ok, wrong"),
         ("noisy", "yes", "is neither true nor false"),
         ("times_us", [1.0, None], "is not a list of numbers"),
-        ("times_us", [float("nan")], "is too large, or no number"),
+        ("times_us", [float("nan")], "is too large, or not a number"),
         ("times_us", 1.0, "is not a list of numbers"),
         ("unheard", 1, "has other columns"),
     ],
