@@ -139,6 +139,7 @@ def test_large_shapes_have_about_a_million_elements(tmp_path: Path) -> None:
     assert LARGE_ELEMENTS / 4 < max(sizes) < LARGE_ELEMENTS * 4
 
 
+@pytest.mark.slow
 def test_random_shapes_follow_the_seed(tmp_path: Path) -> None:
     traces = [
         capture("opinfo:floor", tmp_path / f"{number}.jsonl", shapes="random", per_dtype=1, seed=seed)

@@ -71,6 +71,7 @@ def test_a_mode_of_another_package_is_run_beside_eager(trace: Path, tmp_path: Pa
     assert "planted-same (as it is)" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_a_compiler_made_is_there_in_the_next_run(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
     environment = planted | {"OPGRIP_CACHE": str(tmp_path / "cache")}
     rows, _ = replayed(trace, tmp_path, environment, "--mode", "planted-keeps")

@@ -239,6 +239,7 @@ def test_a_user_who_may_not_read_counters_is_told_what_to_set_and_keeps_the_rows
     assert "replaying 0 cases" in again.stderr
 
 
+@pytest.mark.slow
 def test_batches_of_a_run_with_other_metrics_are_not_gone_on_with(
     stand_in: StandIn, tiny_trace: Path, tmp_path: Path, rows: pd.DataFrame
 ) -> None:

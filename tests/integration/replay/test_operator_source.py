@@ -152,6 +152,7 @@ def own_operators(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_an_operator_of_an_extension_is_replayed(own_operators: Path) -> None:
     words = ("--operator", "myops.twice", "--extension", "myops", "--inputs", '{"x": [8]}', "--iterations", "1")
     done = run_command("opreplay", *words, "--strict", cwd=own_operators)
