@@ -31,7 +31,7 @@ def test_a_part_of_a_million_cases_is_shown_listed_and_exported(tmp_path: Path) 
     (tmp_path / "many.json").write_text(json.dumps(MANY))
     whole = run_command("opgrip", "trace", "info", "many.json", cwd=tmp_path)
     assert whole.returncode == 2
-    assert "stands for 1,000,000 cases" in whole.stderr
+    assert "represents 1,000,000 cases" in whole.stderr
     sampled = run_command("opgrip", "trace", "info", "many.json", "--sample", "5", cwd=tmp_path)
     assert "5 of 1 operator" in sampled.stdout, sampled.stderr
     last = ("many.json", "--start", "999999")

@@ -69,7 +69,7 @@ HUGE_LAYER = number(600_000), number(600_000)
         ({"torch.combinations": operator(entry(input=tensor(3), r=number(1 << 27)))}, "100,000 pieces"),
         (
             {"torch.nn.LSTM": operator(entry(tensor(10**9, 1, 4)), build=[entry(number(4), number(4))])},
-            "a tensor longer than",
+            "a dimension larger than",
         ),
         (
             {
