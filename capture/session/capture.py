@@ -163,7 +163,7 @@ class Capture(CaptureReport):
             value_share=value_share,
             privacy=policy_of(private, salt_file),
             redacts_late=last is not None,
-            # the last calls alone are kept, and most records would be of others
+            # only the last calls are kept, and most records would be of others
             kernels=None if device_time == EVENTS or last is not None else KernelTimes(device_time == KERNELS),
         )
         self._flights = None if last is None else Flights(self._recorder, last)

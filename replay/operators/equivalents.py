@@ -44,7 +44,7 @@ class Equivalent:
     note: str
 
     def memory_of(self, takes: tuple[int, ...], gives: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the storages of its arguments and results from those of the recorded call."""
+        """Return the storages of its arguments and results, given the storages of the recorded call."""
         return tuple(NO_STORAGE if place is None else takes[place] for place in self.takes), gives[: self.gives]
 
 

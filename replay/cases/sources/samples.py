@@ -1,4 +1,4 @@
-"""Sources of samples: those that ship, samples of the user in files, and gripped calls of a trace."""
+"""Sources of samples: shipped samples, samples of the user in files, and gripped calls of a trace."""
 
 from __future__ import annotations
 
