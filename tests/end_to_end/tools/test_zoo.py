@@ -123,7 +123,7 @@ def test_a_trace_that_is_made_anew_is_the_same_and_one_of_another_recipe_is_not(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("killed", "ended by SIGKILL"), ("hangs", "took longer than 15 s"), ("fails", "no weights")],
+    [("killed", "ended by SIGKILL"), ("hangs", "exceeded the limit of 15 s"), ("fails", "no weights")],
 )
 def test_a_model_that_does_not_end_well_costs_its_trace_alone(tmp_path: Path, name: str, told: str) -> None:
     with pytest.raises(UserError, match=told):

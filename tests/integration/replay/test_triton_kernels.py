@@ -89,10 +89,10 @@ def test_a_kernel_of_the_program_s_own_file_is_found_in_a_trusted_module() -> No
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"grid": (1 << 40,)}, "no grid"),
-        ({"grid": (1, 1, 1, 1)}, "no grid"),
-        ({"grid": "4"}, "no grid"),
-        ({"grid": (True,)}, "no grid"),
+        ({"grid": (1 << 40,)}, "is not a grid"),
+        ({"grid": (1, 1, 1, 1)}, "is not a grid"),
+        ({"grid": "4"}, "is not a grid"),
+        ({"grid": (True,)}, "is not a grid"),
         ({"options": {"ir_override": "/tmp/kernel.ptx"}}, "ir_override"),
         ({"options": {"warmup": 1}}, "warmup"),
         ({"options": {"n": 1}}, "'n'"),
