@@ -198,9 +198,7 @@ def words_of(trace: str | Path | Sequence[str | Path] | None) -> list[str]:
 def request_of(args: argparse.Namespace) -> RunRequest:
     """Return the request of a command line.
 
-    Raises
-    ------
-    UserError : if options contradict each other
+    Raises `UserError` if options contradict each other.
     """
     from opgrip.replay.cases.sources import source_of
 
@@ -256,9 +254,7 @@ def _target_of(args: argparse.Namespace) -> str:
 def options_of(args: argparse.Namespace) -> RunRequest:
     """Return the request of a command line without its trace and shard.
 
-    Raises
-    ------
-    UserError : if options contradict each other
+    Raises `UserError` if options contradict each other.
     """
     groups = {name: from_arguments(declared, args) for name, declared in OPTION_GROUPS.items()}
     requested = [item for item in analyses.values() if item.is_requested(from_arguments(item.options, args))]

@@ -121,8 +121,6 @@ class BatchScale:
     Record a batch larger than one: with a batch of one, a tensor per batch looks like a tensor per element, so few
     calls contradict wrong assumptions.
 
-    Parameters
-    ----------
     batch : recorded size, or None to infer it from the data of the network's first operator
     """
 
@@ -331,9 +329,7 @@ def scaled(case: Case, factor: int, batches: BatchScale) -> Case:
 
     Captured facts such as time and count stay. Values are drawn for the new shapes.
 
-    Raises
-    ------
-    Unsupported : if it is unknown which sizes contain the batch
+    Raises `Unsupported` if it is unknown which sizes contain the batch.
     """
     verdict = batches.verdict(case.trace_number)
     signature = with_growth(case.signature, verdict.takes, verdict.choice, factor)

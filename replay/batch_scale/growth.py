@@ -17,11 +17,9 @@ from opgrip.traces.schema.records import Signature
 class Growth:
     """The sizes, strides and offset of a tensor that are multiplied with the batch.
 
-    Attributes
-    ----------
     sizes, steps : dimensions whose size, or whose stride, is multiplied
     outer : for each dimension in `sizes`, how often it contains the whole batch: 1 if all rows of one element of the
-        batch are adjacent, T in a dimension of size T * B that was made of (T, B)
+    batch are adjacent, T in a dimension of size T * B that was made of (T, B)
     offset : True if the offset is multiplied
     item : for a tensor that belongs to one element of the batch, the index of that element
     lost : why the growth is unknown, or None
@@ -116,8 +114,6 @@ RESHAPED = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.defa
 class ArgumentChoice:
     """Arguments of a call, other than tensors, that are multiplied.
 
-    Attributes
-    ----------
     numbers : positions of integers among the leaves of the arguments
     listed : True if the list of tensors is multiplied
     """

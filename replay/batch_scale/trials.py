@@ -211,8 +211,6 @@ FEW, MOST_TRIED = 12, 40
 class ScaledCall:
     """A call in a larger batch.
 
-    Attributes
-    ----------
     takes : growth of each tensor argument
     choice : other arguments that are multiplied
     gives : growth of each result
@@ -233,8 +231,6 @@ class ScaledCall:
 class Judge:
     """Judge of how calls grow, with a cache of verdicts.
 
-    Attributes
-    ----------
     batch : recorded size of the batch
     chosen : arguments that are multiplied in calls without a tensor of the batch, by signature number
     """

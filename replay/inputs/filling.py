@@ -30,10 +30,8 @@ def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
     A dtype argument changes if tensors of the call have that dtype, or if the call has no such tensors. Numbers too
     large for the new dtype become its maximum.
 
-    Raises
-    ------
-    ValueError : if the dtype is not a floating-point dtype
-    Unsupported : if arguments view the same memory with several dtypes
+    Raises `ValueError` if the dtype is not a floating-point dtype.
+    Raises `Unsupported` if arguments view the same memory with several dtypes.
     """
     if not dtype.is_floating_point:
         raise ValueError(f"{dtype} is not a floating-point dtype")
@@ -107,8 +105,6 @@ def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generato
 
     No more memory is used than the tensor has, however often it repeats elements.
 
-    Parameters
-    ----------
     tensor : tensor of a dtype that `memory_dtype` returns
     drawn_as : dtype of the drawn values, which are rounded to the tensor's dtype
     """
@@ -193,8 +189,6 @@ def _extent(tensor: torch.Tensor) -> int:
 class Stored:
     """Recorded values, or values drawn from the value model if recorded ones are missing or do not fit.
 
-    Attributes
-    ----------
     repeated : dimensions of stride 0, which the file stores once
     """
 

@@ -121,8 +121,6 @@ class Zeros:
 class RepeatedPiece:
     """A piece of a large tensor, drawn from a model of floats and repeated, which is much faster than drawing it whole.
 
-    Parameters
-    ----------
     piece : minimum number of elements in the piece
     """
 

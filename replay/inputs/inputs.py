@@ -56,8 +56,6 @@ ADDRESSES = 1 << 63
 def device_map(recorded: str, replay_device: str | None) -> DeviceMap:
     """Return the map to replay devices. Tensors that a program on an accelerator keeps on the CPU stay there.
 
-    Parameters
-    ----------
     recorded : device that the program ran on
     replay_device : device to replay on, or None for the recorded one
     """
@@ -68,8 +66,6 @@ def device_map(recorded: str, replay_device: str | None) -> DeviceMap:
 class _Piece:
     """A strided tensor to create, and its storage.
 
-    Attributes
-    ----------
     drawn_as : dtype to draw its values in
     """
 
@@ -89,17 +85,12 @@ class _Planned:
 class Inputs:
     """The arguments of one case, which can be restored to their initial values.
 
-    Parameters
-    ----------
     args, kwargs : trees of values and `TensorSpec`, as in a signature
     values : value models by the numbers in the specs
     place : map to replay devices
     seed : random seed for drawing values
     dtype : dtype to cast floating-point tensors to, or None to keep the recorded dtype; see `caster`
-
-    Raises
-    ------
-    Unsupported : if arguments cannot be generated
+    Raises `Unsupported` if arguments cannot be generated.
     """
 
     def __init__(

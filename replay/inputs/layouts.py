@@ -34,8 +34,6 @@ MOST_PLACES = 1 << 60
 def fitting_lengths(lengths: torch.Tensor, most: int, total: int) -> torch.Tensor:
     """Return row lengths as close to the drawn ones as possible.
 
-    Parameters
-    ----------
     lengths : (..., rows) int64
     most : maximum length
     total : sum over the rows; at most rows * most
@@ -58,8 +56,6 @@ def fitting_lengths(lengths: torch.Tensor, most: int, total: int) -> torch.Tenso
 def distinct_in_rows(drawn: torch.Tensor, lengths: torch.Tensor, most: int) -> torch.Tensor:
     """Return ascending, distinct columns in each row.
 
-    Parameters
-    ----------
     drawn : (elements,) int64
     lengths : (rows,) int64, at most `most`; their sum is the number of elements
     most : number of columns
@@ -81,8 +77,6 @@ def distinct_in_rows(drawn: torch.Tensor, lengths: torch.Tensor, most: int) -> t
 def distinct_places(drawn: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
     """Return distinct indices in ascending order.
 
-    Parameters
-    ----------
     drawn : (dimensions, elements) int64, each within its size
     sizes : size of each dimension
     """

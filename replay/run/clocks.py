@@ -42,8 +42,6 @@ def warm_up(device: str, seconds: float) -> None:
 class Clocks:
     """Readings of a GPU's clock and throttling between timed runs, never during one.
 
-    Parameters
-    ----------
     gpu : None if the GPU cannot be read, or its clock is not needed
     """
 
@@ -74,8 +72,6 @@ class Clocks:
     def of_row(self, number: int, row: int) -> tuple[float | None, str | None]:
         """Return the mean clock in MHz during a row's runs and the reasons for throttling; None for unknown values.
 
-        Parameters
-        ----------
         number : number of the case
         row : index of the row among the rows of the case
         """

@@ -56,8 +56,6 @@ class EnergyColumns(Columns):
 class Energy:
     """Energy and clocks of a GPU during the runs of a call; None for values that it does not report.
 
-    Attributes
-    ----------
     millijoules : energy of one run, idle power included
     above_idle_mj : energy of one run without the idle power
     idle_w : power of the idle device
@@ -89,8 +87,6 @@ class Meter:
     ) -> Energy:
         """Run a call for some time, reading the counters before and after.
 
-        Parameters
-        ----------
         wait : function that waits until the device has finished its work
         seconds : minimum time of the runs
         idle_s : seconds to measure the idle device, on the first use of this meter
@@ -134,8 +130,6 @@ class Meter:
 class _Watch:
     """Readings of clock, power and throttle reasons by a separate thread during a block, and once at its end.
 
-    Attributes
-    ----------
     clocks_mhz, powers_mw : the available readings
     reasons : throttle reasons in the order of their first appearance
     """
@@ -170,9 +164,7 @@ class _Watch:
 def open_meter(device: str) -> Meter:
     """Return the meter of a GPU.
 
-    Raises
-    ------
-    UserError : if a GPU, NVML, or permission to use it is missing
+    Raises `UserError` if a GPU, NVML, or permission to use it is missing.
     """
     return Meter(open_gpu(device))
 

@@ -44,8 +44,6 @@ def metered(number: int, groups: Sequence[SubjectGroup], workload: Workload, ann
 
     The result is empty if the counters can no longer be read.
 
-    Parameters
-    ----------
     number : number of the case
     """
     wait = synchronizer(workload.device)
@@ -104,8 +102,6 @@ def measure_cases(
 ) -> Iterator[list[Result]]:
     """Yield the rows of each case as soon as all of its runs are done.
 
-    Parameters
-    ----------
     surroundings : preceding calls of the cases in their program, which run before them
     announce : called before each run with the numbers of its case and row
     without : numbers of cases that do not run as preceding calls
@@ -122,8 +118,6 @@ def measure_cases(
 def windows(cases: Sequence[Case], workload: Workload, most: int = CASES) -> Iterator[list[Case]]:
     """Yield windows of cases that are measured side by side, each case in all of its modes.
 
-    Parameters
-    ----------
     most : maximum cases of a window
     """
     window: list[Case] = []
@@ -193,8 +187,6 @@ def _timed(
 ) -> Iterator[list[Subject]]:
     """Run the subjects of all groups; yield the subjects of a case as soon as they are done.
 
-    Parameters
-    ----------
     groups : groups by cache state
     """
     wait = synchronizer(workload.device)
@@ -299,8 +291,6 @@ def _fill_rows(
 ) -> Iterator[Result]:
     """Yield the rows of one case with their measurements.
 
-    Parameters
-    ----------
     concurrent_runs : measurements of subjects that ran several at once, by the subject's `id`
     energies : energy of the runs, by the subject's `id`
     """

@@ -69,8 +69,6 @@ def prepare(
 ) -> list[Prepared]:
     """Return the prepared rows of a case, one for each variant.
 
-    Parameters
-    ----------
     announce : called before each row with the numbers of its case and row
     cached_rows : rows whose preparation has a known outcome, by row number
     only : number of the only row to prepare, or None for all
@@ -203,8 +201,6 @@ class _Preparation:
     ) -> Result:
         """Return a row with the work of a call, which is the same in all modes.
 
-        Parameters
-        ----------
         in_torch : True if the results of a run are torch tensors
         run : arguments, keyword arguments and results of the call
         """
@@ -294,8 +290,6 @@ class _Preparation:
     def _reference(self, case: Case, way: Variant, place: int, operator: Operator, inputs: Inputs) -> Reference:
         """Return the reference for one input set of the case.
 
-        Parameters
-        ----------
         place : index of the input set
         inputs : arguments of the input set
         """

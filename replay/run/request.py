@@ -68,8 +68,6 @@ class RunLimits:
 class RunRequest:
     """The cases to replay and how to run them, in plain values.
 
-    Attributes
-    ----------
     trace : path of the trace, or name of the samples or operators
     shard : part of the cases to replay, or None for all
     detail : keep the full text of an error instead of its first line

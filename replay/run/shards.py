@@ -35,12 +35,10 @@ PREPARE_US, COMPILE_US = 10_000, 3_000_000
 class Shard:
     """One of several equal parts of a replay.
 
-    Attributes
-    ----------
     number : number of the shard, from 1
     count : number of shards
     offset_us, total_us : for one of several traces, the start of its costs on the common line and the length of that
-        line; None for a single trace
+    line; None for a single trace
     """
 
     number: int
@@ -80,9 +78,7 @@ class Shard:
 def settle_shard(args: argparse.Namespace) -> None:
     """Put the shard number into the name of the output; under torchrun, show this process only its own GPU.
 
-    Raises
-    ------
-    UserError : if the name has a placeholder for the shard, but the replay is not sharded
+    Raises `UserError` if the name has a placeholder for the shard, but the replay is not sharded.
     """
     part: Shard | None = args.shard
     if part is None:

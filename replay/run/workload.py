@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 class Workload:
     """A request with its trace, cases and device.
 
-    Attributes
-    ----------
     place : function that returns the replay device for a recorded device
     device : device that results name and that is synchronized
     timing : timing options of the request, with the timing method for this device
@@ -142,9 +140,7 @@ class Workload:
     def scaled(self, case: Case, point: Point) -> Case:
         """Return a case with the batch size of a point.
 
-        Raises
-        ------
-        Unsupported : if it is unknown which of its sizes are the batch size
+        Raises `Unsupported` if it is unknown which of its sizes are the batch size.
         """
         if point.batch == 1:
             return case
@@ -163,9 +159,7 @@ class Workload:
 def load_workload(request: RunRequest) -> Workload:
     """Load the trace and select its cases.
 
-    Raises
-    ------
-    UserError : if the trace cannot be read, or no case is selected
+    Raises `UserError` if the trace cannot be read, or no case is selected.
     """
     selection = request.selection
     with warnings.catch_warnings(record=True) as caught:

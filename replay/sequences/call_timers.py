@@ -22,8 +22,6 @@ from opgrip.replay.timing.stopwatch import Pace, keep_busy
 class CallTimer(Protocol):
     """Interface of the timers, which run and time the calls of one pass in order.
 
-    Attributes
-    ----------
     on_device : places of the calls that were timed by the device's clock
     """
 
@@ -42,8 +40,6 @@ class CallTimer(Protocol):
 class HostTimer:
     """Timer that uses the host's clock; on an accelerator it measures launches.
 
-    Parameters
-    ----------
     new_memory : by place of a call, the memory that its results should get
     wait : called before each call; waits for the device if the times must not include earlier work
     """
@@ -81,8 +77,6 @@ class DeviceClockTimer:
     It keeps the accelerator busy until the host has launched a call; otherwise a short call would seem to take as long
     as its launch.
 
-    Parameters
-    ----------
     launch_ns : time of each call's launch
     """
 
@@ -135,10 +129,8 @@ SHARE = 0.05
 class Slowdown:
     """Detector of slowed passes and of calls during which other processes used the cores.
 
-    Parameters
-    ----------
     processes : number of processes that run the step on this machine. If they have more threads than there are cores,
-        they compete for the cores, and a pass is then never contended, only slowed.
+    they compete for the cores, and a pass is then never contended, only slowed.
     """
 
     def __init__(self, processes: int = 1) -> None:

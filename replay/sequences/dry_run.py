@@ -62,8 +62,6 @@ NO_TENSORS = Interface((), ())
 class CallPlan:
     """Plan for running one call.
 
-    Attributes
-    ----------
     status : `replayed`, `substituted` or `unsupported`, as described in the module's docstring
     prepared : the operator with its arguments; None if the call does not run
     redrawn : indices of the tensors that get drawn values before each run
@@ -81,13 +79,8 @@ class CallPlan:
 class DryRun:
     """Dry run over the calls of a trace; it holds the plan for each call.
 
-    Parameters
-    ----------
     excluded : status and reason of calls that must not run, by signature number
     announce : called with the signature number before each call
-
-    Attributes
-    ----------
     plans : plan for each call
     programs : by signature number, the programs of calls under a mode other than eager
     """
@@ -120,8 +113,6 @@ class DryRun:
     def settle(self, begin: Callable[[], None], tell: Tell = tell_nobody) -> None:
         """Run all calls repeatedly until no plan changes.
 
-        Parameters
-        ----------
         begin : restores the state before the first call
         tell : called with the progress
         """

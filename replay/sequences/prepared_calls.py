@@ -51,14 +51,9 @@ Filling: TypeAlias = Callable[[StepMemory, tuple[int, ...]], Any]
 class PreparedCall:
     """Operator with arguments, which takes tensors from the results of earlier calls.
 
-    Parameters
-    ----------
     drawn : indices of the tensors that have separate memory and drawn values
     values, place, seed : as for `Inputs`
-
-    Raises
-    ------
-    Unsupported : if arguments cannot be made
+    Raises `Unsupported` if arguments cannot be made.
     """
 
     def __init__(
@@ -101,13 +96,8 @@ class PreparedCall:
     def arguments(self, memory: StepMemory, takes: tuple[int, ...]) -> Arguments:
         """Return positional and named arguments; indices that the operator does not check are brought into bounds.
 
-        Parameters
-        ----------
         takes : storage number of each tensor
-
-        Raises
-        ------
-        Unsupported : if indices cannot be brought into bounds
+        Raises `Unsupported` if indices cannot be brought into bounds.
         """
         if self._positional is None:
             made = self._inputs.make()

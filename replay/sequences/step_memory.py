@@ -34,15 +34,10 @@ SEEDS = 1 << 62
 class StepMemory:
     """Storages of a step by number.
 
-    Parameters
-    ----------
     needs : required size and views of each number
     outside : numbers that exist before the first call
     values, place, seed : as for `Inputs`
     limit : maximum bytes of live storages and kept values together
-
-    Attributes
-    ----------
     live : storages from the call that makes them to the last call that uses them
     live_bytes, peak_bytes : current and maximum size of live storages that calls made
     unmade : why a storage could not be made, by number
@@ -109,9 +104,7 @@ class StepMemory:
     def renew(self, number: int) -> None:
         """Replace the storage of a number by one of the needed size with drawn values.
 
-        Raises
-        ------
-        Unsupported : if this exceeds the memory limit
+        Raises `Unsupported` if this exceeds the memory limit.
         """
         size = self._needs[number].bytes
         first = self._first.get(number, self._stand_ins.get(number))

@@ -30,8 +30,6 @@ class SequenceOptions:
 class RankLaunch:
     """Settings of one of the processes that a launcher started together.
 
-    Attributes
-    ----------
     local_rank : index of the process, and of its accelerator, on its machine
     address, port : address of the store through which the ranks find each other
     """

@@ -45,13 +45,9 @@ def replay_apart(workload: Workload, tell: Tell = tell_nobody, may_fork: bool = 
     """Replay all calls of a trace in order in a separate process; a call that ends the process is left out of the next
     try.
 
-    Parameters
-    ----------
     may_fork : True if this process has not used torch yet, so that it can be forked
-
-    Raises
-    ------
-    UserError : if the trace contains no calls, if a process ends without a call to blame, or if too many processes end
+    Raises `UserError` if the trace contains no calls, if a process ends without a call to blame, or if too many
+    processes end.
     """
     excluded: dict[int, tuple[str, str]] = {}
     settings = sequence_settings(workload)

@@ -35,11 +35,9 @@ from opgrip.replay.sequences.call_timers import CallTimer
 class CallProgram:
     """Program that runs the calls of a signature under a mode.
 
-    Attributes
-    ----------
     status, reason : status and reason of the result row; if not ok, the calls run in eager so that later calls get
     their
-        results
+    results
     first_ms : time to make the program and run it once
     """
 

@@ -58,8 +58,6 @@ class _PassFailedError(Exception):
 class SequenceSettings:
     """Settings of a step replay.
 
-    Attributes
-    ----------
     place : maps recorded devices to devices of this machine
     device : device to name in the result and to synchronize
     seed : seed of drawn values, and of operators that draw random numbers
@@ -94,15 +92,10 @@ def replay_sequence(
 ) -> SequenceResult:
     """Run all calls of a trace in start order in one thread, and return their times and memory.
 
-    Parameters
-    ----------
     tell : called with the progress, outside timed regions
     excluded : row status and reason of calls that must not run, by signature number
     announce : called with the signature number before each call
-
-    Raises
-    ------
-    UserError : if the trace contains no calls
+    Raises `UserError` if the trace contains no calls.
     """
     if trace.own_calls.empty:
         raise no_calls(trace)

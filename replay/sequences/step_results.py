@@ -27,13 +27,11 @@ Flags: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 class SignatureTimes:
     """Times of the calls of a signature over all timed passes, and how the calls ran.
 
-    Attributes
-    ----------
     count : number of calls
     substituted, not_run, redrawn : number of calls that ran on drawn arguments, did not run, or got some drawn values
     status, reason : status and reason of the row: `ok` if some calls ran, `contended` if others used the cores in
     nearly
-        all timings
+    all timings
     samples : number of timings, one for each call that ran in each pass
     median_us, p10_us, p90_us, mean_us : statistics of the timings, by the device's clock for calls that ran on a device
     spread : interquartile range of the timings over their median
@@ -79,8 +77,6 @@ class NotReplayed:
 class SequenceResult:
     """Times and memory of a whole step.
 
-    Attributes
-    ----------
     calls : number of calls in the trace, without calls made by extension functions
     replayed : number of calls that ran on the results of earlier calls
     substituted : number of calls that ran on drawn arguments, because they failed or gave other shapes on earlier
@@ -97,13 +93,13 @@ class SequenceResult:
     replayed_host_ms, replayed_wall_ms : the same as for the capture, for each pass that the host's clock timed
     outside_bytes : memory that exists before the first call
     captured_peak_bytes, replayed_peak_bytes : peak of all other memory; on CUDA the allocator's figure, which includes
-        workspaces
+    workspaces
     critical_calls : number of calls on the captured critical path: the slowest chain in which each call takes results
     of
-        the previous one
+    the previous one
     captured_critical_ms, replayed_critical_ms : sum of the captured times, and of the median replayed times, of the
     calls
-        on that path that ran
+    on that path that ran
     signatures : times of each signature, in the order of their first calls
     in_eager : number of calls that ran in eager because the mode cannot run them or returns other results
     failure : why nothing was measured; empty if something was
@@ -178,8 +174,6 @@ class SequenceResult:
 class Pass:
     """Times of one pass.
 
-    Attributes
-    ----------
     times_ns : time of each call
     on_device : places of the calls that a device's clock timed
     slowed : True if the processor was slowed down
@@ -200,8 +194,6 @@ class Pass:
 class Passes:
     """Timed passes of a step.
 
-    Attributes
-    ----------
     kept : passes whose times count
     contended : passes during which others used the cores; only their undisturbed calls count
     is_contended : True if `kept` holds contended passes for lack of others
@@ -247,8 +239,6 @@ def make_result(
 ) -> SequenceResult:
     """Return the result of a step whose calls ran as planned.
 
-    Parameters
-    ----------
     on_device : passes that the device's clock timed; none on the CPU
     """
     passes, shown = on_host.kept, on_device if on_device.kept else on_host
@@ -366,8 +356,6 @@ def _with_times(
     Calls of contended passes count only if there are too few others. If there are still too few, the row is contended
     and includes all times.
 
-    Parameters
-    ----------
     times_us, is_contended : (passes, calls), kept passes followed by contended ones
     is_slowed : (passes,)
     kept : number of kept passes

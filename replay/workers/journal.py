@@ -28,9 +28,7 @@ LARGEST = 1e150
 def measured_row(cells: Mapping[str, Any]) -> Result:
     """Return the measured row with these cells, before any analysis adds columns to it.
 
-    Raises
-    ------
-    ValueError : if a cell is invalid for its column, unknown, or missing
+    Raises `ValueError` if a cell is invalid for its column, unknown, or missing.
     """
     columns = _measured_columns()
     unknown = cells.keys() - columns.keys()

@@ -28,8 +28,6 @@ KIND = "kind:"
 class RaySlot:
     """A worker and its node.
 
-    Attributes
-    ----------
     kind : kind of the machine, if a resource of its node names it
     about : facts about the machine for the header of results
     """
@@ -45,8 +43,6 @@ class RaySlot:
 class Pool:
     """Workers on the nodes of a cluster that have machines of one kind.
 
-    Attributes
-    ----------
     device : device of the cases, as each worker sees it
     about : facts about one worker's machine for the header of results
     machines : kind of each machine that has or had workers, by name
@@ -115,8 +111,6 @@ class Pool:
     ) -> Iterator[tuple[Machine, str, RayTask, bytes | None]]:
         """Yield machine, node, task and message of workers; the message is None for a task that was lost too often.
 
-        Parameters
-        ----------
         submit : function that sends a task to a worker and returns the generator of its messages
         finished : numbers of cases that need no more messages; the caller updates it
         """
@@ -249,10 +243,8 @@ class Pool:
     def _choose_kind(self) -> None:
         """Keep the workers of one kind.
 
-        Raises
-        ------
-        ExecutorLostError : if several kinds match, or none
-        UserError : if no machine has the device that a trace names
+        Raises `ExecutorLostError` if several kinds match, or none.
+        Raises `UserError` if no machine has the device that a trace names.
         """
         kinds = self._kinds()
         chosen = list(filter(self._is_fitting, kinds))

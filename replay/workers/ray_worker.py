@@ -32,8 +32,6 @@ LOSSES = 3
 class RayTask:
     """Cases that one worker runs together, because they are measured side by side.
 
-    Attributes
-    ----------
     home : node that has their compiled programs
     losses : number of workers that were lost while they ran it
     """
@@ -59,17 +57,9 @@ class Processors:
 
     Each processor has a locked file, which the system unlocks when this process ends.
 
-    Parameters
-    ----------
     count : number of processors, or 0 to pin none
-
-    Attributes
-    ----------
     numbers : numbers of the processors, ascending
-
-    Raises
-    ------
-    UserError : if other workers hold too many processors
+    Raises `UserError` if other workers hold too many processors.
     """
 
     def __init__(self, count: int, wait_s: float = WAIT_S) -> None:
@@ -116,8 +106,6 @@ class Processors:
 class RayWorker:
     """A worker with its own device or pinned processors.
 
-    Parameters
-    ----------
     processors : number of processors to pin to, or 0 for no pinning
     threads : the user's value of `OMP_NUM_THREADS`
     slots : number of workers on this machine, which share its memory
@@ -141,8 +129,6 @@ class RayWorker:
     def describe(self, device: str, versions: Mapping[str, str]) -> dict[str, Any]:
         """Return a description of the machine for the header of results, or why cases cannot run on it.
 
-        Parameters
-        ----------
         versions : versions of packages on the user's machine, which must be the same here
         """
         from dataclasses import asdict
@@ -180,8 +166,6 @@ class RayWorker:
     ) -> Iterator[bytes]:
         """Yield a message with the rows of each case, as soon as they are measured.
 
-        Parameters
-        ----------
         number : number of the replay; its trace is loaded once
         turn : number of the repeat; each repeat has a new process
         bundle : list with a reference to the request and its files

@@ -51,8 +51,6 @@ def in_parts(rows: Collection[Row], workload: Workload, jobs: int) -> list[tuple
     All processes share the memory and the time of one accelerator, and rows that autotune measure time. So these run in
     a single process.
 
-    Parameters
-    ----------
     jobs : maximum number of processes
     """
     if torch.device(workload.device).type == "cpu":
@@ -80,8 +78,6 @@ def make_ahead(
 
     A row that ran out of memory, because other processes took it, is left out and prepared again when it is timed.
 
-    Parameters
-    ----------
     jobs : number of processes
     advance : called after each row
     """
@@ -117,8 +113,6 @@ def make_ahead(
 class DealtWindows:
     """Windows of cases, distributed to devices in turn; a device without windows takes the last one of another device.
 
-    Parameters
-    ----------
     done : numbers of cases that are left out
     """
 
@@ -146,8 +140,6 @@ def run_cases(
 ) -> Iterator[list[Result]]:
     """Yield the rows of each case as soon as all of its runs are done; each device has a worker.
 
-    Parameters
-    ----------
     done : numbers of cases that are left out
     may_fork : see `Worker`
     cached_rows : rows that were prepared or that failed in preparation
@@ -166,8 +158,6 @@ def run_cases(
 def interleaved(lanes: Mapping[Worker, Lane]) -> Iterator[list[Result]]:
     """Yield the rows of all lanes as they arrive.
 
-    Parameters
-    ----------
     lanes : lanes by the worker that they wait for
     """
     remaining = dict(lanes)

@@ -44,8 +44,6 @@ Lane = Iterator[list[Result] | None]
 class Worker:
     """A worker for one device, which starts on its first request and again after it has ended.
 
-    Parameters
-    ----------
     may_fork : True if this process has not used torch yet; else a fork would wait forever for threads of OpenMP
     """
 
@@ -93,8 +91,6 @@ class Worker:
     def measure(self, cases: Sequence[Case], without: list[int], cached_rows: CachedRows) -> Lane:
         """Yield the rows of cases that are measured side by side; a case that ends the worker is left out.
 
-        Parameters
-        ----------
         without : numbers of cases that do not run as preceding calls; cases that end the worker there are added
         """
         workload = self._workload
@@ -168,8 +164,6 @@ def start_child(
 
     A GPU cannot be used in a fork of a process that has used it, and forks hang if code of cases has started threads.
 
-    Parameters
-    ----------
     others : values for the module in addition to the request
     """
     request = workload.request
@@ -184,8 +178,6 @@ def start_child(
 def serve(workload: Workload, source: int, output: int, heartbeat: Heartbeat) -> None:
     """Run the requested cases until the input ends.
 
-    Parameters
-    ----------
     source, output : file descriptors to read requests from and write messages to
     """
     heartbeat.rest()
@@ -269,13 +261,8 @@ def end_without_device(error: DeviceLostError) -> NoReturn:
 def limit_memory(limit: int | None, device: str) -> int | None:
     """Limit the bytes that this process may take from now on, of an accelerator's memory or of the host's.
 
-    Parameters
-    ----------
     limit : limit in bytes; None for most of an accelerator's free memory, and for no limit on the CPU
-
-    Returns
-    -------
-    The limit in bytes, or None if there is none.
+    Returns the limit in bytes, or None if there is none.
     """
     if is_accelerator(device):
         return limit_device_memory(device, limit)

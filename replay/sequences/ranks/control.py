@@ -40,14 +40,9 @@ class RankEndedError(Exception):
 class Control:
     """Process group of the ranks of a replay, with a thread that sends heartbeats.
 
-    Parameters
-    ----------
     timeout_s : time in seconds after which a silent rank ends all ranks
     prog : name of the command in error messages
-
-    Raises
-    ------
-    UserError : if the ranks do not find each other
+    Raises `UserError` if the ranks do not find each other.
     """
 
     def __init__(self, launch: RankLaunch, timeout_s: float, prog: str = "opreplay") -> None:
@@ -182,8 +177,6 @@ class _Life(threading.Thread):
 
     It is a thread because a process that waits in a collective runs no Python code in its main thread.
 
-    Parameters
-    ----------
     end : called with the silent ranks and with True if a signal is the cause
     """
 

@@ -25,9 +25,7 @@ HINT = "merge the traces of all ranks: opgrip trace merge step.rank*.jsonl -o st
 def recorded_ranks(trace: Trace) -> dict[int, int | None]:
     """Return the process number in a merged trace by rank, or None for unmerged traces.
 
-    Raises
-    ------
-    UserError : if the trace does not record ranks
+    Raises `UserError` if the trace does not record ranks.
     """
     headers = trace.header.get("processes")
     ranks: dict[int, int | None] = {}
@@ -55,9 +53,7 @@ def own_file(paths: Sequence[Path], rank: int, unbounded: bool = False) -> Path:
 def part_of(trace: Trace, rank: int, world_size: int) -> Trace:
     """Return a trace with only the calls of one rank.
 
-    Raises
-    ------
-    UserError : if the trace lacks some of the ranks that were started
+    Raises `UserError` if the trace lacks some of the ranks that were started.
     """
     ranks = recorded_ranks(trace)
     if world_size > len(ranks):
@@ -110,11 +106,9 @@ def wait_points(flow: ProgramFlow, places: Sequence[int], kept: Sequence[int] | 
     A trace does not record where a program waited for an asynchronous collective. It must have waited before the first
     call that uses the collective's memory.
 
-    Parameters
-    ----------
     places : places of the collectives
     kept : places of the calls that run, which are renumbered from 0; a wait before any other call moves to the next one
-        that runs
+    that runs
     """
     place_of_kept = {place: number for number, place in enumerate(range(len(flow.calls)) if kept is None else kept)}
     collectives, due = set(places), list[int]()
@@ -145,8 +139,6 @@ _Line: TypeAlias = tuple[GroupKey, int, int]
 class Offer:
     """Description of equal collectives of one rank; other ranks must agree with it.
 
-    Attributes
-    ----------
     reason : why the collectives cannot run; empty if they can
     """
 
@@ -198,8 +190,6 @@ def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
 class Meeting:
     """Calls of several ranks that form one collective.
 
-    Attributes
-    ----------
     places : index among each rank's collectives, by rank
     bytes : size that bandwidths refer to
     """
@@ -217,8 +207,6 @@ class Meeting:
 class RankPlan:
     """Plan that all ranks agreed on, the same in each rank.
 
-    Attributes
-    ----------
     groups : present members of the groups to create, in the same order in all ranks
     meetings : collectives that run
     left_out : for each rank, why a collective does not run, by its place
@@ -239,8 +227,6 @@ def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
     Calls match by group and by their order in the group. If ranks disagree about a collective, it and all later ones of
     the group are left out, since they cannot be matched.
 
-    Parameters
-    ----------
     tables : offers of each present rank
     scale : run groups with absent members among their present members
     """

@@ -47,15 +47,13 @@ UNKNOWN_GROUP = "the trace does not contain the ranks of its group"
 class ReplayedCollective:
     """Exchange that calls of a signature perform.
 
-    Attributes
-    ----------
     reduction : torch's name in upper case; empty if the kind has none
     peer : place in the group of the root, or of the other side of a message
     form : how the tensors hold the members' parts: `flat`, `lists`, or empty
     makes_result : True if it returns new tensors, as functional collectives do, instead of writing into arguments
     is_async : True if the program continued before the collective was done
     member_bytes, dtype : size and dtype of the part that a member sends or receives; for an all-to-all, of everything
-        that this rank sends
+    that this rank sends
     splits : rows sent to each member and rows received from each, for an uneven all-to-all
     """
 
@@ -79,9 +77,7 @@ def is_exchange(signature: Signature) -> bool:
 def read_collective(signature: Signature) -> ReplayedCollective:
     """Return the collective that calls of a signature run.
 
-    Raises
-    ------
-    Unsupported : for an unknown operator or group, and for sizes that contradict each other
+    Raises `Unsupported` for an unknown operator or group, and for sizes that contradict each other.
     """
     exchange, name = exchange_of(signature), name_of(signature)
     is_known = signature.op in (f"{namespace}.{name}.default" for namespace in NAMESPACES)

@@ -29,16 +29,11 @@ class RankDryRun(DryRun):
     A collective runs once in every pass, even if its arguments cannot be prepared as planned, because other ranks wait
     for it.
 
-    Parameters
-    ----------
     exchanges : signature numbers of calls that exchange data between processes
     collectives, starters : collectives that run and the functions that start them, by signature number
     left_out : why a collective does not run, by place of the call; calls that a group's backend cannot run are added
     waits : collectives that must be done before a call, by place of the call
     others : as for `DryRun`
-
-    Attributes
-    ----------
     exchange : collectives of the current pass
     """
 

@@ -34,8 +34,6 @@ from opgrip.traces.analysis.ranks.collectives import bus_factor
 class RankOutcome:
     """Results of one rank.
 
-    Attributes
-    ----------
     totals : totals of its step, as in a file of results
     left_out : number of collectives that did not run, by reason
     """
@@ -50,8 +48,6 @@ class RankOutcome:
 class StepOutcome:
     """Results of all ranks.
 
-    Attributes
-    ----------
     recorded : number of ranks in the trace
     collectives : times over all ranks, slowest collectives first
     """
@@ -78,9 +74,7 @@ def replay_ranks(
 ) -> StepOutcome | None:
     """Replay this rank's part of a trace together with the other ranks; return the results in rank 0, else None.
 
-    Raises
-    ------
-    UserError : if the trace has another number of ranks, or if a rank ends
+    Raises `UserError` if the trace has another number of ranks, or if a rank ends.
     """
     settings = sequence_settings(workload)
     if settings.mode != EAGER:
@@ -189,8 +183,6 @@ Times: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 class CollectiveTimes:
     """Times of the collectives of one kind, group and size over all timed passes.
 
-    Attributes
-    ----------
     group, ranks : name of the group, and the ranks that take part
     bytes : size as nccl-tests define it
     calls : number of calls in a pass
@@ -221,8 +213,6 @@ class CollectiveTimes:
 class OwnTimes:
     """Times of the collectives of a signature as seen by one rank.
 
-    Attributes
-    ----------
     wait_us : median time that the rank waited for the last rank
     held_us : median time that starting and waiting blocked its thread
     """
@@ -240,8 +230,6 @@ class OwnTimes:
 class RankTotals:
     """Totals of one rank in the median pass.
 
-    Attributes
-    ----------
     held_ms : time that collectives blocked its thread
     waited_ms : time between its arrival at collectives and that of the last rank
     """
@@ -289,8 +277,6 @@ class _Samples:
 class CollectiveStepTimes:
     """Times of the collectives of all ranks.
 
-    Parameters
-    ----------
     meetings : collectives that ran
     stamps : stamps by rank and pass
     signatures : for each rank, the signature of each of its exchanges

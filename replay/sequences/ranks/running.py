@@ -48,8 +48,6 @@ AVG = "AVG"
 class GroupMembers:
     """Members of a recorded group in this replay.
 
-    Attributes
-    ----------
     size : number of recorded members
     present : places in the recorded group of the members that are present; `ranks` are their ranks
     """
@@ -276,14 +274,9 @@ _STARTS: Mapping[tuple[str, str], Callable[..., Started]] = {
 class RankExchange:
     """Collectives of a pass, which this object starts and waits for.
 
-    Parameters
-    ----------
     waits : collectives that must be done before a call, by place of the call
     synchronize : waits for the accelerator
     on_device : True for an accelerator: each collective is waited for at once, so that its time includes no other work
-
-    Attributes
-    ----------
     arrived_ns, done_ns, held_ns : start, end, and time that this thread was blocked, by place of the collective
     """
 
@@ -310,10 +303,8 @@ class RankExchange:
     ) -> list[torch.Tensor]:
         """Start the collective at a place and return its results, which may not be ready.
 
-        Raises
-        ------
-        RankEndedError : if another rank has ended
-        Unsupported : if the group's backend cannot run it; all its ranks then raise this
+        Raises `RankEndedError` if another rank has ended.
+        Raises `Unsupported` if the group's backend cannot run it; all its ranks then raise this.
         """
         self._synchronize()
         start = perf_counter_ns()

@@ -58,10 +58,8 @@ from opgrip.traces.schema.records import Signature
 class Stamps:
     """Times at which a rank arrived at its collectives in a pass, when they were done, and how long they blocked it.
 
-    Attributes
-    ----------
     places : indices of the collectives that ran, in the rank's list of exchanges; the other attributes have one entry
-        for each of them
+    for each of them
     """
 
     places: list[int]
@@ -74,8 +72,6 @@ class Stamps:
 class RankStep:
     """Results of the step in one rank.
 
-    Attributes
-    ----------
     plan : which collectives ran, and with which ranks
     signatures : signature of each exchange, in the order of the rank's calls
     left_out : number of collectives that did not run, by reason
@@ -94,9 +90,7 @@ def replay_step(
 ) -> RankStep:
     """Run the calls of this rank and return its results.
 
-    Raises
-    ------
-    UserError : if a rank ends, or if an awaited collective cannot run
+    Raises `UserError` if a rank ends, or if an awaited collective cannot run.
     """
     exchanges = _read(part)
     part = _with_tensors_alone(part, exchanges)

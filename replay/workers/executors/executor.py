@@ -33,8 +33,6 @@ class ExecutorLostError(UserError):
 class Executor(Protocol):
     """An executor, which runs the cases of workloads, one workload after another.
 
-    Attributes
-    ----------
     runs_here : True if cases run on this machine
     """
 
@@ -52,8 +50,6 @@ class Executor(Protocol):
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
         """Compile the rows that need a compiler, of the cases that are not done.
 
-        Parameters
-        ----------
         may_fork : True if this process has not used torch yet, so that it can be forked
         """
 
@@ -74,9 +70,7 @@ executors: Registry[StartExecutor] = Registry("opgrip.replay.workers.executors",
 def start_executor(args: argparse.Namespace) -> Iterator[Executor]:
     """Start the executor that a command line requests; it ends with the block.
 
-    Raises
-    ------
-    UserError : if it cannot be started, or options are not valid for it
+    Raises `UserError` if it cannot be started, or options are not valid for it.
     """
     options = from_arguments(EngineOptions, args)
     options.check(from_arguments(InputOptions, args).devices, from_arguments(PointOptions, args).pin)
@@ -156,8 +150,6 @@ class EngineOptions:
     def check(self, devices: Sequence[str] = (), pin: Sequence[int] = ()) -> None:
         """Raise `UserError` if an option is for another executor.
 
-        Parameters
-        ----------
         devices, pin : names of the requested devices, and numbers of the requested processors
         """
         if self.engine != PROCESSES:

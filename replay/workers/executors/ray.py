@@ -252,13 +252,8 @@ def _check_reachable(address: str | None) -> None:
 def start_ray(options: EngineOptions, processors: int | None = None) -> Iterator[RayExecutor]:
     """Start the executor on an existing cluster, or on one that is started here and ends with the block.
 
-    Parameters
-    ----------
     processors : number of processors that a cluster started here offers; None for those available to this process
-
-    Raises
-    ------
-    UserError : if ray is not installed, or the cluster does not exist
+    Raises `UserError` if ray is not installed, or the cluster does not exist.
     """
     with _connected(options, processors or len(os.sched_getaffinity(0))) as ray:
         executor = RayExecutor(ray, options)
