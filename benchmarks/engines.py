@@ -71,7 +71,7 @@ def measure(trace: Path, mode: str, workers: int) -> tuple[float, float]:
     from opgrip.cli.progress import QuietReporter
     from opgrip.replay.replay_options import request_with
     from opgrip.replay.run.workload import load_workload
-    from opgrip.replay.workers.executors.executor import EngineOptions
+    from opgrip.replay.workers.executors import EngineOptions
     from opgrip.replay.workers.executors.ray import start_ray
 
     request = request_with(trace, mode=mode, cache="warm", iterations=MODES[mode], warmup=0, threads=1, jobs=1)

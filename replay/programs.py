@@ -20,7 +20,7 @@ import torch
 from opgrip.errors import cause_of
 from opgrip.platform.machine import processor
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.variants import Variant
+from opgrip.replay.cases.selection import Variant
 from opgrip.replay.modes import EAGER, Program, RunOutputs, Task, Tuning, find_mode, runs_graphs
 from opgrip.replay.modes.conversions.tensor_calls import TensorCall
 from opgrip.replay.operators.lookup import Operator, Unsupported

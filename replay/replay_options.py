@@ -29,7 +29,7 @@ from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.run.request import OPTION_GROUPS, RunRequest
 from opgrip.replay.sequences.step_options import RankOptions, SequenceOptions, launch_of
 from opgrip.replay.timing.timing_options import GRAPH, PROGRAM, WARM
-from opgrip.replay.workers.executors.executor import PROCESSES, EngineOptions
+from opgrip.replay.workers.executors import PROCESSES, EngineOptions
 
 DESCRIPTION = "Replay every distinct call of a trace without the model, and compare its time with the captured time."
 EXAMPLES = """\
@@ -228,7 +228,7 @@ def _check_sequence(args: argparse.Namespace) -> None:
         raise UserError("a sequence is replayed on one device", "name one with --device")
     if len(args.mode) > 1:
         raise UserError("a sequence runs under one mode at a time", "name one with --mode")
-    from opgrip.replay.sequences.step_programs import check_mode
+    from opgrip.replay.sequences.call_timers import check_mode
 
     check_mode(args.mode[0])
 

@@ -22,7 +22,7 @@ from gpu.step import Facts, Place
 from opgrip.capture import Capture
 from opgrip.capture.timing.device_time import DeviceTimer
 from opgrip.replay.operators.devices import synchronizer, use_device, with_index
-from opgrip.replay.run.clocks import warm_up
+from opgrip.replay.run.energy import warm_up
 from opgrip.replay.timing.ranges import Range
 from opgrip.replay.timing.stopwatch import LaunchTime, Stopwatch, empty_call_ns
 from opgrip.traces import load

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gpu.step import NotHereError
 from opgrip.replay.operators.devices import with_index
-from opgrip.replay.run.clocks import warm_up
+from opgrip.replay.run.energy import warm_up
 
 WARMUP = 3
 WARMUP_S = 0.6

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.command import own_python
 from opgrip.errors import UserError
-from opgrip.replay.cases.variants import Point, Variant
+from opgrip.replay.cases.selection import Point, Variant
 from opgrip.replay.results.results import Result
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from opgrip.replay.cases.call_sites import CallSite
 from opgrip.replay.cases.cases import Case, values_of
 from opgrip.replay.cases.selection import (
     ALL_EXCLUDED,
+    FORWARD,
     MODULE,
     NO_CALL_MATCHES_BOTH,
     NO_CALL_WITHIN,
@@ -43,7 +44,6 @@ from opgrip.replay.cases.subgraph_calls import (
     link,
     make_runs,
 )
-from opgrip.replay.cases.variants import FORWARD
 from opgrip.replay.inputs.filling import drawn_values
 from opgrip.replay.operators.agreement import bounding
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS, Operator, Unsupported, find_operator

@@ -32,8 +32,7 @@ from opgrip.replay.reports.fulfilment import unfulfilled
 from opgrip.replay.results.ratios import ratio_over
 from opgrip.replay.results.results import OF_MODE, SETTINGS, WAY, WRONG, Result
 from opgrip.replay.run.measure import measure_cases
-from opgrip.replay.run.unmeasured_rows import empty_rows
-from opgrip.replay.run.workload import Workload, workload_for
+from opgrip.replay.run.workload import Workload, empty_rows, workload_for
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.timing_options import WARM, Effort, TimingOptions
 

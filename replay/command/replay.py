@@ -27,10 +27,10 @@ from opgrip.replay.outcome import Results, check_output, is_completed, read_run
 from opgrip.replay.replay_options import OutputOptions, make_parser, words_of
 from opgrip.replay.reports.fulfilment import unfulfilled
 from opgrip.replay.results.origins import Origin
-from opgrip.replay.run.shards import settle_shard
+from opgrip.replay.run.request import settle_shard
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.sequences.step_options import RankLaunch, RankOptions, launch_of
-from opgrip.replay.workers.executors.executor import Executor, LocalExecutor, start_executor
+from opgrip.replay.workers.executors import Executor, LocalExecutor, start_executor
 
 
 def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None = None, **options: Any) -> Results:

@@ -38,8 +38,8 @@ from opgrip.replay.reports.cells import repeated_rows
 from opgrip.replay.results.origins import Origin, this_machine
 from opgrip.replay.results.results import Result, summarize
 from opgrip.replay.run.request import identifying_options
-from opgrip.replay.run.unmeasured_rows import expected_rows
-from opgrip.replay.workers.executors.executor import ExecutorLostError
+from opgrip.replay.run.workload import expected_rows
+from opgrip.replay.workers.executors import ExecutorLostError
 from opgrip.replay.workers.journal import journal_path
 
 ONE = "one trace"

@@ -42,9 +42,8 @@ from opgrip.replay.results.repeats import join_repeats
 from opgrip.replay.results.results import RAN, SETTINGS, Result
 from opgrip.replay.run.measure import CachedRows
 from opgrip.replay.run.request import options_hash
-from opgrip.replay.run.unmeasured_rows import expected_rows
-from opgrip.replay.run.workload import Workload, load_workload
-from opgrip.replay.workers.executors.executor import Executor
+from opgrip.replay.run.workload import Workload, expected_rows, load_workload
+from opgrip.replay.workers.executors import Executor
 from opgrip.replay.workers.journal import journal_path, open_journal
 from opgrip.traces.table.call_table import COUNT
 from opgrip.traces.zoo.manifest import FIELD
@@ -211,7 +210,7 @@ class TraceReplay:
 
     def run_sequence(self) -> ReplayOutcome:
         """Run all calls in order, and write the rows of the cases and the times of the whole step."""
-        from opgrip.replay.sequences.step_process import replay_apart
+        from opgrip.replay.sequences.step_replay import replay_apart
         from opgrip.replay.sequences.step_rows import rows_of, totals_of
 
         workload = self.workload

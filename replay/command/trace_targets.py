@@ -12,7 +12,7 @@ from opgrip.errors import UserError
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.replay_options import request_of
 from opgrip.replay.results.origins import Origin
-from opgrip.replay.run.shards import Shard, cost_us
+from opgrip.replay.run.request import Shard, cost_us
 from opgrip.replay.run.workload import load_workload
 from opgrip.traces.io.foreign_files import format_of
 from opgrip.traces.io.shipped_traces import trace_file

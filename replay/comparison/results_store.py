@@ -24,7 +24,7 @@ from opgrip.replay.results.origins import MachineColumns, names_of
 from opgrip.replay.results.ratios import reference_of, with_ratios_by_case
 from opgrip.replay.results.repeats import join_repeats
 from opgrip.replay.results.results import OK, SETTINGS, Result
-from opgrip.replay.run.shards import MOST_SHARDS
+from opgrip.replay.run.request import MOST_SHARDS
 
 FOLDER, VARIABLE = "results", "OPGRIP_STORE"
 """default folder of the store, and the environment variable that overrides it; an empty value disables the store"""

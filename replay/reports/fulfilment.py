@@ -12,15 +12,14 @@ from functools import partial
 from opgrip.cli.command import printable
 from opgrip.cli.options import flag_of, from_arguments, words_in
 from opgrip.replay.analyses import in_order
-from opgrip.replay.cases.selection import Selection
-from opgrip.replay.cases.variants import BACKWARD, PointOptions
+from opgrip.replay.cases.selection import BACKWARD, PointOptions, Selection
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import EAGER, ModeOptions, Tuning
 from opgrip.replay.results.columns import Columns
 from opgrip.replay.results.results import CONTENDED, OK, WRONG, Result
 from opgrip.replay.run.energy import EnergyColumns, EnergyOptions
 from opgrip.replay.timing.timing_options import TimingOptions
-from opgrip.replay.workers.executors.executor import EngineOptions
+from opgrip.replay.workers.executors import EngineOptions
 
 RAN = (OK, WRONG, CONTENDED)
 """statuses of rows with results"""

@@ -11,7 +11,7 @@ from opgrip.cli.command import DEVICE_TIME, counted, printable
 from opgrip.cli.terminal import print_line, shorten
 from opgrip.display.tables import TableColumn, literal, markdown_table, print_table
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.variants import FORWARD
+from opgrip.replay.cases.selection import FORWARD
 from opgrip.replay.inputs.input_options import RECORDED
 from opgrip.replay.modes import EAGER
 from opgrip.replay.reports.cells import added_columns

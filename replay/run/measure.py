@@ -15,7 +15,7 @@ from opgrip.errors import UserError
 from opgrip.platform.nvml import find_gpu
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.preceding_calls import PrecedingCalls, recent_bytes
-from opgrip.replay.cases.variants import PointOptions, Variant
+from opgrip.replay.cases.selection import PointOptions, Variant
 from opgrip.replay.inputs.input_options import REPEATED
 from opgrip.replay.modes import ModeOptions
 from opgrip.replay.operators.contexts import restored
@@ -24,11 +24,9 @@ from opgrip.replay.operators.memory import bytes_of
 from opgrip.replay.results.ratios import base_place, with_ratios
 from opgrip.replay.results.repeats import with_timing_clusters
 from opgrip.replay.results.results import CONTENDED, LAUNCH_BOUND, NOISY, Result, rate_of
-from opgrip.replay.run.clocks import Clocks, warm_up
-from opgrip.replay.run.energy import Energy, open_meter
+from opgrip.replay.run.energy import Clocks, Energy, open_meter, warm_up
 from opgrip.replay.run.preparation import Prepared, prepare
-from opgrip.replay.run.unmeasured_rows import failed
-from opgrip.replay.run.workload import Workload
+from opgrip.replay.run.workload import Workload, failed
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.concurrent import ConcurrentRun, side_by_side
 from opgrip.replay.timing.ranges import watched

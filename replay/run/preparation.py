@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.selection import BACKWARD, Variant
 from opgrip.replay.cases.unused_results import refused_argument, with_gradients
-from opgrip.replay.cases.variants import BACKWARD, Variant
 from opgrip.replay.checks import Reference, ResultVerdict
 from opgrip.replay.checks.reference import CandidateReference
 from opgrip.replay.checks.verdicts import joined
@@ -47,8 +47,7 @@ from opgrip.replay.programs import (
 )
 from opgrip.replay.results.repeats import shares_of
 from opgrip.replay.results.results import OK, SKIPPED, WRONG, Result, same_outputs
-from opgrip.replay.run.unmeasured_rows import empty_row, failed
-from opgrip.replay.run.workload import Workload
+from opgrip.replay.run.workload import Workload, empty_row, failed
 from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.timing.subjects import InputSet, Subject

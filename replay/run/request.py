@@ -3,28 +3,93 @@
 A `RunRequest` is created from the options once. Worker processes receive it, profiled processes read it, and the
 journal compares it when an interrupted replay resumes. A `Workload` (`replay/run/workload.py`) is the request applied
 to one trace on one device.
+
+A `Shard` is one of several equal parts of a replay, for processes that do not communicate: the costs of all cases are
+laid end to end along a line, and each shard gets an equal piece of it. Each case is in exactly one shard, neighbours in
+the program are mostly in the same shard, and a shard reads only a few of many traces.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from opgrip.cli.command import positive
 from opgrip.cli.option_types import byte_count, seconds
 from opgrip.cli.options import EFFORT, from_plain, option, titled
-from opgrip.replay.cases.selection import Selection
-from opgrip.replay.cases.variants import PointOptions
+from opgrip.errors import UserError
+from opgrip.replay.cases.selection import PointOptions, Selection
 from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.run.energy import EnergyOptions
-from opgrip.replay.run.shards import Shard
 from opgrip.replay.timing.timing_options import Effort, TimingOptions
+
+if TYPE_CHECKING:
+    from opgrip.replay.cases.cases import Case
+    from opgrip.replay.run.workload import Workload
+
+AUTO = "auto"
+MOST_SHARDS = 1_000_000
+PLACEHOLDER = "{shard}"
+"""placeholder in the name of an output that the shard's number replaces, so that processes with the same command line
+write separate files
+"""
+RUNS, FEWEST_RUNS = 100, 10
+"""assumed runs of a row if the budget is sufficient, and if one run takes longer than the budget"""
+PREPARE_US, COMPILE_US = 10_000, 3_000_000
+"""microseconds that a row costs in addition to its runs, and that compiling adds: medians of the zoo on CPUs"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One of several equal parts of a replay.
+
+    number : number of the shard, from 1
+    count : number of shards
+    offset_us, total_us : for one of several traces, the start of its costs on the common line and the length of that
+    line; None for a single trace
+    """
+
+    number: int
+    count: int
+    offset_us: int = 0
+    total_us: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    @property
+    def slug(self) -> str:
+        """The shard in the form used in file names."""
+        return f"{self.number:0{len(str(self.count))}d}-of-{self.count}"
+
+    def bounds_us(self, total_us: int) -> tuple[int, int]:
+        """Return the start and end of the shard's piece of a line of this length."""
+        return total_us * (self.number - 1) // self.count, total_us * self.number // self.count
+
+    def has_part_of(self, cost_us: int) -> bool:
+        """Return True if the shard's piece overlaps the trace that starts at the offset and has this cost."""
+        assert self.total_us is not None, "it is one of several"
+        begin, end = self.bounds_us(self.total_us)
+        return self.offset_us < end and self.offset_us + cost_us > begin
+
+    def select(self, costs_us: Sequence[int]) -> list[int]:
+        """Return the indices of the shard's cases, given the costs of all cases: those whose middle is on its piece."""
+        begin, end = self.bounds_us(sum(costs_us) if self.total_us is None else self.total_us)
+        places, start = [], self.offset_us
+        for place, cost_us in enumerate(costs_us):
+            if begin <= start + cost_us // 2 < end:
+                places.append(place)
+            start += cost_us
+        return places
+
 
 TORCH = "torch"
 """key of the torch version in an identity"""
@@ -131,3 +196,100 @@ def options_hash(request: RunRequest) -> str:
     """Return a hash of the options that affect rows; shards pinned to different processors share it."""
     options = identifying_options(replace(request, points=replace(request.points, pin=())))
     return hashlib.blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def settle_shard(args: argparse.Namespace) -> None:
+    """Put the shard number into the name of the output; under torchrun, show this process only its own GPU.
+
+    Raises `UserError` if the name has a placeholder for the shard, but the replay is not sharded.
+    """
+    part: Shard | None = args.shard
+    if part is None:
+        if args.output is not None and PLACEHOLDER in args.output.name:
+            raise UserError(f"{PLACEHOLDER} in the name of {args.output} is a placeholder for a shard", "add --shard")
+        return
+    if args.output is not None:
+        args.output = args.output.with_name(args.output.name.replace(PLACEHOLDER, part.slug))
+    local, visible = os.environ.get("LOCAL_RANK", ""), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if "TORCHELASTIC_RUN_ID" in os.environ and local.isdigit():
+        devices = visible.split(",") if visible else []
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices[int(local) % len(devices)] if devices else local
+
+
+def shard(text: str) -> Shard:
+    """Parse `3/16`, or `auto` for the shard that the launcher of this process set in the environment."""
+    if text == AUTO:
+        return shard_of_environment(os.environ)
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a shard such as 3/16 nor auto")
+    return _checked(int(match[1]), int(match[2]), text)
+
+
+def shard_of_environment(variables: Mapping[str, str]) -> Shard:
+    """Return the shard of a process that torchrun, Slurm or Open MPI started, from its environment.
+
+    If a task of a Slurm job array runs several processes by `srun`, each of these processes is a shard.
+    """
+    torchrun, mpi = ("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    # a batch script knows the number of tasks of its job but is not a task itself; only steps set the task's number
+    step, array = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), "SLURM_ARRAY_TASK_ID"
+    if all(name in variables for name in torchrun):
+        number, count = (_whole(variables, name) for name in torchrun)
+    elif array in variables or all(name in variables for name in step):
+        number, count = _place_in_array(variables) if array in variables else (0, 1)
+        if all(name in variables for name in step):
+            process, processes = (_whole(variables, name) for name in step)
+            number, count = number * processes + process, count * processes
+    elif all(name in variables for name in mpi):
+        number, count = (_whole(variables, name) for name in mpi)
+    else:
+        raise argparse.ArgumentTypeError("neither torchrun nor Slurm nor Open MPI started this: give one such as 3/16")
+    return _checked(number + 1, count, f"{number + 1}/{count}")
+
+
+def _place_in_array(variables: Mapping[str, str]) -> tuple[int, int]:
+    names = (f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "COUNT"))
+    task, first, last, count = (_whole(variables, name) for name in names)
+    step = _whole(variables, "SLURM_ARRAY_TASK_STEP") if "SLURM_ARRAY_TASK_STEP" in variables else 1
+    if step < 1 or (last - first) // step + 1 != count:
+        raise argparse.ArgumentTypeError("the numbers of the job array have gaps: give a shard such as 3/16")
+    return (task - first) // step, count
+
+
+def _whole(variables: Mapping[str, str], name: str) -> int:
+    text = variables.get(name, "")
+    if re.fullmatch(r"[0-9]{1,9}", text) is None:
+        raise argparse.ArgumentTypeError(f"${name} is {text!r}, and no number")
+    return int(text)
+
+
+def _checked(number: int, count: int, text: str) -> Shard:
+    if not 1 <= number <= count <= MOST_SHARDS:
+        raise argparse.ArgumentTypeError(f"no shard {text}: {_shards_of(count)}")
+    return Shard(number, count)
+
+
+def _shards_of(count: int) -> str:
+    count = min(max(count, 1), MOST_SHARDS)
+    return f"of {count} the first is 1/{count}, the last {count}/{count}"
+
+
+def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[Case]:
+    """Return the cases of a shard, in the given order."""
+    # sort by number, which is the order of first calls: neighbours share their preceding calls
+    in_program = sorted(range(len(cases)), key=lambda place: cases[place].number)
+    selected = part.select([cost_us(cases[place], workload) for place in in_program])
+    return [cases[place] for place in sorted(in_program[order] for order in selected)]
+
+
+def cost_us(case: Case, workload: Workload) -> int:
+    """Return the estimated time to measure a case from its captured time; an integer, so that all machines agree."""
+    from opgrip.replay.modes import find_mode
+
+    effort, ways = workload.request.effort, workload.ways(case)
+    budget_us, runs = effort.budget_s * 1e6, effort.iterations or RUNS
+    fewest = min(runs, FEWEST_RUNS) * case.captured_us
+    row_us = max(fewest, min(runs * case.captured_us, budget_us)) + effort.warmup * case.captured_us
+    compiled = sum(find_mode(way.mode)[0].ahead for way in ways)
+    return max(1, round(len(ways) * (row_us + PREPARE_US) * effort.repeats + compiled * COMPILE_US))

@@ -39,10 +39,10 @@ from opgrip.replay.operators.lookup import (
     takes_any_numbers,
 )
 from opgrip.replay.results.results import OK, SKIPPED
-from opgrip.replay.run.unmeasured_rows import describe_failure
+from opgrip.replay.run.workload import describe_failure
+from opgrip.replay.sequences.call_timers import CallProgram, ModeSettings, make_call_program
 from opgrip.replay.sequences.prepared_calls import DrawnValues, PreparedCall, never_flowing
 from opgrip.replay.sequences.step_memory import StepMemory, reason_of
-from opgrip.replay.sequences.step_programs import CallProgram, ModeSettings, make_call_program
 from opgrip.replay.timing.rounds import NO_ROW, Announce
 from opgrip.traces.schema.arguments import leaves
 from opgrip.traces.schema.operator_arguments import Interface

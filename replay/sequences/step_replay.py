@@ -2,19 +2,27 @@
 
 A dry run decides how each call runs. Then passes over all calls are timed until the times are precise enough; on an
 accelerator, further passes are timed by its clock. If a call fails in a timed pass, the dry run is repeated.
+
+`replay_apart` does this in a separate process, so that a call that crashes, hangs or loses the device costs only its
+row. A process that is not forked is `python -m opgrip.replay.sequences.step_replay`, with its request on stdin.
 """
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter_ns, sleep
 
 import numpy as np
 import torch
 
 from opgrip.cli.progress import Tell, tell_nobody
+from opgrip.errors import UserError
+from opgrip.platform.heartbeat import IDLE, Heartbeat
+from opgrip.platform.sandbox import Ended, answer, receive_request
 from opgrip.replay.cases.flow import FlowingCall, NewMemory, make_flow, new_memory
 from opgrip.replay.cases.selection import no_calls
 from opgrip.replay.checks.verdicts import Tolerance
@@ -22,22 +30,31 @@ from opgrip.replay.inputs.input_options import trace_with_defaults
 from opgrip.replay.inputs.inputs import DeviceMap
 from opgrip.replay.modes import EAGER
 from opgrip.replay.operators.devices import (
+    DeviceLostError,
     check_use,
     is_accelerator,
     module_of,
     synchronizer,
+    use_device,
 )
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
-from opgrip.replay.sequences.call_timers import CallTimer, DeviceClockTimer, HostTimer, Slowdown, typical_ns
+from opgrip.replay.run.request import RunRequest
+from opgrip.replay.run.workload import Workload, load_workload
+from opgrip.replay.sequences.call_timers import (
+    CallTimer,
+    DeviceClockTimer,
+    HostTimer,
+    ModeSettings,
+    Slowdown,
+    typical_ns,
+)
 from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, CallPlan, DryRun, Excluded, switching
 from opgrip.replay.sequences.step_memory import StepMemory, reason_of, room_on
-from opgrip.replay.sequences.step_programs import ModeSettings
-from opgrip.replay.sequences.step_results import Pass, Passes, SequenceResult, make_result, under_mode
+from opgrip.replay.sequences.step_results import Pass, Passes, SequenceResult, from_plain, make_result, under_mode
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW, QUIET_S, RETRY_NS, Announce, no_garbage_collection
+from opgrip.replay.workers.worker import end_without_device, limit_memory, start_child
 from opgrip.traces import Trace
-
-__all__ = ["SequenceResult", "SequenceSettings", "replay_sequence"]
 
 FEWEST, MOST = 3, 100
 """minimum and maximum number of timed passes if no number is requested"""
@@ -298,3 +315,76 @@ def set_seed(device: str, seed: int) -> None:
     kind = torch.device(device).type
     if kind != "cpu":
         getattr(torch, kind).manual_seed_all(seed)
+
+
+MODULE = "opgrip.replay.sequences.step_replay"
+
+
+def sequence_settings(workload: Workload) -> SequenceSettings:
+    """Return the settings for a step replay of a workload."""
+    request = workload.request
+    return SequenceSettings(
+        place=workload.place,
+        device=workload.device,
+        seed=request.inputs.seed,
+        extensions=request.inputs.extensions,
+        repeats=request.effort.iterations,
+        precision=request.effort.precision,
+        room_bytes=request.limits.memory_limit,
+        timeout_s=request.limits.timeout,
+        mode=request.modes.mode[-1],
+        tolerance=request.tolerance,
+    )
+
+
+def replay_apart(workload: Workload, tell: Tell = tell_nobody, may_fork: bool = True) -> SequenceResult:
+    """Replay all calls of a trace in order in a separate process; a call that ends the process is left out of the next
+    try.
+
+    may_fork : True if this process has not used torch yet, so that it can be forked
+    Raises `UserError` if the trace contains no calls, if a process ends without a call to blame, or if too many
+    processes end.
+    """
+    excluded: dict[int, tuple[str, str]] = {}
+    settings = sequence_settings(workload)
+
+    def run(_: int, output: int, heartbeat: Heartbeat) -> None:
+        limit_memory(settings.room_bytes, settings.device)
+        answer(lambda tell: asdict(replay_sequence(workload.trace, settings, tell, excluded, heartbeat.enter)), output)
+
+    while True:
+        with start_child(workload, may_fork, run, MODULE, {"excluded": list(excluded.items())}) as child:
+            result = child.result(tell)
+        if not isinstance(result, Ended):
+            return from_plain(result)
+        if result.item == IDLE or result.item in excluded or len(excluded) == MOST_FAILURES:
+            raise UserError("the process that runs the calls cannot continue", result.reason)
+        excluded[result.item] = result.status, result.reason
+
+
+def main() -> int:
+    """Replay a step on behalf of the parent process."""
+    request, heartbeat, output = receive_request()
+    # the parent reports the last line that a dying process writes as the reason
+    warnings.simplefilter("ignore")
+    workload = load_workload(RunRequest.from_plain(request["request"]))
+    settings, excluded = sequence_settings(workload), dict(request["excluded"])
+    use_device(settings.device)
+    if not is_accelerator(settings.device):
+        limit_memory(settings.room_bytes, settings.device)
+    try:
+        try:
+            answer(
+                lambda tell: asdict(replay_sequence(workload.trace, settings, tell, excluded, heartbeat.enter)), output
+            )
+        except Exception as error:
+            # if the device is lost, restoring its random state has raised this error instead
+            check_use(settings.device, error)
+            raise
+    except DeviceLostError as error:
+        end_without_device(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,9 +13,8 @@ import numpy as np
 from opgrip.replay.cases.flow import FlowingCall, ProgramFlow
 from opgrip.replay.modes import EAGER
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, RAN
-from opgrip.replay.sequences.call_timers import typical_ns
+from opgrip.replay.sequences.call_timers import CallProgram, typical_ns
 from opgrip.replay.sequences.dry_run import REPLAYED, SUBSTITUTED, UNSUPPORTED, CallPlan
-from opgrip.replay.sequences.step_programs import CallProgram
 from opgrip.replay.timing.samples import LEAST
 from opgrip.traces import Trace
 

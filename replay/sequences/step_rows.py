@@ -9,8 +9,7 @@ from typing import Any
 
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.results.results import CONTENDED, NOISY, RAN, Result
-from opgrip.replay.run.unmeasured_rows import empty_row
-from opgrip.replay.run.workload import Workload
+from opgrip.replay.run.workload import Workload, empty_row
 from opgrip.replay.sequences.step_options import SequenceColumns
 from opgrip.replay.sequences.step_results import SequenceResult, SignatureTimes
 from opgrip.replay.timing.timing_options import PROGRAM, SEQUENCE

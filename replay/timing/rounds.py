@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from opgrip.platform.contention import Contention, Waits
+from opgrip.platform.heartbeat import IDLE
 from opgrip.replay.cases.preceding_calls import BEFORE, CallPosition
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, is_accelerator
@@ -43,7 +44,8 @@ RETRY_NS = 1_000_000_000
 """minimum time for running contended cases again, even if all runs before took less"""
 MOST_IN_A_ROW = 5
 
-NO_ROW = -1
+NO_ROW = IDLE
+"""row of calls that run without being measured"""
 
 Announce = Callable[[int, int], None]
 """function that is called before each run with the case number and the index of its row"""

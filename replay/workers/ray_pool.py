@@ -13,7 +13,7 @@ from typing import Any
 
 from opgrip.errors import UserError
 from opgrip.replay.results.origins import Machine
-from opgrip.replay.workers.executors.executor import EngineOptions, ExecutorLostError
+from opgrip.replay.workers.executors import EngineOptions, ExecutorLostError
 from opgrip.replay.workers.ray_worker import LOSSES, THREADS, RayTask, RayWorker
 
 POLL_S, REFRESH_S, START_S, CLOSE_S = 1.0, 5.0, 180.0, 5.0

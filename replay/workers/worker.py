@@ -29,8 +29,7 @@ from opgrip.replay.results.results import OK, Result
 from opgrip.replay.run.measure import CachedRows, measure_cases
 from opgrip.replay.run.preparation import prepare
 from opgrip.replay.run.request import RunRequest
-from opgrip.replay.run.unmeasured_rows import empty_row, empty_rows
-from opgrip.replay.run.workload import Workload, load_workload
+from opgrip.replay.run.workload import Workload, empty_row, empty_rows, load_workload
 from opgrip.replay.timing.rounds import Announce
 
 MODULE = "opgrip.replay.workers.worker"

@@ -21,7 +21,7 @@ from typing import Any
 from opgrip.cli.command import counted, printable
 from opgrip.cli.output_files import Damage, compress_to, read_chunks, whole_file
 from opgrip.errors import UserError
-from opgrip.replay.cases.variants import FORWARD
+from opgrip.replay.cases.selection import FORWARD
 from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.origins import Origin, origin_in, origin_of

@@ -12,7 +12,7 @@ from opgrip.cli.options import OUTPUT, option, titled
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.analyses.analysis import Analysis, analyses
-from opgrip.replay.cases.variants import FORWARD
+from opgrip.replay.cases.selection import FORWARD
 from opgrip.replay.modes import EAGER
 from opgrip.replay.modes.mode import runs_graphs
 from opgrip.replay.results.columns import Columns, column

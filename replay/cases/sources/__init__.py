@@ -1,5 +1,152 @@
-"""Sources of cases; a source is a file of this package, or an entry point `opgrip.sources` of another package."""
+"""The interface of sources of cases, and the sources for files: traces, and PARAM's operator configurations.
 
-from opgrip.replay.cases.sources.source import NO_TRACE, CaseSet, Source, source_of, sources
+Other sources are files of this package, or entry points `opgrip.sources` of other packages.
+"""
 
-__all__ = ["NO_TRACE", "CaseSet", "Source", "source_of", "sources"]
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pandas as pd
+
+from opgrip.cli.plugins import Registry
+from opgrip.errors import UserError
+from opgrip.replay.cases.cases import Case, make_cases
+from opgrip.replay.cases.selection import CALL, FUNCTION, Selection
+from opgrip.traces import Trace, TraceReader, load
+from opgrip.traces.io.foreign_files import format_of
+from opgrip.traces.io.shipped_traces import trace_file
+from opgrip.traces.zoo.manifest import chosen_numbers
+
+NO_TRACE = Trace({}, [], [], {}, pd.DataFrame())
+
+
+@dataclass(frozen=True, slots=True)
+class CaseSet:
+    """The cases from one source.
+
+    cases : selected cases, by falling share of time
+    are_calls : True if they are single calls of a trace, which have preceding calls
+    all_cases : all cases of the trace, if they were made
+    has_run_code : True if functions were run to make the cases, after which forks of this process could hang
+    is_cut : True if `Cut` was applied already
+    """
+
+    cases: list[Case]
+    trace: Trace = NO_TRACE
+    are_calls: bool = False
+    all_cases: list[Case] | None = None
+    has_run_code: bool = False
+    is_cut: bool = False
+
+
+class Source(Protocol):
+    """A source of cases.
+
+    lacks : values of `Option.only`; options limited to these are refused, with `hint`
+    place : sort key of the order in which sources are asked; the first that accepts a target is used
+    in_program : True if its cases have preceding calls
+    """
+
+    lacks: Sequence[str]
+    hint: str
+    place: int
+    in_program: bool
+
+    def takes(self, target: str) -> bool: ...
+
+    def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
+        """Return the cases of a target; raise `UserError` if it cannot be read or nothing is selected."""
+
+    def fingerprint(self, target: str) -> str:
+        """Return a hash of the data that determine the cases."""
+
+
+sources: Registry[Source] = Registry("opgrip.replay.cases.sources", "opgrip.sources")
+
+
+def source_of(target: str) -> Source:
+    return next(source for source in sorted(sources.values(), key=lambda source: source.place) if source.takes(target))
+
+
+class TraceSource:
+    """The source for files that `Capture` or `opcapture` wrote."""
+
+    lacks: Sequence[str] = ("samples",)
+    hint = "replay them by: opreplay samples --tag ..."
+    place = 1000
+    in_program = True
+
+    def takes(self, target: str) -> bool:
+        return True
+
+    def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
+        if selection.samples and selection.unit != FUNCTION:
+            raise UserError("--samples is for gripped calls of a trace", "give a trace, and --unit function")
+        trace = load(target, selection.partial, selection.unbounded)
+        if selection.samples:
+            from opgrip.replay.cases.sources.samples import gripped_calls
+
+            return CaseSet(gripped_calls(trace, selection, list(map(Path, selection.samples))), trace)
+        if selection.unit != CALL:
+            from opgrip.replay.cases.subgraphs import make_units
+
+            return CaseSet(make_units(trace, selection, selection.unit, extensions), trace)
+        cases = make_cases(trace, selection)
+        is_whole = selection.selects_all and chosen_numbers(trace.header) is None
+        return CaseSet(cases, trace, are_calls=True, all_cases=cases if is_whole else None)
+
+    def fingerprint(self, target: str) -> str:
+        path = trace_file(target)
+        digest = hashlib.blake2b(digest_size=16)
+        if not path.is_dir():
+            _add_content(digest, path)
+            return digest.hexdigest()
+        for file in sorted(file for file in path.rglob("*") if file.is_file()):
+            digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
+            _add_content(digest, file)
+        return digest.hexdigest()
+
+
+def _add_content(digest: hashlib.blake2b, path: Path) -> None:
+    """Add a file to a hash in pieces, because a long trace may be larger than memory."""
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+
+
+sources.register("trace")(TraceSource())
+
+
+CONFIGURATIONS = "param"
+"""name of their format among the formats of other tools"""
+
+
+class ConfigurationSource:
+    """The source for files of PARAM's operator configurations; cases are numbered in file order, for `--start`."""
+
+    lacks: Sequence[str] = ("samples",)
+    hint = "replay samples by: opreplay samples --tag ..."
+    place = 900
+    in_program = False
+
+    def takes(self, target: str) -> bool:
+        path = Path(target)
+        return path.is_file() and format_of(path) == CONFIGURATIONS
+
+    def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
+        if selection.unit != CALL:
+            raise UserError("--unit is for traces of programs", "leave it out with configurations")
+        reader = TraceReader(target, selection.unbounded, CONFIGURATIONS, selection)
+        trace = load(target, selection.partial, selection.unbounded, reader)
+        return CaseSet(make_cases(trace, selection, in_order=True), trace, is_cut=True)
+
+    def fingerprint(self, target: str) -> str:
+        return hashlib.blake2b(Path(target).read_bytes(), digest_size=16).hexdigest()
+
+
+sources.register("configurations")(ConfigurationSource())

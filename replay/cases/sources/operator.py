@@ -15,7 +15,7 @@ from opgrip.cli.option_types import matches
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.selection import ALL_EXCLUDED, Selection
-from opgrip.replay.cases.sources.source import CaseSet, sources
+from opgrip.replay.cases.sources import CaseSet, sources
 from opgrip.replay.cases.unused_results import require_gradients
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, check_import, import_trusted
 from opgrip.replay.operators.lookup import mutates

@@ -25,7 +25,7 @@ from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case, contexts_of
 from opgrip.replay.cases.functions import NOT_KNOWN, FunctionOperator, TensorValues, described_case, function_case
 from opgrip.replay.cases.selection import ALL_EXCLUDED, Selection, no_match
-from opgrip.replay.cases.sources.source import CaseSet, sources
+from opgrip.replay.cases.sources import CaseSet, sources
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.operators.memory import tensors_in
 from opgrip.samples import Sample, Tag, samples, tag_of

@@ -25,7 +25,7 @@ from opgrip.replay.sequences.ranks.plan import Meeting, part_of, recorded_ranks
 from opgrip.replay.sequences.ranks.running import backend_for
 from opgrip.replay.sequences.ranks.step import Stamps, replay_step
 from opgrip.replay.sequences.step_options import RankColumns, RankOptions
-from opgrip.replay.sequences.step_process import sequence_settings
+from opgrip.replay.sequences.step_replay import sequence_settings
 from opgrip.replay.sequences.step_rows import rows_of, totals_of
 from opgrip.traces.analysis.ranks.collectives import bus_factor
 

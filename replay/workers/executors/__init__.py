@@ -1,1 +1,247 @@
-"""Executors of cases. Each is a file here, or an entry point `opgrip.engines` of a package."""
+"""Executors, which run the cases of a replay in workers of this machine or of a cluster, and their options.
+
+An executor is a file of this package, or an entry point `opgrip.engines` of another package.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from opgrip.cli.command import counted, did_you_mean, not_negative, positive
+from opgrip.cli.options import CASES, EFFORT, RUN, flag_of, from_arguments, option, titled
+from opgrip.cli.plugins import Registry
+from opgrip.errors import UserError
+from opgrip.replay.cases.selection import PointOptions
+from opgrip.replay.inputs.input_options import InputOptions
+from opgrip.replay.run.request import Shard
+from opgrip.replay.run.request import shard as shard_of_text
+
+if TYPE_CHECKING:
+    from opgrip.cli.progress import Reporter
+    from opgrip.replay.results.results import Result
+    from opgrip.replay.run.measure import CachedRows
+    from opgrip.replay.run.workload import Workload
+
+
+PROCESSES = "processes"
+
+
+class ExecutorLostError(UserError):
+    """Error if no machine can run cases any more; a command that replays several traces ends and keeps its rows."""
+
+
+class Executor(Protocol):
+    """An executor, which runs the cases of workloads, one workload after another.
+
+    runs_here : True if cases run on this machine
+    """
+
+    runs_here: bool
+
+    def check(self, workload: Workload) -> None:
+        """Raise `UserError` if the devices are missing."""
+
+    def machine_kind(self, workload: Workload) -> str:
+        """Return the kind of the machines; an interrupted replay resumes only on machines of the same kind."""
+
+    def about(self, workload: Workload) -> dict[str, Any]:
+        """Return facts about machines and devices for the header of results, after the cases have run."""
+
+    def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
+        """Compile the rows that need a compiler, of the cases that are not done.
+
+        may_fork : True if this process has not used torch yet, so that it can be forked
+        """
+
+    def run(
+        self, workload: Workload, done: Collection[int], cached_rows: CachedRows, may_fork: bool
+    ) -> Iterator[list[Result]]:
+        """Yield the rows of each case that is not done, in any order, each case once."""
+
+
+StartExecutor = Callable[["EngineOptions"], AbstractContextManager[Executor]]
+"""function that starts an executor, as a context manager that ends it"""
+
+executors: Registry[StartExecutor] = Registry("opgrip.replay.workers.executors", "opgrip.engines")
+"""executors by the name that `--engine` takes"""
+
+
+@contextmanager
+def start_executor(args: argparse.Namespace) -> Iterator[Executor]:
+    """Start the executor that a command line requests; it ends with the block.
+
+    Raises `UserError` if it cannot be started, or options are not valid for it.
+    """
+    options = from_arguments(EngineOptions, args)
+    options.check(from_arguments(InputOptions, args).devices, from_arguments(PointOptions, args).pin)
+    start = executors.get(options.engine)
+    assert start is not None, "one of its choices"
+    with start(options) as executor:
+        yield executor
+
+
+def engine_name(text: str) -> str:
+    """Return the name of an executor; raise `argparse.ArgumentTypeError` if it is unknown."""
+    if executors.get(text) is None:
+        hint = did_you_mean(text, executors.names(), f"there are {', '.join(executors.names())}")
+        raise argparse.ArgumentTypeError(f"unknown engine {text!r}: {hint}")
+    return text
+
+
+@titled("workers and shards")
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Options for the machines and processes that run the cases."""
+
+    engine: str = option(
+        PROCESSES,
+        "where workers run: processes on this machine, or ray for a Ray cluster (default: %(default)s)",
+        parse=engine_name,
+        metavar="NAME",
+        only=("single cases",),
+        role=EFFORT,
+    )
+    address: str | None = option(
+        None,
+        "with --engine ray: address of the cluster, such as 10.0.0.1:6379, or auto for the one on this "
+        "machine (default: start a cluster here)",
+        metavar="HOST:PORT",
+        role=EFFORT,
+    )
+    workers: int | None = option(
+        None,
+        "with --engine ray: maximum number of workers (default: one per device, or as many as have enough processors)",
+        parse=positive,
+        metavar="N",
+        role=EFFORT,
+    )
+    processors: int | None = option(
+        None,
+        "with --engine ray: processors that each worker has to itself; 0 lets workers share processors, "
+        "which makes their times unusable (default: all of a machine)",
+        parse=not_negative,
+        metavar="N",
+        role=RUN,
+    )
+    machine_kind: str | None = option(
+        None,
+        "with --engine ray: use only machines of this kind, if the cluster has several kinds",
+        metavar="GLOB",
+        role=CASES,
+    )
+    sandbox: bool = option(
+        False,
+        "run workers under bubblewrap, without network and write access, for traces that you do not trust",
+        role=EFFORT,
+        common=True,
+    )
+    shard: Shard | None = option(
+        None,
+        "run only part I of N of the cases, balanced by time; auto takes I and N from torchrun, Slurm or "
+        "Open MPI; {shard} in the --output name is replaced by the shard; opgrip results merge joins the "
+        "files",
+        parse=shard_of_text,
+        metavar="I/N",
+        only=("single cases",),
+        role=CASES,
+        common=True,
+    )
+
+    def check(self, devices: Sequence[str] = (), pin: Sequence[int] = ()) -> None:
+        """Raise `UserError` if an option is for another executor.
+
+        devices, pin : names of the requested devices, and numbers of the requested processors
+        """
+        if self.engine != PROCESSES:
+            if self.sandbox:
+                raise UserError("--sandbox is for workers of this machine", f"leave it out with --engine {self.engine}")
+            if len(devices) > 1 or any(device.partition(":")[2] not in {"", "0"} for device in devices):
+                raise UserError(f"{self.engine} spreads cases over devices itself", "give --device without a number")
+            if pin:
+                raise UserError("--pin is for this machine", "give workers their processors by --processors")
+            return
+        if self.sandbox:
+            # not needed to print the help
+            from opgrip.platform.sandbox import check_bubblewrap
+
+            check_bubblewrap()
+        for name in ("address", "workers", "processors", "machine_kind"):
+            if getattr(self, name) is not None:
+                raise UserError(f"{flag_of(name)} is for workers of a cluster", "add --engine ray")
+
+
+class LocalExecutor:
+    """Executor of cases in worker processes of this machine."""
+
+    runs_here = True
+
+    def check(self, workload: Workload) -> None:
+        """Raise `UserError` if devices are missing or differ."""
+        from opgrip.replay.operators.devices import check_equal, check_present
+
+        for name in workload.devices:
+            check_present(name)
+        check_equal(workload.devices)
+
+    def machine_kind(self, workload: Workload) -> str:
+        """Return the kind of this machine without its device, because asking for the device creates a context.
+
+        The header names the device.
+        """
+        from opgrip.replay.results.origins import this_machine
+
+        return this_machine("cpu").kind
+
+    def about(self, workload: Workload) -> dict[str, Any]:
+        """Return facts about the device for the header; this creates a context."""
+        from opgrip.replay.operators.devices import facts_of, name_of
+        from opgrip.replay.results.origins import describe_environment
+
+        device = workload.device
+        return {"device": name_of(device), "environment": describe_environment(device), **facts_of(device)}
+
+    def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
+        """Compile the rows that need a compiler."""
+        from opgrip.replay.workers.scheduling import DealtWindows, in_parts, make_ahead, rows_ahead
+
+        for device in workload.devices:
+            workload.request.energy.check(device)
+        # without a store, the process that times a row could not load what another one compiled
+        ahead = rows_ahead(workload, done) if workload.request.store is not None else []
+        if not ahead:
+            return {}
+        rows: dict[int, dict[int, Result]] = {}
+        doing = f"compiling {counted(len(ahead), 'row')} of {counted(len(workload.cases) - len(done), 'case')}"
+        with reporter.doing(doing, len(ahead)) as advance:
+            try:
+                dealt = DealtWindows(workload, done)
+                for device in workload.devices:
+                    # compile for the device that measures the rows: compilers store programs by device
+                    numbers = {case.number for case in dealt.dealt_to(device)}
+                    own, own_rows = workload.on(device), [row for row in ahead if row[0].number in numbers]
+                    for part, jobs in in_parts(own_rows, own, workload.request.limits.compilers):
+                        for number, made in make_ahead(own, part, jobs, may_fork, advance).items():
+                            rows.setdefault(number, {}).update(made)
+            except KeyboardInterrupt:
+                reporter.say("compiled programs are kept for later replays")
+                raise
+        return rows
+
+    def run(
+        self, workload: Workload, done: Collection[int], cached_rows: CachedRows, may_fork: bool
+    ) -> Iterator[list[Result]]:
+        """Yield the rows of the cases that are not done, as they arrive."""
+        from opgrip.replay.workers.scheduling import run_cases
+
+        return run_cases(workload, done, may_fork, cached_rows)
+
+
+@executors.register(PROCESSES)
+@contextmanager
+def start_processes(options: EngineOptions) -> Iterator[LocalExecutor]:
+    """Start the executor, which needs no setup."""
+    yield LocalExecutor()

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from opgrip.cli.command import counted
 from opgrip.cli.plugins import needed
 from opgrip.errors import UserError
-from opgrip.replay.workers.executors.executor import executors
+from opgrip.replay.workers.executors import executors
 
 if TYPE_CHECKING:
     from opgrip.cli.progress import Reporter
     from opgrip.replay.results.results import Result
     from opgrip.replay.run.measure import CachedRows
     from opgrip.replay.run.workload import Workload
-    from opgrip.replay.workers.executors.executor import EngineOptions
+    from opgrip.replay.workers.executors import EngineOptions
     from opgrip.replay.workers.ray_pool import Pool
     from opgrip.replay.workers.ray_worker import RayTask
 
@@ -136,7 +136,7 @@ class RayExecutor:
     ) -> Iterator[list[Result]]:
         """Yield the rows of the cases that are not done, as they arrive."""
         from opgrip.replay.results.results import FAILED, Result
-        from opgrip.replay.run.unmeasured_rows import empty_rows
+        from opgrip.replay.run.workload import empty_rows
         from opgrip.replay.workers.ray_worker import LOSSES
 
         self._begin(workload)

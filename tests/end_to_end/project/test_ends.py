@@ -11,7 +11,7 @@ import pytest
 from programs import hear_ctrl_c, program_path, run_command
 
 import opgrip
-from opgrip.replay.cases.variants import PointOptions
+from opgrip.replay.cases.selection import PointOptions
 
 FAST = "--iterations 1 --warmup 0 --top 2"
 

@@ -18,7 +18,7 @@ from opgrip.replay import load_results
 from opgrip.replay.command.trace_replay import TraceReplay
 from opgrip.replay.replay_options import make_parser, request_with
 from opgrip.replay.run.workload import load_workload
-from opgrip.replay.workers.executors.executor import LocalExecutor
+from opgrip.replay.workers.executors import LocalExecutor
 from opgrip.replay.workers.scheduling import run_cases
 
 TRUSTED = [word for name in EXTENSIONS for word in ("--extension", name)]

@@ -13,7 +13,7 @@ from settings import settings_of
 
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import function_case
-from opgrip.replay.cases.variants import FORWARD, Point, Variant
+from opgrip.replay.cases.selection import FORWARD, Point, Variant
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.memory import Arguments

@@ -23,7 +23,7 @@ from several_traces import small_trace
 
 from opgrip.errors import UserError
 from opgrip.replay.outcome import Results, read_run
-from opgrip.replay.workers.executors.executor import EngineOptions
+from opgrip.replay.workers.executors import EngineOptions
 from opgrip.replay.workers.executors.ray import start_ray
 from opgrip.replay.workers.ray_pool import LOSSES, RayTask
 from opgrip.replay.workers.ray_worker import Processors

@@ -20,7 +20,7 @@ from opgrip.replay.command.trace_targets import TraceTarget, targets_of
 from opgrip.replay.outcome import read_run
 from opgrip.replay.replay_options import make_parser
 from opgrip.replay.results.origins import Machine
-from opgrip.replay.workers.executors.executor import LocalExecutor
+from opgrip.replay.workers.executors import LocalExecutor
 from opgrip.traces.zoo import read_manifest
 from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.corpus import read_corpus

@@ -14,7 +14,7 @@ from settings import settings_of
 
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.reports.results_table import DOUBTFUL, print_results
-from opgrip.replay.run.unmeasured_rows import empty_row
+from opgrip.replay.run.workload import empty_row
 from opgrip.traces import load
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.arguments import TensorSpec

@@ -13,12 +13,12 @@ from settings import rows_of, settings_of
 
 from opgrip.errors import UserError
 from opgrip.platform.nvml import Gpu, find_gpu, open_gpu
+from opgrip.replay.operators import devices
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import OK
-from opgrip.replay.run import clocks, measure
+from opgrip.replay.run import energy, measure
 from opgrip.replay.run import measure as metering
-from opgrip.replay.run.clocks import Clocks, warm_up
-from opgrip.replay.run.energy import EnergyColumns, Meter, open_meter
+from opgrip.replay.run.energy import Clocks, EnergyColumns, Meter, open_meter, warm_up
 from opgrip.replay.run.workload import load_workload
 from opgrip.replay.timing.rounds import NO_ROW
 
@@ -143,7 +143,7 @@ def test_clocks_are_read_before_runs_now_and_then_and_each_row_has_those_of_its_
     nvml, now = Nvml(), [0.0]
     values = iter([1000, 1200, 1400])
     monkeypatch.setattr(nvml, "nvmlDeviceGetClockInfo", lambda handle, kind: next(values))
-    monkeypatch.setattr(clocks, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(energy, "perf_counter", lambda: now[0])
     watch, told = Clocks(Gpu(nvml, "GPU")), list[tuple[int, int]]()
     announce = watch.reading(lambda number, row: told.append((number, row)))
     for at, number, row in [(0.0, 1, 0), (0.01, 2, 0), (0.1, 7, NO_ROW), (0.11, 2, 0), (0.2, 3, 0)]:
@@ -167,7 +167,7 @@ def test_nothing_is_read_and_nobody_is_in_the_way_where_there_is_no_gpu() -> Non
 def test_a_device_is_kept_busy_once_before_anything_is_timed_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     products = list[str]()
     # run the GPU's work on the CPU
-    monkeypatch.setattr(clocks, "synchronizer", lambda device: nothing)
+    monkeypatch.setattr(devices, "synchronizer", lambda device: nothing)
     monkeypatch.setattr(torch, "ones", lambda *size, device: torch.zeros(2, 2))
     monkeypatch.setattr(torch, "mm", lambda one, other: products.append("mm"))
     warm_up.cache_clear()

@@ -23,7 +23,7 @@ from opgrip.replay.outcome import Results, read_run
 from opgrip.replay.replay_options import make_parser, option_classes, run_settings
 from opgrip.replay.reports.result_files import write_json
 from opgrip.replay.results.results import WAY, Result
-from opgrip.replay.run.unmeasured_rows import expected_rows
+from opgrip.replay.run.workload import expected_rows
 from opgrip.traces import load
 
 TIMES = [10.0, 10.1, 10.2]

@@ -312,7 +312,7 @@ def test_a_launcher_is_known_by_its_variables() -> None:
 
 
 def test_a_trace_of_one_process_has_no_part_for_a_rank() -> None:
-    from opgrip.replay.cases.sources.source import NO_TRACE
+    from opgrip.replay.cases.sources import NO_TRACE
 
     with pytest.raises(UserError, match="of one process"):
         recorded_ranks(NO_TRACE)

@@ -27,8 +27,7 @@ from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import Workload, workload_for
 from opgrip.replay.sequences.call_timers import HostTimer, Slowdown
 from opgrip.replay.sequences.step_options import SequenceColumns
-from opgrip.replay.sequences.step_process import sequence_settings
-from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence
+from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence, sequence_settings
 from opgrip.replay.sequences.step_rows import rows_of, totals_of
 from opgrip.traces import Trace, load
 
@@ -45,7 +44,7 @@ def _quiet() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"is_slowed": False, "is_contended": False, "contended_calls": frozenset()}.items():
             patch.setattr(Slowdown, name, value)
-        patch.setattr(import_module("opgrip.replay.sequences.step_process"), "replay_apart", replay_here)
+        patch.setattr(import_module("opgrip.replay.sequences.step_replay"), "replay_apart", replay_here)
         yield
 
 

@@ -21,8 +21,16 @@ from opgrip.replay.comparison.results_store import merge_runs, missing_shards
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.origins import Machine, this_machine
-from opgrip.replay.run.request import RunRequest, identity
-from opgrip.replay.run.shards import Shard, cost_us, settle_shard, shard, shard_of_environment, take_shard
+from opgrip.replay.run.request import (
+    RunRequest,
+    Shard,
+    cost_us,
+    identity,
+    settle_shard,
+    shard,
+    shard_of_environment,
+    take_shard,
+)
 from opgrip.replay.run.workload import load_workload
 from opgrip.replay.workers.journal import MACHINE_KIND
 

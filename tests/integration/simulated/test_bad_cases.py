@@ -23,8 +23,7 @@ from opgrip.replay.operators.devices import DeviceLostError, use_device
 from opgrip.replay.results.results import FAILED, OK, Result
 from opgrip.replay.run.measure import measure_cases, windows
 from opgrip.replay.run.request import RunLimits
-from opgrip.replay.run.unmeasured_rows import empty_row
-from opgrip.replay.run.workload import Workload
+from opgrip.replay.run.workload import Workload, empty_row
 
 ASSERT = "device-side assert triggered"
 MB = 1 << 20

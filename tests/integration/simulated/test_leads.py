@@ -24,8 +24,7 @@ from opgrip.replay.reports.results_table import print_results
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import workload_for
 from opgrip.replay.sequences.call_timers import Slowdown
-from opgrip.replay.sequences.step_process import sequence_settings
-from opgrip.replay.sequences.step_replay import replay_sequence
+from opgrip.replay.sequences.step_replay import replay_sequence, sequence_settings
 from opgrip.replay.timing import stopwatch
 from opgrip.replay.timing.ranges import Range
 from opgrip.replay.timing.rounds import Measurer, SubjectGroup

@@ -27,7 +27,7 @@ from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.replay.outcome import write_results
 from opgrip.replay.reports.report import reports
 from opgrip.replay.reports.results_table import print_results
-from opgrip.replay.run.unmeasured_rows import empty_rows
+from opgrip.replay.run.workload import empty_rows
 from opgrip.tools.opgrip import main
 from opgrip.tools.verbs.trace_convert import source_of
 from opgrip.traces import Trace, TraceReader, load

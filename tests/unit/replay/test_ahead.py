@@ -13,7 +13,7 @@ from settings import settings_of
 from opgrip.replay.cases.functions import function_case
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.run.request import RunLimits
-from opgrip.replay.run.unmeasured_rows import describe_failure
+from opgrip.replay.run.workload import describe_failure
 from opgrip.replay.workers.scheduling import in_parts
 
 GB = 10**9

@@ -17,9 +17,8 @@ from opgrip.errors import UserError
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.origins import Machine
 from opgrip.replay.results.results import OK
-from opgrip.replay.run.unmeasured_rows import empty_rows
-from opgrip.replay.run.workload import load_workload
-from opgrip.replay.workers.executors.executor import EngineOptions, ExecutorLostError
+from opgrip.replay.run.workload import empty_rows, load_workload
+from opgrip.replay.workers.executors import EngineOptions, ExecutorLostError
 from opgrip.replay.workers.executors.ray import RayExecutor
 from opgrip.replay.workers.ray_pool import START_S, Pool, RayTask
 

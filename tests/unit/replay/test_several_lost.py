@@ -18,7 +18,7 @@ from opgrip.replay.results.origins import Machine
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import CachedRows
 from opgrip.replay.run.workload import Workload
-from opgrip.replay.workers.executors.executor import ExecutorLostError, LocalExecutor
+from opgrip.replay.workers.executors import ExecutorLostError, LocalExecutor
 
 FAST = ["--iterations", "3", "--warmup", "0", "--cache", "warm"]
 ALL = 1_000

@@ -31,7 +31,7 @@ from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.outcome import read_run
 from opgrip.replay.results.ratios import shares_by
-from opgrip.replay.run.unmeasured_rows import expected_rows
+from opgrip.replay.run.workload import expected_rows
 from opgrip.tools.report import make_page
 from opgrip.tools.report.page import describe_runs
 from opgrip.tools.report.trace_views import describe_trace
