@@ -9,7 +9,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import getdoc
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,8 +18,11 @@ from opgrip.samples.tags import Tag, tag_of
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-Maker = Callable[..., tuple[Any, ...]]
-"""Returns the positional arguments of a sample, given a `Draw` and the sizes of one configuration."""
+Arguments: TypeAlias = tuple[Any, ...]
+"""Positional arguments of a sample."""
+
+Maker = Callable[..., Arguments]
+"""Returns the arguments of a sample, given a `Draw` and the sizes of one configuration."""
 
 JAX = "_jax"
 """Suffix of the module that holds the JAX implementation of a sample, in the same folder."""

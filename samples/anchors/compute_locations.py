@@ -1,18 +1,11 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(
-    draw: Draw, featmap_size: tuple[int, int], stride: int, dense_points: int = 1
-) -> tuple[tuple[int, int], int, int]:
-    """Return the arguments unchanged: the function only needs sizes."""
-    return featmap_size, stride, dense_points
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, featmap_size, stride, dense_points=1: (featmap_size, stride, dense_points),
     {
         "FCOS R50-FPN, 800x1333, P7": ((7, 11), 128),
         "FCOS R50-FPN, 800x1333, P3": ((100, 168), 8),

@@ -1,20 +1,15 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import sample
 
 RATIOS = (0.5, 1.0, 2.0)
 RETINANET = tuple(4.0 * 2 ** (third / 3) for third in range(3))
 """Three scales per octave, starting at four strides."""
 
 
-def inputs(draw: Draw, base_size: int, scales: tuple[float, ...]) -> tuple[int, Tensor, Tensor]:
-    """Return the arguments unchanged: the function only needs scales and ratios."""
-    return base_size, torch.tensor(scales), torch.tensor(RATIOS)
-
-
 @sample(
-    inputs,
+    lambda draw, base_size, scales: (base_size, torch.tensor(scales), torch.tensor(RATIOS)),
     {
         "Faster R-CNN R50-FPN, P2": (4, (8.0,)),
         "RetinaNet R50-FPN, P3": (8, RETINANET),

@@ -2,12 +2,10 @@ import torch
 from torch import Tensor
 
 from opgrip.samples.anchors.gen_base_anchors import RATIOS, RETINANET, gen_base_anchors
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, featmap_size: tuple[int, int], stride: int, scales: tuple[float, ...]
-) -> tuple[Tensor, tuple[int, int], tuple[int, int]]:
+def inputs(draw: Draw, featmap_size: tuple[int, int], stride: int, scales: tuple[float, ...]) -> Arguments:
     """Return the anchors of one cell, the size of the map and its strides."""
     base = gen_base_anchors(stride, torch.tensor(scales), torch.tensor(RATIOS))
     return base, featmap_size, (stride, stride)

@@ -1,10 +1,10 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, images: int, boxes: int) -> tuple[Tensor]:
+def inputs(draw: Draw, images: int, boxes: int) -> Arguments:
     """Return regions of several images, an equal number per image."""
     number = torch.arange(images).repeat_interleave(boxes).to(torch.float32)
     return (torch.cat([number[:, None], draw.boxes(images * boxes)], dim=1),)

@@ -1,18 +1,11 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(
-    draw: Draw, featmap_size: tuple[int, int], valid_size: tuple[int, int], num_base_anchors: int
-) -> tuple[tuple[int, int], tuple[int, int], int]:
-    """Return the arguments unchanged: the function only needs sizes."""
-    return featmap_size, valid_size, num_base_anchors
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, featmap_size, valid_size, num_base_anchors: (featmap_size, valid_size, num_base_anchors),
     {
         "Faster R-CNN R50-FPN, 800x1333, P6": ((13, 21), (13, 21), 3),
         "RetinaNet R50-FPN, 800x1333, P3, in a batch with an image of 1333x800": ((168, 168), (100, 168), 9),

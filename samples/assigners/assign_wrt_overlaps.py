@@ -8,7 +8,7 @@ from opgrip.samples.anchors.gen_base_anchors import RATIOS, RETINANET
 from opgrip.samples.assigners.assign_result import AssignResult, labels_of, nothing
 from opgrip.samples.assigners.priors import grid_boxes
 from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(
@@ -18,7 +18,7 @@ def inputs(
     anchors: Mapping[str, Any] | None = None,
     proposals: int = 0,
     match_low_quality: bool = True,
-) -> tuple[Any, ...]:
+) -> Arguments:
     """Return overlaps of truths with the anchors of an image, or with proposals, half of which are near a truth."""
     gt = draw.boxes(truths)
     if anchors is not None:

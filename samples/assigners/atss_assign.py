@@ -1,5 +1,4 @@
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,10 +7,10 @@ from opgrip.samples.assigners.assign_result import AssignResult, labels_of, noth
 from opgrip.samples.assigners.candidates import settle
 from opgrip.samples.assigners.priors import grid_boxes
 from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, truths: int, size: tuple[int, int]) -> tuple[Any, ...]:
+def inputs(draw: Draw, truths: int, size: tuple[int, int]) -> Arguments:
     """Return one anchor per cell of each level, and truths."""
     levels = grid_boxes(size)
     gt = draw.boxes(truths, (float(size[0]), float(size[1])))

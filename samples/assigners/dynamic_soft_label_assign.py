@@ -5,7 +5,7 @@ from torch.nn import functional
 from opgrip.samples.assigners.assign_result import AssignResult, nothing
 from opgrip.samples.assigners.priors import grid_points
 from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 FAR = -100000000.0
 """Overlap of boxes without an assigned truth."""
@@ -15,7 +15,7 @@ EPSILON = 1e-7
 
 def inputs(
     draw: Draw, truths: int, size: tuple[int, int] = (640, 640), classes: int = 80, within: float = 640.0
-) -> tuple[Tensor, ...]:
+) -> Arguments:
     """Return points of all levels with their strides, predicted boxes around them, and truths."""
     points = torch.cat(grid_points(size, (8, 16, 32)))
     centre, stride = points[:, :2], points[:, 2:]

@@ -1,11 +1,10 @@
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from opgrip.samples.assigners.priors import STRIDES, grid_points
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 FAR = 1e10
 """Area, in square pixels, of a truth that a point cannot be assigned to."""
@@ -15,7 +14,7 @@ RANGES = (-1.0, 64.0), (64.0, 128.0), (128.0, 256.0), (256.0, 512.0), (512.0, 10
 
 def inputs(
     draw: Draw, truths: int, size: tuple[int, int], center_sample: bool, pos_radius: float, ignored: int = 0
-) -> tuple[Any, ...]:
+) -> Arguments:
     """Return points of all levels, truths with their classes, and the range of distances of each point."""
     levels = grid_points(size)
     ranges = [torch.tensor(reach).expand(len(points), 2) for points, reach in zip(levels, RANGES, strict=True)]

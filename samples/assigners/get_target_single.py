@@ -1,15 +1,13 @@
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from opgrip.samples.coders.bbox2delta import bbox2delta
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(
     draw: Draw, positives: int, negatives: int, num_classes: int = 80, reg_decoded_bbox: bool = False
-) -> tuple[Any, ...]:
+) -> Arguments:
     """Return boxes, and truths near the positive ones."""
     boxes = draw.boxes(positives)
     labels = draw.integers(positives, high=num_classes)

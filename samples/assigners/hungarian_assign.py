@@ -1,5 +1,4 @@
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -7,10 +6,10 @@ from torch import Tensor
 from opgrip.samples.boxes.box_cxcywh_to_xyxy import box_cxcywh_to_xyxy
 from opgrip.samples.boxes.box_xyxy_to_cxcywh import box_xyxy_to_cxcywh
 from opgrip.samples.boxes.generalized_box_iou import generalized_box_iou
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, queries: int, classes: int, objects: Sequence[int]) -> tuple[Any, ...]:
+def inputs(draw: Draw, queries: int, classes: int, objects: Sequence[int]) -> Arguments:
     """Return predictions for a batch of images, and the same number of truths for each."""
 
     def boxes(count: int) -> Tensor:

@@ -1,9 +1,9 @@
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
 class SamplingResult(NamedTuple):
@@ -33,7 +33,7 @@ def inputs(
     pos_fraction: float,
     truths: int = 7,
     add_gt_as_proposals: bool = False,
-) -> tuple[Any, ...]:
+) -> Arguments:
     """Return an assignment of boxes, the boxes and the truths."""
     order = draw.permutation(boxes)
     gt_inds = torch.zeros(boxes, dtype=torch.long)

@@ -5,10 +5,10 @@ from opgrip.samples.assigners.assign_result import AssignResult, labels_of, noth
 from opgrip.samples.assigners.candidates import settle
 from opgrip.samples.assigners.priors import grid_boxes
 from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, truths: int, size: tuple[int, int] = (800, 1344), classes: int = 80) -> tuple[Tensor, ...]:
+def inputs(draw: Draw, truths: int, size: tuple[int, int] = (800, 1344), classes: int = 80) -> Arguments:
     """Return one anchor per cell of each level, predictions near them, and truths."""
     priors = torch.cat(grid_boxes(size))
     scores = draw.normal(len(priors), classes, mean=-4.0).sigmoid()

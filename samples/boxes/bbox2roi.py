@@ -1,16 +1,11 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, boxes: tuple[int, ...]) -> tuple[list[Tensor]]:
-    """Return boxes of several images, an equal number per image."""
-    return ([draw.boxes(count) for count in boxes],)
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, boxes: ([draw.boxes(count) for count in boxes],),
     {
         "Faster R-CNN R50-FPN, 800x1333, training, sampled of two images": ((512, 512),),
         "Mask R-CNN R50-FPN, 800x1333, prediction, detections of two images, one empty": ((100, 0),),

@@ -1,10 +1,10 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, boxes: int, num_classes: int) -> tuple[Tensor, Tensor, Tensor, int]:
+def inputs(draw: Draw, boxes: int, num_classes: int) -> Arguments:
     """Return targets of sampled boxes; the first quarter are positives."""
     positives = boxes // 4
     targets, weights = torch.zeros(boxes, 4), torch.zeros(boxes, 4)

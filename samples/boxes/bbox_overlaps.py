@@ -4,12 +4,10 @@ import torch
 from torch import Tensor
 
 from opgrip.samples.boxes.box_area import area_between, box_area
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, first: int, second: int, mode: str = "iou", is_aligned: bool = False
-) -> tuple[Tensor, Tensor, str, bool]:
+def inputs(draw: Draw, first: int, second: int, mode: str = "iou", is_aligned: bool = False) -> Arguments:
     """Return boxes of an image; if aligned, each second box is near the first."""
     others = draw.boxes(second)
     boxes = draw.near(others, grad=True) if is_aligned else draw.boxes(first)

@@ -1,15 +1,10 @@
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, boxes: int) -> tuple[Tensor]:
-    """Return boxes of an image."""
-    return (draw.boxes(boxes, grad=True),)
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, boxes: (draw.boxes(boxes, grad=True),),
     {
         "DETR R50, 800x1333, matching, queries of an image": (100,),
         "Faster R-CNN R50-FPN, 800x1333, proposals of an image": (1000,),

@@ -1,16 +1,11 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, images: int, queries: int) -> tuple[Tensor]:
-    """Return predictions of a transformer head: values from 0 to 1."""
-    return (draw.uniform(images, queries, 4, grad=True),)
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, images, queries: (draw.uniform(images, queries, 4, grad=True),),
     {
         "DETR R50, 800x1333, predictions of two images": (2, 100),
         "DINO R50, 4 scales, 800x1333, predictions of two images": (2, 900),

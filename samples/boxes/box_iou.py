@@ -2,10 +2,10 @@ from torch import Tensor
 
 from opgrip.samples.boxes.box_area import box_area
 from opgrip.samples.boxes.intersect import intersect
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, queries: int, truths: int) -> tuple[Tensor, Tensor]:
+def inputs(draw: Draw, queries: int, truths: int) -> Arguments:
     """Return predicted and true boxes, relative to the image."""
     return draw.boxes(queries, (1.0, 1.0), 0.02, grad=True), draw.boxes(truths, (1.0, 1.0), 0.02)
 

@@ -1,16 +1,11 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, boxes: int) -> tuple[Tensor]:
-    """Return boxes of an image."""
-    return (draw.boxes(boxes),)
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, boxes: (draw.boxes(boxes),),
     {
         "DETR R50, 800x1333, training, truths of an image": (20,),
         "DINO R50, 4 scales, 800x1333, training, noisy truths": (400,),

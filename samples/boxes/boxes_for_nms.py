@@ -1,15 +1,10 @@
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, boxes: int, groups: int) -> tuple[Tensor, Tensor]:
-    """Return boxes of an image, and their groups."""
-    return draw.boxes(boxes), draw.integers(boxes, high=groups)
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, boxes, groups: (draw.boxes(boxes), draw.integers(boxes, high=groups)),
     {
         "RetinaNet R50-FPN, 800x1333, prediction, candidates by class": (4693, 80),
         "Faster R-CNN R50-FPN, 800x1333, prediction, candidates by level": (4819, 5),

@@ -2,16 +2,11 @@ import torch
 from torch import Tensor
 
 from opgrip.samples.boxes.sanitize_coordinates import sanitize_coordinates
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, masks: int, size: int = 138) -> tuple[Tensor, Tensor]:
-    """Return masks composed of prototypes, and their boxes relative to the image."""
-    return draw.uniform(size, size, masks, grad=True), draw.boxes(masks, (1.0, 1.0), 0.02)
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, masks, size=138: (draw.uniform(size, size, masks, grad=True), draw.boxes(masks, (1.0, 1.0), 0.02)),
     {
         "YOLACT R101-FPN, 550x550, training, positives of an image of few truths": (20,),
         "YOLACT R101-FPN, 550x550, prediction, detections of an image": (100,),

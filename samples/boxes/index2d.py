@@ -1,10 +1,10 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+def inputs(draw: Draw, rows: int, columns: int) -> Arguments:
     """Return scores, and an order of the columns of each row."""
     source = draw.uniform(rows, columns)
     return source, source.argsort(dim=1, descending=True)

@@ -2,10 +2,10 @@ import torch
 from torch import Tensor
 
 from opgrip.samples.boxes.box_area import area_between
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, first: int, second: int, classes: int = 0) -> tuple[Tensor, Tensor]:
+def inputs(draw: Draw, first: int, second: int, classes: int = 0) -> Arguments:
     """Return boxes relative to the image, with a leading dimension for classes if `classes` is given."""
     groups = (classes,) if classes else ()
     count = max(classes, 1)

@@ -1,10 +1,10 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, masks: int, height: int, width: int) -> tuple[Tensor]:
+def inputs(draw: Draw, masks: int, height: int, width: int) -> Arguments:
     """Return masks that each fill most cells of a box."""
     boxes = draw.boxes(masks, (height, width))
     x, y = torch.arange(width), torch.arange(height)

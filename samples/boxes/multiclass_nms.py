@@ -3,12 +3,10 @@ from torch import Tensor
 
 from opgrip.samples.boxes.boxes_for_nms import boxes_for_nms
 from opgrip.samples.boxes.nms import nms
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, boxes: int, classes: int, score_threshold: float, candidates: int
-) -> tuple[Tensor, Tensor, float, float, int, int]:
+def inputs(draw: Draw, boxes: int, classes: int, score_threshold: float, candidates: int) -> Arguments:
     """Return ten boxes per object, with class probabilities that favour the object's class."""
     objects = boxes // 10
     truths = draw.boxes(objects)

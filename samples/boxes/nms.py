@@ -2,10 +2,10 @@ import torch
 from torch import Tensor
 
 from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, objects: int, boxes: int, threshold: float) -> tuple[Tensor, Tensor, float]:
+def inputs(draw: Draw, objects: int, boxes: int, threshold: float) -> Arguments:
     """Return `count` boxes around objects, with their scores."""
     truths = draw.boxes(objects)
     return draw.near(truths[draw.integers(boxes, high=objects)]), draw.uniform(boxes), threshold

@@ -1,12 +1,10 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, features: tuple[int, int, int, int], rois: int, stride: int
-) -> tuple[Tensor, Tensor, int, float]:
+def inputs(draw: Draw, features: tuple[int, int, int, int], rois: int, stride: int) -> Arguments:
     """Return one level of a feature pyramid, and regions of the images."""
     images, _, height, width = features
     boxes = draw.boxes(rois, (height * stride, width * stride), 4.0 * stride)

@@ -1,10 +1,10 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, boxes: int, img_size: int, padding: int, cast: bool) -> tuple[Tensor, Tensor, int, int, bool]:
+def inputs(draw: Draw, boxes: int, img_size: int, padding: int, cast: bool) -> Arguments:
     """Return the left and right edges of boxes, relative to the image."""
     corners = draw.boxes(boxes, (1.0, 1.0), 0.02)
     return corners[:, 0], corners[:, 2], img_size, padding, cast

@@ -1,13 +1,11 @@
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from opgrip.samples.coders.generate_buckets import generate_buckets
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -> tuple[Any, ...]:
+def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -> Arguments:
     """Return boxes, truths near them, and the number of buckets per box."""
     proposals = draw.boxes(boxes)
     return proposals, draw.near(proposals), num_buckets, scale_factor

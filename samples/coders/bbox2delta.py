@@ -1,10 +1,10 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, boxes: int, size: tuple[int, int] = (800, 1333)) -> tuple[Tensor, Tensor]:
+def inputs(draw: Draw, boxes: int, size: tuple[int, int] = (800, 1333)) -> Arguments:
     """Return boxes, and truths near them."""
     proposals = draw.boxes(boxes, size)
     return proposals, draw.near(proposals)

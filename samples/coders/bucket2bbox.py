@@ -1,13 +1,11 @@
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from opgrip.samples.coders.generate_buckets import generate_buckets
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -> tuple[Any, ...]:
+def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -> Arguments:
     """Return boxes, scores of their buckets, and offsets of up to about half a bucket."""
     outputs = 4 * ((num_buckets + 1) // 2)
     scores, offsets = draw.normal(boxes, outputs), draw.normal(boxes, outputs, std=0.3)

@@ -1,13 +1,13 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 VARIANCES = 0.1, 0.2
 """Divisors of SSD's targets, of centres and of sizes."""
 
 
-def inputs(draw: Draw, priors: int, grad: bool = False) -> tuple[Tensor, Tensor]:
+def inputs(draw: Draw, priors: int, grad: bool = False) -> Arguments:
     """Return predictions, and priors in an image of unit size."""
     centre, extent = draw.uniform(priors, 2), draw.uniform(priors, 2, low=0.04, high=0.9)
     return draw.normal(priors, 4, grad=grad), torch.cat([centre, extent], dim=1)

@@ -1,10 +1,9 @@
 from math import log
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(
@@ -14,7 +13,7 @@ def inputs(
     stds: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
     size: tuple[int, int] | None = (800, 1333),
     grad: bool = False,
-) -> tuple[Any, ...]:
+) -> Arguments:
     """Return boxes, deltas of about a tenth of their size, and the normalization of the deltas."""
     deltas = draw.normal(boxes, 4 * classes) * 0.1 / torch.tensor(stds * classes)
     return draw.boxes(boxes), deltas.requires_grad_(grad), (0.0, 0.0, 0.0, 0.0), stds, size

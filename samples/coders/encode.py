@@ -2,10 +2,10 @@ import torch
 from torch import Tensor
 
 from opgrip.samples.coders.decode import VARIANCES
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, priors: int) -> tuple[Tensor, Tensor]:
+def inputs(draw: Draw, priors: int) -> Arguments:
     """Return truths near priors in an image of unit size."""
     boxes = draw.boxes(priors, (1.0, 1.0), smallest=0.04)
     centre, extent = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]

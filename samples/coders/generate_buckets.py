@@ -1,18 +1,11 @@
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -> tuple[Any, ...]:
-    """Return boxes, and the number of buckets per box."""
-    return draw.boxes(boxes), num_buckets, scale_factor
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, boxes, scale_factor, num_buckets=14: (draw.boxes(boxes), num_buckets, scale_factor),
     {
         "SABL Faster R-CNN R50-FPN, 800x1333, training, positives of the second stage": (128, 1.7),
         "SABL Faster R-CNN R50-FPN, 800x1333, inference, second stage": (1000, 1.7),

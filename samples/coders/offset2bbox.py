@@ -3,16 +3,11 @@ from math import log
 from torch import Tensor
 
 from opgrip.samples.coders.bbox2offset import centre_and_size
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, boxes: int, classes: int = 1) -> tuple[Tensor, Tensor]:
-    """Return boxes, and offsets of about a tenth of their size."""
-    return draw.boxes(boxes), draw.normal(boxes, 4 * classes, std=0.1)
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, boxes, classes=1: (draw.boxes(boxes), draw.normal(boxes, 4 * classes, std=0.1)),
     {
         "Faster R-CNN R50-FPN, 800x1333, inference, a level's best anchors": (1000,),
         "sizes of LongTail-Bench": (4000,),

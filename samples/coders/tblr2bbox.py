@@ -3,10 +3,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, boxes: int, side: float = 64.0, grad: bool = False) -> tuple[Tensor, Tensor]:
+def inputs(draw: Draw, boxes: int, side: float = 64.0, grad: bool = False) -> Arguments:
     """Return square priors, and distances as predicted by a head that ends with ReLU."""
     corner = draw.uniform(boxes, 2, high=800.0)
     return torch.cat([corner, corner + side], dim=1), draw.normal(boxes, 4).relu().requires_grad_(grad)

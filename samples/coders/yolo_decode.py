@@ -1,7 +1,7 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 ANCHORS = {
     32: [(116, 90), (156, 198), (373, 326)],
@@ -11,7 +11,7 @@ ANCHORS = {
 """Anchors of YOLOv3: width and height in pixels, by stride."""
 
 
-def inputs(draw: Draw, side: int, batch: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(draw: Draw, side: int, batch: int = 1) -> Arguments:
     """Return anchors of all cells of all levels, predictions for a batch of images, and strides."""
     anchors, strides = [], []
     for stride, extents in ANCHORS.items():

@@ -2,10 +2,10 @@ import torch
 from torch import Tensor
 
 from opgrip.samples.coders.yolo_decode import ANCHORS
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, boxes: int, side: int = 608) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(draw: Draw, boxes: int, side: int = 608) -> Arguments:
     """Return anchors of the cells that contain truths, the truths, and the strides of the cells."""
     strides, extents = zip(*((stride, extent) for stride in ANCHORS for extent in ANCHORS[stride]), strict=True)
     chosen = draw.integers(boxes, high=len(strides))

@@ -1,10 +1,10 @@
 from torch import Tensor
 
 from opgrip.samples.layers import scaled_l2
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, images: int, positions: int, channels: int, codes: int) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(draw: Draw, images: int, positions: int, channels: int, codes: int) -> Arguments:
     """Return features, codewords and the assignment of positions to codewords."""
     features, codewords, _ = scaled_l2.inputs(draw, images, positions, channels, codes)
     return draw.distribution(images, positions, codes, grad=True), features, codewords

@@ -1,10 +1,10 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, users: int, width: int, channels: int = 3) -> tuple[list[Tensor], Tensor, Tensor]:
+def inputs(draw: Draw, users: int, width: int, channels: int = 3) -> Arguments:
     """Return embeddings as small as at the start of training, and the weights of the attention."""
     embeddings = [draw.normal(users, width, std=0.005, grad=True) for _ in range(channels)]
     bounds = (3 / width) ** 0.5, (6 / (width + 1)) ** 0.5

@@ -1,16 +1,11 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, experts: int, bits: int) -> tuple[Tensor, int]:
-    """Return the numbers of a gate's experts in random order."""
-    return draw.permutation(experts), bits
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, experts, bits: (draw.permutation(experts), bits),
     {
         "DSelect-k, MultiMNIST, 8 experts": (8, 3),
         "A gate of 4096 experts": (4096, 12),

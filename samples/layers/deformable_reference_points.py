@@ -2,10 +2,10 @@ import torch
 from torch import Tensor
 
 from opgrip.samples.layers.multi_scale_deformable_attention import LEVELS
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, levels: list[tuple[int, int]], images: int) -> tuple[Tensor, Tensor]:
+def inputs(draw: Draw, levels: list[tuple[int, int]], images: int) -> Arguments:
     """Return the shapes of the levels, and the unpadded share of each image; the first image has no padding."""
     shapes = torch.tensor(levels)
     content = draw.uniform(images, 1, 2, low=0.6)

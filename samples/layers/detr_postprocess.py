@@ -1,12 +1,10 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, images: int, queries: int, classes: int, size: tuple[int, int] = (480, 640)
-) -> tuple[dict[str, Tensor], Tensor]:
+def inputs(draw: Draw, images: int, queries: int, classes: int, size: tuple[int, int] = (480, 640)) -> Arguments:
     """Return predictions for images of about the same size."""
     centre = draw.uniform(images, queries, 2)
     extent = draw.uniform(images, queries, 2, low=0.02, high=0.6)

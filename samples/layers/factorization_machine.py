@@ -2,12 +2,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, examples: int, features: int, fields: int = 26, numbers: int = 13, width: int = 9
-) -> tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor]:
+def inputs(draw: Draw, examples: int, features: int, fields: int = 26, numbers: int = 13, width: int = 9) -> Arguments:
     """Return examples of clicks with categorical and numeric features, and weights as after some training."""
     std = 0.1 / width**0.5
     return (

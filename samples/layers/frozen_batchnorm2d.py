@@ -1,23 +1,16 @@
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import sample
 
 
-def inputs(
-    draw: Draw, channels: int, height: int, width: int, images: int = 1
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return features, and weights and statistics as after training."""
-    return (
+@sample(
+    lambda draw, channels, height, width, images=1: (
         draw.normal(images, channels, height, width, grad=True),
         draw.uniform(channels, low=0.5, high=1.5),
         draw.normal(channels, std=0.1),
         draw.normal(channels, std=0.1),
         draw.uniform(channels, low=0.5, high=1.5),
-    )
-
-
-@sample(
-    inputs,
+    ),
     {
         "DETR R50, 800x1333, training, one image, last layers": (512, 25, 42),
         "DETR R50, 800x1333, training, one image, first layer": (64, 400, 667),

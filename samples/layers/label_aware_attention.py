@@ -1,9 +1,9 @@
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, users: int, interests: int, width: int, power: float) -> tuple[Tensor, Tensor, float]:
+def inputs(draw: Draw, users: int, interests: int, width: int, power: float) -> Arguments:
     """Return interests of users, and the embedding of the item that each user chose next."""
     keys = draw.normal(users, interests, width, std=width**-0.5, grad=True)
     return keys, draw.normal(users, 1, width, std=0.1, grad=True), power

@@ -2,7 +2,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 Image = tuple[float, int, int]
 """Factor by which an image was enlarged, and its original height and width in pixels."""
@@ -10,7 +10,7 @@ Image = tuple[float, int, int]
 
 def inputs(
     draw: Draw, images: int, detections: int, classes: int, side: int, original: tuple[int, int] = (480, 640)
-) -> tuple[Tensor, Tensor, list[Image], bool]:
+) -> Arguments:
     """Return detections in random order, in COCO images scaled to a shorter side of 800 pixels."""
     scale = 800 / original[0]
     count = images * detections

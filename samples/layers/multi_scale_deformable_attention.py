@@ -2,7 +2,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 LEVELS = [(100, 167), (50, 84), (25, 42), (13, 21)]
 """Feature maps of an image of 800x1333, at strides of 8 to 64."""
@@ -10,7 +10,7 @@ LEVELS = [(100, 167), (50, 84), (25, 42), (13, 21)]
 
 def inputs(
     draw: Draw, levels: list[tuple[int, int]], queries: int, images: int = 1, heads: int = 8, points: int = 4
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> Arguments:
     """Return feature maps, 32 channels per head, and points near one random position per query."""
     positions = sum(height * width for height, width in levels)
     value = draw.normal(images, positions, heads, 32, grad=True)

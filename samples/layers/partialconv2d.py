@@ -2,12 +2,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(
     draw: Draw, size: int, channels: int, filters: int, kernel: int, share: float = 0.7, multi_channel: bool = True
-) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int, int, bool]:
+) -> Arguments:
     """Return features with holes, and the weights of a layer that halves their size."""
     # holes of 8 x 8 pixels, or of one pixel in small feature maps
     cells = max(size // 8, 4)

@@ -2,22 +2,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(
-    draw: Draw, images: int, height: int, width: int, channels: int = 256, features: int = 128, positions: int = 50
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a feature map, and both tables as before training."""
-    return (
-        draw.normal(images, channels, height, width),
-        draw.uniform(positions, features, grad=True),
-        draw.uniform(positions, features, grad=True),
-    )
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, images, height, width, channels=256, features=128, positions=50: (
+        draw.normal(images, channels, height, width),
+        draw.uniform(positions, features, grad=True),
+        draw.uniform(positions, features, grad=True),
+    ),
     {
         "DETR R50, 800x1333, training, one image": (1, 25, 42),
         "DETR R50, 800x1333, training, 8 images": (8, 25, 42),

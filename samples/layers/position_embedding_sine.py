@@ -3,12 +3,10 @@ from math import pi
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, sizes: list[tuple[int, int]], features: int = 128, normalize: bool = True
-) -> tuple[Tensor, int, float, bool]:
+def inputs(draw: Draw, sizes: list[tuple[int, int]], features: int = 128, normalize: bool = True) -> Arguments:
     """Return the padding mask of a batch of images of different sizes."""
     padding = torch.ones(len(sizes), max(height for height, _ in sizes), max(width for _, width in sizes)).bool()
     for image, (height, width) in zip(padding, sizes, strict=True):

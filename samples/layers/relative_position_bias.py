@@ -1,10 +1,10 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, window: tuple[int, int], heads: int) -> tuple[Tensor, tuple[int, int]]:
+def inputs(draw: Draw, window: tuple[int, int], heads: int) -> Arguments:
     """Return a table as before training, and the size of the window."""
     rows = (2 * window[0] - 1) * (2 * window[1] - 1)
     return draw.normal(rows, heads, std=0.02, grad=True), window

@@ -2,12 +2,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(
     draw: Draw, detections: int, tight: bool, without_area: int = 0, side: int = 28, size: tuple[int, int] = (800, 1333)
-) -> tuple[Tensor, Tensor, int, int, bool]:
+) -> Arguments:
     """Return probabilities of masks, and their boxes; the first `empty` boxes have no area."""
     boxes = draw.boxes(detections, size)
     boxes[:without_area, 2:] = boxes[:without_area, :2]

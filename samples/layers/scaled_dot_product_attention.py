@@ -1,12 +1,10 @@
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, examples: int, heads: int, length: int, width: int, dropout: float, scale: float
-) -> tuple[Tensor, Tensor, Tensor, float, float]:
+def inputs(draw: Draw, examples: int, heads: int, length: int, width: int, dropout: float, scale: float) -> Arguments:
     """Return queries, keys and values by head."""
     query, key, value = (draw.normal(examples, heads, length, width, std=0.3, grad=True) for _ in range(3))
     return query, key, value, dropout, scale

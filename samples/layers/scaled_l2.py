@@ -1,6 +1,6 @@
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 CONFIGURATIONS = {
     "Deep TEN, 352x352, training, sizes of the paper": (1, 121, 128, 32),
@@ -9,7 +9,7 @@ CONFIGURATIONS = {
 """Sizes of encoding layers."""
 
 
-def inputs(draw: Draw, images: int, positions: int, channels: int, codes: int) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(draw: Draw, images: int, positions: int, channels: int, codes: int) -> Arguments:
     """Return features, and the weights of the layer as before training."""
     bound = (codes * channels) ** -0.5
     return (

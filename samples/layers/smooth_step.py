@@ -1,16 +1,11 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, shape: tuple[int, ...], reach: float, gamma: float = 1.0) -> tuple[Tensor, float]:
-    """Return logits of a gate's bits, from `-reach` to `reach`."""
-    return draw.uniform(*shape, low=-reach, high=reach, grad=True), gamma
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, shape, reach, gamma=1.0: (draw.uniform(*shape, low=-reach, high=reach, grad=True), gamma),
     {
         "DSelect-k, MultiMNIST, training, one gate for all examples": ((2, 1, 3), 0.01),
         "DSelect-k, training, a gate by example, batch 256": ((256, 2, 1, 3), 1.0),

@@ -1,11 +1,9 @@
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, examples: int, length: int, heads: int, width: int
-) -> tuple[Tensor, Tensor, Tensor, int, int, int]:
+def inputs(draw: Draw, examples: int, length: int, heads: int, width: int) -> Arguments:
     """Return a sequence after the linear layers of an attention."""
     queries, keys, values = (draw.normal(examples, length, heads * width, grad=True) for _ in range(3))
     return queries, keys, values, heads, width, width

@@ -1,15 +1,10 @@
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, shape: tuple[int, ...]) -> tuple[Tensor]:
-    """Return random capsules."""
-    return (draw.normal(*shape, grad=True),)
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, shape: (draw.normal(*shape, grad=True),),
     {
         "MIND, AmazonBook, training, batch 128, 4 interests": ((128, 4, 64),),
         "CapsNet, MNIST, training, primary capsules of 128 images": ((128, 1152, 8),),

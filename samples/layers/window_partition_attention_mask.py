@@ -3,10 +3,10 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, height: int, width: int, channels: int, window: int) -> tuple[Tensor, int, int]:
+def inputs(draw: Draw, height: int, width: int, channels: int, window: int) -> Arguments:
     """Return features of an image padded to a multiple of the window, and a shift of half a window."""
     padded = (-(-height // window) * window, -(-width // window) * window)
     return draw.normal(1, *padded, channels), window, window // 2

@@ -1,12 +1,10 @@
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, words: int, vocabulary: int, width: int, negatives: int = 5
-) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+def inputs(draw: Draw, words: int, vocabulary: int, width: int, negatives: int = 5) -> Arguments:
     """Return words, context words and random words, and weights as after some training."""
     bound = 0.5 / width
     return (

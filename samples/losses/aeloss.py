@@ -1,13 +1,13 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 JOINTS = 17
 PEOPLE = 30
 
 
-def inputs(draw: Draw, images: int, people: int, side: int = 128) -> tuple[Tensor, Tensor]:
+def inputs(draw: Draw, images: int, people: int, side: int = 128) -> Arguments:
     """Return the tags of heatmaps, and the positions of each person's joints; only the first slots for people are in
     use.
     """

@@ -3,7 +3,7 @@ from typing import Any
 
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 CONFIGURATIONS: Mapping[str, tuple[Any, ...]] = {
     "CornerNet Hourglass-104, 511x511, training, 6 images with about 7 objects each": (6, 7),
@@ -11,7 +11,7 @@ CONFIGURATIONS: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def inputs(draw: Draw, images: int, objects: int, slots: int = 128) -> tuple[list[Tensor], Tensor]:
+def inputs(draw: Draw, images: int, objects: int, slots: int = 128) -> Arguments:
     """Return embeddings of corners, and a mask of the slots that are in use."""
     mask = draw.mask(images, slots, share=objects / slots)
     return [draw.normal(images, slots, 1, grad=True), draw.normal(images, slots, 1, grad=True)], mask

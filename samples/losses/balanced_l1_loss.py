@@ -5,18 +5,16 @@ from torch import Tensor
 
 from opgrip.samples.losses.targets import anchor_deltas
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(
-    draw: Draw, anchors: int, positives: int, avg_factor: float, beta: float
-) -> tuple[Tensor, Tensor, Tensor, str, float, float]:
-    """Return predicted deltas, and the targets of the positives."""
-    return *anchor_deltas(draw, anchors, positives), "mean", avg_factor, beta
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, anchors, positives, avg_factor, beta: (
+        *anchor_deltas(draw, anchors, positives),
+        "mean",
+        avg_factor,
+        beta,
+    ),
     {
         "Libra R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": (256, 256, 1024.0, 1.0),
         "Libra RetinaNet R50-FPN, 800x1333, training, anchors of stride 16, 2 images": (75600, 159, 206.0, 0.11),

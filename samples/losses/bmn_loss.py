@@ -3,14 +3,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 EPS = 1e-5
 RATIOS = (1.05, 21.0)
 """Least and greatest ratio of all steps to positives, from which weights are computed."""
 
 
-def inputs(draw: Draw, videos: int, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def inputs(draw: Draw, videos: int, length: int) -> Arguments:
     """Return scores and overlaps of all segments, by length and start, and of starts and ends."""
     steps = torch.arange(length)
     mask = (steps[:, None] + steps < length).float()

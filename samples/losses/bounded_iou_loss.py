@@ -4,16 +4,11 @@ from torch import Tensor
 from opgrip.samples.losses.smooth_l1_loss import smoothed
 from opgrip.samples.losses.targets import matched_boxes
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, boxes: int, avg_factor: float) -> tuple[Tensor, Tensor, Tensor, str, float]:
-    """Return predicted boxes and their truths, all with weight 1."""
-    return *matched_boxes(draw, boxes), torch.ones(boxes, 4), "mean", avg_factor
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, boxes, avg_factor: (*matched_boxes(draw, boxes), torch.ones(boxes, 4), "mean", avg_factor),
     {
         "GA-RetinaNet R50-FPN, 800x1333, training, shapes of stride 16, 2 images": (54, 512.0),
         "Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": (256, 1024.0),

@@ -1,7 +1,7 @@
 from torch import Tensor
 
 from opgrip.samples.losses.smooth_l1_loss import smooth_l1_loss
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(
@@ -12,7 +12,7 @@ def inputs(
     beta: float,
     avg_factor: float,
     num_class: int = 80,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, float, float, float, float, bool, int]:
+) -> Arguments:
     """Return scores and deltas of boxes, few of them positive; class-wise deltas come with background logits."""
     labels = draw.integers(boxes, low=num_class, high=num_class + 1)
     labels[draw.permutation(boxes)[:positives]] = draw.integers(positives, high=num_class)

@@ -1,12 +1,10 @@
 from torch import Tensor
 
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, shape: tuple[int, ...], unknown: float | None = None, reduction: str = "mean"
-) -> tuple[Tensor, Tensor, Tensor | None, str]:
+def inputs(draw: Draw, shape: tuple[int, ...], unknown: float | None = None, reduction: str = "mean") -> Arguments:
     """Return images, similar targets and optional weights of pixels."""
     target = draw.uniform(*shape)
     weight = None if unknown is None else draw.mask(*shape, share=unknown).float()

@@ -1,16 +1,14 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, positives: int, instances: int, coefficients: int = 32) -> tuple[Tensor, Tensor]:
-    """Return coefficients of positive priors, and the instance of each."""
-    return draw.normal(positives, coefficients, grad=True), draw.integers(positives, high=instances)
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, positives, instances, coefficients=32: (
+        draw.normal(positives, coefficients, grad=True),
+        draw.integers(positives, high=instances),
+    ),
     {
         "YOLACT R101-FPN, 550x550, training, 100 positive priors of 7 instances": (100, 7),
         "YOLACT R101-FPN, 550x550, training, 600 positive priors of 30 instances": (600, 30),

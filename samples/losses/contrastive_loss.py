@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, pairs: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(draw: Draw, pairs: int, width: int) -> Arguments:
     """Return correlated features of images and texts, and CLIP's initial scale."""
     images = draw.normal(pairs, width)
     texts = images + 2 * draw.normal(pairs, width)

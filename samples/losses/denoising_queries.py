@@ -1,12 +1,10 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, objects: tuple[int, ...], queries: int, classes: int = 80, width: int = 256
-) -> tuple[list[Tensor], list[Tensor], list[tuple[int, int]], Tensor, int]:
+def inputs(draw: Draw, objects: tuple[int, ...], queries: int, classes: int = 80, width: int = 256) -> Arguments:
     """Return boxes and classes of images, the sizes of the images, and an embedding of the classes."""
     size = (800, 1333)
     boxes = [draw.boxes(count, size) for count in objects]

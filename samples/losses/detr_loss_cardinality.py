@@ -2,12 +2,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, objects: tuple[int, ...], queries: int = 100, classes: int = 91
-) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+def inputs(draw: Draw, objects: tuple[int, ...], queries: int = 100, classes: int = 91) -> Arguments:
     """Return class scores of queries, most of them for no object, and the truths of each image."""
     logits = draw.normal(len(objects), queries, classes + 1)
     logits[..., -1] += 4

@@ -2,10 +2,10 @@ import torch
 from torch import Tensor
 
 from opgrip.samples.losses.label_maps import label_maps
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, images: int, size: tuple[int, ...], classes: int = 2) -> tuple[Tensor, Tensor]:
+def inputs(draw: Draw, images: int, size: tuple[int, ...], classes: int = 2) -> Arguments:
     """Return scores of the pixels of images or the voxels of volumes, and their classes."""
     scores = draw.normal(images, classes, *size, grad=True)
     labels = label_maps(draw, images, (size[-2], size[-1]), classes, border=0)

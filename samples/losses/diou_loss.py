@@ -4,10 +4,10 @@ from torch import Tensor
 from opgrip.samples.losses.overlaps import centre_distance, overlap_ratio
 from opgrip.samples.losses.targets import matched_boxes
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, images: int) -> tuple[Tensor, Tensor, Tensor, str, float]:
+def inputs(draw: Draw, images: int) -> Arguments:
     """Return boxes of the positives of images; the second stage samples 512 boxes per image."""
     count = images * 128
     return *matched_boxes(draw, count), torch.ones(count), "mean", images * 512.0

@@ -2,12 +2,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, boxes: int, avg_factor: float = 4.0, largest: int = 16
-) -> tuple[Tensor, Tensor, Tensor, str, float]:
+def inputs(draw: Draw, boxes: int, avg_factor: float = 4.0, largest: int = 16) -> Arguments:
     """Return logits of the distances of each box's four sides, their targets, and scores as weights."""
     weight = draw.uniform(boxes)[:, None].expand(-1, 4).reshape(-1)
     return (

@@ -3,10 +3,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opgrip.samples.losses.label_maps import CROPS, edge_maps
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> Arguments:
     """Return scores of classes and of an edge per pixel, and an edge map."""
     logit = draw.normal(images, classes, *size, grad=True)
     return logit, draw.normal(images, 1, *size), edge_maps(draw, images, size)

@@ -2,16 +2,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opgrip.samples.losses.label_maps import IGNORED, edge_maps
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, images: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return scores of an edge per pixel, and an edge map."""
-    return draw.normal(images, 1, *size, grad=True), edge_maps(draw, images, size)
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, images, size: (draw.normal(images, 1, *size, grad=True), edge_maps(draw, images, size)),
     {
         "HED, BSDS500, 321x481, training, one image, sizes of the paper": (1, (321, 481)),
         "PIDNet-S, Cityscapes, 1024x1024 crops, training, 6 images": (6, (1024, 1024)),

@@ -5,16 +5,11 @@ from opgrip.samples.losses.overlaps import area
 from opgrip.samples.losses.smooth_l1_loss import smoothed
 from opgrip.samples.losses.targets import matched_boxes
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, boxes: int) -> tuple[Tensor, Tensor]:
-    """Return predicted boxes and the faces they are matched to."""
-    return matched_boxes(draw, boxes, size=(640.0, 640.0), shift=0.3)
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, boxes: matched_boxes(draw, boxes, size=(640.0, 640.0), shift=0.3),
     {
         "sizes of YuNet, 640x640, training, ten priors for each of ten faces": (100,),
         "sizes of YuNet, 640x640, training, ten priors for each of ten faces, 16 images": (1600,),

@@ -3,10 +3,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opgrip.samples.losses.label_maps import CROPS, IGNORED, label_maps
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> Arguments:
     """Return scores of classes per pixel, and the true classes."""
     return draw.normal(images, classes, *size, grad=True), label_maps(draw, images, size, classes)
 

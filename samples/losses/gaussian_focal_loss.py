@@ -2,7 +2,7 @@ import torch
 from torch import Tensor
 
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def gaussian_targets(draw: Draw, images: int, classes: int, side: int, objects: int) -> Tensor:
@@ -18,9 +18,7 @@ def gaussian_targets(draw: Draw, images: int, classes: int, side: int, objects: 
     return targets
 
 
-def inputs(
-    draw: Draw, images: int, classes: int, objects: int, side: int = 128
-) -> tuple[Tensor, Tensor, None, str, float]:
+def inputs(draw: Draw, images: int, classes: int, objects: int, side: int = 128) -> Arguments:
     """Return probabilities, most of them small, truths, and the number of objects as divisor."""
     pred = draw.normal(images, classes, side, side, mean=-3.0).sigmoid().clamp(1e-4, 1 - 1e-4).requires_grad_()
     return pred, gaussian_targets(draw, images, classes, side, objects), None, "mean", float(images * objects)

@@ -1,10 +1,10 @@
 from torch import Tensor
 
 from opgrip.samples.losses.gaussian_focal_loss import gaussian_targets
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, images: int, classes: int, objects: int, side: int = 128) -> tuple[Tensor, Tensor]:
+def inputs(draw: Draw, images: int, classes: int, objects: int, side: int = 128) -> Arguments:
     """Return scores, most of them low, and truths."""
     scores = draw.normal(images, classes, side, side, mean=-3.0, grad=True)
     return scores, gaussian_targets(draw, images, classes, side, objects)

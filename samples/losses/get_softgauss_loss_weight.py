@@ -9,7 +9,7 @@ from torch import Tensor
 
 from opgrip.samples.losses.focal_loss import inputs as pixels
 from opgrip.samples.losses.label_maps import CROPS, IGNORED
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 Array: TypeAlias = NDArray[Any]
 
@@ -17,7 +17,7 @@ TANGENT = np.tan(np.pi / 8)
 """Tangent of the angle within which a gradient counts as parallel to an axis."""
 
 
-def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> Arguments:
     """Return scores of mostly correct classes, and the true classes of the pixels."""
     scores, labels = pixels(draw, images, classes, size)
     right = torch.nn.functional.one_hot(labels % IGNORED, classes).movedim(-1, 1)

@@ -3,12 +3,12 @@ from torch import Tensor
 
 from opgrip.samples.losses.targets import anchor_deltas
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 BINS = 10
 
 
-def inputs(draw: Draw, anchors: int, positives: int) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+def inputs(draw: Draw, anchors: int, positives: int) -> Arguments:
     """Return predicted deltas, the targets of the positives, and a histogram of previous gradient lengths."""
     counts = draw.uniform(BINS, low=1.0, high=float(4 * positives))
     return *anchor_deltas(draw, anchors, positives), counts, 0.7

@@ -4,12 +4,10 @@ from torch import Tensor
 from opgrip.samples.losses.overlaps import area, enclosing_size, shared_area
 from opgrip.samples.losses.targets import matched_boxes
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, boxes: int, matched: int, shift: float = 0.1
-) -> tuple[Tensor, Tensor, Tensor, str, float, float]:
+def inputs(draw: Draw, boxes: int, matched: int, shift: float = 0.1) -> Arguments:
     """Return predicted boxes, their truths, and weights, which are 0 for unmatched boxes."""
     predicted, truths = matched_boxes(draw, boxes, shift=shift)
     weight = torch.zeros(boxes)

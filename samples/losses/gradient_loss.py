@@ -4,12 +4,12 @@ from torch import Tensor
 
 from opgrip.samples.losses.label_maps import IGNORED, label_maps
 from opgrip.samples.losses.resize import resize
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(
     draw: Draw, images: int, classes: int, size: tuple[int, int], student: tuple[int, int] | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Arguments:
     """Return scores of a student and its teacher, possibly of different sizes, and the classes of the pixels."""
     scores = draw.normal(images, classes, *(student or size), grad=True)
     return scores, draw.normal(images, classes, *size), label_maps(draw, images, size, classes)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from opgrip.samples.losses.label_maps import IGNORED, label_maps
 from opgrip.samples.losses.resize import resize
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 CONFIGURATIONS: Mapping[str, tuple[Any, ...]] = {
     "PSPNet R101 teaches R18, CamVid, 360x360 crops, scores of 11 classes, one image": (1, 11, 45, (11, 11)),
@@ -20,9 +20,7 @@ CONFIGURATIONS: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def inputs(
-    draw: Draw, images: int, classes: int, side: int, channels: tuple[int, int]
-) -> tuple[Tensor, Tensor, Tensor, int]:
+def inputs(draw: Draw, images: int, classes: int, side: int, channels: tuple[int, int]) -> Arguments:
     """Return features of a student and its teacher, and the classes of the pixels at eight times their size."""
     student, teacher = (draw.normal(images, count, side, side) for count in channels)
     labels = label_maps(draw, images, (8 * side, 8 * side), classes)

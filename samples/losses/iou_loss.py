@@ -3,12 +3,10 @@ from torch import Tensor
 from opgrip.samples.losses.overlaps import area, shared_area
 from opgrip.samples.losses.targets import matched_boxes
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, boxes: int, size: tuple[float, float], mode: str, eps: float, weighted: bool
-) -> tuple[Tensor, Tensor, Tensor | None, str, float | None, str, float]:
+def inputs(draw: Draw, boxes: int, size: tuple[float, float], mode: str, eps: float, weighted: bool) -> Arguments:
     """Return predicted boxes and their truths, with centreness as weights and a mean, or without weights and a sum."""
     weight = draw.uniform(boxes) if weighted else None
     reduction, avg_factor = ("mean", float(weight.sum())) if weight is not None else ("sum", None)

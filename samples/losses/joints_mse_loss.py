@@ -1,10 +1,10 @@
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, images: int, joints: int, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(draw: Draw, images: int, joints: int, size: tuple[int, int]) -> Arguments:
     """Return predicted heatmaps, their targets, and weights of visible joints."""
     predicted = draw.normal(images, joints, *size, std=0.1, grad=True)
     return predicted, draw.uniform(images, joints, *size), draw.mask(images, joints, 1, share=0.8).float()

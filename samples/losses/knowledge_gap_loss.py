@@ -3,10 +3,10 @@ from torch import Tensor
 from opgrip.samples.losses.focal_loss import inputs as pixels
 from opgrip.samples.losses.label_maps import IGNORED
 from opgrip.samples.losses.resize import resize
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> Arguments:
     """Return scores of a student per pixel, the true classes, and the teacher's scores at an eighth of the size."""
     scores, labels = pixels(draw, images, classes, size)
     return scores, labels, draw.normal(images, classes, size[0] // 8, size[1] // 8, std=2.0)

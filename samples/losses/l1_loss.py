@@ -2,16 +2,11 @@ from torch import Tensor
 
 from opgrip.samples.losses.targets import anchor_deltas
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, anchors: int, positives: int, avg_factor: float) -> tuple[Tensor, Tensor, Tensor, str, float]:
-    """Return predicted deltas, and the targets of the positives."""
-    return *anchor_deltas(draw, anchors, positives), "mean", avg_factor
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, anchors, positives, avg_factor: (*anchor_deltas(draw, anchors, positives), "mean", avg_factor),
     {
         "DETR R50, 800x1333, training, queries of one decoder layer, 2 images": (200, 14, 14.0),
         "RetinaNet R50-FPN, 800x1333, training, anchors of stride 16, 2 images": (75600, 159, 206.0),

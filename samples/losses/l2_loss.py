@@ -1,10 +1,10 @@
 from torch import Tensor
 
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def inputs(draw: Draw, shape: tuple[int, ...]) -> Arguments:
     """Return predictions of a student and its teacher."""
     target = draw.normal(*shape)
     return (target + draw.normal(*shape, std=0.3)).requires_grad_(), target

@@ -1,16 +1,11 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, images: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Return scores of classes, and the true classes."""
-    return draw.normal(images, classes, grad=True), draw.integers(images, high=classes)
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, images, classes: (draw.normal(images, classes, grad=True), draw.integers(images, high=classes)),
     {
         "ResNet-50, ImageNet, training, 32 images": (32, 1000),
         "Swin-B, ImageNet-21k, training, 128 images": (128, 21841),

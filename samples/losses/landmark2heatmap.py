@@ -1,16 +1,11 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, images: int, landmarks: int, size: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
-    """Return landmarks inside images."""
-    return draw.uniform(images, 2 * landmarks, low=-1.0, grad=True), size
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, images, landmarks, size: (draw.uniform(images, 2 * landmarks, low=-1.0, grad=True), size),
     {
         "sizes of IMM, CelebA 128x128, training, 10 landmarks of 50 faces, smallest maps": (50, 10, (16, 16)),
         "sizes of IMM, CelebA 128x128, training, 10 landmarks of 50 faces, largest maps": (50, 10, (128, 128)),

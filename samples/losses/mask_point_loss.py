@@ -2,12 +2,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, masks: int, size: tuple[int, int], points: int = 12544, given: bool = False
-) -> tuple[Tensor, Tensor, float, Tensor | None, int]:
+def inputs(draw: Draw, masks: int, size: tuple[int, int], points: int = 12544, given: bool = False) -> Arguments:
     """Return scores of masks at a quarter of the truths' size, boxes as truths, and optional points."""
     truths = torch.zeros(masks, *size)
     for truth, (left, top, right, bottom) in zip(truths, draw.boxes(masks, size).long().tolist(), strict=True):

@@ -1,11 +1,11 @@
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(
     draw: Draw, count: int, classes: int, topk: int | tuple[int, ...] = 1, thresh: float | None = None
-) -> tuple[Tensor, Tensor, int | tuple[int, ...], float | None]:
+) -> Arguments:
     """Return scores of classes with a rather high score for the label."""
     labels = draw.integers(count, high=classes)
     scores = draw.normal(count, classes)

@@ -2,10 +2,10 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, counts: Mapping[str, int]) -> tuple[dict[str, Tensor | list[Tensor]]]:
+def inputs(draw: Draw, counts: Mapping[str, int]) -> Arguments:
     """Return losses and other values by name: lists of the given length, or one tensor for length 0."""
     losses: dict[str, Tensor | list[Tensor]] = {}
     for name, count in counts.items():

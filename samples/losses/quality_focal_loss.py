@@ -3,12 +3,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, points: int, positives: int, avg_factor: float, classes: int = 80
-) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor, str, float]:
+def inputs(draw: Draw, points: int, positives: int, avg_factor: float, classes: int = 80) -> Arguments:
     """Return logits of points, labels and qualities of the few positives, and weights."""
     chosen = draw.permutation(points)[:positives]
     labels = torch.full((points,), classes)

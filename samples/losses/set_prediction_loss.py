@@ -4,12 +4,10 @@ from torch.nn import functional
 
 from opgrip.samples.losses.giou_loss import giou_loss
 from opgrip.samples.losses.l1_loss import l1_loss
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, queries: int, classes: int, objects: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def inputs(draw: Draw, queries: int, classes: int, objects: int) -> Arguments:
     """Return predictions, objects, and the matching between them."""
     truths = torch.cat([draw.uniform(objects, 2, low=0.3, high=0.7), draw.uniform(objects, 2, low=0.05, high=0.5)], 1)
     logits, boxes = draw.normal(queries, classes + 1), draw.uniform(queries, 4, low=0.2, high=0.8)

@@ -2,12 +2,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, rows: int, positives: int, classes: int = 80
-) -> tuple[Tensor, Tensor, Tensor, float, float, str, float]:
+def inputs(draw: Draw, rows: int, positives: int, classes: int = 80) -> Arguments:
     """Return scores, most of them low, one-hot truths, weights, and the number of positives as divisor."""
     pred = draw.normal(rows, classes, mean=-4.0, grad=True)
     labels = draw.integers(rows, high=classes)

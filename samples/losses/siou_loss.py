@@ -6,10 +6,10 @@ from torch import Tensor
 from opgrip.samples.losses.overlaps import centre_shift, enclosing_size, overlap_ratio
 from opgrip.samples.losses.targets import matched_boxes
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, boxes: int) -> tuple[Tensor, Tensor, Tensor, str, float]:
+def inputs(draw: Draw, boxes: int) -> Arguments:
     """Return predicted boxes, their truths, and their quality as weights."""
     weight = draw.uniform(boxes)
     return *matched_boxes(draw, boxes, size=(640.0, 640.0)), weight, "mean", float(weight.sum())

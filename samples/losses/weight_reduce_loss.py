@@ -1,18 +1,16 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(
-    draw: Draw, shape: tuple[int, ...], kept: float, reduction: str = "mean", avg_factor: float | None = None
-) -> tuple[Tensor, Tensor, str, float | None]:
-    """Return losses, and weights of 1 or 0."""
-    return draw.uniform(*shape, high=4.0, grad=True), draw.mask(*shape, share=kept).float(), reduction, avg_factor
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, shape, kept, reduction="mean", avg_factor=None: (
+        draw.uniform(*shape, high=4.0, grad=True),
+        draw.mask(*shape, share=kept).float(),
+        reduction,
+        avg_factor,
+    ),
     {
         "Faster R-CNN R50-FPN, 800x1333, training, classes of the second stage, 2 images": (
             (1024,),

@@ -3,10 +3,10 @@ from math import log2
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, batch: int, length: int, heads: int) -> tuple[Tensor, int]:
+def inputs(draw: Draw, batch: int, length: int, heads: int) -> Arguments:
     """Return the mask of sequences that are padded on the left."""
     padding = draw.integers(batch, high=length // 4)
     return (torch.arange(length) >= padding[:, None]).long(), heads

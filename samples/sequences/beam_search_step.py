@@ -1,7 +1,7 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 NEVER = -1.0e9
 """Score of beams that must not be chosen; unlike infinity, it can be added to finite numbers."""
@@ -9,7 +9,7 @@ NEVER = -1.0e9
 
 def inputs(
     draw: Draw, batch: int, beams: int, vocabulary: int, longest: int, length: int, length_penalty: float = 1.0
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, int, int, float, bool]:
+) -> Arguments:
     """Return the state of a search with beams of `length` tokens, some of them finished; token 1 ends a beam."""
     logits = draw.normal(batch, beams, vocabulary, std=4.0)
     # an end that is likely for some beams

@@ -1,12 +1,12 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(
     draw: Draw, sentences: int, source: int, width: int, beam_size: int | None = None, steps: int = 1
-) -> tuple[Tensor, Tensor, int | None]:
+) -> Arguments:
     """Return decoder states, and encoder outputs repeated for each beam of a sentence."""
     training = beam_size is None
     beams = 1 if beam_size is None else beam_size

@@ -1,6 +1,6 @@
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(
@@ -12,7 +12,7 @@ def inputs(
     left_pad: bool = False,
     move_eos_to_beginning: bool = False,
     pad_to_multiple: int = 1,
-) -> tuple[list[Tensor], int, int | None, bool, bool, None, int]:
+) -> Arguments:
     """Return sequences of 5 or more tokens; token 1 is padding."""
     lengths = draw.integers(sequences, low=5, high=longest + 1).tolist()
     values = [draw.integers(length, low=4, high=vocabulary) for length in lengths]

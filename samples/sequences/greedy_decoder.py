@@ -1,10 +1,10 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, utterances: int, frames: int, classes: int, longest: int) -> tuple[Tensor, Tensor, list[int]]:
+def inputs(draw: Draw, utterances: int, frames: int, classes: int, longest: int) -> Arguments:
     """Return scores by which most frames are blank and labels last for two frames."""
     half = (frames + 1) // 2
     spoken = draw.integers(utterances, half, high=classes - 1)

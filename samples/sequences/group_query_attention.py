@@ -1,12 +1,12 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(
     draw: Draw, batch: int, heads: int, key_heads: int, width: int, queries: int, keys: int | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+) -> Arguments:
     """Return queries, keys and values, and a causal mask; without `keys`, arguments as in training."""
     training = keys is None
     keys = queries if keys is None else keys

@@ -1,12 +1,10 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, batch: int, heads: int, size: int, width: int, past: int, length: int = 1
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def inputs(draw: Draw, batch: int, heads: int, size: int, width: int, past: int, length: int = 1) -> Arguments:
     """Return caches with `past` tokens, and keys and values of the next tokens."""
     caches = []
     for _ in range(2):

@@ -1,10 +1,10 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, sequences: int, length: int, vocabulary: int) -> tuple[Tensor, int]:
+def inputs(draw: Draw, sequences: int, length: int, vocabulary: int) -> Arguments:
     """Return tokens; token 1 is padding after each sequence."""
     tokens = draw.integers(sequences, length, low=4, high=vocabulary)
     lengths = draw.integers(sequences, low=length // 2, high=length + 1)

@@ -1,12 +1,10 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, sequences: int, length: int, vocabulary: int, mask_token: int
-) -> tuple[Tensor, Tensor, int, int]:
+def inputs(draw: Draw, sequences: int, length: int, vocabulary: int, mask_token: int) -> Arguments:
     """Return sequences with special first and last tokens."""
     tokens = draw.integers(sequences, length, low=1000, high=vocabulary)
     special = torch.zeros(sequences, length, dtype=torch.bool)

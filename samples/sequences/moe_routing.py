@@ -2,12 +2,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(
     draw: Draw, tokens: int, width: int, hidden: int, experts: int, top_k: int = 2, training: bool = False
-) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+) -> Arguments:
     """Return states of tokens, and weights of a router and of experts."""
     states = draw.normal(tokens, width, grad=training)
     router = draw.normal(experts, width, std=0.05, grad=training)

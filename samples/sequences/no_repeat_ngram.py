@@ -2,10 +2,10 @@ from collections import defaultdict
 
 from torch import Tensor, inf
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, rows: int, length: int, vocabulary: int, ngram_size: int) -> tuple[Tensor, Tensor, int]:
+def inputs(draw: Draw, rows: int, length: int, vocabulary: int, ngram_size: int) -> Arguments:
     """Return previous tokens, with repeated phrases, and scores of the next one."""
     phrases = draw.integers(12, 4, high=vocabulary)
     tokens = phrases[draw.integers(rows, length // 4 + 1, high=12)].flatten(1)

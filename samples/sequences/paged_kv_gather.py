@@ -2,12 +2,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(
-    draw: Draw, sequences: int, longest: int, heads: int, width: int, block_size: int = 16
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def inputs(draw: Draw, sequences: int, longest: int, heads: int, width: int, block_size: int = 16) -> Arguments:
     """Return caches that mix the blocks of all sequences, and the block tables."""
     per_sequence = -(-longest // block_size)
     blocks = sequences * per_sequence

@@ -3,12 +3,12 @@ from math import log
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(
     draw: Draw, queries: int, keys: int, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128
-) -> tuple[Tensor, bool, int, int]:
+) -> Arguments:
     """Return the distances of all pairs; the queries are at the last positions of the keys."""
     relative = torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]
     return relative, bidirectional, num_buckets, max_distance

@@ -1,10 +1,10 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, batch: int, length: int, vocabulary: int, penalty: float) -> tuple[Tensor, Tensor, float]:
+def inputs(draw: Draw, batch: int, length: int, vocabulary: int, penalty: float) -> Arguments:
     """Return previous tokens, many of them repeated, and scores of the next one."""
     tokens = (draw.uniform(batch, length) ** 4 * vocabulary).long()
     return tokens, draw.normal(batch, vocabulary, std=3.0), penalty

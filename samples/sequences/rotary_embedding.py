@@ -1,12 +1,12 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(
     draw: Draw, batch: int, heads: int, key_heads: int, width: int, length: int, past: int = 0, base: float = 10000.0
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> Arguments:
     """Return queries and keys after `past` tokens, and the cosines and sines of their positions."""
     positions = torch.arange(past, past + length)
     frequencies = base ** (-torch.arange(0, width, 2) / width)

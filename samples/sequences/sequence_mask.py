@@ -1,16 +1,11 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, sequences: int, longest: int, max_len: int | None = None) -> tuple[Tensor, int | None]:
-    """Return the lengths of a batch."""
-    return draw.integers(sequences, low=1, high=longest + 1), max_len
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, sequences, longest, max_len=None: (draw.integers(sequences, low=1, high=longest + 1), max_len),
     {
         "OpenNMT Transformer, training, 64 sentences": (64, 100),
         "OpenNMT Transformer, training, 4096 tokens, length given": (160, 50, 50),

@@ -1,10 +1,10 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, batch: int, keys: int, window: int, queries: int | None = None) -> tuple[Tensor, int, int]:
+def inputs(draw: Draw, batch: int, keys: int, window: int, queries: int | None = None) -> Arguments:
     """Return the mask of sequences that are padded on the left."""
     padding = draw.integers(batch, high=keys // 4)
     return torch.arange(keys) >= padding[:, None], keys if queries is None else queries, window

@@ -1,10 +1,10 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
+from opgrip.samples.sample import Arguments, Draw, sample
 
 
-def inputs(draw: Draw, drafted: int, vocabulary: int, disagreement: float) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(draw: Draw, drafted: int, vocabulary: int, disagreement: float) -> Arguments:
     """Return tokens drawn from a draft model, and logits of both models, which differ by normal noise."""
     draft = draw.normal(drafted, vocabulary, std=4.0)
     last = draw.normal(1, vocabulary, std=4.0)

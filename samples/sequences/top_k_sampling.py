@@ -1,16 +1,15 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(draw: Draw, batch: int, vocabulary: int, top_k: int, temperature: float = 1.0) -> tuple[Tensor, int, float]:
-    """Return logits of the next token."""
-    return draw.normal(batch, vocabulary, std=3.0), top_k, temperature
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, batch, vocabulary, top_k, temperature=1.0: (
+        draw.normal(batch, vocabulary, std=3.0),
+        top_k,
+        temperature,
+    ),
     {
         "GPT-2, generation from the 40 best": (1, 50257, 40),
         "Llama 3 8B, generation from the 50 best at 0.7, batch of 8": (8, 128256, 50, 0.7),

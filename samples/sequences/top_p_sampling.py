@@ -1,18 +1,15 @@
 import torch
 from torch import Tensor
 
-from opgrip.samples.sample import Draw, sample
-
-
-def inputs(
-    draw: Draw, batch: int, vocabulary: int, top_p: float, temperature: float = 1.0
-) -> tuple[Tensor, float, float]:
-    """Return logits of the next token."""
-    return draw.normal(batch, vocabulary, std=3.0), top_p, temperature
+from opgrip.samples.sample import sample
 
 
 @sample(
-    inputs,
+    lambda draw, batch, vocabulary, top_p, temperature=1.0: (
+        draw.normal(batch, vocabulary, std=3.0),
+        top_p,
+        temperature,
+    ),
     {
         "GPT-2 large, generation at 0.95": (1, 50257, 0.95),
         "Llama 3 8B, generation at 0.9 and temperature 0.6, batch of 4": (4, 128256, 0.9, 0.6),
