@@ -2,55 +2,40 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from opgrip.errors import cause_of
-from opgrip.platform.machine import processor
-from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.selection import Variant
-from opgrip.replay.modes import EAGER, Program, RunOutputs, Task, Tuning, find_mode, runs_graphs
+from opgrip.replay.modes import Program, RunOutputs, Task, Tuning, find_mode, runs_graphs
 from opgrip.replay.modes.conversions.tensor_calls import TensorCall
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.memory import Arguments, Function, is_out_of_memory, tensors_in
 from opgrip.replay.operators.torch_private import traced_backward
-from opgrip.traces.codec.record_forms import to_json
-from opgrip.traces.schema.arguments import leaves, numbers_of, with_numbers
+from opgrip.traces.schema.arguments import leaves
 
 
 class ProgramSettings(Protocol):
+    """Settings for making programs; `store` is the folder for compiled programs, or None."""
+
     @property
     def device(self) -> str: ...
 
     @property
-    def store(self) -> str | None:
-        """Folder for compiled programs, or None."""
+    def store(self) -> str | None: ...
 
     @property
     def tuning(self) -> Tuning: ...
 
     @property
-    def dtype(self) -> torch.dtype | None:
-        """Dtype to cast floating-point tensors to, or None."""
-
-    @property
     def by_clock_of_device(self) -> bool: ...
-
-    def wants_grad(self, case: Case) -> bool: ...
-
-    def context_of(self, case: Case, variant: Variant) -> Mapping[str, Any]: ...
 
 
 PARTIAL = ".partial-"
@@ -163,41 +148,6 @@ def remove_partial(store: str | None) -> None:
             shutil.rmtree(partial, ignore_errors=True)
         except PermissionError:
             pass
-
-
-def key_of(case: Case, variant: Variant, settings: ProgramSettings) -> str | None:
-    """Return a key that interchangeable programs share; None if the program cannot be identified."""
-    if settings.store is None or variant.mode == EAGER:
-        return None
-    mode, _ = find_mode(variant.mode)
-    code = ""
-    if case.operator is not None:
-        code = getattr(case.operator.function, "code", "")
-        if not code:
-            return None
-    # value models do not affect the program; settings do: inductor writes the number of threads into its code
-    arguments = (case.signature.args, case.signature.kwargs)
-    args, kwargs = with_numbers(arguments, [None] * len(numbers_of(arguments)))
-    identity = {
-        "call": to_json(replace(case.signature, number=0, args=args, kwargs=kwargs, outputs=None)),
-        "code": code,
-        "mode": variant.mode,
-        "grad": settings.wants_grad(case),
-        "direction": variant.direction,
-        "device": settings.device,
-        "context": dict(settings.context_of(case, variant)),
-        "threads": torch.get_num_threads(),
-        "processor": processor(settings.device),
-        "dtype": str(settings.dtype),
-        "versions": _versions(("torch", "opgrip", *mode.needs)),
-    }
-    return hashlib.blake2b(json.dumps(identity, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
-
-
-@functools.cache
-def _versions(packages: tuple[str, ...]) -> dict[str, list[str]]:
-    distributions = packages_distributions()
-    return {package: [version(name) for name in distributions.get(package, ())] for package in packages}
 
 
 def check_gradients(operator: Operator, arguments: Arguments) -> None:

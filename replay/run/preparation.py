@@ -40,14 +40,13 @@ from opgrip.replay.programs import (
     gradient_graph,
     gradients,
     graph_of,
-    key_of,
     make_program,
     run_program,
     with_backward,
 )
 from opgrip.replay.results.repeats import shares_of
 from opgrip.replay.results.results import OK, SKIPPED, WRONG, Result, same_outputs
-from opgrip.replay.run.workload import Workload, empty_row, failed
+from opgrip.replay.run.workload import Workload, empty_row, failed, key_of
 from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.timing.subjects import InputSet, Subject

@@ -5,19 +5,23 @@ Also the rows of cases before they run, and of those that cannot be measured, wi
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.metadata import packages_distributions, version
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from opgrip.errors import UserError, cause_of
+from opgrip.platform.machine import processor
 from opgrip.replay.cases.call_sites import module_of, phase_of, to_text
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.preceding_calls import PrecedingCalls, make_preceding_calls
@@ -34,8 +38,9 @@ from opgrip.replay.results.results import FAILED, OK, UNSUPPORTED, Result, descr
 from opgrip.replay.run.request import RunRequest, take_shard
 from opgrip.replay.timing.timing_options import DISCRETE, EVENTS, PROGRAM, TimingOptions
 from opgrip.traces import Trace
+from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.formats.building import says_gradients
-from opgrip.traces.schema.arguments import DTYPES, tensors
+from opgrip.traces.schema.arguments import DTYPES, numbers_of, tensors, with_numbers
 
 if TYPE_CHECKING:
     from opgrip.replay.batch_scale.batch_scale import BatchScale
@@ -225,6 +230,41 @@ def recorded_device(trace: Trace) -> str:
     )
     del devices["cpu"]
     return devices.most_common(1)[0][0] if devices else "cpu"
+
+
+def key_of(case: Case, variant: Variant, workload: Workload) -> str | None:
+    """Return a key that interchangeable programs share; None if the program cannot be identified."""
+    if workload.store is None or variant.mode == EAGER:
+        return None
+    mode, _ = find_mode(variant.mode)
+    code = ""
+    if case.operator is not None:
+        code = getattr(case.operator.function, "code", "")
+        if not code:
+            return None
+    # value models do not affect the program; settings do: inductor writes the number of threads into its code
+    arguments = (case.signature.args, case.signature.kwargs)
+    args, kwargs = with_numbers(arguments, [None] * len(numbers_of(arguments)))
+    identity = {
+        "call": to_json(replace(case.signature, number=0, args=args, kwargs=kwargs, outputs=None)),
+        "code": code,
+        "mode": variant.mode,
+        "grad": workload.wants_grad(case),
+        "direction": variant.direction,
+        "device": workload.device,
+        "context": dict(workload.context_of(case, variant)),
+        "threads": torch.get_num_threads(),
+        "processor": processor(workload.device),
+        "dtype": str(workload.dtype),
+        "versions": _versions(("torch", "opgrip", *mode.needs)),
+    }
+    return hashlib.blake2b(json.dumps(identity, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+
+
+@cache
+def _versions(packages: tuple[str, ...]) -> dict[str, list[str]]:
+    distributions = packages_distributions()
+    return {package: [version(name) for name in distributions.get(package, ())] for package in packages}
 
 
 OUT_OF_MEMORY = "out of memory"

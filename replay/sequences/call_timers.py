@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, Protocol
 
@@ -13,7 +13,6 @@ import torch
 
 from opgrip.errors import UserError
 from opgrip.platform.contention import Contention
-from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.flow import FlowingCall, NewMemory
 from opgrip.replay.cases.selection import FORWARD, Variant
 from opgrip.replay.checks import Reference
@@ -257,26 +256,14 @@ class CallProgram:
 
 @dataclass(frozen=True, slots=True)
 class ModeSettings:
-    """Settings for making programs of a step; see `ProgramSettings`."""
+    """The mode of a step's programs, and settings for making them; see `ProgramSettings`."""
 
     mode: str
     device: str
     by_clock_of_device: bool
     tolerance: Tolerance
     store: str | None = None
-    dtype: torch.dtype | None = None
-
-    @property
-    def tuning(self) -> Tuning:
-        """Default tuning, without a search."""
-        return Tuning()
-
-    def wants_grad(self, case: Case) -> bool:
-        """Return False: a trace records the calls of a backward pass as separate calls."""
-        return False
-
-    def context_of(self, case: Case, way: Variant) -> Mapping[str, Any]:
-        return case.context
+    tuning: Tuning = field(default_factory=Tuning)
 
 
 def check_mode(name: str) -> None:

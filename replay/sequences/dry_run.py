@@ -83,7 +83,11 @@ class DryRun:
     announce : called with the signature number before each call
     plans : plan for each call
     programs : by signature number, the programs of calls under a mode other than eager
+    has_others, is_first : False and True, unless other ranks run their part of the step at the same time
+    processes : number of processes that run the step on this machine
     """
+
+    has_others, is_first, processes = False, True, 1
 
     def __init__(
         self,
@@ -127,7 +131,8 @@ class DryRun:
                         reported = monotonic()
                     use(call.settings)
                     changed |= self._try(call, plan)
-            if not self._is_unsettled(changed):
+            self.finish()
+            if not self.most(changed)[0]:
                 break
         self.memory.forget_constants()
 
@@ -141,6 +146,19 @@ class DryRun:
             record = self.flow.signatures[call.signature]
             inputs = Inputs(record.args, record.kwargs, self._values, self._place, self._seed)
             self.programs[call.signature] = make_call_program(call, self._operator(call.signature), inputs, settings)
+
+    def most(self, *numbers: int) -> list[int]:
+        """Return the maximum of each number over the ranks."""
+        return list(numbers)
+
+    def begins_pass(self, more: bool, begin: Callable[[], None]) -> bool:
+        """Restore the state before the first call and return True, if another pass is timed."""
+        if more:
+            begin()
+        return more
+
+    def finish(self) -> None:
+        """Wait for what is still running at the end of a pass."""
 
     def begin(self) -> None:
         """Restore all memory to its state before the first call."""
@@ -189,10 +207,6 @@ class DryRun:
             check_use(self._device, error)
             plan.status, plan.prepared, plan.reason = UNSUPPORTED, None, reason_of(error)
             plan.row_status = self._row_status(call.signature, error)
-
-    def _is_unsettled(self, changed: bool) -> bool:
-        """Return True if another pass is needed."""
-        return changed
 
     def _try(self, call: FlowingCall, plan: CallPlan) -> bool:
         """Run a call, and return True if its plan changed."""

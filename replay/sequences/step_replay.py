@@ -13,8 +13,9 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter_ns, sleep
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -66,9 +67,8 @@ report it.
 MOST_FAILURES = 20
 """number of calls that fail after the dry run, or end a process, after which a replay stops"""
 
-
-class _PassFailedError(Exception):
-    """Failure of a call in a timed pass that ran in the dry run."""
+RunCall: TypeAlias = Callable[[Any, FlowingCall, CallPlan, CallTimer], None]
+RunPass: TypeAlias = Callable[[Any, str, HostTimer, Slowdown], tuple[Pass, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,6 @@ class SequenceSettings:
     repeats : number of timed passes, or None for as many as `precision` needs within `budget_s`, at least 3
     precision : target for the interquartile range of the passes' times over their median
     room_bytes : memory limit, or None for most of the free memory
-    timeout_s : time limit of a call, or None
     mode : mode of all calls that it can run; the others run in eager
     tolerance : tolerance of the comparison with eager
     """
@@ -95,7 +94,6 @@ class SequenceSettings:
     precision: float = 0.05
     budget_s: float = 10.0
     room_bytes: int | None = None
-    timeout_s: float | None = None
     mode: str = EAGER
     tolerance: Tolerance = field(default_factory=Tolerance)
 
@@ -126,33 +124,43 @@ def replay_sequence(
             *(excluded, announce),
         )
         on_cpu = pages.CONTROLLED and torch.device(settings.device).type == "cpu"
-        on_host = _measure(dry_run, new_memory(trace, flow) if on_cpu else {}, settings, tell)
+        on_host = measure_passes(dry_run, new_memory(trace, flow) if on_cpu else {}, settings, tell, run_timed)
         on_device = _measure_on_device(dry_run, settings, on_host.kept, tell)
     result = make_result(trace, flow, dry_run.plans, on_host, on_device, settings.device)
     return result if settings.mode == EAGER else under_mode(result, settings.mode, dry_run.programs)
 
 
-def _measure(dry_run: DryRun, memory: Mapping[int, NewMemory], settings: SequenceSettings, tell: Tell) -> Passes:
+def measure_passes(
+    dry_run: DryRun, memory: Mapping[int, NewMemory], settings: SequenceSettings, tell: Tell, run_pass: RunPass
+) -> Passes:
+    """Settle the dry run and time passes by the host's clock, until the times are precise enough.
+
+    memory : by place of a call, the memory that its results should get
+    run_pass : runs one pass; see `run_timed`
+    """
     if memory:
         pages.keep_freed_memory()
     begin = _beginning(dry_run, settings)
     _settle(dry_run, begin, settings, tell)
     timed = Passes()
-    with no_garbage_collection(), closing(Slowdown()) as slowdown:
+    with no_garbage_collection(), closing(Slowdown(dry_run.processes)) as slowdown:
         started = perf_counter_ns()
-        while wants_more(timed, perf_counter_ns() - started, settings) and timed.failures < MOST_FAILURES:
-            if slowdown.is_contended:
+        while True:
+            more = _wants_more(timed, perf_counter_ns() - started, settings) and timed.failures < MOST_FAILURES
+            if more and slowdown.is_contended:
                 _wait_until_quiet(dry_run, slowdown, timed, started, settings)
             tell("timed runs", len(timed.kept), settings.repeats or max(FEWEST, len(timed.kept) + 1))
-            begin()
-            try:
-                one = _pass(dry_run, settings.device, HostTimer(memory), slowdown)
-            except _PassFailedError as error:
+            if not dry_run.begins_pass(more, begin):
+                break
+            one, failure = run_pass(dry_run, settings.device, HostTimer(memory), slowdown)
+            may_repeat = dry_run.is_first and _may_drop(timed, perf_counter_ns() - started, settings)
+            failed, slowed, contended, drops = dry_run.most(bool(failure), one.slowed, one.is_contended, may_repeat)
+            if failed:
                 # values differ between passes: find out again which calls can run
-                timed.fail(str(error))
+                timed.fail(failure or "a call of another rank")
                 _settle(dry_run, begin, settings, tell)
             else:
-                timed.add(one, may_drop(timed, perf_counter_ns() - started, settings))
+                timed.add(replace(one, slowed=bool(slowed), is_contended=bool(contended)), bool(drops))
     timed.settle()
     return timed
 
@@ -160,12 +168,10 @@ def _measure(dry_run: DryRun, memory: Mapping[int, NewMemory], settings: Sequenc
 def _wait_until_quiet(
     dry_run: DryRun, slowdown: Slowdown, timed: Passes, started_ns: int, settings: SequenceSettings
 ) -> None:
-    """Wait until others leave enough cores, within the budget and at most as long as the passes took (at least a
-    second).
-    """
+    """Wait until others leave enough cores, within the budget and at most as long as the passes took or a second."""
     while not slowdown.has_room:
         spent_ns = perf_counter_ns() - started_ns
-        if not may_drop(timed, spent_ns, settings) or timed.waited_ns >= max(RETRY_NS, spent_ns - timed.waited_ns):
+        if not _may_drop(timed, spent_ns, settings) or timed.waited_ns >= max(RETRY_NS, spent_ns - timed.waited_ns):
             return
         # without this, the supervisor takes the wait for a hanging call
         dry_run.announce(dry_run.flow.calls[0].signature, NO_ROW)
@@ -185,7 +191,7 @@ def _measure_on_device(dry_run: DryRun, settings: SequenceSettings, passes: Sequ
     timed = Passes()
     if not is_accelerator(settings.device) or not passes:
         return timed
-    begin = _beginning(dry_run, settings)
+    begin, device = _beginning(dry_run, settings), settings.device
     launch_ns = typical_ns([one.times_ns for one in passes])
     is_measured = False
     count = min(FEWEST, settings.repeats or FEWEST)
@@ -194,17 +200,17 @@ def _measure_on_device(dry_run: DryRun, settings: SequenceSettings, passes: Sequ
         while _lacks_passes(timed, count - timed.failures, perf_counter_ns() - started, settings):
             tell("runs timed by the device", len(timed.kept), count)
             begin()
-            try:
-                if not is_measured:
-                    # in the other passes, a call that waits for the device waits for all calls before it
-                    idle = _pass(dry_run, settings.device, HostTimer({}, synchronizer(settings.device)), slowdown)
-                    launch_ns, is_measured = list(map(min, launch_ns, idle.times_ns)), True
-                    begin()
-                one = _pass(dry_run, settings.device, DeviceClockTimer(settings.device, launch_ns), slowdown)
-            except _PassFailedError as error:
-                timed.fail(str(error))
+            # in the other passes, a call that waits for the device waits for all calls before it
+            watch: CallTimer = HostTimer({}, synchronizer(device))
+            if is_measured:
+                watch = DeviceClockTimer(device, launch_ns)
+            one, failure = run_timed(dry_run, device, watch, slowdown)
+            if failure:
+                timed.fail(failure)
+            elif not is_measured:
+                launch_ns, is_measured = list(map(min, launch_ns, one.times_ns)), True
             else:
-                timed.add(one, may_drop(timed, perf_counter_ns() - started, settings))
+                timed.add(one, _may_drop(timed, perf_counter_ns() - started, settings))
     timed.settle()
     return timed
 
@@ -214,14 +220,20 @@ def _beginning(dry_run: DryRun, settings: SequenceSettings) -> Callable[[], None
 
     def begin() -> None:
         dry_run.begin()
-        set_seed(settings.device, settings.seed)
+        _set_seed(settings.device, settings.seed)
 
     return begin
 
 
-def _pass(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> Pass:
-    """Run and time all calls once; raise `_PassFailedError` if one fails."""
-    synchronize = synchronizer(device)
+def run_timed(
+    dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown, run: RunCall | None = None
+) -> tuple[Pass, str]:
+    """Run and time all calls once; return the pass, and why its last failing call failed.
+
+    run : runs one call; None for `run_call`
+    """
+    run = run or run_call
+    synchronize, failure = synchronizer(device), ""
     allocator = module_of(device) if is_accelerator(device) else None
     at_start = 0
     if allocator is not None:
@@ -234,14 +246,18 @@ def _pass(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) ->
         for call, plan in zip(dry_run.flow.calls, dry_run.plans, strict=True):
             use(call.settings)
             try:
-                run_call(dry_run, call, plan, watch)
+                run(dry_run, call, plan, watch)
             except Exception as error:
                 check_use(device, error)
-                reason = reason_of(error)
-                dry_run.give_up(call, plan, reason)
-                raise _PassFailedError(f"{call.op}: {reason}") from error
+                failure = f"{call.op}: {reason_of(error)}"
+                dry_run.give_up(call, plan, reason_of(error))
+                if not dry_run.has_others:
+                    break
+                # the other ranks wait for this rank's collectives
+                dry_run.hand_on(call, plan, None)
             dry_run.memory.drop(call.over)
             slowdown.check()
+        dry_run.finish()
         synchronize()
         wall = perf_counter_ns() - start
         slowdown.end()
@@ -251,7 +267,7 @@ def _pass(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) ->
     return Pass(
         *(watch.times_ns(), wall, peak, frozenset(watch.on_device)),
         *(slowdown.is_slowed, slowdown.is_contended, slowdown.contended_calls),
-    )
+    ), failure
 
 
 def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTimer) -> None:
@@ -272,7 +288,7 @@ def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTime
     dry_run.hand_on(call, plan, result)
 
 
-def wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
+def _wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
     """Return True if another pass should be timed."""
     passes = timed.kept
     if settings.repeats is not None or len(passes) < FEWEST:
@@ -287,10 +303,10 @@ def wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool
 def _lacks_passes(timed: Passes, wanted: int, spent_ns: int, settings: SequenceSettings) -> bool:
     """Return True if there are too few passes; contended ones count if no more passes may be repeated."""
     missing = wanted - len(timed.kept)
-    return missing > 0 and (may_drop(timed, spent_ns, settings) or len(timed.contended) < missing)
+    return missing > 0 and (_may_drop(timed, spent_ns, settings) or len(timed.contended) < missing)
 
 
-def may_drop(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
+def _may_drop(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
     """Return True if a slowed or contended pass may be repeated."""
     most = MOST_DROPPED if settings.repeats is None else settings.repeats
     return timed.dropped + len(timed.contended) < most and spent_ns <= settings.budget_s * 1e9
@@ -299,22 +315,17 @@ def may_drop(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
 @contextmanager
 def own_randomness(device: str) -> Iterator[None]:
     """Restore the caller's random state after the block."""
-    kind = torch.device(device).type
-    if kind == "cpu":
-        with torch.random.fork_rng(devices=[]):
-            yield
-    else:
-        with torch.random.fork_rng(range(getattr(torch, kind).device_count()), device_type=kind):
-            yield
+    count = module_of(device).device_count() if is_accelerator(device) else 0
+    with torch.random.fork_rng(range(count), device_type=torch.device(device).type):
+        yield
 
 
-def set_seed(device: str, seed: int) -> None:
+def _set_seed(device: str, seed: int) -> None:
     """Seed all generators, so that operators draw the same random numbers in each pass."""
     # not torch.manual_seed, which also seeds accelerators that are not used here
     torch.default_generator.manual_seed(seed)
-    kind = torch.device(device).type
-    if kind != "cpu":
-        getattr(torch, kind).manual_seed_all(seed)
+    if is_accelerator(device):
+        module_of(device).manual_seed_all(seed)
 
 
 MODULE = "opgrip.replay.sequences.step_replay"
@@ -331,26 +342,22 @@ def sequence_settings(workload: Workload) -> SequenceSettings:
         repeats=request.effort.iterations,
         precision=request.effort.precision,
         room_bytes=request.limits.memory_limit,
-        timeout_s=request.limits.timeout,
         mode=request.modes.mode[-1],
         tolerance=request.tolerance,
     )
 
 
 def replay_apart(workload: Workload, tell: Tell = tell_nobody, may_fork: bool = True) -> SequenceResult:
-    """Replay all calls of a trace in order in a separate process; a call that ends the process is left out of the next
-    try.
+    """Replay a trace's calls in a separate process; a call that ends the process is left out of the next try.
 
     may_fork : True if this process has not used torch yet, so that it can be forked
     Raises `UserError` if the trace contains no calls, if a process ends without a call to blame, or if too many
     processes end.
     """
     excluded: dict[int, tuple[str, str]] = {}
-    settings = sequence_settings(workload)
 
     def run(_: int, output: int, heartbeat: Heartbeat) -> None:
-        limit_memory(settings.room_bytes, settings.device)
-        answer(lambda tell: asdict(replay_sequence(workload.trace, settings, tell, excluded, heartbeat.enter)), output)
+        _answer(workload, excluded, heartbeat, output)
 
     while True:
         with start_child(workload, may_fork, run, MODULE, {"excluded": list(excluded.items())}) as child:
@@ -362,24 +369,27 @@ def replay_apart(workload: Workload, tell: Tell = tell_nobody, may_fork: bool = 
         excluded[result.item] = result.status, result.reason
 
 
+def _answer(workload: Workload, excluded: Excluded, heartbeat: Heartbeat, output: int) -> None:
+    """Replay a step in this process and send the result to the parent process."""
+    settings = sequence_settings(workload)
+    if not is_accelerator(settings.device):
+        limit_memory(settings.room_bytes, settings.device)
+    answer(lambda tell: asdict(replay_sequence(workload.trace, settings, tell, excluded, heartbeat.enter)), output)
+
+
 def main() -> int:
     """Replay a step on behalf of the parent process."""
     request, heartbeat, output = receive_request()
     # the parent reports the last line that a dying process writes as the reason
     warnings.simplefilter("ignore")
     workload = load_workload(RunRequest.from_plain(request["request"]))
-    settings, excluded = sequence_settings(workload), dict(request["excluded"])
-    use_device(settings.device)
-    if not is_accelerator(settings.device):
-        limit_memory(settings.room_bytes, settings.device)
+    use_device(workload.device)
     try:
         try:
-            answer(
-                lambda tell: asdict(replay_sequence(workload.trace, settings, tell, excluded, heartbeat.enter)), output
-            )
+            _answer(workload, dict(request["excluded"]), heartbeat, output)
         except Exception as error:
             # if the device is lost, restoring its random state has raised this error instead
-            check_use(settings.device, error)
+            check_use(workload.device, error)
             raise
     except DeviceLostError as error:
         end_without_device(error)

@@ -178,6 +178,7 @@ class Pass:
     slowed : True if the processor was slowed down
     is_contended : True if others used the cores for a relevant share of the pass
     contended_calls : places of the calls during which others used the cores
+    stamps : of one of several ranks, the `Stamps` of its collectives
     """
 
     times_ns: list[int]
@@ -187,6 +188,7 @@ class Pass:
     slowed: bool = False
     is_contended: bool = False
     contended_calls: frozenset[int] = frozenset()
+    stamps: Any = None
 
 
 @dataclass(slots=True)

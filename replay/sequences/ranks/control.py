@@ -21,7 +21,7 @@ from torch import distributed
 from torch.distributed import PrefixStore, TCPStore, rendezvous  # type: ignore[attr-defined]
 
 from opgrip.cli.command import USAGE_ERROR, counted, printable
-from opgrip.errors import UserError
+from opgrip.errors import UserError, one_line
 from opgrip.replay.sequences.step_options import RankLaunch
 
 T = TypeVar("T")
@@ -31,10 +31,6 @@ SILENT_S = 4 * BEAT_S
 """seconds without a heartbeat after which a rank counts as ended once its collective has failed"""
 _turns = count()
 """numbers of the replays in this process, the same in all ranks; each replay has separate keys in the store"""
-
-
-class RankEndedError(Exception):
-    """Error of a collective that failed because a rank of its group has ended or is silent."""
 
 
 class Control:
@@ -140,7 +136,7 @@ class Control:
         silent = self._life.silent_ranks(SILENT_S)
         if not self._life.is_first_to_tell():
             raise SystemExit(USAGE_ERROR)
-        raise UserError(*_words(silent, self.timeout_s, str(error))) from error
+        raise UserError(*_words(silent, self.timeout_s, one_line(error))) from error
 
     def _waiting_for_others(self, exchange: Callable[[], object]) -> None:
         try:

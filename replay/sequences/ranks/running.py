@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from time import perf_counter_ns
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, distributed
 
 from opgrip.errors import UserError, one_line
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.sequences.ranks.control import RankEndedError
 from opgrip.replay.sequences.ranks.rank_collectives import SUM, ReplayedCollective
 from opgrip.traces.analysis.ranks.collectives import (
     ALL_GATHER,
@@ -277,11 +276,18 @@ class RankExchange:
     waits : collectives that must be done before a call, by place of the call
     synchronize : waits for the accelerator
     on_device : True for an accelerator: each collective is waited for at once, so that its time includes no other work
+    lost : called with the error if another rank has ended
     arrived_ns, done_ns, held_ns : start, end, and time that this thread was blocked, by place of the collective
     """
 
-    def __init__(self, waits: Mapping[int, Sequence[int]], synchronize: Callable[[], object], on_device: bool) -> None:
-        self._waits, self._synchronize, self._on_device = waits, synchronize, on_device
+    def __init__(
+        self,
+        waits: Mapping[int, Sequence[int]],
+        synchronize: Callable[[], object],
+        on_device: bool,
+        lost: Callable[[Exception], NoReturn],
+    ) -> None:
+        self._waits, self._synchronize, self._on_device, self._lost = waits, synchronize, on_device, lost
         self._works: dict[int, list[Work]] = {}
         self._notes: dict[int, list[int]] = {}
         self.arrived_ns: dict[int, int] = {}
@@ -303,7 +309,6 @@ class RankExchange:
     ) -> list[torch.Tensor]:
         """Start the collective at a place and return its results, which may not be ready.
 
-        Raises `RankEndedError` if another rank has ended.
         Raises `Unsupported` if the group's backend cannot run it; all its ranks then raise this.
         """
         self._synchronize()
@@ -311,7 +316,7 @@ class RankExchange:
         try:
             results, works = starter(*arguments)
         except distributed.DistError as error:
-            raise RankEndedError(one_line(error)) from error
+            self._lost(error)
         except (RuntimeError, ValueError, TypeError) as error:
             raise Unsupported(one_line(error)) from error
         self.arrived_ns[place] = start
@@ -347,7 +352,7 @@ class RankExchange:
                 work.wait()
             self._synchronize()
         except RuntimeError as error:
-            raise RankEndedError(one_line(error)) from error
+            self._lost(error)
         end = perf_counter_ns()
         self.held_ns[place] += end - start
         notes = self._notes.pop(place, [])

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from datetime import timedelta
-from time import perf_counter_ns
+from typing import Any
 
+import torch
 from torch import distributed
 
 from opgrip.cli.progress import Tell, tell_nobody
-from opgrip.replay.cases.flow import FlowingCall, NewMemory, ProgramFlow, make_flow, new_memory
+from opgrip.replay.cases.flow import FlowingCall, ProgramFlow, make_flow, new_memory
 from opgrip.replay.inputs.input_options import trace_with_defaults
 from opgrip.replay.operators.devices import check_use, is_accelerator, synchronizer
-from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.sequences.call_timers import HostTimer, Slowdown
-from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, CallPlan, switching
+from opgrip.replay.operators.lookup import Operator, Unsupported
+from opgrip.replay.results.results import UNSUPPORTED as NOT_SUPPORTED
+from opgrip.replay.sequences.call_timers import CallTimer, HostTimer, Slowdown
+from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, SUBSTITUTED, UNSUPPORTED, CallPlan, DryRun
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.plan import (
     GroupKey,
@@ -29,27 +30,33 @@ from opgrip.replay.sequences.ranks.plan import (
     wait_points,
 )
 from opgrip.replay.sequences.ranks.rank_collectives import (
+    LOCAL,
     ReplayedCollective,
     as_tensors_alone,
     is_exchange,
     read_collective,
 )
-from opgrip.replay.sequences.ranks.rank_dry_run import RankDryRun
-from opgrip.replay.sequences.ranks.running import GLOO, GroupMembers, backend_for, make_starter, why_not
+from opgrip.replay.sequences.ranks.running import (
+    GLOO,
+    GroupMembers,
+    RankExchange,
+    Started,
+    backend_for,
+    make_starter,
+    why_not,
+)
 from opgrip.replay.sequences.step_memory import StepMemory, reason_of, room_on
 from opgrip.replay.sequences.step_options import COLLECTIVES, RankOptions
 from opgrip.replay.sequences.step_replay import (
-    MOST_FAILURES,
     SequenceSettings,
-    may_drop,
+    measure_passes,
     own_randomness,
     run_call,
-    set_seed,
-    wants_more,
+    run_timed,
 )
 from opgrip.replay.sequences.step_results import Pass, Passes, SequenceResult, make_result
 from opgrip.replay.timing import pages
-from opgrip.replay.timing.rounds import no_garbage_collection
+from opgrip.replay.timing.rounds import NO_ROW
 from opgrip.traces import Trace
 from opgrip.traces.schema.records import Signature
 
@@ -124,10 +131,17 @@ def replay_step(
             *(NOTHING_EXCLUDED, lambda number, row: None),
         )
         new = new_memory(part, flow) if pages.CONTROLLED and settings.device == "cpu" else {}
-        passes, stamps = _measure(dry_run, settings, new, places, tell)
+
+        def run_pass(dry_run: RankDryRun, device: str, watch: HostTimer, slowdown: Slowdown) -> tuple[Pass, str]:
+            one, failure = run_timed(dry_run, device, watch, slowdown, _run_call)
+            for place, done in dry_run.exchange.done_ns.items() if not failure else ():
+                one.times_ns[place] = done - dry_run.exchange.arrived_ns[place]
+            return replace(one, stamps=_stamps(dry_run, places)), failure
+
+        passes = measure_passes(dry_run, new, settings, tell, run_pass)
     result = make_result(part, flow, dry_run.plans, passes, Passes(), settings.device)
     signatures = [flow.calls[place].signature for place in places]
-    return RankStep(result, plan, signatures, Counter(dry_run.left_out.values()), stamps)
+    return RankStep(result, plan, signatures, Counter(dry_run.left_out.values()), [one.stamps for one in passes.kept])
 
 
 def _read(part: Trace) -> dict[int, ReplayedCollective | str]:
@@ -192,48 +206,6 @@ def _room(settings: SequenceSettings, control: Control) -> int:
     return room if is_accelerator(settings.device) else room // control.launch.local_world_size
 
 
-def _measure(
-    dry_run: RankDryRun,
-    settings: SequenceSettings,
-    memory: Mapping[int, NewMemory],
-    places: Sequence[int],
-    tell: Tell,
-) -> tuple[Passes, list[Stamps]]:
-    """Time the same number of passes in each rank; rank 0 decides when they suffice."""
-    if memory:
-        pages.keep_freed_memory()
-    control = dry_run.control
-
-    def begin() -> None:
-        dry_run.begin()
-        set_seed(settings.device, settings.seed)
-
-    dry_run.settle(begin, tell)
-    timed, stamps = Passes(), list[tuple[Pass, Stamps]]()
-    with no_garbage_collection(), closing(Slowdown(control.launch.local_world_size)) as slowdown:
-        started = perf_counter_ns()
-        while True:
-            spent = perf_counter_ns() - started
-            more = wants_more(timed, spent, settings) and timed.failures < MOST_FAILURES
-            tell("timed runs", len(timed.kept), settings.repeats or len(timed.kept) + 1)
-            begin()
-            # a pass begins when all ranks have arrived here
-            if not control.most(int(more and control.is_first))[0]:
-                timed.settle()
-                kept = set(map(id, timed.kept))
-                return timed, [stamp for one, stamp in stamps if id(one) in kept]
-            one, failure = _pass(dry_run, settings.device, HostTimer(memory), slowdown)
-            allowed = control.is_first and may_drop(timed, perf_counter_ns() - started, settings)
-            failed, slowed, contended, drops = control.most(bool(failure), one.slowed, one.is_contended, allowed)
-            if failed:
-                timed.fail(failure or "a call of another rank")
-                dry_run.settle(begin, tell)
-                continue
-            one = replace(one, slowed=bool(slowed), is_contended=bool(contended))
-            timed.add(one, bool(drops))
-            stamps.append((one, _stamps(dry_run, places)))
-
-
 def _stamps(dry_run: RankDryRun, places: Sequence[int]) -> Stamps:
     exchange = dry_run.exchange
     ran = [(number, place) for number, place in enumerate(places) if place in exchange.done_ns]
@@ -243,51 +215,141 @@ def _stamps(dry_run: RankDryRun, places: Sequence[int]) -> Stamps:
     )
 
 
-def _pass(dry_run: RankDryRun, device: str, watch: HostTimer, slowdown: Slowdown) -> tuple[Pass, str]:
-    """Run all calls once; return the pass, and why its last failing call failed.
-
-    It continues after a failure, since the other ranks wait for this rank's collectives.
-    """
-    synchronize, failure = synchronizer(device), ""
-    with switching() as use:
-        synchronize()
-        slowdown.begin()
-        start = perf_counter_ns()
-        for call, plan in zip(dry_run.flow.calls, dry_run.plans, strict=True):
-            use(call.settings)
-            dry_run.before(call)
-            if dry_run.runs_with_others(call):
-                _exchange(dry_run, call, plan)
-                watch.skip()
-            else:
-                try:
-                    run_call(dry_run, call, plan, watch)
-                except Exception as error:
-                    check_use(device, error)
-                    failure = f"{call.op}: {reason_of(error)}"
-                    dry_run.give_up(call, plan, reason_of(error))
-                    dry_run.hand_on(call, plan, None)
-            dry_run.memory.drop(call.over)
-            slowdown.check()
-        dry_run.finish()
-        synchronize()
-        wall = perf_counter_ns() - start
-        slowdown.end()
-    times = watch.times_ns()
-    if not failure:
-        for place, done in dry_run.exchange.done_ns.items():
-            times[place] = done - dry_run.exchange.arrived_ns[place]
-    return Pass(
-        *(times, wall, dry_run.memory.peak_bytes, frozenset[int]()),
-        *(slowdown.is_slowed, slowdown.is_contended, slowdown.contended_calls),
-    ), failure
-
-
-def _exchange(dry_run: RankDryRun, call: FlowingCall, plan: CallPlan) -> None:
+def _run_call(dry_run: RankDryRun, call: FlowingCall, plan: CallPlan, watch: CallTimer) -> None:
+    """Run a call, with the other ranks if it is a collective."""
+    dry_run.exchange.before(dry_run.place_of(call))
+    if not dry_run.runs_with_others(call):
+        run_call(dry_run, call, plan, watch)
+        return
     try:
         if plan.redrawn:
             dry_run.redraw(call, plan)
-        result = dry_run.meet(call, plan)
-        dry_run.hand_on(call, plan, result)
+        dry_run.hand_on(call, plan, dry_run.meet(call, plan))
     except Unsupported as error:
         dry_run.control.refuse(f"{call.op} ran before, and cannot now: {error}")
+    watch.skip()
+
+
+def _hand_on(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+class RankDryRun(DryRun):
+    """Dry run over the calls of one rank; it holds the plan for each call.
+
+    A collective runs once in every pass, even if its arguments cannot be prepared as planned, because other ranks wait
+    for it.
+
+    exchanges : signature numbers of calls that exchange data between processes
+    collectives, starters : collectives that run and the functions that start them, by signature number
+    left_out : why a collective does not run, by place of the call; calls that a group's backend cannot run are added
+    waits : collectives that must be done before a call, by place of the call
+    others : as for `DryRun`
+    exchange : collectives of the current pass
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        exchanges: Collection[int],
+        collectives: Mapping[int, ReplayedCollective],
+        starters: Mapping[int, Callable[..., Started]],
+        left_out: Mapping[int, str],
+        waits: Mapping[int, list[int]],
+        *others: Any,
+    ) -> None:
+        super().__init__(*others)
+        self.has_others, self.is_first, self.processes = True, control.is_first, control.launch.local_world_size
+        self.control = control
+        self._exchanges, self._collectives, self._starters = exchanges, collectives, starters
+        self.left_out = dict(left_out)
+        self._place_of_call = {id(call): place for place, call in enumerate(self.flow.calls)}
+        self.exchange = RankExchange(waits, synchronizer(self._device), is_accelerator(self._device), control.lost)
+
+    def most(self, *numbers: int) -> list[int]:
+        """Return the maximum of each number over the ranks."""
+        return self.control.most(*numbers)
+
+    def begins_pass(self, more: bool, begin: Callable[[], None]) -> bool:
+        """Restore the state before the first call and return True, if rank 0 wants another pass.
+
+        A pass begins when all ranks have arrived here.
+        """
+        begin()
+        return bool(self.control.most(int(more and self.is_first))[0])
+
+    def begin(self) -> None:
+        """Restore all memory after the last collective that writes into it is done."""
+        self.exchange.begin()
+        super().begin()
+
+    def finish(self) -> None:
+        """Wait for all collectives of a pass."""
+        self.exchange.finish()
+
+    def runs_with_others(self, call: FlowingCall) -> bool:
+        """Return True if a call is a collective that runs."""
+        return call.signature in self._starters and self.place_of(call) not in self.left_out
+
+    def place_of(self, call: FlowingCall) -> int:
+        """Return the index of a call in the calls of this rank."""
+        return self._place_of_call[id(call)]
+
+    def meet(self, call: FlowingCall, plan: CallPlan) -> Any:
+        """Start a collective with the other ranks; raise `Unsupported` if the group's backend cannot run it."""
+        assert plan.prepared is not None, "prepared in the dry run"
+        args, _ = plan.prepared.arguments(self.memory, call.takes)
+        self.announce(call.signature, NO_ROW)
+        is_async = self._collectives[call.signature].is_async
+        return self.exchange.start(self.place_of(call), self._starters[call.signature], args, is_async)
+
+    def _try(self, call: FlowingCall, plan: CallPlan) -> bool:
+        self.exchange.before(self.place_of(call))
+        if call.signature not in self._exchanges:
+            return super()._try(call, plan)
+        before = plan.status, len(plan.redrawn)
+        result = None
+        if self.runs_with_others(call):
+            self._make_ready(call, plan)
+            try:
+                result = self.meet(call, plan)
+            except Unsupported as error:
+                self.left_out[self.place_of(call)] = str(error)
+        if not self.runs_with_others(call):
+            reason = self.left_out.get(self.place_of(call), "it is left out")
+            plan.status, plan.prepared, plan.reason = UNSUPPORTED, None, reason
+            plan.row_status = NOT_SUPPORTED
+        self.hand_on(call, plan, result)
+        self.memory.drop(call.over)
+        return before != (plan.status, len(plan.redrawn))
+
+    def _make_ready(self, call: FlowingCall, plan: CallPlan) -> None:
+        """Prepare a collective on results of earlier calls or, if that fails, on drawn values; end all ranks if neither
+        works.
+        """
+        reason = plan.reason
+        if plan.status != SUBSTITUTED:
+            try:
+                plan.prepared = self._arrange(call, plan)
+                self.redraw(call, plan)
+                plan.prepared.arguments(self.memory, call.takes)
+                return
+            except Exception as error:
+                check_use(self._device, error)
+                reason = reason_of(error)
+        try:
+            plan.status, plan.reason, plan.redrawn = SUBSTITUTED, reason, set()
+            plan.prepared = self._prepare(call.signature, frozenset(range(len(call.takes))))
+        except Exception as error:
+            check_use(self._device, error)
+            self.control.refuse(f"{call.op} cannot be run, for which the other ranks wait: {reason_of(error)}")
+
+    def _find(self, signature: int) -> Operator:
+        record = self.flow.signatures.get(signature)
+        if signature in self._exchanges:
+            if signature not in self._starters:
+                raise Unsupported("it is left out")
+            return Operator(self._starters[signature], mutates=True)
+        if record is not None and record.op in LOCAL:
+            return Operator(_hand_on, mutates=False)
+        return super()._find(signature)

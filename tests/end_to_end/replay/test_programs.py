@@ -17,7 +17,8 @@ from opgrip.replay.cases.selection import FORWARD, Point, Variant
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.memory import Arguments
-from opgrip.replay.programs import PARTIAL, key_of, make_program, remove_partial, run_program
+from opgrip.replay.programs import PARTIAL, make_program, remove_partial, run_program
+from opgrip.replay.run.workload import key_of
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Signature
 
