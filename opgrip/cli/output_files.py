@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import gzip
+import json
 import os
 import re
 import shutil
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -56,6 +57,15 @@ def check_writable(path: Path, force: bool) -> None:
         raise UserError(f"{path} cannot be written", f"the folder {path.parent} does not allow it")
     # check before a capture or replay that takes hours
     check_compression(path.name)
+
+
+def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -> None:
+    """Raise `UserError` if an output file was named that has none of the suffixes or cannot be written."""
+    if path is None:
+        return
+    if suffixes and not path.name.endswith(tuple(suffixes)):
+        raise UserError(f"{path} is neither {', '.join(suffixes[:-1])} nor {suffixes[-1]}", "name one of these")
+    check_writable(path, force)
 
 
 def create(path: Path, force: bool) -> IO[bytes]:
@@ -147,6 +157,16 @@ def whole_file(path: Path, force: bool) -> Iterator[IO[bytes]]:
         discard(file)
         raise
     give_name(Path(file.name), target, force)
+
+
+def write_text(text: str, path: Path, force: bool) -> None:
+    with whole_file(path, force) as file:
+        file.write(text.encode(errors="backslashreplace"))
+
+
+def write_json(data: Any, path: Path, force: bool, **options: Any) -> None:
+    """Write data as indented JSON; `options` are those of `json.dumps`."""
+    write_text(json.dumps(data, indent=1, **options) + "\n", path, force)
 
 
 @contextmanager

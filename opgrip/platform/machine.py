@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.cli.output_files import whole_file
+from opgrip.cli.output_files import write_json
 from opgrip.errors import UserError, cause_of
 
 if TYPE_CHECKING:
@@ -169,8 +169,7 @@ def measure_once(what: str, device: str, measure: Callable[[], tuple[float, ...]
         # if the folder is not writable, they are measured again next time
         with suppress(OSError, UserError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(path, force=True) as file:
-                file.write(json.dumps(numbers_by_name, indent=1).encode())
+            write_json(numbers_by_name, path, force=True)
     return tuple(numbers_by_name[name])
 
 

@@ -1,5 +1,55 @@
-"""The verbs of `opgrip`. Each is a module of this package, or an entry point `opgrip.verbs` of another package."""
+"""The verbs of `opgrip`. Each is in a module of this package, or an entry point `opgrip.verbs` of another package."""
 
-from opgrip.tools.verbs.verb import Verb, verbs
+from __future__ import annotations
 
-__all__ = ["Verb", "verbs"]
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from opgrip.cli.plugins import Registry
+
+Prepare: TypeAlias = Callable[[argparse.ArgumentParser], None]
+Run: TypeAlias = Callable[[argparse.Namespace], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb of the `opgrip` command.
+
+    Attributes
+    ----------
+    summary, examples : texts of its help
+    prepare : adds its options to a parser that has `--debug`, or None
+    run : runs the verb and returns the exit status
+    runs_program : True if the arguments after `--` belong to a program and are stored in `args.program`
+    needs_torch : False for a verb that works without torch, which takes seconds to load
+    """
+
+    summary: str
+    examples: str
+    prepare: Prepare | None
+    run: Run
+    runs_program: bool = False
+    needs_torch: bool = True
+
+
+verbs: Registry[Verb] = Registry("opgrip.tools.verbs", "opgrip.verbs")
+"""verbs by group and name, such as `trace info`; `grip` has no group"""
+
+
+def verb(name: str, summary: str, examples: str, prepare: Prepare | None = None, **others: Any) -> Callable[[Run], Run]:
+    """Return a decorator that registers the function that runs a verb; `others` are attributes of `Verb`."""
+
+    def register(run: Run) -> Run:
+        verbs.register(name)(Verb(summary, examples, prepare, run, **others))
+        return run
+
+    return register
+
+
+def add_output(parser: argparse.ArgumentParser, help: str, required: bool = False) -> None:
+    """Add the options `--output` and `--force`."""
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", required=required, help=help)
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")

@@ -9,7 +9,7 @@ from pathlib import Path
 from opgrip.capture.on_demand.autostart import LINE, VARIABLE, startup_file
 from opgrip.cli.output_files import cannot_be_written, whole_file
 from opgrip.errors import UserError
-from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.tools.verbs import verb
 
 EXAMPLES = """\
 examples:
@@ -19,8 +19,8 @@ examples:
 """
 
 
+@verb("autostart on", "allow recording of programs without changing them", EXAMPLES)
 def run_on(args: argparse.Namespace) -> int:
-    """Write the start-up file."""
     path = startup_file()
     if _is_ours(path):
         print(f"opgrip autostart: {path} already exists")
@@ -36,8 +36,8 @@ def run_on(args: argparse.Namespace) -> int:
     return 0
 
 
+@verb("autostart off", "remove the start-up file", EXAMPLES)
 def run_off(args: argparse.Namespace) -> int:
-    """Remove the start-up file."""
     path = startup_file()
     if not path.exists():
         print(f"opgrip autostart: already off: {path} does not exist")
@@ -50,8 +50,8 @@ def run_off(args: argparse.Namespace) -> int:
     return 0
 
 
+@verb("autostart status", "report if the start-up file exists", EXAMPLES)
 def run_status(args: argparse.Namespace) -> int:
-    """Print whether the start-up file exists, and its path."""
     path = startup_file()
     if not path.exists():
         print(f"off: {path} does not exist")
@@ -67,8 +67,3 @@ def _is_ours(path: Path) -> bool:
         return path.read_bytes() == LINE.encode()
     except OSError:
         return False
-
-
-verbs.register("autostart on")(Verb("allow recording of programs without changing them", EXAMPLES, None, run_on))
-verbs.register("autostart off")(Verb("remove the start-up file", EXAMPLES, None, run_off))
-verbs.register("autostart status")(Verb("report if the start-up file exists", EXAMPLES, None, run_status))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgrip.cli.command import add_reading, positive, printable
 from opgrip.cli.output_files import check_writable
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError, shortened
-from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.tools.verbs import add_output, verb
 
 if TYPE_CHECKING:
     from opgrip.zoo.corpus import Corpus
@@ -48,7 +47,6 @@ examples:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument(
         "inputs", nargs="+", metavar="TRACE", help="traces, files of other tools, folders, zoo, zoo:PATTERN"
     )
@@ -63,13 +61,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--coverage", action="store_true", help="report which of torch's public operators the traces contain"
     )
     parser.add_argument("--top", type=positive, default=30, metavar="N", help="rows to show (default: %(default)s)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all to a .json, .csv, .md or .parquet")
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_output(parser, "write all to a .json, .csv, .md or .parquet")
     add_reading(parser, "also read cut or damaged traces, as far as possible")
 
 
+@verb("corpus", "aggregate several traces", EXAMPLES, prepare)
 def run(args: argparse.Namespace) -> int:
-    """Print the table."""
     from opgrip.zoo.corpus import read_corpus
     from opgrip.zoo.corpus.corpus_table import check_form
 
@@ -133,9 +130,6 @@ def span(text: str) -> tuple[int, int | None]:
     return least, most
 
 
-verbs.register("corpus")(Verb("aggregate several traces", EXAMPLES, prepare, run))
-
-
 CASES = 500
 BASELINE = "baseline"
 """name that means the shipped baseline, used in place of a run"""
@@ -152,13 +146,11 @@ another, and prints what the distilled cases predict for each model and trace, n
 
 
 def prepare_distill(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("inputs", nargs="+", metavar="TRACE", help="files and folders of traces, zoo, zoo:PATTERN")
     parser.add_argument(
         "--cases", type=positive, default=CASES, metavar="N", help="number of cases to choose (default: %(default)s)"
     )
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_output(parser, "the trace to write", required=True)
     parser.add_argument(
         "--times",
         action="append",
@@ -175,8 +167,8 @@ def prepare_distill(parser: argparse.ArgumentParser) -> None:
     add_reading(parser, "also read cut or damaged traces, as far as possible")
 
 
+@verb("corpus distill", "write a small trace that represents many models", DISTILL_EXAMPLES, prepare_distill)
 def run_distill(args: argparse.Namespace) -> int:
-    """Choose cases, write their trace, and check predictions against another replay."""
     from opgrip.traces.zoo.manifest import FIELD
     from opgrip.zoo.corpus import read_corpus
     from opgrip.zoo.corpus.cases import IN_PROGRAM, write_cases
@@ -229,8 +221,3 @@ def _read_times(names: Sequence[str], chosen_by: Times | None = None) -> tuple[s
         machine = own_machine
         times |= own
     return machine, times
-
-
-verbs.register("corpus distill")(
-    Verb("write a small trace that represents many models", DISTILL_EXAMPLES, prepare_distill, run_distill)
-)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from opgrip.capture.program.capture_choices import CALLS, GRIPS
 from opgrip.cli.command import USAGE_ERROR, add_reading, counted, positive, printable
-from opgrip.cli.output_files import check_writable
+from opgrip.cli.output_files import check_output
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
-from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.tools.verbs import add_output, verb
 
 if TYPE_CHECKING:
     from opgrip.traces import Trace
@@ -27,7 +27,6 @@ examples:
 
 
 def prepare_grip(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("script", metavar="SCRIPT", help="program to run, followed by -- and its arguments")
     parser.add_argument(
         "--function",
@@ -51,8 +50,8 @@ def prepare_grip(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@verb("grip", "run a script and extract samples of its functions", GRIP_EXAMPLES, prepare_grip, runs_program=True)
 def run_grip(args: argparse.Namespace) -> int:
-    """Run the script, and write the samples."""
     from opgrip.capture.command.script import check_script, run_script
     from opgrip.capture.grip.gripped import Keep
     from opgrip.capture.grip.gripping import Grips
@@ -72,11 +71,6 @@ def run_grip(args: argparse.Namespace) -> int:
     return status or (USAGE_ERROR if grips.refused else 0)
 
 
-verbs.register("grip")(
-    Verb("run a script and extract samples of its functions", GRIP_EXAMPLES, prepare_grip, run_grip, True)
-)
-
-
 LONGTAIL_EXAMPLES = """\
 examples:
   opgrip longtail trace:faster_rcnn
@@ -86,7 +80,6 @@ examples:
 
 
 def prepare_longtail(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument("--top", type=positive, default=30, metavar="N", help="rows to show (default: %(default)s)")
     parser.add_argument(
@@ -95,19 +88,16 @@ def prepare_longtail(parser: argparse.ArgumentParser) -> None:
         metavar="GB/S",
         help="memory bandwidth (default: measured on each trace's device)",
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows to a .json or .csv")
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_output(parser, "write all rows to a .json or .csv")
     add_reading(parser, "also read cut or damaged traces, as far as possible")
 
 
+@verb("longtail", "rank functions that run as many small operators", LONGTAIL_EXAMPLES, prepare_longtail)
 def run_longtail(args: argparse.Namespace) -> int:
-    """Print the functions in order of the time that each would save as one kernel, most first."""
     from opgrip.capture.command.own_cost import own_cost
-    from opgrip.traces.analysis.longtail import check_form, find_longtail, print_longtail, write_rows
+    from opgrip.traces.analysis.longtail import find_longtail, print_longtail, write_rows
 
-    if args.output is not None:
-        check_form(args.output)
-        check_writable(args.output, args.force)
+    check_output(args.output, args.force, (".json", ".csv"))
     longtail = find_longtail(_load(args.traces, args, Reporter(args.prog)), _bandwidth(args.bandwidth), own_cost())
     print_longtail(longtail, args.top, sys.stdout)
     if args.output is not None:
@@ -143,8 +133,3 @@ def gigabytes(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a bandwidth in GB/s above 0")
     return number * 1e9
-
-
-verbs.register("longtail")(
-    Verb("rank functions that run as many small operators", LONGTAIL_EXAMPLES, prepare_longtail, run_longtail)
-)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from functools import partial
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from opgrip.cli.command import counted
-from opgrip.cli.output_files import check_writable
+from opgrip.cli.output_files import check_output
 from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.platform.machine import check_device
-from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.tools.verbs import add_output, verb
 
 if TYPE_CHECKING:
     from opgrip.traces.analysis.machine_ceilings import Ceilings
@@ -28,21 +27,18 @@ examples:
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("--device", default="cpu", help="device to measure, such as cuda:0 (default: %(default)s)")
     parser.add_argument("--again", action="store_true", help="measure again even if results are cached")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the results as JSON")
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_output(parser, "also write the results as JSON")
 
 
+@verb("machine", "measure the peaks of this machine", EXAMPLES, prepare)
 def run(args: argparse.Namespace) -> int:
-    """Measure the limits unless they are cached, and print them."""
     from opgrip.replay.analyses.roofline.measuring import measure
     from opgrip.traces.analysis.machine_ceilings import keep, read_cached_ceilings, write
 
     device = str(check_device(args.device))
-    if args.output is not None:
-        check_writable(args.output, args.force)
+    check_output(args.output, args.force)
     reporter = Reporter("opgrip machine")
     ceilings = None if args.again else read_cached_ceilings(device)
     if ceilings is None:
@@ -76,6 +72,3 @@ def _size(size: int | None) -> str:
     if size is None:
         return "-"
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
-
-
-verbs.register("machine")(Verb("measure the peaks of this machine", EXAMPLES, prepare, run))

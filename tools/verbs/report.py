@@ -14,8 +14,8 @@ from opgrip.cli.plugins import MissingPackageError
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 from opgrip.replay.plots import PlottedRun, plots
+from opgrip.tools.verbs import add_output, verb
 from opgrip.tools.verbs.results import add_store
-from opgrip.tools.verbs.verb import Verb, verbs
 
 if TYPE_CHECKING:
     from opgrip.replay.outcome import Results
@@ -35,13 +35,11 @@ examples:
 
 
 def prepare_plot(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     kinds = "; ".join(f"{name}: {plot.summary}" for name, plot in plots.items())
     parser.add_argument("results", nargs="+", metavar="RESULTS", help="files of opreplay, or runs of the store")
     add_store(parser)
     parser.add_argument("--kind", required=True, choices=plots.names(), help=kinds)
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="a .png, .svg or .pdf")
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_output(parser, "a .png, .svg or .pdf", required=True)
     parser.add_argument("--op", metavar="GLOB", help="only cases of these operators, such as 'aten.conv*'")
     parser.add_argument("--case", metavar="KEY", help="only the case whose key in the results starts with this")
     parser.add_argument("--by", metavar="WORD", help="grouping of cases: family, op, module")
@@ -49,8 +47,8 @@ def prepare_plot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--title", metavar="TEXT", help="title of the plot (default: trace, machine and torch)")
 
 
+@verb("plot", "plot results as .png, .svg or .pdf", PLOT_EXAMPLES, prepare_plot)
 def run_plot(args: argparse.Namespace) -> int:
-    """Draw the plot, and write it to a file."""
     from opgrip.cli.output_files import check_writable, whole_file
     from opgrip.display.figures import check_plottable, write_figure
     from opgrip.replay.comparison.results_store import Store
@@ -72,9 +70,6 @@ def run_plot(args: argparse.Namespace) -> int:
     return 0
 
 
-verbs.register("plot")(Verb("plot results as .png, .svg or .pdf", PLOT_EXAMPLES, prepare_plot, run_plot))
-
-
 REPORT_EXAMPLES = """\
 examples:
   opgrip report results.json -o report.html
@@ -91,7 +86,6 @@ MOST_RUNS = 20
 
 
 def prepare_report(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument(
         "inputs",
         nargs="+",
@@ -99,8 +93,7 @@ def prepare_report(parser: argparse.ArgumentParser) -> None:
         help="results files, runs or folders of the store, traces, folders of traces, zoo",
     )
     add_store(parser)
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=".html file to write")
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_output(parser, ".html file to write", required=True)
     parser.add_argument(
         "--gate",
         action="append",
@@ -113,8 +106,8 @@ def prepare_report(parser: argparse.ArgumentParser) -> None:
     add_reading(parser, "also read cut or damaged traces, as far as possible")
 
 
+@verb("report", "show results and traces in one HTML file that opens offline", REPORT_EXAMPLES, prepare_report)
 def run_report(args: argparse.Namespace) -> int:
-    """Write the page."""
     from opgrip.replay.comparison.gate import parse_gate
     from opgrip.tools.report import make_page
     from opgrip.tools.report.page import GATES, plotly, tables
@@ -188,8 +181,3 @@ def _unique(name: str, taken: Container[str]) -> str:
     while (unique := name if number == 1 else f"{name} ({number})") in taken:
         number += 1
     return unique
-
-
-verbs.register("report")(
-    Verb("show results and traces in one HTML file that opens offline", REPORT_EXAMPLES, prepare_report, run_report)
-)

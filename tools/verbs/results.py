@@ -10,7 +10,7 @@ from pathlib import Path
 
 from opgrip.cli.command import positive, printable
 from opgrip.cli.option_types import percent
-from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.tools.verbs import add_output, verb
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
@@ -39,15 +39,14 @@ examples:
 
 
 def prepare_list(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     add_store(parser)
     parser.add_argument("--trace", metavar="GLOB", help="only runs of traces that match")
     parser.add_argument("--machine", metavar="GLOB", help="only runs on machines that match")
     parser.add_argument("--json", action="store_true", help="print all known facts about each run as JSON")
 
 
+@verb("results list", "list the runs of the results store", LIST_EXAMPLES, prepare_list)
 def run_list(args: argparse.Namespace) -> int:
-    """Print one line per run, newest last."""
     from opgrip.display.tables import TableColumn, print_table
     from opgrip.replay.comparison.results_store import Store
 
@@ -79,9 +78,6 @@ def run_list(args: argparse.Namespace) -> int:
     return 0
 
 
-verbs.register("results list")(Verb("list the runs of the results store", LIST_EXAMPLES, prepare_list, run_list))
-
-
 MERGE_EXAMPLES = """\
 examples:
   opgrip results merge zoo-*-of-16.json -o zoo.json           shards of one replay, by --shard
@@ -94,15 +90,13 @@ MOST_NAMED = 20
 
 
 def prepare_merge(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="files of opreplay, or runs of the store")
     add_store(parser)
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_output(parser, "the file to write", required=True)
 
 
+@verb("results merge", "merge several results files into one", MERGE_EXAMPLES, prepare_merge)
 def run_merge(args: argparse.Namespace) -> int:
-    """Merge runs: equal cases of several runs become repeats, other cases are kept as they are."""
     from opgrip.cli.command import counted
     from opgrip.cli.output_files import check_writable
     from opgrip.replay.comparison.results_store import Store, merge_runs, missing_shards
@@ -119,9 +113,6 @@ def run_merge(args: argparse.Namespace) -> int:
     return 0
 
 
-verbs.register("results merge")(Verb("merge several results files into one", MERGE_EXAMPLES, prepare_merge, run_merge))
-
-
 SCORE_EXAMPLES = """\
 examples:
   opgrip results score latest
@@ -134,7 +125,6 @@ docs/benchmark.md explains the score.
 
 
 def prepare_score(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     add_run(parser)
     parser.add_argument(
         "--baseline",
@@ -145,8 +135,8 @@ def prepare_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON: a list with one object per mode")
 
 
+@verb("results score", "score a device or compiler on the zoo", SCORE_EXAMPLES, prepare_score)
 def run_score(args: argparse.Namespace) -> int:
-    """Print one line per model and the total, as opreplay does after its last trace."""
     from opgrip.errors import UserError
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
@@ -171,9 +161,6 @@ def run_score(args: argparse.Namespace) -> int:
     return 0
 
 
-verbs.register("results score")(Verb("score a device or compiler on the zoo", SCORE_EXAMPLES, prepare_score, run_score))
-
-
 SHOW_EXAMPLES = """\
 examples:
   opgrip results show latest
@@ -183,13 +170,12 @@ examples:
 
 
 def prepare_show(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     add_run(parser)
     parser.add_argument("--top", type=positive, metavar="N", help="rows to show (default: all)")
 
 
+@verb("results show", "show the origin of a run, and its rows", SHOW_EXAMPLES, prepare_show)
 def run_show(args: argparse.Namespace) -> int:
-    """Print the header, then the table as opreplay prints it."""
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
     from opgrip.replay.reports.results_table import print_results
@@ -209,9 +195,6 @@ def run_show(args: argparse.Namespace) -> int:
     return 0
 
 
-verbs.register("results show")(Verb("show the origin of a run, and its rows", SHOW_EXAMPLES, prepare_show, run_show))
-
-
 EXAMPLES = """\
 examples:
   opgrip compare main.json branch.json
@@ -227,7 +210,6 @@ gates: slower (each row), total, op, module, family, mode (each group) <=PERCENT
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument(
         "base",
         metavar="BASE",
@@ -246,10 +228,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--by", choices=("op", "module", "family", "mode"), help="also print a table of groups of cases"
     )
     parser.add_argument("--all", action="store_true", help="also show unchanged and undecided rows")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write all to a .json, .csv, .md or .xml (JUnit)"
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_output(parser, "write all to a .json, .csv, .md or .xml (JUnit)")
 
 
 GATE_HELP = (
@@ -258,8 +237,8 @@ GATE_HELP = (
 )
 
 
+@verb("compare", "compare results and report faster and slower cases", EXAMPLES, prepare)
 def run(args: argparse.Namespace) -> int:
-    """Compare runs, print the comparisons, and check the gates."""
     from opgrip.cli.output_files import check_writable
     from opgrip.replay.comparison import compare
     from opgrip.replay.comparison.comparison_files import form_for, write_comparisons
@@ -282,6 +261,3 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         write_comparisons(comparisons, gates, args.output, args.force)
     return exit_status([item for outcomes in held for item in outcomes])
-
-
-verbs.register("compare")(Verb("compare results and report faster and slower cases", EXAMPLES, prepare, run))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from opgrip.cli.command import counted
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
-from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.tools.verbs import verb
 
 if TYPE_CHECKING:
     from opgrip.samples import Sample
@@ -32,14 +32,13 @@ COLUMNS = (
 
 
 def prepare_list(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("names", nargs="*", metavar="GLOB", help="only samples whose names match")
     parser.add_argument("--tag", action="append", default=[], metavar="TAG", help="only with this tag; can be repeated")
     parser.add_argument("--source", metavar="TEXT", help="only from projects with this in their name or address")
 
 
+@verb("samples list", "list the samples of the package", LIST_EXAMPLES, prepare_list)
 def run_list(args: argparse.Namespace) -> int:
-    """Print one line per sample, with tab-separated columns in a pipe."""
     from opgrip.replay.cases.sources.samples import find_samples
 
     samples = find_samples(patterns=args.names, tags=args.tag)
@@ -67,9 +66,6 @@ def run_list(args: argparse.Namespace) -> int:
     return 0
 
 
-verbs.register("samples list")(Verb("list the samples of the package", LIST_EXAMPLES, prepare_list, run_list))
-
-
 SHOW_EXAMPLES = """\
 examples:
   opgrip samples show delta2bbox
@@ -78,12 +74,11 @@ examples:
 
 
 def prepare_show(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("name", metavar="NAME", help="name of the sample")
 
 
+@verb("samples show", "show the description, inputs and source of a sample", SHOW_EXAMPLES, prepare_show)
 def run_show(args: argparse.Namespace) -> int:
-    """Print the sample."""
     from opgrip.replay.cases.sources.samples import PREFIX, find_samples
 
     (sample,) = find_samples(args.name)
@@ -116,25 +111,17 @@ class _Plain(str):
     __repr__ = str.__str__
 
 
-verbs.register("samples show")(
-    Verb("show the description, inputs and source of a sample", SHOW_EXAMPLES, prepare_show, run_show)
-)
-
-
 TAGS_EXAMPLES = """\
 examples:
   opgrip samples tags
 """
 
 
+@verb("samples tags", "list the tags, with the number of samples", TAGS_EXAMPLES)
 def run_tags(args: argparse.Namespace) -> int:
-    """Print one line per tag."""
     from opgrip.samples import Tag, samples
 
     for tag in Tag:
         count = sum(tag in sample.tags for sample in samples().values())
         print(f"{tag.value:<20}{count:>5}  {tag.meaning}")
     return 0
-
-
-verbs.register("samples tags")(Verb("list the tags, with the number of samples", TAGS_EXAMPLES, None, run_tags))

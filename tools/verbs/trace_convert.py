@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from operator import itemgetter
 from pathlib import Path
@@ -12,9 +11,17 @@ from typing import TYPE_CHECKING, Any
 from opgrip.cli.case_slices import Cut
 from opgrip.cli.command import add_reading, counted, did_you_mean, not_negative, printable
 from opgrip.cli.options import add_options, from_arguments
+from opgrip.cli.output_files import (
+    check_output,
+    check_writable,
+    compress_to,
+    whole_file,
+    whole_folder,
+    write_json,
+)
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
-from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.tools.verbs import add_output, verb
 
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
@@ -35,7 +42,6 @@ examples:
 
 
 def prepare_convert(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("input", type=Path, metavar="IN", help="a trace, or a file of another tool")
     parser.add_argument("output", type=Path, metavar="OUT", help="file to write; a folder for flashinfer")
     parser.add_argument("--formats", action=_ListFormats, nargs=0, help="list the readable and writable formats")
@@ -49,24 +55,21 @@ def prepare_convert(parser: argparse.ArgumentParser) -> None:
     add_reading(parser, "also read a cut or damaged trace, as far as possible")
 
 
+@verb("trace convert", "convert between traces and files of other tools", CONVERT_EXAMPLES, prepare_convert)
 def run_convert(args: argparse.Namespace) -> int:
-    """Convert the file."""
-    from opgrip.cli.output_files import check_writable, whole_file
     from opgrip.traces.io.reader import TraceReader
 
     target = _format_named(args.to) if args.to else _format_of_name(args.output)
     _check_target(target)
     if not _is_folder(target):
         check_writable(args.output, args.force)
-    if args.report is not None:
-        check_writable(args.report, args.force)
+    check_output(args.report, args.force)
     cut = from_arguments(Cut, args)
     source = _format_named(args.source) if args.source else OWN
     reader = TraceReader(args.input, args.unbounded, source if source != OWN else None, cut)
     losses = _write_own(reader, args) if target == OWN else _write_foreign(reader, target, args)
     if args.report is not None:
-        with whole_file(args.report, args.force) as file:
-            file.write(json.dumps(losses.as_json(), indent=1).encode())
+        write_json(losses.as_json(), args.report, args.force)
     _tell(args, losses)
     return 0
 
@@ -93,7 +96,6 @@ def _write_own(reader: TraceReader, args: argparse.Namespace) -> Losses:
 
 
 def _write_foreign(reader: TraceReader, target: str, args: argparse.Namespace) -> Losses:
-    from opgrip.cli.output_files import compress_to, whole_file, whole_folder
     from opgrip.traces import load
     from opgrip.traces.io.foreign_files import formats
 
@@ -198,11 +200,6 @@ def _tell(args: argparse.Namespace, losses: Losses) -> None:
         print(f"{args.prog}: {counted(count, 'call')} lost {what}", file=sys.stderr)
 
 
-verbs.register("trace convert")(
-    Verb("convert between traces and files of other tools", CONVERT_EXAMPLES, prepare_convert, run_convert)
-)
-
-
 EXPORT_EXAMPLES = """\
 examples:
   opgrip trace export-case trace:faster_rcnn 17 -o case.py && python case.py
@@ -210,20 +207,17 @@ examples:
 
 
 def prepare_export(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument(
         "number", type=not_negative, metavar="N", help="number of the signature in the output of opreplay"
     )
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=".py file to write")
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_output(parser, ".py file to write", required=True)
     add_options(parser, Cut)
     add_reading(parser, "also read a cut or damaged trace, as far as possible")
 
 
+@verb("trace export-case", "write one call as a Python script that only needs torch", EXPORT_EXAMPLES, prepare_export)
 def run_export(args: argparse.Namespace) -> int:
-    """Write the file."""
-    from opgrip.cli.output_files import check_writable, whole_file
     from opgrip.traces import TraceReader, load
 
     if args.output.suffix != ".py":
@@ -270,14 +264,12 @@ def source_of(trace: Trace, case: Case) -> str:
 
 
 def _facts(trace: Trace, case: Case) -> list[str]:
-    from opgrip.cli.command import counted
+    from opgrip.replay.cases.call_sites import module_of
 
     model = trace.header.get("model")
     name = model.get("name") if isinstance(model, dict) else None
     origin = f" of {name}" if isinstance(name, str) else ""
     took = f", {case.captured_us:,.1f} us each (median)" if case.captured_us else ""
-    from opgrip.replay.cases.call_sites import module_of
-
     module = module_of(case.call_sites)
     where = f" in {module}" if module else ""
     torch = trace.header.get("torch")
@@ -285,8 +277,3 @@ def _facts(trace: Trace, case: Case) -> list[str]:
         f"signature {case.trace_number}{origin}: {counted(case.count, 'call')}{where}, {case.phase}{took}",
         *([f"captured with torch {torch}"] if isinstance(torch, str) else []),
     ]
-
-
-verbs.register("trace export-case")(
-    Verb("write one call as a Python script that only needs torch", EXPORT_EXAMPLES, prepare_export, run_export)
-)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from opgrip.cli.command import UNBOUNDED_HELP, add_reading, counted, positive, printable
 from opgrip.cli.option_types import names, percent
-from opgrip.cli.output_files import check_writable, whole_file
+from opgrip.cli.output_files import check_output, write_json
 from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
-from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.errors import UserError
+from opgrip.tools.verbs import add_output, verb
 
 if TYPE_CHECKING:
     from opgrip.traces.analysis.differences import Row, Tolerances, TraceDifference
@@ -43,7 +44,6 @@ that is found
 
 
 def prepare_diff(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument(
         "before",
         type=Path,
@@ -82,24 +82,19 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         help="tolerated change of values, relative to their spread (default: 10%%)",
     )
     parser.add_argument("--top", type=positive, default=30, metavar="N", help="rows to show (default: %(default)s)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all to a .json, or the rows to a .md")
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_output(parser, "write all to a .json, or the rows to a .md")
     add_reading(parser, "also read cut or damaged traces, as far as possible")
 
 
+@verb("trace diff", "compare two traces", DIFF_EXAMPLES, prepare_diff)
 def run_diff(args: argparse.Namespace) -> int:
-    """Print the signatures that differ."""
-    from opgrip.cli.output_files import check_writable
-    from opgrip.errors import UserError
-    from opgrip.traces.analysis.differences import check_form, compare_sides, load_side, paths_of, write_difference
+    from opgrip.traces.analysis.differences import compare_sides, load_side, paths_of, write_difference
 
     if strange := [kind for kind in args.fail_on if kind not in (*CHOICES, ANY)]:
         raise UserError(
             f"--fail-on {strange[0]} is not a kind of difference", f"choose from {', '.join((*CHOICES, ANY))}"
         )
-    if args.output is not None:
-        check_form(args.output)
-        check_writable(args.output, args.force)
+    check_output(args.output, args.force, (".json", ".md"))
     paths = [paths_of(side) for side in (args.before, args.after)]
     before, after = (load_side(side, args.partial, args.unbounded) for side in paths)
     tolerances = _tolerances(args, is_several=max(map(len, paths)) > 1)
@@ -167,8 +162,6 @@ OPERATORS_MOVED = (
     TableColumn("operator", "op", least=24),
 )
 
-verbs.register("trace diff")(Verb("compare two traces", DIFF_EXAMPLES, prepare_diff, run_diff))
-
 
 VALIDATE_EXAMPLES = """\
 examples:
@@ -180,30 +173,26 @@ exit status: 1 if a trace is invalid
 
 
 def prepare_validate(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument(
         "--top", type=positive, default=50, metavar="N", help="findings to show per trace (default: %(default)s)"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all findings as JSON")
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_output(parser, "write all findings as JSON")
     parser.add_argument("--unbounded", action="store_true", help=UNBOUNDED_HELP)
 
 
+@verb("trace validate", "check traces for errors", VALIDATE_EXAMPLES, prepare_validate)
 def run_validate(args: argparse.Namespace) -> int:
-    """Print one line per error."""
     from opgrip.traces.analysis.validation import validate
 
-    if args.output is not None:
-        check_writable(args.output, args.force)
+    check_output(args.output, args.force)
     validations = []
     for path in args.traces:
         with Reporter(args.prog).reading(path):
             validations.append(validate(path, args.unbounded))
         _print_validate(validations[-1], args.top)
     if args.output is not None:
-        with whole_file(args.output, args.force) as file:
-            file.write(json.dumps([item.as_json() for item in validations], indent=1).encode())
+        write_json([item.as_json() for item in validations], args.output, args.force)
     return int(any(item.counts for item in validations))
 
 
@@ -217,6 +206,3 @@ def _print_validate(validation: Validation, top: int) -> None:
     for note in validation.notes:
         print(f"{path}: {printable(note)}", file=sys.stderr)
     print(f"{path}: {counted(validation.records, 'record')}, {counted(total, 'finding') if total else 'no findings'}")
-
-
-verbs.register("trace validate")(Verb("check traces for errors", VALIDATE_EXAMPLES, prepare_validate, run_validate))

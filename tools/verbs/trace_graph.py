@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgrip.cli.command import DEVICE_TIME, add_reading, counted, printable
-from opgrip.cli.output_files import whole_file
+from opgrip.cli.output_files import check_output, compress_to, whole_file
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
-from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.tools.verbs import add_output, verb
 
 if TYPE_CHECKING:
     from opgrip.traces.analysis.dataflow import Dataflow, DataflowStep, Storage
@@ -30,22 +29,19 @@ examples:
 
 
 def prepare_graph(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the graph as .json or .dot")
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_output(parser, "write the graph as .json or .dot")
     add_reading(parser, "also read a cut or damaged trace, as far as possible")
 
 
+@verb("trace graph", "show dependencies, the critical path and live memory", GRAPH_EXAMPLES, prepare_graph)
 def run_graph(args: argparse.Namespace) -> int:
-    """Print the critical path's share and the peak of live memory, and write the graph."""
     from opgrip.traces import load
     from opgrip.traces.analysis.dataflow import Dataflow
     from opgrip.traces.analysis.graph import graph_facts
 
     writers = {".json": as_json, ".dot": as_dot}
-    if args.output is not None and args.output.suffix not in writers:
-        raise UserError(f"{args.output} is neither .json nor .dot", "name one of these")
+    check_output(args.output, args.force, tuple(writers))
     with Reporter(args.prog).reading(args.trace):
         trace = load(args.trace, args.partial, args.unbounded)
         flow = Dataflow(trace)
@@ -117,11 +113,6 @@ def _part(part_ns: int, total_ns: int) -> str:
     return f"{part_ns / 1e6:,.2f} ms of {total_ns / 1e6:,.2f} ms ({part_ns / max(total_ns, 1):.0%})"
 
 
-verbs.register("trace graph")(
-    Verb("show dependencies, the critical path and live memory", GRAPH_EXAMPLES, prepare_graph, run_graph)
-)
-
-
 TIMELINE_EXAMPLES = """\
 examples:
   opgrip trace timeline trace:faster_rcnn -o timeline.json.gz    open it in ui.perfetto.dev
@@ -130,35 +121,26 @@ examples:
 
 
 def prepare_timeline(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="a .json or .json.gz (default: standard output)"
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_output(parser, "a .json or .json.gz (default: standard output)")
     add_reading(parser, "also read a cut or damaged trace, as far as possible")
 
 
+@verb("trace timeline", "write a trace for Perfetto", TIMELINE_EXAMPLES, prepare_timeline)
 def run_timeline(args: argparse.Namespace) -> int:
-    """Write the events."""
     from opgrip.traces import load
     from opgrip.traces.analysis.timeline import timeline_lines
 
-    if args.output is not None and not args.output.name.endswith((".json", ".json.gz")):
-        raise UserError(f"{args.output} is neither .json nor .json.gz", "name one of these")
+    check_output(args.output, args.force, (".json", ".json.gz"))
     with Reporter(args.prog).reading(args.trace):
         trace = load(args.trace, args.partial, args.unbounded)
     if args.output is None:
         sys.stdout.writelines(timeline_lines(trace))
         return 0
     with whole_file(args.output, args.force) as file:
-        if args.output.suffix == ".gz":
-            with gzip.open(file, "wt", encoding="utf-8") as packed:
-                packed.writelines(timeline_lines(trace))
-        else:
-            file.writelines(line.encode() for line in timeline_lines(trace))
+        sink = compress_to(file, args.output.name)
+        for line in timeline_lines(trace):
+            sink.write(line.encode())
+        sink.close()
     print(f"{counted(trace.call_count, 'call')}, in {args.output}: open it in ui.perfetto.dev", file=sys.stderr)
     return 0
-
-
-verbs.register("trace timeline")(Verb("write a trace for Perfetto", TIMELINE_EXAMPLES, prepare_timeline, run_timeline))

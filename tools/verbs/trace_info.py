@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from opgrip.cli.case_slices import Cut
 from opgrip.cli.command import DEVICE_TIME, add_reading, counted, positive, printable
 from opgrip.cli.options import add_options, from_arguments
-from opgrip.cli.output_files import check_writable, whole_file
+from opgrip.cli.output_files import check_output, write_text
 from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
-from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.tools.verbs import add_output, verb
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +43,6 @@ MOST_UNFINISHED = 20
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument(
         "--top", type=positive, default=12, metavar="N", help="rows of each table (default: %(default)s)"
@@ -54,19 +53,19 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="print a table of times grouped by this; can be repeated (default: op and module)",
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows of the tables: .json, .csv")
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_output(parser, "write all rows of the tables: .json, .csv")
     add_options(parser, Cut)
     add_reading(parser, "also read a cut or damaged trace, as far as possible")
 
 
+@verb("trace info", "show the contents of a trace", EXAMPLES, prepare)
 def run(args: argparse.Namespace) -> int:
-    """Print the origin of the trace, and tables of its times."""
     from opgrip.traces import TraceReader, load
 
     tables = args.by or ["op", "module"]
-    if args.output is not None:
-        _check_output(args.output, args.force, tables)
+    if args.output is not None and args.output.suffix == ".csv" and len(tables) > 1:
+        raise UserError(f"{args.output} fits one table, got {' and '.join(tables)}", "choose one with --by")
+    check_output(args.output, args.force, (".json", ".csv"))
     with Reporter(args.prog).reading(args.trace):
         reader = TraceReader(args.trace, args.unbounded, cut=from_arguments(Cut, args))
         trace = load(args.trace, args.partial, args.unbounded, reader)
@@ -92,24 +91,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_output(path: Path, force: bool, tables: Sequence[str]) -> None:
-    if path.suffix not in (".json", ".csv"):
-        raise UserError(f"{path} is neither .json nor .csv", "name one of these")
-    if path.suffix == ".csv" and len(tables) > 1:
-        raise UserError(f"{path} fits one table, got {' and '.join(tables)}", "choose one with --by")
-    check_writable(path, force)
-
-
 def _write(summaries: Mapping[str, pd.DataFrame], path: Path, force: bool) -> None:
     """Write all rows of the tables: one JSON object of tables, or one table as CSV."""
     plain = {by: _without_surrogates(table, by) for by, table in summaries.items()}
-    with whole_file(path, force) as file:
-        if path.suffix == ".csv":
-            (table,) = plain.values()
-            file.write(table.to_csv(index=False).encode())
-        else:
-            parts = (f"{json.dumps(by)}: {table.to_json(orient='records')}" for by, table in plain.items())
-            file.write(f"{{{', '.join(parts)}}}\n".encode())
+    if path.suffix == ".csv":
+        (table,) = plain.values()
+        write_text(table.to_csv(index=False), path, force)
+    else:
+        parts = (f"{json.dumps(by)}: {table.to_json(orient='records')}" for by, table in plain.items())
+        write_text(f"{{{', '.join(parts)}}}\n", path, force)
 
 
 def _without_surrogates(table: pd.DataFrame, by: str) -> pd.DataFrame:
@@ -372,6 +362,3 @@ def _place_column(name: str) -> TableColumn:
         return "" if pd.isna(cell) else str(cell) or empty
 
     return TableColumn("operator" if name == "op" else name, text, ">" if name in NUMBERED else "", least=LEAST[name])
-
-
-verbs.register("trace info")(Verb("show the contents of a trace", EXAMPLES, prepare, run))

@@ -10,17 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.command import add_reading, counted, positive
-from opgrip.cli.output_files import check_writable, whole_file
+from opgrip.cli.output_files import check_output, write_json, write_text
 from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
-from opgrip.errors import UserError
-from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.tools.verbs import add_output, verb
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from opgrip.traces.analysis.ranks.waits import RankWaits
 
 MERGE_EXAMPLES = """\
 examples:
@@ -30,15 +27,13 @@ examples:
 
 
 def prepare_merge(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="traces")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_output(parser, "the trace to write", required=True)
     add_reading(parser, "also read cut or damaged traces, as far as possible")
 
 
+@verb("trace merge", "join the traces of several processes", MERGE_EXAMPLES, prepare_merge)
 def run_merge(args: argparse.Namespace) -> int:
-    """Merge the traces."""
     from opgrip.traces.analysis.merge import merge
 
     end = merge(args.traces, args.output, args.force, args.partial, args.unbounded)
@@ -50,20 +45,15 @@ def run_merge(args: argparse.Namespace) -> int:
     return 0
 
 
-verbs.register("trace merge")(Verb("join the traces of several processes", MERGE_EXAMPLES, prepare_merge, run_merge))
-
-
 RANKS_EXAMPLES = """\
 examples:
   opgrip trace merge step.rank*.jsonl -o step.jsonl && opgrip trace ranks step.jsonl
   opgrip trace ranks step.jsonl --json | jq '.pairs[0]'
   opgrip trace ranks step.jsonl -o waits.json
 """
-SUFFIXES = (".json", ".csv")
 
 
 def prepare_ranks(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace written by opgrip trace merge")
     parser.add_argument(
         "--top",
@@ -73,25 +63,22 @@ def prepare_ranks(parser: argparse.ArgumentParser) -> None:
         help="rows of the tables of pairs and call sites (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print the tables as JSON")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write all tables as .json, or the table of ranks as .csv"
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_output(parser, "write all tables as .json, or the table of ranks as .csv")
     add_reading(parser, "also read a cut or damaged trace, as far as possible")
 
 
+@verb("trace ranks", "report which ranks wait for which", RANKS_EXAMPLES, prepare_ranks)
 def run_ranks(args: argparse.Namespace) -> int:
-    """Print the activity of each rank, and which ranks waited for which in which collectives."""
     from opgrip.traces.analysis.ranks.waits import find_waits
 
-    if args.output is not None:
-        if args.output.suffix not in SUFFIXES:
-            raise UserError(f"{args.output} is neither {' nor '.join(SUFFIXES)}", "name one of these")
-        check_writable(args.output, args.force)
+    check_output(args.output, args.force, (".json", ".csv"))
     with Reporter(args.prog).reading(args.trace):
         waits = find_waits(args.trace, args.partial, args.unbounded)
     if args.output is not None:
-        _write(waits, args.output, args.force)
+        if args.output.suffix == ".csv":
+            write_text(waits.ranks.to_csv(index=False), args.output, args.force)
+        else:
+            write_json(waits.as_json(), args.output, args.force)
         print(f"{args.prog}: {counted(len(waits.ranks), 'rank')} to {args.output}", file=sys.stderr)
     if args.json:
         print(json.dumps(waits.as_json(), indent=1))
@@ -110,14 +97,6 @@ def run_ranks(args: argparse.Namespace) -> int:
             f"{counted(waits.unmatched, 'call')} of collectives missing in the traces of other ranks", sys.stdout
         )
     return 0
-
-
-def _write(waits: RankWaits, path: Path, force: bool) -> None:
-    with whole_file(path, force) as file:
-        if path.suffix == ".csv":
-            file.write(waits.ranks.to_csv(index=False).encode())
-        else:
-            file.write(f"{json.dumps(waits.as_json(), indent=1)}\n".encode())
 
 
 def _print_table(columns: Sequence[TableColumn], table: pd.DataFrame, title: str) -> None:
@@ -156,6 +135,3 @@ PLACES = (
     TableColumn("bytes", "size_bytes", ",d", rank=4),
     TableColumn("place", _place, rank=3),
 )
-
-
-verbs.register("trace ranks")(Verb("report which ranks wait for which", RANKS_EXAMPLES, prepare_ranks, run_ranks))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Mapping
@@ -13,8 +12,10 @@ from typing import TYPE_CHECKING
 
 from opgrip.cli.command import add_reading, counted, printable
 from opgrip.cli.option_types import names
+from opgrip.cli.output_files import check_output, check_writable, write_json
 from opgrip.cli.progress import Reporter
-from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.errors import UserError
+from opgrip.tools.verbs import add_output, verb
 
 if TYPE_CHECKING:
     from opgrip.traces.analysis.redaction import Policy
@@ -32,9 +33,8 @@ NS_OF = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "": 10**9}
 
 
 def prepare_trim(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
+    add_output(parser, "the trace to write", required=True)
     parser.add_argument(
         "--steps", type=steps, metavar="FIRST[:END]", help="only these steps, counted from 0, end excluded: 1, 0:2, 2:"
     )
@@ -58,13 +58,11 @@ def prepare_trim(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--with-producers", action="store_true", help="also keep the calls that produced inputs of these calls"
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_reading(parser, "also read a cut or damaged trace, as far as possible")
 
 
+@verb("trace trim", "write a part of a trace, by step, phase, module or operator", TRIM_EXAMPLES, prepare_trim)
 def run_trim(args: argparse.Namespace) -> int:
-    """Write the part, and report its contents."""
-    from opgrip.cli.output_files import check_writable
     from opgrip.traces.analysis.trimming import TracePart, trim
 
     check_writable(args.output, args.force)
@@ -115,11 +113,6 @@ def _nanoseconds(text: str) -> int:
     return round(float(match[1]) * NS_OF[match[2]])
 
 
-verbs.register("trace trim")(
-    Verb("write a part of a trace, by step, phase, module or operator", TRIM_EXAMPLES, prepare_trim, run_trim)
-)
-
-
 KEPT = ("modules", "functions", "files", "labels", "model", "scalars", "values")
 REDACT_EXAMPLES = """\
 examples:
@@ -134,9 +127,8 @@ exit status: 1 if --check finds a call that fails or returns other sizes
 
 
 def prepare_redact(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
+    add_output(parser, "the trace to write", required=True)
     parser.add_argument(
         "--salt-file",
         type=Path,
@@ -158,19 +150,16 @@ def prepare_redact(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="replay the 10 longest cases of both traces and compare sizes and times"
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace existing files")
     add_reading(parser, "also read a cut or damaged trace, as far as possible")
 
 
+@verb("trace redact", "remove names, paths, texts and values from a trace", REDACT_EXAMPLES, prepare_redact)
 def run_redact(args: argparse.Namespace) -> int:
-    """Write the redacted trace, and report what is left in it."""
-    from opgrip.cli.output_files import check_writable, whole_file
     from opgrip.traces.analysis.redaction.redaction import redact
     from opgrip.traces.io.shipped_traces import trace_file
 
     for path in (args.output, args.report):
-        if path is not None:
-            check_writable(path, args.force)
+        check_output(path, args.force)
     original = trace_file(args.trace)
     _check_apart(
         {"the trace": original, "the output": args.output, "the report": args.report, "the salt": args.salt_file}
@@ -181,15 +170,12 @@ def run_redact(args: argparse.Namespace) -> int:
         redacted = redact(original, args.output, policy, args.force, args.partial, args.unbounded)
     _tell(redacted, args, reporter)
     if args.report is not None:
-        with whole_file(args.report, args.force) as file:
-            file.write(json.dumps(redacted.as_json(), indent=1).encode())
+        write_json(redacted.as_json(), args.report, args.force)
     return _check(original, args.output, reporter) if args.check else 0
 
 
 def _check_apart(paths: Mapping[str, Path | None]) -> None:
     """Raise `UserError` if two arguments name the same file, since trace and salt must not be overwritten."""
-    from opgrip.errors import UserError
-
     roles: dict[Path, str] = {}
     for role, path in paths.items():
         other = role if path is None else roles.setdefault(path.resolve(), role)
@@ -240,8 +226,3 @@ def _check(original: Path, output: Path, reporter: Reporter) -> int:
     for line in check.lines():
         reporter.say(printable(line))
     return 0 if check.passed else 1
-
-
-verbs.register("trace redact")(
-    Verb("remove names, paths, texts and values from a trace", REDACT_EXAMPLES, prepare_redact, run_redact)
-)

@@ -15,8 +15,8 @@ from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import MissingFileError, UserError
+from opgrip.tools.verbs import add_output, verb
 from opgrip.tools.verbs.results import add_run
-from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.zoo import PREFIX, ZooTrace, read_manifest, select, zoo_file
 from opgrip.zoo.making import write_manifest
 
@@ -32,22 +32,18 @@ Only rows in eager mode with the values, threads, batch and caches of the progra
 
 
 def prepare_baseline(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     add_run(parser)
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="a .json, .json.gz or .json.zst to write"
-    )
+    add_output(parser, "a .json, .json.gz or .json.zst to write", required=True)
     parser.add_argument(
         "--add-to",
         type=Path,
         metavar="BASELINE",
         help="baseline of the same machine to extend; its traces are kept unless they were replayed again",
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
 
 
+@verb("zoo baseline", "write a baseline for scores", BASELINE_EXAMPLES, prepare_baseline)
 def run_baseline(args: argparse.Namespace) -> int:
-    """Write the baseline, and report its contents."""
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
     from opgrip.zoo.scoring.baselines import added, baseline_of, read_baselines, write_baseline
@@ -60,9 +56,6 @@ def run_baseline(args: argparse.Namespace) -> int:
     machine = printable(baseline.machine)
     print(f"{counted(cases, 'case')} of {counted(len(baseline.traces), 'trace')}, {machine}: {args.output}")
     return 0
-
-
-verbs.register("zoo baseline")(Verb("write a baseline for scores", BASELINE_EXAMPLES, prepare_baseline, run_baseline))
 
 
 LIST_EXAMPLES = """\
@@ -98,7 +91,6 @@ COLUMNS = (
 
 
 def prepare_list(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("names", nargs="*", metavar="GLOB", help=f"only traces of {NAMES}")
     parser.add_argument(
         "--distinct",
@@ -107,8 +99,8 @@ def prepare_list(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@verb("zoo list", "list the traces of the zoo", LIST_EXAMPLES, prepare_list, needs_torch=False)
 def run_list(args: argparse.Namespace) -> int:
-    """Print one line per trace, with tab-separated columns in a pipe."""
     traces = select(args.names, read_manifest())
     if args.distinct:
         print(_distinct(traces))
@@ -148,9 +140,6 @@ def summary(traces: Sequence[ZooTrace]) -> str:
     )
 
 
-verbs.register("zoo list")(Verb("list the traces of the zoo", LIST_EXAMPLES, prepare_list, run_list, needs_torch=False))
-
-
 MAKE_EXAMPLES = """\
 examples:
   opgrip zoo make retinanet_r50.predict
@@ -164,7 +153,6 @@ DIFFERENCES = 10
 
 
 def prepare_make(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("names", nargs="+", metavar="GLOB", help=NAMES)
     parser.add_argument("-f", "--force", action="store_true", help="also make traces that exist and are up to date")
     parser.add_argument(
@@ -179,8 +167,8 @@ def prepare_make(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@verb("zoo make", "make traces of the zoo again, or check that they are reproducible", MAKE_EXAMPLES, prepare_make)
 def run_make(args: argparse.Namespace) -> int:
-    """Make traces one after the other in separate processes, and write the manifest after each."""
     from opgrip.zoo.making import is_current
 
     reporter = Reporter(args.prog)
@@ -251,11 +239,6 @@ def _differs(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
     return bool(lines)
 
 
-verbs.register("zoo make")(
-    Verb("make traces of the zoo again, or check that they are reproducible", MAKE_EXAMPLES, prepare_make, run_make)
-)
-
-
 SHOW_EXAMPLES = """\
 examples:
   opgrip zoo show built-in_faster-rcnn.predict
@@ -264,12 +247,13 @@ examples:
 
 
 def prepare_show(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
     parser.add_argument("names", nargs="+", metavar="NAME", help=NAMES)
 
 
+@verb(
+    "zoo show", "show the contents and the recipe of a trace of the zoo", SHOW_EXAMPLES, prepare_show, needs_torch=False
+)
 def run_show(args: argparse.Namespace) -> int:
-    """Print facts about the trace."""
     for number, trace in enumerate(select(args.names, read_manifest())):
         if number:
             print()
@@ -308,14 +292,3 @@ def _place(trace: ZooTrace) -> str:
         return str(zoo_file(trace))
     except MissingFileError:
         return "not installed: install the package opgrip-zoo"
-
-
-verbs.register("zoo show")(
-    Verb(
-        "show the contents and the recipe of a trace of the zoo",
-        SHOW_EXAMPLES,
-        prepare_show,
-        run_show,
-        needs_torch=False,
-    )
-)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from opgrip.cli.output_files import whole_file
+from opgrip.cli.output_files import write_json
 from opgrip.errors import UserError
 from opgrip.platform.machine import (
     cache_folder,
@@ -135,8 +135,7 @@ def keep(ceilings: Ceilings, device: str) -> Path:
 
 
 def write(ceilings: Ceilings, path: Path, force: bool) -> None:
-    with whole_file(path, force) as file:
-        file.write(json.dumps(to_json(ceilings), indent=1).encode() + b"\n")
+    write_json(to_json(ceilings), path, force)
 
 
 def to_json(ceilings: Ceilings) -> dict[str, Any]:

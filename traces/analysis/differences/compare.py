@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, prod
 from pathlib import Path
@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from opgrip.cli.command import printable
-from opgrip.cli.output_files import whole_file
-from opgrip.errors import UserError
+from opgrip.cli.output_files import write_json, write_text
 from opgrip.traces.analysis.differences.side import TRACE, Cases, Side, unit_of
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.tensor_specs import memory_dtype
@@ -292,16 +291,12 @@ def _name(model: ValueModel | None) -> str | None:
     return next((name for name, kind in value_models.items() if kind is type(model)), None)
 
 
-def check_form(path: Path) -> None:
-    """Raise `UserError` if the file name's suffix is not supported."""
-    if path.suffix not in _FORMS:
-        raise UserError(f"{path} is neither {' nor '.join(_FORMS)}", "name one of these")
-
-
 def write_difference(difference: TraceDifference, path: Path, force: bool) -> None:
     """Write all rows as JSON, or the rows that differ as Markdown."""
-    with whole_file(path, force) as file:
-        file.writelines(f"{line}\n".encode("utf-8", "replace") for line in _FORMS[path.suffix](difference))
+    if path.suffix == ".json":
+        write_json(difference.as_json(), path, force)
+    else:
+        write_text("\n".join([*_as_markdown(difference), ""]), path, force)
 
 
 def values_text(row: Row) -> str:
@@ -313,10 +308,6 @@ def values_text(row: Row) -> str:
 
 def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _as_json(difference: TraceDifference) -> Iterator[str]:
-    yield json.dumps(difference.as_json(), indent=1)
 
 
 def _as_markdown(difference: TraceDifference) -> Iterator[str]:
@@ -347,6 +338,3 @@ def _cell(value: Any) -> str:
     """Return text of a trace escaped for a Markdown cell."""
     text = printable(value if isinstance(value, str) else json.dumps(value, default=str))
     return text.replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
-
-
-_FORMS: dict[str, Callable[[TraceDifference], Iterator[str]]] = {".json": _as_json, ".md": _as_markdown}

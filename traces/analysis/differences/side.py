@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from opgrip.cli.output_files import whole_file
+from opgrip.cli.output_files import write_json
 from opgrip.errors import UserError, shortened
 from opgrip.traces.codec.record_forms import key_of_case
 from opgrip.traces.io.foreign_files import format_of
@@ -171,8 +171,7 @@ def write_day(side: Side, path: Path) -> None:
             for key, cases in side.cases.items()
         ],
     }
-    with whole_file(path, force=True) as file:
-        file.write(json.dumps(form, indent=1, default=str).encode() + b"\n")
+    write_json(form, path, force=True, default=str)
 
 
 def read_day(path: Path) -> Side:

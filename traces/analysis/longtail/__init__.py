@@ -2,6 +2,6 @@
 
 from opgrip.traces.analysis.longtail.function_costs import CaptureCost
 from opgrip.traces.analysis.longtail.functions import LongTail, LongTailFunction, find_longtail
-from opgrip.traces.analysis.longtail.longtail_table import check_form, print_longtail, write_rows
+from opgrip.traces.analysis.longtail.longtail_table import print_longtail, write_rows
 
-__all__ = ["CaptureCost", "LongTail", "LongTailFunction", "check_form", "find_longtail", "print_longtail", "write_rows"]
+__all__ = ["CaptureCost", "LongTail", "LongTailFunction", "find_longtail", "print_longtail", "write_rows"]

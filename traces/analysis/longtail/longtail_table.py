@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from opgrip.cli.command import DEVICE_TIME, counted, printable
-from opgrip.cli.output_files import whole_file
+from opgrip.cli.output_files import write_json, write_text
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
-from opgrip.errors import UserError
 from opgrip.traces.analysis.longtail.functions import LongTail, LongTailFunction
 
-WRITTEN = (".json", ".csv")
 MOST_OMITTED = 5
 """maximum number of functions that are named although they are not recommended"""
 
@@ -76,39 +73,18 @@ COLUMNS = (
 
 
 def write_rows(longtail: LongTail, path: Path, force: bool) -> None:
-    """Write all functions with all their figures, one row or object each.
-
-    Raises
-    ------
-    UserError : if the suffix is neither `.json` nor `.csv`, or if the file exists and `force` is false
-    """
-    check_form(path)
-    rows = [row_of(item) for item in longtail.functions]
-    text = io.StringIO()
+    """Write all functions with all their figures to a `.json` or `.csv`, one object or row each."""
+    rows = [{**asdict(item), "wall_ns": item.wall_ns, "saving_ns": item.saving_ns} for item in longtail.functions]
     if path.suffix == ".json":
         facts = {"traces": longtail.traces, "calls": longtail.launches, "wall_ns": longtail.wall_ns}
         facts["device_calls"] = longtail.device_launches
-        json.dump({**facts, "bandwidths": longtail.bandwidths, "functions": rows}, text, indent=1)
-    else:
-        names = list(row_of(_NOTHING))
-        writer = csv.DictWriter(text, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {name: printable(cell) if isinstance(cell, str) else cell for name, cell in row.items()} for row in rows
-        )
-    with whole_file(path, force) as file:
-        file.write(text.getvalue().encode(errors="backslashreplace"))
-
-
-def check_form(path: Path) -> None:
-    """Raise `UserError` if rows cannot be written to a file with this suffix."""
-    if path.suffix not in WRITTEN:
-        raise UserError(f"{path} is neither .json nor .csv", "name one of these")
-
-
-def row_of(item: LongTailFunction) -> dict[str, Any]:
-    """Return all facts of a function by column."""
-    return {**asdict(item), "wall_ns": item.wall_ns, "saving_ns": item.saving_ns}
-
-
-_NOTHING = LongTailFunction("", "", "", 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0, "")
+        write_json({**facts, "bandwidths": longtail.bandwidths, "functions": rows}, path, force)
+        return
+    text = io.StringIO()
+    names = [*(item.name for item in fields(LongTailFunction)), "wall_ns", "saving_ns"]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {name: printable(cell) if isinstance(cell, str) else cell for name, cell in row.items()} for row in rows
+    )
+    write_text(text.getvalue(), path, force)
