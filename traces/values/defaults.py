@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
@@ -23,7 +22,7 @@ from opgrip.traces.values.boxes import Boxes
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.matrices import Factorable, Triangular
-from opgrip.traces.values.needs import refine_model
+from opgrip.traces.values.needs import kind_of, matches_any, refine_model
 from opgrip.traces.values.progression import Offsets
 
 Call = Mapping[str, Any]
@@ -55,7 +54,7 @@ class Default:
 
     def is_about(self, op: str, argument: str, kind: str) -> bool:
         """Return True if the row applies to this argument."""
-        return self.of == kind and _matches(argument, self.argument) and _matches(op, self.op)
+        return self.of == kind and matches_any(argument, self.argument) and matches_any(op, self.op)
 
 
 def default_values(
@@ -95,7 +94,7 @@ def default_values(
 def _model_of(op: str, argument: str, spec: TensorSpec, call: Call, outputs: Any) -> ValueModel | None:
     if spec.values is not None or spec.layout is not torch.strided or spec.parts or 0 in spec.shape:
         return None
-    make = _make_of(op, argument, _kind(spec.dtype))
+    make = _make_of(op, argument, kind_of(spec.dtype))
     if make is None:
         return None
     try:
@@ -109,16 +108,6 @@ def _model_of(op: str, argument: str, spec: TensorSpec, call: Call, outputs: Any
 @lru_cache(maxsize=4096)
 def _make_of(op: str, argument: str, kind: str) -> Make | None:
     return next((row.make for row in DEFAULTS if row.is_about(op, argument, kind)), None)
-
-
-def _matches(name: str, patterns: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns.split("|"))
-
-
-def _kind(dtype: torch.dtype) -> str:
-    if dtype == torch.bool:
-        return BOOL
-    return FLOAT if dtype.is_floating_point or dtype.is_complex else WHOLE
 
 
 def _between(low: float, high: float, whole: bool = False) -> Make:
@@ -173,7 +162,7 @@ def _in_list(are_distinct: bool) -> Make:
     def make(spec: TensorSpec, call: Call) -> ValueModel | None:
         sizes = iter(call["self"].shape)
         for index in call["indices"]:
-            is_mask = index is not None and _kind(index.dtype) == BOOL
+            is_mask = index is not None and kind_of(index.dtype) == BOOL
             covered = [next(sizes) for _ in range(len(index.shape) if is_mask else 1)]
             if index is spec:
                 return _numbers(spec, 0, covered[0] - 1, are_distinct)

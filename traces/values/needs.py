@@ -32,8 +32,9 @@ class ValueNeed:
 
     Attributes
     ----------
-    op : shell pattern of operator names; after an exclamation mark, of the operators that the row does not apply to
-    argument : shell patterns of argument names, separated by `|`
+    op : shell patterns of operator names, separated by `|`; after an exclamation mark, of the operators that the row
+        does not apply to
+    argument : shell patterns of argument names, in the same form
     model : name of the value model that the argument needs; empty if any model will do
     why : what goes wrong, or is slow, with other values
     varies : whether other draws of the same model can change the operator's time or its outputs' sizes
@@ -51,7 +52,7 @@ class ValueNeed:
 
     def is_about(self, op: str) -> bool:
         """Return True if the row applies to an operator, whatever its arguments are."""
-        return fnmatchcase(op, self.op.removeprefix("!")) is not self.op.startswith("!")
+        return matches_any(op, self.op.removeprefix("!")) is not self.op.startswith("!")
 
     @property
     def counts_all(self) -> bool:
@@ -124,12 +125,18 @@ def _needs(op: str, argument: str, dtype: torch.dtype | None) -> tuple[ValueNeed
         need
         for need in NEEDS
         if need.is_about(op)
-        and any(fnmatchcase(argument, name) for name in need.argument.split("|"))
-        and (dtype is None or not need.of or _kind(dtype) in need.of.split("|"))
+        and matches_any(argument, need.argument)
+        and (dtype is None or not need.of or kind_of(dtype) in need.of.split("|"))
     )
 
 
-def _kind(dtype: torch.dtype) -> str:
+def matches_any(name: str, patterns: str) -> bool:
+    """Return True if a name matches one of the shell patterns, which are separated by `|`."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns.split("|"))
+
+
+def kind_of(dtype: torch.dtype) -> str:
+    """Return `bool`, `int` or `float`, which includes complex dtypes."""
     if dtype == torch.bool:
         return "bool"
     return "float" if dtype.is_floating_point or dtype.is_complex else "int"
@@ -183,15 +190,19 @@ _NEAR = "indices that are equal or near to each other decide what the cache hold
 _ALIKE = "a sort treats equal and sorted elements as special cases"
 _EXACT = "read as sizes and places in memory"
 
+_SUM = "their sum is the output's size"
+_UNSORTED = "a search in what is not sorted finds nothing of meaning"
+_SPREAD = "what spread the eigenvalues have sets the iterations"
+_IMAGE = "outside of the image nothing is read"
+_CLASS = "a class that is none aborts"
+_ZERO = "a zero on the diagonal divides: inf and nan"
+
 NEEDS = (
     # outputs whose size depends on values
-    ValueNeed("aten.nonzero.*", "self", "", _COUNT, refine=_with_true),
-    ValueNeed("aten.nonzero_numpy.*", "self", "", _COUNT, refine=_with_true),
+    ValueNeed("aten.nonzero.*|aten.nonzero_numpy.*|aten.argwhere*", "self", "", _COUNT, refine=_with_true),
     ValueNeed("aten.nonzero_static*", "self", "", "this number of positions is written, and the rest filled"),
-    ValueNeed("aten.argwhere*", "self", "", _COUNT, refine=_with_true),
     ValueNeed("aten.where.default", "condition", "", _COUNT, refine=_with_true),
-    ValueNeed("aten._to_sparse*", "self", "", _COUNT),
-    ValueNeed("aten.to_sparse*", "self", "", _COUNT),
+    ValueNeed("aten._to_sparse*|aten.to_sparse*", "self", "", _COUNT),
     ValueNeed("aten.count_nonzero*", "self", "", "the share of zeros decides branches on a CPU", varies=False),
     ValueNeed("aten.masked_select*", "mask", "booleans", _COUNT),
     ValueNeed("aten.*index.Tensor*", "indices", "booleans", _COUNT, of="bool"),
@@ -200,18 +211,13 @@ NEEDS = (
     ValueNeed("aten._unique*", "self", "", "the count of different values is the output's size", refine=_with_distinct),
     ValueNeed("aten.unique_consecutive*", "self", "", "the count of runs is the output's size", refine=_with_runs),
     ValueNeed("aten.unique_dim*", "self", "", "the count of different rows is the output's size"),
-    ValueNeed(
-        "aten.repeat_interleave.Tensor*", "repeats", "integers", "their sum is the output's size", refine=_with_total
-    ),
-    ValueNeed("aten.repeat_interleave.self_Tensor", "repeats", "integers", "their sum is the output's size"),
+    ValueNeed("aten.repeat_interleave.Tensor*", "repeats", "integers", _SUM, refine=_with_total),
+    ValueNeed("aten.repeat_interleave.self_Tensor", "repeats", "integers", _SUM),
     ValueNeed("aten.bincount*", "self", "integers", "the largest value is the output's size; " + _CLASH),
     ValueNeed("aten.one_hot*", "self", "integers", "the largest value is the output's size"),
     ValueNeed("aten._local_scalar_dense*", "self", "", "the program branches on the values it reads", varies=False),
     # boxes
-    ValueNeed("mmcv._ext:nms", "boxes|0", "boxes", _GROUPS, refine=_with_groups),
-    ValueNeed(
-        "mmcv._ext:softnms", "boxes|0", "boxes", "as many are kept as lie apart; each costs a pass", refine=_with_groups
-    ),
+    ValueNeed("mmcv._ext:nms|mmcv._ext:softnms", "boxes|0", "boxes", _GROUPS, refine=_with_groups),
     ValueNeed("mmcv._ext:nms_*", "dets|0", "", _GROUPS),
     ValueNeed("torchvision.nms*", "dets", "boxes", _GROUPS, refine=_with_groups),
     ValueNeed("torchvision::nms", "dets|0", "boxes", _GROUPS, refine=_with_groups),
@@ -219,36 +225,24 @@ NEEDS = (
     ValueNeed("mmcv._ext:*roi_*", "rois|1", "boxes", "an image's index, and a size that sets the work"),
     ValueNeed("torchvision.*roi_*", "rois", "boxes", "an image's index, and a size that sets the work"),
     # indices
-    ValueNeed("aten.embedding*", "indices", "integers", _NEAR, of="int"),
-    ValueNeed("aten._embedding_bag*", "indices", "integers", _NEAR, of="int"),
-    ValueNeed("aten.gather*", "index", "integers", _NEAR, of="int"),
-    ValueNeed("aten.index_select*", "index", "integers", _NEAR, of="int"),
-    ValueNeed("aten.*index.Tensor*", "indices", "integers", _NEAR, of="int"),
+    ValueNeed("aten.embedding*|aten._embedding_bag*|aten.*index.Tensor*", "indices", "integers", _NEAR, of="int"),
+    ValueNeed("aten.gather*|aten.index_select*", "index", "integers", _NEAR, of="int"),
     ValueNeed("aten.take*", "index|indices", "integers", _NEAR, of="int"),
-    ValueNeed("aten.*index_put*", "indices", "integers", _CLASH, of="int"),
-    ValueNeed("aten.index_add*", "index", "integers", _CLASH, of="int"),
-    ValueNeed("aten.index_copy*", "index", "integers", _CLASH, of="int"),
-    ValueNeed("aten.index_fill*", "index", "integers", _CLASH, of="int"),
-    ValueNeed("aten.index_reduce*", "index", "integers", _CLASH, of="int"),
-    ValueNeed("aten.scatter*", "index", "integers", _CLASH, of="int"),
-    ValueNeed("aten.put*", "index", "integers", _CLASH, of="int"),
-    ValueNeed("aten.max_unpool*", "indices", "integers", _CLASH, of="int"),
-    ValueNeed("aten.*max_pool*_backward*", "indices", "integers", _CLASH, of="int"),
-    ValueNeed("aten.*_embedding*_backward*", "indices", "integers", _CLASH, of="int"),
-    ValueNeed("aten.embedding*_backward*", "indices", "integers", _CLASH, of="int"),
-    ValueNeed("aten.histc*", "self", "floats", "elements in one bin collide"),
-    ValueNeed("aten.histogram*", "self", "floats", "elements in one bin collide"),
+    ValueNeed("aten.*index_put*|aten.max_unpool*|aten.*max_pool*_backward*", "indices", "integers", _CLASH, of="int"),
+    ValueNeed("aten.*_embedding*_backward*|aten.embedding*_backward*", "indices", "integers", _CLASH, of="int"),
+    ValueNeed("aten.index_add*|aten.index_copy*|aten.index_fill*", "index", "integers", _CLASH, of="int"),
+    ValueNeed("aten.index_reduce*|aten.scatter*|aten.put*", "index", "integers", _CLASH, of="int"),
+    ValueNeed("aten.histc*|aten.histogram*", "self", "floats", "elements in one bin collide"),
     # pieces of different lengths
     ValueNeed("aten.*embedding_bag*", "offsets", "offsets", "they ascend; the lengths of bags set the load's balance"),
-    ValueNeed(
-        "aten.*segment_reduce*", "offsets", "offsets", "they ascend; the lengths of segments set the load's balance"
-    ),
+    ValueNeed("aten.*segment_reduce*", "offsets", "offsets", "they ascend; segments' lengths set the load's balance"),
     ValueNeed("aten.*segment_reduce*", "lengths", "integers", "they add up to the rows"),
-    ValueNeed("aten._nested_view_from_jagged*", "offsets", "offsets", _EXACT),
-    ValueNeed("aten._jagged_to_padded*", "offsets", "offsets", _EXACT),
-    ValueNeed("aten._padded_dense_to_jagged*", "offsets", "offsets", _EXACT),
     ValueNeed(
-        "aten.*attention*", "cu_seqlens_*|cum_seq_*", "offsets", "they ascend; the sequences' lengths set the work"
+        "aten._nested_view_from_jagged*|aten._jagged_to_padded*|aten._padded_dense_to_jagged*",
+        *("offsets", "offsets", _EXACT),
+    ),
+    ValueNeed(
+        "aten.*attention*", "cu_seqlens_*|cum_seq_*", "offsets", "they ascend; lengths of sequences set the work"
     ),
     ValueNeed("aten.*sparse_cs*", "crow_indices|ccol_indices", "offsets", "they ascend, " + _EXACT),
     ValueNeed("aten.*sparse_compressed*", "compressed_indices", "offsets", "they ascend, " + _EXACT),
@@ -256,28 +250,19 @@ NEEDS = (
     ValueNeed("aten._convert_indices_from_coo_to_csr*", "self", "offsets", "they ascend"),
     ValueNeed("aten._pack_padded_sequence*", "lengths", "integers", "they descend and add up to the output's size"),
     # order
+    ValueNeed("aten.searchsorted*", "sorted_sequence", "floats", _UNSORTED),
+    ValueNeed("aten.bucketize*", "boundaries", "floats", _UNSORTED),
     ValueNeed(
-        "aten.searchsorted*", "sorted_sequence", "floats", "a search in what is not sorted finds nothing of meaning"
+        "aten.searchsorted*|aten.bucketize*", "self", "floats", "sorted keys take the same way through the cache"
     ),
-    ValueNeed("aten.bucketize*", "boundaries", "floats", "a search in what is not sorted finds nothing of meaning"),
-    ValueNeed("aten.searchsorted*", "self", "floats", "sorted keys take the same way through the cache"),
-    ValueNeed("aten.bucketize*", "self", "floats", "sorted keys take the same way through the cache"),
-    ValueNeed("aten.sort*", "self", "", _ALIKE),
-    ValueNeed("aten.argsort*", "self", "", _ALIKE),
-    ValueNeed("aten.msort*", "self", "", _ALIKE),
-    ValueNeed("aten.topk*", "self", "", _ALIKE),
-    ValueNeed("aten.kthvalue*", "self", "", _ALIKE),
-    ValueNeed("aten.*median*", "self", "", _ALIKE),
-    ValueNeed("aten.mode*", "self", "", _ALIKE),
+    ValueNeed("aten.sort*|aten.argsort*|aten.msort*|aten.topk*|aten.kthvalue*", "self", "", _ALIKE),
+    ValueNeed("aten.*median*|aten.mode*", "self", "", _ALIKE),
     ValueNeed("aten.isin*", "elements|test_elements", "integers", "sorted and searched, or compared each with each"),
     # classes
-    ValueNeed(
-        "aten.*nll_loss*", "target", "integers", "a class that is none aborts; ignored ones are passed over", False
-    ),
-    ValueNeed("aten.cross_entropy_loss*", "target", "integers", "a class that is none aborts", False),
-    ValueNeed("aten.*ctc_loss*", "targets", "integers", "a class that is none aborts", False),
+    ValueNeed("aten.*nll_loss*", "target", "integers", f"{_CLASS}; ignored ones are passed over", False),
+    ValueNeed("aten.cross_entropy_loss*|aten.multi*_margin_loss*", "target", "integers", _CLASS, False),
+    ValueNeed("aten.*ctc_loss*", "targets", "integers", _CLASS, False),
     ValueNeed("aten.*ctc_loss*", "input_lengths|target_lengths", "integers", "lengths set the work"),
-    ValueNeed("aten.multi*_margin_loss*", "target", "integers", "a class that is none aborts", False),
     ValueNeed("mmcv._ext:*focal_loss*", "target|1", "integers", "a class that is none reads foreign memory", False),
     # probabilities
     ValueNeed("aten.multinomial*", "self", "probabilities", "rows below zero, or of nothing but zeros, are refused"),
@@ -286,24 +271,21 @@ NEEDS = (
     ValueNeed("aten.poisson*", "self", "floats", "below zero refused; the sampling's method goes by it"),
     # positions in images
     ValueNeed("aten.*grid_sampler*", "grid", "floats", "outside of -1 to 1 nothing is read; near ones share the cache"),
-    ValueNeed("mmcv._ext:deform_conv_forward", "offset|2", "floats", "outside of the image nothing is read"),
-    ValueNeed("mmcv._ext:modulated_deform_conv*", "offset|4", "floats", "outside of the image nothing is read"),
-    ValueNeed("mmcv._ext:ms_deform_attn*", "sampling_loc|3", "floats", "outside of the image nothing is read"),
+    ValueNeed("mmcv._ext:deform_conv_forward", "offset|2", "floats", _IMAGE),
+    ValueNeed("mmcv._ext:modulated_deform_conv*", "offset|4", "floats", _IMAGE),
+    ValueNeed("mmcv._ext:ms_deform_attn*", "sampling_loc|3", "floats", _IMAGE),
     ValueNeed("mmcv._ext:ms_deform_attn*", "*spatial_shapes|*level_start_index|1|2", "exact", _EXACT, of="int"),
     # matrices
-    ValueNeed("aten.cholesky.*", "self", "factorable", "others have no factor: an error", False),
-    ValueNeed("aten.linalg_cholesky*", "self", "factorable", "others have no factor: an error", False),
-    ValueNeed("aten.cholesky_solve*", "input2", "triangular", "a zero on the diagonal divides: inf and nan", False),
-    ValueNeed("aten.cholesky_inverse*", "self", "triangular", "a zero on the diagonal divides: inf and nan", False),
+    ValueNeed("aten.cholesky.*|aten.linalg_cholesky*", "self", "factorable", "others have no factor: an error", False),
+    ValueNeed("aten.cholesky_solve*", "input2", "triangular", _ZERO, False),
+    ValueNeed("aten.cholesky_inverse*", "self", "triangular", _ZERO, False),
     ValueNeed("aten.linalg_solve_triangular*", "self", "triangular", "solutions overflow: inf and nan", False),
     ValueNeed("aten.triangular_solve*", "A", "triangular", "solutions overflow: inf and nan", False),
-    ValueNeed("aten._linalg_eigh*", "A", "factorable", "what spread the eigenvalues have sets the iterations"),
-    ValueNeed("aten.linalg_inv_ex*", "A", "factorable", "singular ones are refused", False),
-    ValueNeed("aten._linalg_solve_ex*", "A", "factorable", "singular ones are refused", False),
-    ValueNeed("aten.linalg_inv_ex*", "A", "triangular", "singular ones are refused", False),
-    ValueNeed("aten._linalg_solve_ex*", "A", "triangular", "singular ones are refused", False),
+    ValueNeed("aten._linalg_eigh*", "A", "factorable", _SPREAD),
+    ValueNeed("aten.linalg_inv_ex*|aten._linalg_solve_ex*", "A", "factorable", "singular ones are refused", False),
+    ValueNeed("aten.linalg_inv_ex*|aten._linalg_solve_ex*", "A", "triangular", "singular ones are refused", False),
     ValueNeed("aten._linalg_svd*", "A", "", "what spread the singular values have sets the iterations"),
-    ValueNeed("aten.linalg_eig*", "self", "", "what spread the eigenvalues have sets the iterations"),
+    ValueNeed("aten.linalg_eig*", "self", "", _SPREAD),
     ValueNeed("aten.linalg_lu_solve*", "pivots", "integers", "rows to swap, " + _EXACT, False),
     # the meaning of arguments of third-party functions is unknown; integers and booleans are usually indices
     ValueNeed("!aten.*", "*", "", "not known", of="int|bool"),
