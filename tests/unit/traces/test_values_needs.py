@@ -45,10 +45,11 @@ def arguments() -> list[tuple[str, str]]:
 
 def test_every_row_is_about_an_argument_that_torch_has() -> None:
     known = arguments()
-    for row, pattern in ((row, pattern) for row in NEEDS for pattern in row.op.split("|")):
+    patterns = [(pattern, need.argument) for need in NEEDS for pattern in need.op.split("|")]
+    for pattern, arguments_of_row in patterns:
         if pattern.startswith("aten.") and not is_removed(pattern):
             ops = [argument for op, argument in known if fnmatchcase(op, pattern)]
-            for name in row.argument.split("|"):
+            for name in arguments_of_row.split("|"):
                 assert any(fnmatchcase(argument, name) for argument in ops), (pattern, name)
 
 

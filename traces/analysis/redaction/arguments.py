@@ -14,8 +14,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from opgrip.traces.analysis.redaction.call_facts import CallFacts, argument_name, call_facts
-from opgrip.traces.analysis.redaction.coarse_models import coarse, coarse_float, coarse_int, rounded_up
+from opgrip.traces.analysis.redaction.coarse_models import (
+    CallFacts,
+    argument_name,
+    call_facts,
+    coarse,
+    coarse_float,
+    coarse_int,
+    rounded_up,
+)
 from opgrip.traces.analysis.redaction.header_tables import TableRedactor
 from opgrip.traces.analysis.redaction.names import NAME_RULES, NOT_RECORDED, NameHasher
 from opgrip.traces.analysis.redaction.policy import ASKED, LABELS, SCALARS, Policy, RedactionReport

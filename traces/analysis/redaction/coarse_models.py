@@ -1,8 +1,8 @@
-"""Coarse numbers and value models that preserve an operator's time and the sizes of its outputs."""
+"""Facts of a call that redaction needs, and coarse numbers and value models that preserve its time and output sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import frexp, isfinite, ldexp, prod, trunc
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from opgrip.errors import FormatError
-from opgrip.traces.analysis.redaction.call_facts import CallFacts, TensorSlot
+from opgrip.traces.schema.arguments import TensorSpec, tensors
+from opgrip.traces.schema.operator_arguments import schema_arguments
+from opgrip.traces.schema.tensor_specs import Compressed, Coo, Nested, memory_dtype
 from opgrip.traces.values import ValueModel, reads_places, refine_model, requested_kinds, sizes_outputs
 from opgrip.traces.values.booleans import Booleans, OneHot
 from opgrip.traces.values.boxes import Boxes
@@ -21,6 +23,81 @@ from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.matrices import Factorable, Triangular
 from opgrip.traces.values.order import Permutation
 from opgrip.traces.values.progression import Offsets, Progression
+
+
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """Facts about the numbers of a call that follow from its shapes.
+
+    Attributes
+    ----------
+    sizes : sizes of all dimensions of arguments and results
+    extent : the largest position in memory, or number of elements, of these tensors
+    pinned : integers with their images elsewhere in the call; redacting its scalars adds their images
+    """
+
+    sizes: frozenset[int]
+    extent: int
+    pinned: dict[int, int]
+
+
+def call_facts(sizes: Collection[int], extent: int, known: Mapping[int, int] | None = None) -> CallFacts:
+    """Return the facts of a call with these sizes; images in `known` take precedence over the sizes."""
+    pinned = {number: number for size in sizes for number in (size - 1, size) if number > 0}
+    return CallFacts(frozenset(sizes), extent, pinned | dict(known or {}))
+
+
+def facts_of(args: Any, outputs: Any) -> CallFacts:
+    """Return the facts of a call with these arguments and outputs."""
+    sizes: set[int] = set()
+    extent = 0
+    for spec in tensors([args, outputs]):
+        for one in (spec, *spec.parts):
+            sizes.update(one.shape)
+            extent = max(extent, prod(one.shape), one.extent // max(1, one.dtype.itemsize))
+    return call_facts(sizes, extent)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSlot:
+    """Tensor in a call that can have a value model.
+
+    Attributes
+    ----------
+    number : number of its model, or None
+    shape, dtype : shape and dtype of the values that the model draws
+    """
+
+    op: str
+    argument: str
+    number: int | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def slots_of(op: str, argument: str, spec: TensorSpec) -> Iterator[TensorSlot]:
+    """Yield the tensors that a tensor consists of, in the order of `value_numbers`."""
+    parts: tuple[TensorSpec, ...] = (spec,)
+    match spec.made_of:
+        case Coo(indices, rows, values):
+            for number in rows:
+                yield TensorSlot(op, argument, number, tuple(indices.shape[1:]), torch.int64)
+            parts = (values,)
+        case Compressed() | Nested():
+            parts = spec.parts
+    for part in parts:
+        yield TensorSlot(op, argument, part.values, part.shape, memory_dtype(part.dtype))
+
+
+def argument_name(op: str, place: int | str) -> tuple[str, str]:
+    """Return an argument's name and type in the schema, or its position or keyword and an empty type without a schema
+    entry.
+    """
+    parameters = schema_arguments(op)
+    if isinstance(place, int):
+        return parameters[place] if place < len(parameters) else (str(place), "")
+    return place, dict(parameters).get(place, "")
+
 
 BITS = 3
 """number of leading bits that a coarse number keeps"""
@@ -260,14 +337,16 @@ def _progression(model: Progression, pinned: Mapping[int, int]) -> Progression:
 
 def _permutation(model: Permutation, pinned: Mapping[int, int]) -> Permutation:
     low = coarse_int(model.low)
-    return replace(model, low=low, high=low + model.high - model.low, step=_step(model.step))
+    return replace(
+        model, low=low, high=low + model.high - model.low, step=None if model.step is None else coarse_float(model.step)
+    )
 
 
 def _offsets(model: Offsets, pinned: Mapping[int, int]) -> Offsets:
     first = coarse_int(model.first)
     if model.lengths is None or sum(count for _, count in model.lengths) == 1:
         last = first + coarse_int(model.last - model.first)
-        quantiles = None if model.quantiles is None else [coarse_float(mark) for mark in model.quantiles]
+        quantiles = _coarse_floats(model.quantiles)
         lengths = None if model.lengths is None else [[last - first, 1]]
         return replace(model, first=first, last=last, quantiles=quantiles, lengths=lengths)
     numbers = IntegerMap((length for length, _ in model.lengths), pinned)
@@ -284,61 +363,43 @@ def _integers(model: Integers, pinned: Mapping[int, int]) -> Integers:
         others = max(1, (model.distinct or 1) - sum(count > 0 for _, count in model.frequent))
         # leave enough integers for as many distinct values as before
         high = max(high, low, min(low + others - 1, max(high, model.high)))
-    return replace(model, frequent=frequent, low=low, high=high, step=_step(model.step), zipf=round(model.zipf, 1))
-
-
-def _probabilities(model: Probabilities, pinned: Mapping[int, int]) -> Probabilities:
-    return replace(model, peak=coarse_float(model.peak))
-
-
-def _boxes(model: Boxes, pinned: Mapping[int, int]) -> Boxes:
-    levels = model.quantiles
     return replace(
         model,
-        low=[coarse_float(value) for value in model.low],
-        high=[coarse_float(value) for value in model.high],
-        quantiles=None if levels is None else [[coarse_float(value) for value in marks] for marks in levels],
-        overlap=None if model.overlap is None else coarse_float(model.overlap),
+        frequent=frequent,
+        low=low,
+        high=high,
+        step=None if model.step is None else coarse_float(model.step),
+        zipf=round(model.zipf, 1),
     )
 
 
 def _floats(model: Floats, pinned: Mapping[int, int]) -> Floats:
-    low, high = coarse_float(model.low), coarse_float(model.high)
-    return replace(
-        model,
-        mean=min(max(coarse_float(model.mean), low), high),
-        std=coarse_float(model.std),
-        low=low,
-        high=high,
-        quantiles=None if model.quantiles is None else [coarse_float(value) for value in model.quantiles],
-        step=_step(model.step),
-    )
+    redacted: Floats = _coarsened(model, "mean", "std", "low", "high", "quantiles", "step")
+    return replace(redacted, mean=min(max(redacted.mean, redacted.low), redacted.high))
 
 
-def _factorable(model: Factorable, pinned: Mapping[int, int]) -> Factorable:
-    return replace(model, diagonal=coarse_float(model.diagonal), spread=coarse_float(model.spread))
+def _coarsened(model: Any, *names: str) -> Any:
+    """Return the model with the floats in some of its fields made coarse."""
+    return replace(model, **{name: _coarse_floats(getattr(model, name)) for name in names})
 
 
-def _triangular(model: Triangular, pinned: Mapping[int, int]) -> Triangular:
-    low, high, spread = map(coarse_float, (model.low, model.high, model.spread))
-    return replace(model, low=low, high=high, spread=spread)
-
-
-def _step(step: float | None) -> float | None:
-    return None if step is None else coarse_float(step)
+def _coarse_floats(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_coarse_floats(item) for item in value]
+    return None if value is None else coarse_float(value)
 
 
 _COARSE: dict[type, Callable[[Any, Mapping[int, int]], ValueModel]] = {
     Booleans: lambda model, pinned: model,
-    Boxes: _boxes,
+    Boxes: lambda model, pinned: _coarsened(model, "low", "high", "quantiles", "overlap"),
     Constant: _constant,
-    Factorable: _factorable,
+    Factorable: lambda model, pinned: _coarsened(model, "diagonal", "spread"),
     Floats: _floats,
     Integers: _integers,
     Offsets: _offsets,
     OneHot: _one_hot,
     Permutation: _permutation,
-    Probabilities: _probabilities,
+    Probabilities: lambda model, pinned: _coarsened(model, "peak"),
     Progression: _progression,
-    Triangular: _triangular,
+    Triangular: lambda model, pinned: _coarsened(model, "low", "high", "spread"),
 }

@@ -16,15 +16,16 @@ from typing import Any, get_args
 
 from opgrip.errors import UserError
 from opgrip.traces.analysis.redaction.arguments import Position, Redactor
-from opgrip.traces.analysis.redaction.call_facts import (
+from opgrip.traces.analysis.redaction.coarse_models import (
     CallFacts,
+    RedactedModel,
     TensorSlot,
     argument_name,
     call_facts,
     facts_of,
+    redact_model,
     slots_of,
 )
-from opgrip.traces.analysis.redaction.coarse_models import RedactedModel, redact_model
 from opgrip.traces.analysis.redaction.names import REGION, NameHasher, is_public_operator
 from opgrip.traces.analysis.redaction.policy import VALUES, Policy, RedactionReport
 from opgrip.traces.codec.call_blocks import CallBlock
