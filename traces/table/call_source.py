@@ -136,7 +136,8 @@ def selected(block: CallBlock, flags: np.ndarray[tuple[int], np.dtype[np.bool_]]
         return block
     places = np.flatnonzero(flags)
     storages = block.storages[np.repeat(flags, block.tensors)] if len(block.tensors) else block.storages[:0]
-    perturbed = np.flatnonzero(perturbed_flags(block.perturbed, len(block))[places]).tolist()
+    perturbed = np.flatnonzero(perturbed_flags(block.perturbed, len(block))[places])
+    runs = np.split(perturbed, np.flatnonzero(np.diff(perturbed) != 1) + 1)
     has_pairs = block.page_faults or block.slow_memory
     place_of = {place: index for index, place in enumerate(places.tolist())} if has_pairs else {}
     return replace(
@@ -150,7 +151,7 @@ def selected(block: CallBlock, flags: np.ndarray[tuple[int], np.dtype[np.bool_]]
         device_ns=block.device_ns[places] if len(block.device_ns) else block.device_ns,
         streams=block.streams[places] if len(block.streams) else block.streams,
         page_faults=[(place_of[place], count) for place, count in block.page_faults if place in place_of],
-        perturbed=[(place, 1) for place in perturbed],
+        perturbed=[(int(run[0]), len(run)) for run in runs if len(run)],
         slow_memory=[(place_of[place], excess) for place, excess in block.slow_memory if place in place_of],
     )
 

@@ -16,7 +16,6 @@ import torch
 
 from opgrip.traces.analysis.redaction.coarse_models import (
     CallFacts,
-    argument_name,
     call_facts,
     coarse,
     coarse_float,
@@ -279,6 +278,16 @@ class Redactor:
             # two different numbers can have the same coarse number
             redacted[self._names.word(repr(key)) if image in redacted else image] = self.tree(item, at)
         return redacted
+
+
+def argument_name(op: str, place: int | str) -> tuple[str, str]:
+    """Return an argument's name and type in the schema, or its position or keyword and an empty type without a schema
+    entry.
+    """
+    parameters = schema_arguments(op)
+    if isinstance(place, int):
+        return parameters[place] if place < len(parameters) else (str(place), "")
+    return place, dict(parameters).get(place, "")
 
 
 def range_images(signature: Signature) -> dict[int | str, int | float]:

@@ -11,7 +11,6 @@ import torch
 
 from opgrip.errors import FormatError
 from opgrip.traces.schema.arguments import TensorSpec, tensors
-from opgrip.traces.schema.operator_arguments import schema_arguments
 from opgrip.traces.schema.tensor_specs import Compressed, Coo, Nested, memory_dtype
 from opgrip.traces.values import ValueModel, reads_places, refine_model, requested_kinds, sizes_outputs
 from opgrip.traces.values.booleans import Booleans, OneHot
@@ -87,16 +86,6 @@ def slots_of(op: str, argument: str, spec: TensorSpec) -> Iterator[TensorSlot]:
             parts = spec.parts
     for part in parts:
         yield TensorSlot(op, argument, part.values, part.shape, memory_dtype(part.dtype))
-
-
-def argument_name(op: str, place: int | str) -> tuple[str, str]:
-    """Return an argument's name and type in the schema, or its position or keyword and an empty type without a schema
-    entry.
-    """
-    parameters = schema_arguments(op)
-    if isinstance(place, int):
-        return parameters[place] if place < len(parameters) else (str(place), "")
-    return place, dict(parameters).get(place, "")
 
 
 BITS = 3

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from opgrip.errors import UserError
-from opgrip.traces.analysis.redaction.arguments import Position, Redactor
+from opgrip.traces.analysis.redaction.arguments import Position, Redactor, argument_name
 from opgrip.traces.analysis.redaction.coarse_models import (
     CallFacts,
     RedactedModel,
     TensorSlot,
-    argument_name,
     call_facts,
     facts_of,
     redact_model,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from opgrip.cli.command import nearest
 from opgrip.cli.option_types import matches
 from opgrip.errors import UserError
+from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.schema.arguments import numbers_of, tensors
 from opgrip.traces.schema.operator_arguments import written
@@ -20,7 +21,6 @@ from opgrip.traces.schema.records import (
     FUNCTION,
     NO_STORAGE,
     OPERATOR,
-    Calls,
     Effects,
     End,
     Header,
@@ -28,10 +28,11 @@ from opgrip.traces.schema.records import (
     Scope,
     Signature,
 )
+from opgrip.traces.table.call_source import concatenated, or_all
 from opgrip.traces.table.profiler_labels import is_mark
 from opgrip.traces.table.step_starts import reported_starts, step_starts
 
-COLUMNS = ("thread", "signature", "scope", "start_ns", "tensors")
+COLUMNS = ("thread", "signature", "scope", "start_ns", "tensors", "storages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,8 @@ def read_outline(reader: TraceReader, partial: bool) -> Outline:
     """
     outline = Outline()
     end: End | None = None
-    columns = {name: array("q") for name in (*COLUMNS, "storages")}
-    for record in reader:
+    pieces: dict[str, list[NDArray[np.int64]]] = {name: [] for name in COLUMNS}
+    for record in reader.columns():
         match record:
             case Header():
                 outline.header = record.fields
@@ -120,30 +121,25 @@ def read_outline(reader: TraceReader, partial: bool) -> Outline:
                 outline.observed.append(record)
             case Effects():
                 outline.effects[record.signature] = tuple(_present(numbers_of((record.after, record.random_state))))
-            case Calls():
-                _add_block(columns, record)
+            case CallBlock():
+                tensors_of = or_all(record.tensors, len(record), 0)
+                storages = record.storages[: len(record.storages) if len(record.tensors) else 0]
+                thread = np.full(len(record), record.thread)
+                columns = (thread, record.signature, record.scope, record.start_ns, tensors_of, storages)
+                for name, column in zip(COLUMNS, columns, strict=True):
+                    pieces[name].append(column)
             case End():
                 end = record
     if reader.missing and not partial:
         raise UserError(reader.missing, "trim it with --partial")
-    for name, numbers in columns.items():
-        setattr(outline, name, np.frombuffer(numbers, dtype=np.int64) if numbers else np.empty(0, dtype=np.int64))
+    for name in COLUMNS:
+        setattr(outline, name, concatenated(pieces.pop(name)))
     if not len(outline.start_ns):
         raise UserError(f"{reader.path} contains no calls", "capture a program that runs some")
     marks = [number for number, item in outline.signatures.items() if is_mark(item.op)]
     own = outline.start_ns[~np.isin(outline.signature, marks)]
     outline.step_starts_ns = reported_starts(end, int(own.max(initial=0)))
     return outline
-
-
-def _add_block(columns: dict[str, array[int]], block: Calls) -> None:
-    count = len(block.signature)
-    columns["thread"].extend([block.thread] * count)
-    columns["signature"].extend(block.signature)
-    columns["scope"].extend(block.scope)
-    columns["start_ns"].extend(block.start_ns)
-    columns["tensors"].extend(block.tensors or [0] * count)
-    columns["storages"].extend(block.storages if block.tensors else ())
 
 
 def _outline(record: Signature) -> SignatureOutline:
@@ -192,11 +188,11 @@ def selected_calls(outline: Outline, part: TracePart) -> Flags:
     """
     flags = np.ones(len(outline.start_ns), dtype=np.bool_)
     if part.ops:
-        flags &= _matching(outline, part.ops, "op", lambda index: outline.op_of(index), outline.signature)
+        flags &= _matching(outline, part.ops, "op", outline.op_of, outline.signature)
     if part.modules:
-        flags &= _matching(outline, part.modules, "module", lambda index: outline.module_of(index), outline.scope)
+        flags &= _matching(outline, part.modules, "module", outline.module_of, outline.scope)
     if part.phases:
-        flags &= _matching(outline, part.phases, "phase", lambda index: outline.phase_of(index), outline.scope)
+        flags &= _matching(outline, part.phases, "phase", outline.phase_of, outline.scope)
     if part.time_ns is not None:
         flags &= within(outline.start_ns, part.time_ns)
     if part.steps is not None:

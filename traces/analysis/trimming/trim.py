@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from opgrip.traces.analysis.trimming.outline import (
     selected_calls,
     with_inner_calls,
 )
+from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.io.tensor_file import HEADER_FIELD
@@ -30,12 +31,10 @@ from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.records import (
     FUNCTION,
     NO_STORAGE,
-    Calls,
     Context,
     DeviceTimes,
     Effects,
     End,
-    Entered,
     Header,
     Kernels,
     Observed,
@@ -45,10 +44,9 @@ from opgrip.traces.schema.records import (
     Thread,
     Values,
 )
+from opgrip.traces.table.call_source import selected
 from opgrip.traces.table.profiler_labels import is_mark
 from opgrip.traces.table.step_starts import StepStarts
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +116,7 @@ def trim(
     header = _header(outline, part, trimmed, same_folder=reader.path.resolve().parent == output.resolve().parent)
     writer = TraceWriter(output, header, force)
     try:
-        for record in reader:
+        for record in reader.columns():
             changed = writing.of(record)
             if changed is not None:
                 writer.write(changed)
@@ -155,11 +153,15 @@ class _Writing:
     def __init__(self, outline: Outline, flags: Flags) -> None:
         self._outline, self._flags = outline, flags
         self.signatures = set(outline.signature[flags].tolist()) & outline.signatures.keys()
-        self._scopes = _scopes(outline, set(outline.scope[flags].tolist()))
-        self._contexts = {outline.scopes[number].context for number in self._scopes}
-        self._threads = set(outline.thread[flags].tolist())
+        scopes = _scopes(outline, set(outline.scope[flags].tolist()))
         self._observed = _observed(outline, flags, self.signatures)
-        self._values = self._used_values()
+        self._numbers: dict[type, set[Any]] = {
+            Signature: self.signatures,
+            Scope: scopes,
+            Context: {outline.scopes[number].context for number in scopes},
+            Thread: set(outline.thread[flags].tolist()),
+            Values: self._used_values(),
+        }
         self._all, self._selected = Counter(outline.signature.tolist()), Counter(outline.signature[flags].tolist())
         self._place = 0
         self._observed_place = 0
@@ -190,12 +192,11 @@ class _Writing:
         kept: list[int] = starts[np.unique(steps)].tolist()
         return kept
 
-    def of(self, record: Record) -> Record | None:
+    def of(self, record: Record | CallBlock) -> Record | CallBlock | None:
         """Return a record as it is written to the part, or None if it is left out."""
         match record:
             case Signature() | Scope() | Context() | Thread() | Values():
-                numbers = self._numbers_of(type(record))
-                return record if record.number in numbers else None
+                return record if record.number in self._numbers[type(record)] else None
             case Observed():
                 self._observed_place += 1
                 return record if self._observed_place - 1 in self._observed else None
@@ -203,26 +204,14 @@ class _Writing:
                 return record if record.signature in self.signatures else None
             case Kernels():
                 return self._kernels(record)
-            case Calls():
+            case CallBlock():
                 return self._calls(record)
             case DeviceTimes():
                 return self._device_times(record)
             case End():
                 self._end = record
-            case Header() | Entered():
-                # unfinished calls depend on calls around them, which may be left out
-                pass
+        # unfinished calls depend on calls around them, which may be left out
         return None
-
-    def _numbers_of(self, kind: type) -> set[Any]:
-        numbers: dict[type, set[Any]] = {
-            Signature: self.signatures,
-            Scope: self._scopes,
-            Context: self._contexts,
-            Thread: self._threads,
-            Values: self._values,
-        }
-        return numbers[kind]
 
     def _used_values(self) -> set[int]:
         outline = self._outline
@@ -232,39 +221,15 @@ class _Writing:
             used |= {number for number in outline.observed[place].values if number is not None}
         return used
 
-    def _calls(self, block: Calls) -> Calls | None:
-        count = len(block.signature)
-        flags = self._flags[self._place : self._place + count].tolist()
-        self._place += count
-        if block.start_ns:
-            self._last_ns = max(self._last_ns, max(map(int.__add__, block.start_ns, block.duration_ns)))
-        if not any(flags):
+    def _calls(self, block: CallBlock) -> CallBlock | None:
+        flags = self._flags[self._place : self._place + len(block)]
+        self._place += len(block)
+        self._last_ns = int((block.start_ns + block.duration_ns).max(initial=self._last_ns))
+        if not flags.any():
             return None
-        # index of each call in the part's block
-        places = np.cumsum(flags) - 1
-
-        def of_part(column: list[T]) -> list[T]:
-            return list(compress(column, flags))
-
-        storages = of_part(_by_call(block)) if block.tensors else []
-        flat = [number for numbers in storages for number in numbers]
-        newest, self._newest = self._newest, max([self._newest, *flat])
-        perturbed = [at for place, length in block.perturbed for at in range(place, min(place + length, count))]
-        return replace(
-            block,
-            signature=of_part(block.signature),
-            scope=of_part(block.scope),
-            start_ns=of_part(block.start_ns),
-            duration_ns=of_part(block.duration_ns),
-            tensors=of_part(block.tensors),
-            storages=flat,
-            newest=newest,
-            device_ns=of_part(block.device_ns),
-            page_faults=[(int(places[place]), pages) for place, pages in block.page_faults if flags[place]],
-            streams=of_part(block.streams),
-            perturbed=_runs([int(places[place]) for place in perturbed if flags[place]]),
-            slow_memory=[(int(places[place]), excess) for place, excess in block.slow_memory if flags[place]],
-        )
+        newest, kept = self._newest, selected(block, flags)
+        self._newest = int(kept.storages.max(initial=newest))
+        return replace(kept, newest=newest)
 
     def _device_times(self, record: DeviceTimes) -> DeviceTimes | None:
         thread = record.thread
@@ -323,19 +288,3 @@ def _observed(outline: Outline, flags: Flags, signatures: set[int]) -> set[int]:
 def _first_memory(outline: Outline) -> np.ndarray[Any, np.dtype[np.int64]]:
     padded = np.append(outline.storages, NO_STORAGE)
     return np.where(outline.tensors > 0, padded[outline.first_storage], NO_STORAGE)
-
-
-def _by_call(block: Calls) -> list[list[int]]:
-    ends = np.cumsum(block.tensors).tolist()
-    return [block.storages[end - count : end] for end, count in zip(ends, block.tensors, strict=True)]
-
-
-def _runs(places: list[int]) -> list[tuple[int, int]]:
-    """Return runs of consecutive places as pairs of first place and length."""
-    runs: list[tuple[int, int]] = []
-    for place in sorted(set(places)):
-        if runs and sum(runs[-1]) == place:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((place, 1))
-    return runs
