@@ -16,7 +16,7 @@ from time import monotonic, sleep
 from opgrip.capture.program.processes import rank
 from opgrip.cli.output_files import cannot_be_written, open_ordinary
 from opgrip.errors import UserError
-from opgrip.traces.analysis.differences.side import SUFFIX, Side, read_day, write_day
+from opgrip.traces.analysis.difference_sides import SUFFIX, Side, read_day, write_day
 from opgrip.traces.table.trace import load
 
 LOCK_S = 10.0

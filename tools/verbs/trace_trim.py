@@ -63,7 +63,8 @@ def prepare_trim(parser: argparse.ArgumentParser) -> None:
 
 @verb("trace trim", "write a part of a trace, by step, phase, module or operator", TRIM_EXAMPLES, prepare_trim)
 def run_trim(args: argparse.Namespace) -> int:
-    from opgrip.traces.analysis.trimming import TracePart, trim
+    from opgrip.traces.analysis.trace_part import TracePart
+    from opgrip.traces.analysis.trim import trim
 
     check_writable(args.output, args.force)
     part = TracePart(args.steps, tuple(args.phase), tuple(args.module), tuple(args.op), args.time)

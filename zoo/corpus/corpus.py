@@ -13,7 +13,7 @@ import pandas as pd
 
 from opgrip.cli.command import counted, printable
 from opgrip.errors import UserError, shortened
-from opgrip.traces.analysis.differences.side import call_outline
+from opgrip.traces.analysis.difference_sides import call_outline
 from opgrip.traces.codec.record_forms import key_of_case
 from opgrip.traces.schema.arguments import TensorSpec, tensors
 from opgrip.traces.schema.records import Signature

@@ -14,8 +14,13 @@ from torch import nn
 
 from opgrip.capture import Capture
 from opgrip.traces import Trace, load
-from opgrip.traces.analysis.differences import Tolerances, TraceDifference, compare_traces, write_difference
-from opgrip.traces.analysis.differences.compare import statistics_of
+from opgrip.traces.analysis.differences import (
+    Tolerances,
+    TraceDifference,
+    compare_traces,
+    statistics_of,
+    write_difference,
+)
 from opgrip.traces.schema.tensor_specs import TensorSpec
 from opgrip.traces.table.trace import Trace as TraceType
 from opgrip.traces.values import fit

@@ -21,8 +21,7 @@ from opgrip.capture.on_demand.seen import SeenSignatures
 from opgrip.capture.on_demand.settings import AgentSettings
 from opgrip.errors import UserError
 from opgrip.traces import load
-from opgrip.traces.analysis.differences import load_side
-from opgrip.traces.analysis.differences.side import read_day
+from opgrip.traces.analysis.difference_sides import load_side, read_day
 
 DAY_S = 86_400.0
 SERVER = """

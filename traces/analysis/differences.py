@@ -13,7 +13,7 @@ import torch
 
 from opgrip.cli.command import printable
 from opgrip.cli.output_files import write_json, write_text
-from opgrip.traces.analysis.differences.side import TRACE, Cases, Side, unit_of
+from opgrip.traces.analysis.difference_sides import TRACE, Cases, Side, unit_of
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.tensor_specs import memory_dtype
 from opgrip.traces.table.trace import Trace

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrip.traces.analysis.trimming.outline import (
+from opgrip.traces.analysis.trace_part import (
     Flags,
     KeptFlow,
     Outline,
