@@ -33,7 +33,7 @@ from opgrip.replay.reports.cells import all_columns
 from opgrip.replay.results.columns import Column
 from opgrip.replay.results.ratios import reference_of, with_ratios_by_case
 from opgrip.replay.results.results import OK, Result
-from opgrip.tools.report.trace_views import SHORT_US, describe_corpus, describe_trace
+from opgrip.tools.report.trace_views import SHORT_US, describe_corpus, describe_trace, plain, rounded
 from opgrip.traces.table.trace import Trace
 from opgrip.zoo.corpus import Corpus
 
@@ -165,7 +165,7 @@ def describe_runs(runs: Mapping[str, Results]) -> Plain:
     filled = [about for about in columns if any(cell.get(about.name) not in (None, "") for cell in cells)]
     return {
         "columns": [{"name": about.name, "unit": about.unit, "meaning": about.meaning} for about in filled],
-        "rows": {about.name: [_plain(cell.get(about.name)) for cell in cells] for about in filled},
+        "rows": {about.name: [_cell(cell.get(about.name)) for cell in cells] for about in filled},
         "times": list(_times([row for _, row in rows])),
         "sites": _sites([row for _, row in rows]),
         "modes": list(_modes(rows)),
@@ -183,8 +183,12 @@ def _modes(rows: Sequence[tuple[str, Result]]) -> Iterator[Plain]:
             yield {"run": name, "mode": item.mode, "statuses": item.statuses, "speed_up": _speed_up(item.speed_up)}
 
 
+def _cell(value: Any) -> Any:
+    return plain(value, infinite="inf")
+
+
 def _speed_up(found: SpeedUp | None) -> Plain | None:
-    return None if found is None else {name: _plain(value) for name, value in asdict(found).items()}
+    return None if found is None else {name: _cell(value) for name, value in asdict(found).items()}
 
 
 def _sites(rows: Sequence[Result]) -> Plain:
@@ -200,8 +204,8 @@ def _sites(rows: Sequence[Result]) -> Plain:
         calls = sum(site.count for site in sites)
         shares = tuple(
             (
-                *(names.setdefault(_plain(name), len(names)) for name in (site.module, site.phase, site.line)),
-                _rounded(site.count / calls),
+                *(names.setdefault(_cell(name), len(names)) for name in (site.module, site.phase, site.line)),
+                rounded(site.count / calls),
             )
             for site in sites
         )
@@ -237,9 +241,9 @@ def _times(rows: Sequence[Result]) -> Iterator[list[float] | None]:
         if not row.times_us:
             yield None
         elif total <= MOST_TIMES:
-            yield [_rounded(time) for time in row.times_us]
+            yield [rounded(time) for time in row.times_us]
         else:
-            yield [_rounded(float(time)) for time in np.quantile(row.times_us, QUANTILES)]
+            yield [rounded(float(time)) for time in np.quantile(row.times_us, QUANTILES)]
 
 
 def _facts(header: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
@@ -277,20 +281,8 @@ def command_of(header: Mapping[str, Any], row: Result) -> str:
     return shlex.join(words + (["--device", "cuda"] if device not in ("cpu", "meta") else []))
 
 
-def _plain(cell: Any) -> Any:
-    if isinstance(cell, float):
-        if math.isinf(cell):
-            return "inf"
-        return None if math.isnan(cell) else _rounded(cell)
-    # browsers reject lone surrogates in an address
-    return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
-
-
-def _rounded(value: float) -> float:
-    """Return a number with six digits, which exceeds the accuracy of any time."""
-    return float(f"{value:.6g}")
-
-
+MOST_ROWS = 20_000
+"""maximum number of rows of a comparison on a page, beginning with regressions"""
 COLUMNS = ("verdict", "op", "shapes", "mode", "variant", "base_us", "new_us", "ratio", "low", "high", "reason")
 
 
@@ -305,19 +297,8 @@ def describe_comparisons(runs: Mapping[str, Results], gates: Sequence[str]) -> I
         yield {
             "name": name,
             "base": names[0],
-            "lines": list(map(_plain_comparison, lines)),
-            "gates": [_plain_comparison(item.line) for item in hold_all(conditions, comparison)],
+            "lines": list(map(plain, lines)),
+            "gates": [plain(item.line) for item in hold_all(conditions, comparison)],
             "columns": COLUMNS,
-            "rows": [[_plain_comparison(getattr(row, column)) for column in COLUMNS] for row in rows],
+            "rows": [[plain(getattr(row, column)) for column in COLUMNS] for row in rows],
         }
-
-
-MOST_ROWS = 20_000
-"""maximum number of rows of a comparison on a page, beginning with regressions"""
-
-
-def _plain_comparison(cell: Any) -> Any:
-    if isinstance(cell, float):
-        return float(f"{cell:.6g}") if abs(cell) < float("inf") else None
-    # browsers reject lone surrogates
-    return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell

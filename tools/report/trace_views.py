@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from opgrip.cli.terminal import shorten
 from opgrip.replay.cases.call_sites import CallSite, count_call_sites
 from opgrip.replay.operators.lookup import family_of
 from opgrip.replay.results.results import describe_shapes
@@ -152,12 +154,10 @@ def _cases(trace: Trace, called: Sequence[Called]) -> Iterator[tuple[str, Plain]
 
 def _arguments(signature: Signature, trace: Trace) -> Iterator[tuple[str, str]]:
     """Yield a description of each argument; of tensors with their value model."""
-    from opgrip.replay.results.results import describe_shapes
-
     yield "all", describe_shapes(signature)
     for place, spec in enumerate(tensors([signature.args, signature.kwargs])):
         model = None if spec.values is None else trace.values.get(spec.values)
-        known = "" if model is None else f": {_short(repr(model))}"
+        known = "" if model is None else f": {shorten(repr(model), 200)}"
         layout = "" if _is_contiguous(spec) else f", strides {list(spec.stride or ())}"
         yield f"tensor {place}", f"{spec.dtype} {list(spec.shape)} on {spec.device}{layout}{known}"
 
@@ -169,10 +169,6 @@ def _is_contiguous(spec: TensorSpec) -> bool:
             return False
         expected *= size
     return True
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _place(site: CallSite) -> str:
@@ -247,7 +243,7 @@ def _sums(launches: pd.DataFrame, names: list[str]) -> Iterator[tuple[Any, ...]]
     """Yield the sums of groups by these columns, beginning with most launches."""
     sums = launches.groupby(names, observed=True)[SUMMED].sum().reset_index()
     for row in sums.sort_values("launches", ascending=False, kind="stable").itertuples(index=False, name=None):
-        yield (*row[: len(names)], *(float(f"{value:.6g}") for value in row[len(names) :]))
+        yield (*row[: len(names)], *map(rounded, row[len(names) :]))
 
 
 def _curve(launches: pd.DataFrame) -> Iterator[tuple[float, float, float]]:
@@ -311,7 +307,7 @@ def _in_percent(table: pd.DataFrame, column: str) -> pd.DataFrame:
 
 def _table(table: pd.DataFrame) -> Plain:
     shown = table.drop(columns="key", errors="ignore").head(MOST_ROWS)
-    rows = [[_plain(cell) for cell in row.values()] for row in records(shown)]
+    rows = [[plain(cell) for cell in row.values()] for row in records(shown)]
     columns = [
         {
             "name": name,
@@ -323,8 +319,13 @@ def _table(table: pd.DataFrame) -> Plain:
     return {"columns": columns, "rows": rows, "left_out": len(table) - len(shown)}
 
 
-def _plain(cell: Any) -> Any:
-    if isinstance(cell, str):
-        # browsers reject lone surrogates
-        return cell.encode("utf-8", "backslashreplace").decode()
-    return float(f"{cell:.6g}") if isinstance(cell, float) else cell
+def plain(cell: Any, infinite: Any = None) -> Any:
+    """Return a cell for JSON: numbers with six digits, and text without lone surrogates, which browsers reject."""
+    if isinstance(cell, float):
+        return infinite if math.isinf(cell) else None if math.isnan(cell) else rounded(cell)
+    return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
+
+
+def rounded(value: float) -> float:
+    """Return a number with six digits, which exceeds the accuracy of any time."""
+    return float(f"{value:.6g}")

@@ -82,16 +82,11 @@ def _write_own(reader: TraceReader, args: argparse.Namespace) -> Losses:
     records = iter(reader)
     header = next(records)
     assert isinstance(header, Header)
-    writer = TraceWriter(args.output, header, args.force)
-    try:
+    with TraceWriter(args.output, header, args.force) as writer:
         for record in records:
             writer.write(record)
         if reader.missing and not args.partial:
             raise UserError(reader.missing, "convert it with --partial")
-    except BaseException:
-        writer.discard()
-        raise
-    writer.close()
     return reader.losses
 
 

@@ -88,20 +88,16 @@ def merge(
         shifts = [shift + clock.offset_ns for shift, clock in zip(shifts, clocks, strict=True)]
         if any(clock.collectives for clock in clocks):
             merged["clocks"] = {"by": "collectives", "processes": [clock.as_json() for clock in clocks]}
-    writer = TraceWriter(output, Header({name: value for name, value in merged.items() if name not in _OWN}), force)
+    common = Header({name: value for name, value in merged.items() if name not in _OWN})
     try:
-        join = _Join(writer)
-        for process, (path, shift_ns) in enumerate(zip(paths, shifts, strict=True)):
-            join.add(TraceReader(path, unbounded), process, shift_ns, partial)
-        end = join.end()
-        writer.write(end)
-        writer.close()
+        with TraceWriter(output, common, force) as writer:
+            join = _Join(writer)
+            for process, (path, shift_ns) in enumerate(zip(paths, shifts, strict=True)):
+                join.add(TraceReader(path, unbounded), process, shift_ns, partial)
+            end = join.end()
+            writer.write(end)
     except KeyError as error:
-        writer.discard()
         raise UserError("a trace refers to a record that it does not hold", "capture it again") from error
-    except BaseException:
-        writer.discard()
-        raise
     return end
 
 

@@ -114,17 +114,12 @@ def trim(
         losses=reader.losses,
     )
     header = _header(outline, part, trimmed, same_folder=reader.path.resolve().parent == output.resolve().parent)
-    writer = TraceWriter(output, header, force)
-    try:
+    with TraceWriter(output, header, force) as writer:
         for record in reader.columns():
             changed = writing.of(record)
             if changed is not None:
                 writer.write(changed)
         writer.write(writing.end)
-        writer.close()
-    except BaseException:
-        writer.discard()
-        raise
     return replace(trimmed, losses=reader.losses)
 
 

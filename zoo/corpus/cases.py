@@ -79,9 +79,9 @@ def write_cases(
     numbers = {key: number for number, key in enumerate(keys)}
     chosen = written_from(corpus.frame, keys)
     facts = {"model": {"name": "corpus", "run": "cases"}, "torch": torch.__version__, "steps": 1}
-    writer = TraceWriter(path, Header({**facts, "page_size": PAGE_BYTES, **(fields or {})}), force)
+    header = Header({**facts, "page_size": PAGE_BYTES, **(fields or {})})
     numbering = _Numbering(len(keys))
-    try:
+    with TraceWriter(path, header, force) as writer:
         writer.write(Thread(0, "main"))
         for member in corpus.members:
             own = chosen[chosen["trace"] == member.name]
@@ -92,10 +92,6 @@ def write_cases(
                 for record in _CaseRecords(member.model, trace, wanted, numbering).all(surrounding):
                     writer.write(record)
         writer.write(End(numbering.calls, numbering.signatures, numbering.now_ns))
-        writer.close()
-    except BaseException:
-        writer.discard()
-        raise
     return len(chosen)
 
 

@@ -68,16 +68,10 @@ def align(meetings: Meetings, processes: int) -> list[Clock]:
                     continue
                 seen.add(other)
                 queue.append(other)
-                clocks[other] = _chained(clocks[process], clock)
+                base_ns = clocks[process].offset_ns
+                measured_ns = base_ns + (clock.measured_ns or 0)
+                clocks[other] = replace(clock, offset_ns=base_ns + clock.offset_ns, measured_ns=measured_ns)
     return clocks
-
-
-def _chained(before: Clock, clock: Clock) -> Clock:
-    """Return a clock with the offset of the clock that it was compared with added."""
-    assert clock.measured_ns is not None
-    return Clock(
-        before.offset_ns + clock.offset_ns, before.offset_ns + clock.measured_ns, clock.spread_ns, clock.collectives
-    )
 
 
 class _Pairs:
@@ -167,7 +161,10 @@ def measure_clocks(
             continue
         scan = Scan(kinds[process])
         for record in TraceReader(path, unbounded).columns():
-            match_record(record, kinds[process], scan)
+            if isinstance(record, Signature):
+                kinds[process].add(record)
+            elif isinstance(record, CallBlock):
+                scan.add(record)
         events[process] = thinned(shifted(scan.events(), shift_ns), kinds[process])
     collectives = {process: kinds[process].collectives for process in events}
     clocks = align(match(events, collectives, ranks), len(paths))
@@ -188,14 +185,6 @@ def thinned(events: Events, kinds: SignatureKinds, most: int = MOST) -> Events:
     stride = 1 << np.ceil(np.log2(np.maximum(counts / most, 1))).astype(np.int64)
     chosen = events.ordinal % stride == 0
     return Events(**{name: getattr(events, name)[chosen] for name in events.__slots__})
-
-
-def match_record(record: object, kinds: SignatureKinds, scan: Scan) -> None:
-    """Add a record of one rank's trace to a scan."""
-    if isinstance(record, Signature):
-        kinds.add(record)
-    elif isinstance(record, CallBlock):
-        scan.add(record)
 
 
 def shifted(events: Events, shift_ns: int) -> Events:
@@ -263,14 +252,20 @@ def match(
     collectives : collectives of each process, by signature
     ranks : rank of each process in the whole program
     """
-    kinds, groups, roots = _Numbers(), _Numbers(), {rank: place for place, rank in enumerate(ranks) if rank is not None}
+    kinds: dict[str, int] = {}
+    groups: dict[str, int] = {}
+    roots = {rank: place for place, rank in enumerate(ranks) if rank is not None}
     pieces: list[Integers] = []
     for process, own in events.items():
         if not len(own):
             continue
         by_signature = collectives[process]
         table = {
-            number: (kinds[item.kind], groups[item.group], -1 if item.root is None else roots.get(item.root, -1))
+            number: (
+                kinds.setdefault(item.kind, len(kinds)),
+                groups.setdefault(item.group, len(groups)),
+                -1 if item.root is None else roots.get(item.root, -1),
+            )
             for number, item in by_signature.items()
         }
         facts = np.array([table[number] for number in own.signature.tolist()], dtype=np.int64)
@@ -283,22 +278,9 @@ def match(
     new = np.any(np.diff(rows[:, [2, 4]], axis=0) != 0, axis=1)
     first = np.flatnonzero(np.append(True, new)) if len(rows) else np.empty(0, dtype=np.int64)
     # the ordinal is no longer needed
-    process, kind, group, root, _, signature, start, launched, wait, end = np.ascontiguousarray(rows.T)
-    return Meetings(
-        kinds=tuple(kinds.names),
-        groups=tuple(groups.names),
-        first=first,
-        process=process,
-        kind=kind,
-        group=group,
-        root=root,
-        signature=signature,
-        start_ns=start,
-        launched_ns=launched,
-        wait_ns=wait,
-        end_ns=end,
-        unmatched=total - len(rows),
-    )
+    names = ("process", "kind", "group", "root", "signature", "start_ns", "launched_ns", "wait_ns", "end_ns")
+    columns_by_name = dict(zip(names, np.ascontiguousarray(np.delete(rows, 4, axis=1).T), strict=True))
+    return Meetings(tuple(kinds), tuple(groups), first, unmatched=total - len(rows), **columns_by_name)
 
 
 def _agreeing(rows: Integers) -> NDArray[np.bool_]:
@@ -313,13 +295,3 @@ def _agreeing(rows: Integers) -> NDArray[np.bool_]:
     stop = np.full(int(group.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(stop, group[first][differs], ordinal[first][differs])
     return np.repeat(good & (ordinal[first] < stop[group[first]]), sizes)
-
-
-class _Numbers:
-    """Map from names to numbers in order of occurrence."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, int] = {}
-
-    def __getitem__(self, name: str) -> int:
-        return self.names.setdefault(name, len(self.names))

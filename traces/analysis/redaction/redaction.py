@@ -324,7 +324,6 @@ class RedactedFile:
     """
 
     calls: int
-    records: int
     report: RedactionReport
     values: dict[tuple[str, str, str], int]
     passed_over: dict[str, int]
@@ -358,40 +357,29 @@ def redact(
     reader = TraceReader(path, unbounded)
     report = RedactionReport()
     redaction = Redaction(policy, report)
-    calls = records = 0
-    whole_values: list[str] = []
-    writer: TraceWriter | None = None
-    try:
-        for record in reader.columns():
+    incoming = iter(reader.columns())
+    header = next(incoming)
+    assert isinstance(header, Header)
+    (redacted,) = redaction.records(header)
+    assert isinstance(redacted, Header)
+    calls = 0
+    with TraceWriter(output, redacted, force) as writer:
+        for record in incoming:
             if isinstance(record, CallBlock):
-                assert writer is not None
                 writer.write(record)
                 calls += len(record)
                 continue
-            if isinstance(record, Header):
-                whole_values = _whole_values(record)
             for item in redaction.records(record):
-                if isinstance(item, Header):
-                    writer = TraceWriter(output, item, force)
-                else:
-                    assert writer is not None
-                    writer.write(item)
-                records += 1
+                writer.write(item)
         if reader.missing is not None and not partial:
             raise UserError(reader.missing, "--partial takes it so")
-        assert writer is not None
-        writer.close()
-    except BaseException:
-        if writer is not None:
-            writer.discard()
-        raise
     return RedactedFile(
-        *(calls, records, report, dict(redaction.kept), dict(reader.unknown), tuple(whole_values), reader.missing)
+        *(calls, report, dict(redaction.kept), dict(reader.unknown), _whole_values(header), reader.missing)
     )
 
 
-def _whole_values(header: Header) -> list[str]:
+def _whole_values(header: Header) -> tuple[str, ...]:
     """Return the names of the files of whole values next to a trace."""
     processes = header.fields.get("processes")
     headers = [header.fields, *(item for item in processes or () if isinstance(item, dict))]
-    return [str(fields[HEADER_FIELD]) for fields in headers if fields.get(HEADER_FIELD) is not None]
+    return tuple(str(fields[HEADER_FIELD]) for fields in headers if fields.get(HEADER_FIELD) is not None)
