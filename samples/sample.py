@@ -158,14 +158,34 @@ class Sample:
 
 _SAMPLES: dict[str, Sample] = {}
 
+PROJECTS = {
+    "dbolya/yolact": "YOLACT",
+    "DeepLink-org/DLOP-Bench": "DLOP-Bench",
+    "facebookresearch/detr": "DETR",
+    "facebookresearch/fairseq": "fairseq",
+    "huggingface/transformers": "Transformers",
+    "ModelTC/United-Perception": "United Perception",
+    "open-mmlab/mmaction2": "MMAction2",
+    "open-mmlab/mmclassification": "MMClassification",
+    "open-mmlab/mmcv": "MMCV",
+    "open-mmlab/mmdetection": "MMDetection",
+    "open-mmlab/mmediting": "MMEditing",
+    "open-mmlab/mmpose": "MMPose",
+    "open-mmlab/mmsegmentation": "MMSegmentation",
+    "OpenNMT/OpenNMT-py": "OpenNMT",
+    "PaddlePaddle/PaddleRec": "PaddleRec",
+    "pytorch/vision": "torchvision",
+}
+"""names of projects by their repository on GitHub"""
+
 
 def sample(
     inputs: Maker,
     configurations: Mapping[str, tuple[Any, ...]],
     *,
     tags: str,
-    project: str,
     url: str,
+    project: str | None = None,
     rtol: float = 1e-5,
     atol: float = 1e-5,
     random: bool = False,
@@ -175,11 +195,16 @@ def sample(
     Parameters
     ----------
     tags : values of `Tag`, separated by spaces
+    project : needed if the address is not of a repository in `PROJECTS`
 
     Raises
     ------
-    ValueError : if two samples have the same name, or a tag is unknown
+    ValueError : if two samples have the same name, or a tag or the project is unknown
     """
+    repository = "/".join(url.removeprefix("https://github.com/").split("/", 2)[:2])
+    project = project or PROJECTS.get(repository)
+    if project is None:
+        raise ValueError(f"unknown project of {url}: name it")
 
     def enter(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         entry = Sample(

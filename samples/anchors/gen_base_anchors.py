@@ -16,7 +16,6 @@ RETINANET = tuple(4.0 * 2 ** (third / 3) for third in range(3))
         "Faster R-CNN R50-C4": (16, (2.0, 4.0, 8.0, 16.0, 32.0)),
     },
     tags="ViewAttribute Broadcast IfElseBranch",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/4bd4ace53a626659070204236da5b8e14ae9cd08/mmdet/core/anchor/anchor_generator.py#L131",
 )
 def gen_base_anchors(

@@ -6,7 +6,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, featmap_size: tuple[int, int], stride: int, scales: tuple[float, ...]) -> Arguments:
-    """Return the anchors of one cell, the size of the map and its strides."""
     base = gen_base_anchors(stride, torch.tensor(scales), torch.tensor(RATIOS))
     return base, featmap_size, (stride, stride)
 
@@ -19,7 +18,6 @@ def inputs(draw: Draw, featmap_size: tuple[int, int], stride: int, scales: tuple
         "RetinaNet R50-FPN, 800x1333, P3": ((100, 168), 8, RETINANET),
     },
     tags="ViewAttribute Broadcast",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/4bd4ace53a626659070204236da5b8e14ae9cd08/mmdet/core/anchor/anchor_generator.py#L318",
 )
 def grid_anchors(base_anchors: Tensor, featmap_size: tuple[int, int], stride: tuple[float, float] = (16, 16)) -> Tensor:

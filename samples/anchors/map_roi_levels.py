@@ -18,7 +18,6 @@ def inputs(draw: Draw, images: int, boxes: int) -> Arguments:
         "Cascade R-CNN R50-FPN, 800x1333, prediction, proposals of eight images": (8, 1000),
     },
     tags="ViewAttribute",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/models/roi_heads/roi_extractors/single_level_roi_extractor.py#L36",
 )
 def map_roi_levels(rois: Tensor, num_levels: int = 4, finest_scale: float = 56) -> Tensor:

@@ -11,7 +11,6 @@ from opgrip.samples.sample import sample
         "RetinaNet R50-FPN, 800x1333, P3, in a batch with an image of 1333x800": ((168, 168), (100, 168), 9),
     },
     tags="ViewAttribute Broadcast InPlace",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/anchor/point_generator.py#L30",
 )
 def valid_flags(

@@ -44,7 +44,6 @@ def inputs(
         "IfElseBranch ForLoop InputAware DataDependentShape AdvancedIndexing InPlace Reduce ViewAttribute "
         "BuiltInDataStructure Customized"
     ),
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/bbox/assigners/max_iou_assigner.py#L128",
 )
 def assign_wrt_overlaps(

@@ -11,7 +11,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, truths: int, size: tuple[int, int]) -> Arguments:
-    """Return one anchor per cell of each level, and truths."""
     levels = grid_boxes(size)
     gt = draw.boxes(truths, (float(size[0]), float(size[1])))
     return torch.cat(levels), [len(anchors) for anchors in levels], gt, draw.integers(truths, high=80)
@@ -27,7 +26,6 @@ def inputs(draw: Draw, truths: int, size: tuple[int, int]) -> Arguments:
         "IfElseBranch ForLoop DataDependentShape AdvancedIndexing InPlace Reduce Broadcast ViewAttribute "
         "BuiltInDataStructure Customized"
     ),
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/assigners/atss_assigner.py",
 )
 def atss_assign(

@@ -16,7 +16,6 @@ EPSILON = 1e-7
 def inputs(
     draw: Draw, truths: int, size: tuple[int, int] = (640, 640), classes: int = 80, within: float = 640.0
 ) -> Arguments:
-    """Return points of all levels with their strides, predicted boxes around them, and truths."""
     points = torch.cat(grid_points(size, (8, 16, 32)))
     centre, stride = points[:, :2], points[:, 2:]
     reach = draw.uniform(len(points), 4, low=0.5, high=6.0) * stride
@@ -36,7 +35,6 @@ def inputs(
         "IfElseBranch ForLoop InputAware DataDependentShape AdvancedIndexing InPlace Reduce Broadcast "
         "ViewAttribute BuiltInDataStructure Customized"
     ),
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/assigners/dynamic_soft_label_assigner.py",
 )
 def dynamic_soft_label_assign(

@@ -32,7 +32,6 @@ def inputs(
         "FCOS of the paper, 800x1024, training, 7 objects": (7, (800, 1024), False, 1.0),
     },
     tags="IfElseBranch ForLoop AdvancedIndexing InPlace Reduce Broadcast ViewAttribute BuiltInDataStructure",
-    project="United Perception",
     url="https://github.com/ModelTC/United-Perception/blob/1fdb7b20abc1d7f13cadf5fdacff2a6a8a5ae20f/up/tasks/det/plugins/fcos/models/postprocess/fcos_supervisor.py",
 )
 def fcos_matcher(

@@ -8,7 +8,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(
     draw: Draw, positives: int, negatives: int, num_classes: int = 80, reg_decoded_bbox: bool = False
 ) -> Arguments:
-    """Return boxes, and truths near the positive ones."""
     boxes = draw.boxes(positives)
     labels = draw.integers(positives, high=num_classes)
     return boxes, draw.boxes(negatives), draw.near(boxes), labels, num_classes, -1.0, reg_decoded_bbox
@@ -21,7 +20,6 @@ def inputs(
         "Faster R-CNN R50-FPN with GIoU loss, 800x1333, training": (128, 384, 80, True),
     },
     tags="IfElseBranch InPlace ViewAttribute Broadcast BuiltInDataStructure",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/f08548bfd6d394a82566022709b5ce9e6b0a855e/mmdet/models/roi_heads/bbox_heads/bbox_head.py#L122",
 )
 def get_target_single(

@@ -10,7 +10,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, queries: int, classes: int, objects: Sequence[int]) -> Arguments:
-    """Return predictions for a batch of images, and the same number of truths for each."""
 
     def boxes(count: int) -> Tensor:
         return box_xyxy_to_cxcywh(draw.boxes(count, (1.0, 1.0), smallest=0.02))
@@ -30,7 +29,6 @@ def inputs(draw: Draw, queries: int, classes: int, objects: Sequence[int]) -> Ar
         "IfElseBranch ForLoop InputAware AdvancedIndexing Reduce Broadcast ViewAttribute "
         "BuiltInDataStructure ThirdPartyCodes"
     ),
-    project="DETR",
     url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/matcher.py",
 )
 def hungarian_assign(

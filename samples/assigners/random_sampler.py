@@ -34,7 +34,6 @@ def inputs(
     truths: int = 7,
     add_gt_as_proposals: bool = False,
 ) -> Arguments:
-    """Return an assignment of boxes, the boxes and the truths."""
     order = draw.permutation(boxes)
     gt_inds = torch.zeros(boxes, dtype=torch.long)
     gt_inds[order[:positives]] = draw.integers(positives, low=1, high=truths + 1)
@@ -50,7 +49,6 @@ def inputs(
         "Faster R-CNN R50-FPN, 800x1333, training, first stage": (268569, 18, 823, 256, 0.5),
     },
     tags="IfElseBranch DataDependentShape AdvancedIndexing ViewAttribute BuiltInDataStructure Customized Random",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/bbox/samplers/random_sampler.py#L9",
     random=True,
 )

@@ -9,7 +9,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, truths: int, size: tuple[int, int] = (800, 1344), classes: int = 80) -> Arguments:
-    """Return one anchor per cell of each level, predictions near them, and truths."""
     priors = torch.cat(grid_boxes(size))
     scores = draw.normal(len(priors), classes, mean=-4.0).sigmoid()
     gt = draw.boxes(truths, (float(size[0]), float(size[1])))
@@ -26,7 +25,6 @@ def inputs(draw: Draw, truths: int, size: tuple[int, int] = (800, 1344), classes
         "IfElseBranch DataDependentShape AdvancedIndexing InPlace Reduce Broadcast ViewAttribute "
         "BuiltInDataStructure Customized"
     ),
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/assigners/task_aligned_assigner.py",
 )
 def task_aligned_assign(

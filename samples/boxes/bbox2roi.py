@@ -12,7 +12,6 @@ from opgrip.samples.sample import sample
         "Cascade R-CNN R50-FPN, 800x1333, prediction, proposals of eight images": ((1000,) * 8,),
     },
     tags="ForLoop IfElseBranch BuiltInDataStructure ViewAttribute",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/bbox/transforms.py",
 )
 def bbox2roi(bbox_list: list[Tensor]) -> Tensor:

@@ -22,7 +22,6 @@ def inputs(draw: Draw, boxes: int, num_classes: int) -> Arguments:
         "Faster R-CNN R50-FPN, COCO, training, sampled of two images": (1024, 81),
     },
     tags="ForLoop InputAware DataDependentShape InPlace ViewAttribute BuiltInDataStructure",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/51dd329c4f76740d6a85c7cc6e5832ba0dfedbc3/mmdet/core/bbox/bbox_target.py",
 )
 def bbox_expand(bbox_targets: Tensor, bbox_weights: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:

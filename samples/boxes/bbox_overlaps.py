@@ -22,7 +22,6 @@ def inputs(draw: Draw, first: int, second: int, mode: str = "iou", is_aligned: b
         "DETR R50, 800x1333, training, GIoU of predictions and targets of two images": (200, 200, "giou", True),
     },
     tags="ViewAttribute Broadcast IfElseBranch",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/core/bbox/iou_calculators/iou2d_calculator.py#L75",
 )
 def bbox_overlaps(

@@ -11,7 +11,6 @@ from opgrip.samples.sample import sample
         "RetinaNet R50-FPN, 800x1333, anchors of an image": (201600,),
     },
     tags="ViewAttribute",
-    project="torchvision",
     url="https://github.com/pytorch/vision/blob/main/torchvision/ops/boxes.py",
 )
 def box_area(boxes: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from opgrip.samples.sample import sample
         "Deformable DETR R50, two stages, 800x1333, training, encoder": (2, 22223),
     },
     tags="ViewAttribute",
-    project="DETR",
     url="https://github.com/facebookresearch/detr/blob/eb9f7e03ed8e2ed2cd55528989fe7df890bc3fc0/util/box_ops.py#L9",
 )
 def box_cxcywh_to_xyxy(boxes: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, queries: int, truths: int) -> Arguments:
-    """Return predicted and true boxes, relative to the image."""
     return draw.boxes(queries, (1.0, 1.0), 0.02, grad=True), draw.boxes(truths, (1.0, 1.0), 0.02)
 
 
@@ -21,7 +20,6 @@ CONFIGURATIONS = {
     inputs,
     CONFIGURATIONS,
     tags="ViewAttribute Broadcast BuiltInDataStructure",
-    project="DETR",
     url="https://github.com/facebookresearch/detr/blob/eb9f7e03ed8e2ed2cd55528989fe7df890bc3fc0/util/box_ops.py#L24",
 )
 def box_iou(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,6 @@ from opgrip.samples.sample import sample
         "DINO R50, 4 scales, 800x1333, training, noisy truths": (400,),
     },
     tags="ViewAttribute",
-    project="DETR",
     url="https://github.com/facebookresearch/detr/blob/eb9f7e03ed8e2ed2cd55528989fe7df890bc3fc0/util/box_ops.py#L16",
 )
 def box_xyxy_to_cxcywh(boxes: Tensor) -> Tensor:

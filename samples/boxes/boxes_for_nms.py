@@ -10,7 +10,6 @@ from opgrip.samples.sample import sample
         "Faster R-CNN R50-FPN, 800x1333, prediction, candidates by level": (4819, 5),
     },
     tags="ViewAttribute Broadcast Reduce IfElseBranch",
-    project="MMCV",
     url="https://github.com/open-mmlab/mmcv/blob/v2.1.0/mmcv/ops/nms.py",
 )
 def boxes_for_nms(boxes: Tensor, idxs: Tensor, class_agnostic: bool = False) -> Tensor:

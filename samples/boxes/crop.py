@@ -12,7 +12,6 @@ from opgrip.samples.sample import sample
         "YOLACT R101-FPN, 550x550, prediction, detections of an image": (100,),
     },
     tags="ViewAttribute Broadcast IfElseBranch",
-    project="YOLACT",
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/layers/box_utils.py#L350",
 )
 def crop(masks: Tensor, boxes: Tensor, padding: int = 1) -> Tensor:

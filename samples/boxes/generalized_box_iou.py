@@ -10,7 +10,6 @@ from opgrip.samples.sample import sample
     inputs,
     CONFIGURATIONS,
     tags="ViewAttribute Broadcast Reduce InputAware IfElseBranch",
-    project="DETR",
     url="https://github.com/facebookresearch/detr/blob/eb9f7e03ed8e2ed2cd55528989fe7df890bc3fc0/util/box_ops.py#L40",
 )
 def generalized_box_iou(first: Tensor, second: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, rows: int, columns: int) -> Arguments:
-    """Return scores, and an order of the columns of each row."""
     source = draw.uniform(rows, columns)
     return source, source.argsort(dim=1, descending=True)
 
@@ -17,7 +16,6 @@ def inputs(draw: Draw, rows: int, columns: int) -> Arguments:
         "YOLACT, sizes of the paper: 80 classes, 19248 priors": (80, 19248),
     },
     tags="ViewAttribute Broadcast AdvancedIndexing",
-    project="YOLACT",
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/layers/box_utils.py#L376",
 )
 def index2d(src: Tensor, idx: Tensor) -> Tensor:

@@ -24,7 +24,6 @@ CONFIGURATIONS = {
     inputs,
     CONFIGURATIONS,
     tags="ViewAttribute Broadcast",
-    project="YOLACT",
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/scripts/optimize_bboxes.py#L24",
 )
 def intersect(first: Tensor, second: Tensor) -> Tensor:

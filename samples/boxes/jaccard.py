@@ -9,7 +9,6 @@ from opgrip.samples.sample import sample
     inputs,
     CONFIGURATIONS,
     tags="ViewAttribute Broadcast IfElseBranch",
-    project="YOLACT",
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/scripts/optimize_bboxes.py#L45",
 )
 def jaccard(first: Tensor, second: Tensor, crowd: bool = False) -> Tensor:

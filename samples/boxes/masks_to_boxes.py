@@ -20,7 +20,6 @@ def inputs(draw: Draw, masks: int, height: int, width: int) -> Arguments:
         "DETR R50, panoptic, 12 segments of a COCO image of 480x640": (12, 480, 640),
     },
     tags="ViewAttribute Broadcast Reduce IfElseBranch",
-    project="DETR",
     url="https://github.com/facebookresearch/detr/blob/eb9f7e03ed8e2ed2cd55528989fe7df890bc3fc0/util/box_ops.py#L64",
 )
 def masks_to_boxes(masks: Tensor) -> Tensor:

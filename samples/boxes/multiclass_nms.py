@@ -26,7 +26,6 @@ def inputs(draw: Draw, boxes: int, classes: int, score_threshold: float, candida
         "ForLoop InputAware DataDependentShape AdvancedIndexing IfElseBranch Reduce "
         "BuiltInDataStructure ViewAttribute Broadcast"
     ),
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/layers/bbox_nms.py",
 )
 def multiclass_nms(

@@ -6,7 +6,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, objects: int, boxes: int, threshold: float) -> Arguments:
-    """Return `count` boxes around objects, with their scores."""
     truths = draw.boxes(objects)
     return draw.near(truths[draw.integers(boxes, high=objects)]), draw.uniform(boxes), threshold
 
@@ -21,7 +20,6 @@ def inputs(draw: Draw, objects: int, boxes: int, threshold: float) -> Arguments:
         "ForLoop InputAware DataDependentShape AdvancedIndexing IfElseBranch "
         "BuiltInDataStructure ViewAttribute Broadcast"
     ),
-    project="MMCV",
     url="https://github.com/open-mmlab/mmcv/blob/v2.1.0/mmcv/ops/nms.py",
 )
 def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:

@@ -5,7 +5,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, features: tuple[int, int, int, int], rois: int, stride: int) -> Arguments:
-    """Return one level of a feature pyramid, and regions of the images."""
     images, _, height, width = features
     boxes = draw.boxes(rois, (height * stride, width * stride), 4.0 * stride)
     number = draw.integers(rois, 1, high=images).to(torch.float32)
@@ -19,7 +18,6 @@ def inputs(draw: Draw, features: tuple[int, int, int, int], rois: int, stride: i
         "Faster R-CNN R50-FPN, 800x1333, P4, 100 of the proposals": ((1, 256, 50, 84), 100, 16),
     },
     tags="ForLoop AdvancedIndexing BuiltInDataStructure ViewAttribute Broadcast Reduce",
-    project="MMCV",
     url="https://github.com/open-mmlab/mmcv/blob/v2.1.0/mmcv/ops/roi_align.py",
 )
 def roi_align(features: Tensor, rois: Tensor, size: int, scale: float, samples: int = 2) -> Tensor:

@@ -5,7 +5,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, img_size: int, padding: int, cast: bool) -> Arguments:
-    """Return the left and right edges of boxes, relative to the image."""
     corners = draw.boxes(boxes, (1.0, 1.0), 0.02)
     return corners[:, 0], corners[:, 2], img_size, padding, cast
 
@@ -17,7 +16,6 @@ def inputs(draw: Draw, boxes: int, img_size: int, padding: int, cast: bool) -> A
         "YOLACT R101-FPN, 550x550, prediction, boxes on the image": (100, 550, 0, True),
     },
     tags="IfElseBranch BuiltInDataStructure",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/models/dense_heads/yolact_head.py#L876",
 )
 def sanitize_coordinates(

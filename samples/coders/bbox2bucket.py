@@ -6,7 +6,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -> Arguments:
-    """Return boxes, truths near them, and the number of buckets per box."""
     proposals = draw.boxes(boxes)
     return proposals, draw.near(proposals), num_buckets, scale_factor
 
@@ -18,7 +17,6 @@ def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -
         "SABL Faster R-CNN R50-FPN, 800x1333, training, positives of the second stage": (128, 1.7),
     },
     tags="ForLoop IfElseBranch AdvancedIndexing InPlace Broadcast ViewAttribute BuiltInDataStructure",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/bbox/coder/bucketing_bbox_coder.py#L145",
     # float32 rounding of a pixel, in buckets one pixel wide
     atol=5e-4,

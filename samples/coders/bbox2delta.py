@@ -5,7 +5,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, size: tuple[int, int] = (800, 1333)) -> Arguments:
-    """Return boxes, and truths near them."""
     proposals = draw.boxes(boxes, size)
     return proposals, draw.near(proposals)
 
@@ -17,7 +16,6 @@ def inputs(draw: Draw, boxes: int, size: tuple[int, int] = (800, 1333)) -> Argum
         "RetinaNet R50-FPN, 800x1333, training, positive anchors": (412,),
     },
     tags="ViewAttribute Broadcast InPlace",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/bbox/coder/delta_xywh_bbox_coder.py#L117",
 )
 def bbox2delta(

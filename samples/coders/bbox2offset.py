@@ -12,7 +12,6 @@ from opgrip.samples.sample import sample
         "sizes of LongTail-Bench": (3000,),
     },
     tags="IfElseBranch ViewAttribute BuiltInDataStructure",
-    project="United Perception",
     url="https://github.com/ModelTC/United-Perception/blob/2f5c8bc8549cc16810d093050fe6d0aa5b902629/up/tasks/det/models/utils/bbox_helper.py",
 )
 def bbox2offset(

@@ -14,7 +14,6 @@ from opgrip.samples.sample import sample
         "sizes of LongTail-Bench, largest": (5000,),
     },
     tags="IfElseBranch ViewAttribute Broadcast InPlace",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/coders/tblr_bbox_coder.py",
 )
 def bbox2tblr(

@@ -19,7 +19,6 @@ def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -
         "SABL RetinaNet R50-FPN, 800x1333, inference, a level's best anchors": (1000, 3.0),
     },
     tags="ForLoop IfElseBranch AdvancedIndexing Reduce Broadcast ViewAttribute BuiltInDataStructure",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/1a90fa80a761fe15e69111a625d82874ed783f7b/mmdet/core/bbox/coder/bucketing_bbox_coder.py#L269",
 )
 def bucket2bbox(

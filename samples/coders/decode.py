@@ -8,7 +8,6 @@ VARIANCES = 0.1, 0.2
 
 
 def inputs(draw: Draw, priors: int, grad: bool = False) -> Arguments:
-    """Return predictions, and priors in an image of unit size."""
     centre, extent = draw.uniform(priors, 2), draw.uniform(priors, 2, low=0.04, high=0.9)
     return draw.normal(priors, 4, grad=grad), torch.cat([centre, extent], dim=1)
 
@@ -20,7 +19,6 @@ def inputs(draw: Draw, priors: int, grad: bool = False) -> Arguments:
         "YOLACT R101-FPN, 550x550, inference": (19248,),
     },
     tags="IfElseBranch ViewAttribute InPlace",
-    project="YOLACT",
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/layers/box_utils.py#L268",
 )
 def decode(loc: Tensor, priors: Tensor, use_yolo_regressors: bool = False) -> Tensor:

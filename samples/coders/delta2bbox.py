@@ -27,7 +27,6 @@ def inputs(
         "Faster R-CNN R50-FPN, 800x1333, inference, second stage": (1000, 80, (0.1, 0.1, 0.2, 0.2)),
     },
     tags="IfElseBranch ViewAttribute Broadcast InPlace",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/bbox/coder/delta_xywh_bbox_coder.py#L164",
 )
 def delta2bbox(

@@ -6,7 +6,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, priors: int) -> Arguments:
-    """Return truths near priors in an image of unit size."""
     boxes = draw.boxes(priors, (1.0, 1.0), smallest=0.04)
     centre, extent = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
     return draw.near(boxes), torch.cat([centre, extent], dim=1)
@@ -19,7 +18,6 @@ def inputs(draw: Draw, priors: int) -> Arguments:
         "YOLACT R101-FPN, 550x550, training, truths of all priors": (19248,),
     },
     tags="IfElseBranch ViewAttribute InPlace",
-    project="YOLACT",
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/layers/box_utils.py#L230",
 )
 def encode(matched: Tensor, priors: Tensor, use_yolo_regressors: bool = False) -> Tensor:

@@ -11,7 +11,6 @@ from opgrip.samples.sample import sample
         "SABL Faster R-CNN R50-FPN, 800x1333, inference, second stage": (1000, 1.7),
     },
     tags="ViewAttribute Broadcast BuiltInDataStructure",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/1a90fa80a761fe15e69111a625d82874ed783f7b/mmdet/core/bbox/coder/bucketing_bbox_coder.py#L96",
 )
 def generate_buckets(

@@ -11,7 +11,6 @@ from opgrip.samples.sample import sample
         "Faster R-CNN R50-FPN v1, 800x1333, training, positives of the second stage": (128,),
     },
     tags="ViewAttribute Broadcast InPlace",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/core/bbox/coder/legacy_delta_xywh_bbox_coder.py#L85",
 )
 def legacy_bbox2delta(

@@ -14,7 +14,6 @@ from opgrip.samples.sample import sample
         "Faster R-CNN R50-FPN v1, 800x1333, inference, second stage": (1000, 80, (0.1, 0.1, 0.2, 0.2)),
     },
     tags="ForLoop IfElseBranch ViewAttribute Broadcast BuiltInDataStructure",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/core/bbox/coder/legacy_delta_xywh_bbox_coder.py#L134",
 )
 def legacy_delta2bbox(

@@ -14,7 +14,6 @@ from opgrip.samples.sample import sample
         "Faster R-CNN R50-FPN, 800x1333, inference, second stage": (1000, 81),
     },
     tags="IfElseBranch ViewAttribute Broadcast InPlace ForLoop",
-    project="United Perception",
     url="https://github.com/ModelTC/United-Perception/blob/2f5c8bc8549cc16810d093050fe6d0aa5b902629/up/tasks/det/models/utils/bbox_helper.py",
 )
 def offset2bbox(

@@ -20,7 +20,6 @@ def inputs(draw: Draw, boxes: int, side: float = 64.0, grad: bool = False) -> Ar
         "sizes of LongTail-Bench": (3000,),
     },
     tags="IfElseBranch ViewAttribute Broadcast",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/coders/tblr_bbox_coder.py",
 )
 def tblr2bbox(

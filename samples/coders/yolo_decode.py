@@ -12,7 +12,6 @@ ANCHORS = {
 
 
 def inputs(draw: Draw, side: int, batch: int = 1) -> Arguments:
-    """Return anchors of all cells of all levels, predictions for a batch of images, and strides."""
     anchors, strides = [], []
     for stride, extents in ANCHORS.items():
         cells = torch.arange(side // stride) * float(stride) + stride / 2
@@ -34,7 +33,6 @@ def inputs(draw: Draw, side: int, batch: int = 1) -> Arguments:
         "YOLOv3 DarkNet-53, 608x608, inference, batch of 8": (608, 8),
     },
     tags="ViewAttribute Broadcast",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/coders/yolo_bbox_coder.py",
 )
 def yolo_decode(bboxes: Tensor, pred_bboxes: Tensor, stride: Tensor | int) -> Tensor:

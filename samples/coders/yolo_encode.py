@@ -6,7 +6,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, side: int = 608) -> Arguments:
-    """Return anchors of the cells that contain truths, the truths, and the strides of the cells."""
     strides, extents = zip(*((stride, extent) for stride in ANCHORS for extent in ANCHORS[stride]), strict=True)
     chosen = draw.integers(boxes, high=len(strides))
     stride, half = torch.tensor(strides)[chosen], torch.tensor(extents)[chosen] / 2
@@ -23,7 +22,6 @@ def inputs(draw: Draw, boxes: int, side: int = 608) -> Arguments:
         "YOLOv3 DarkNet-53, 608x608, training, 100 objects": (100,),
     },
     tags="ViewAttribute BuiltInDataStructure",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/coders/yolo_bbox_coder.py",
 )
 def yolo_encode(bboxes: Tensor, gt_bboxes: Tensor, stride: Tensor | int, eps: float = 1e-6) -> Tensor:

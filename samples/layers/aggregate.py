@@ -5,7 +5,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, images: int, positions: int, channels: int, codes: int) -> Arguments:
-    """Return features, codewords and the assignment of positions to codewords."""
     features, codewords, _ = scaled_l2.inputs(draw, images, positions, channels, codes)
     return draw.distribution(images, positions, codes, grad=True), features, codewords
 
@@ -14,7 +13,6 @@ def inputs(draw: Draw, images: int, positions: int, channels: int, codes: int) -
     inputs,
     scaled_l2.CONFIGURATIONS,
     tags="Reduce ViewAttribute Broadcast",
-    project="MMSegmentation",
     url="https://github.com/open-mmlab/mmsegmentation/blob/504965184c3e6bc9ec43af54237129ef21981a5f/mmseg/ops/encoding.py#L47",
     rtol=1e-4,
     atol=1e-4,

@@ -22,7 +22,6 @@ def inputs(draw: Draw, users: int, width: int, channels: int = 3) -> Arguments:
         "MHCN, training, 20000 users": (20000, 50),
     },
     tags="ForLoop Reduce Broadcast ViewAttribute BuiltInDataStructure",
-    project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/fa3e3a8a591d55778edf8d26982467d5be0840ef/models/recall/mhcn/net.py#L224",
 )
 def channel_attention(channels: list[Tensor], matrix: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,6 @@ from opgrip.samples.sample import sample
         "A gate of 4096 experts": (4096, 12),
     },
     tags="Broadcast ViewAttribute",
-    project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/3b416accde4366e26f55f8d27f2453704a146bad/models/multitask/dselect_k/net.py#L190",
 )
 def dec2bin(values: Tensor, bits: int) -> Tensor:

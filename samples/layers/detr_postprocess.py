@@ -5,7 +5,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, images: int, queries: int, classes: int, size: tuple[int, int] = (480, 640)) -> Arguments:
-    """Return predictions for images of about the same size."""
     centre = draw.uniform(images, queries, 2)
     extent = draw.uniform(images, queries, 2, low=0.02, high=0.6)
     outputs = {
@@ -22,7 +21,6 @@ def inputs(draw: Draw, images: int, queries: int, classes: int, size: tuple[int,
         "DETR R50, COCO, predicting, 16 images": (16, 100, 91),
     },
     tags="ForLoop Reduce Broadcast ViewAttribute BuiltInDataStructure",
-    project="DETR",
     url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/detr.py#L258",
     atol=1e-3,
 )

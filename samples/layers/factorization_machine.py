@@ -25,7 +25,6 @@ def inputs(draw: Draw, examples: int, features: int, fields: int = 26, numbers: 
         "FM, Criteo, training, batch 4096, 1000001 features": (4096, 1000001),
     },
     tags="Reduce Broadcast ViewAttribute AdvancedIndexing BuiltInDataStructure",
-    project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/0aabcd30d5678d05181e6edea47c7948ef7baf12/models/rank/fm/net.py#L21",
     rtol=1e-4,
 )

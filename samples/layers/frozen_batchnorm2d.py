@@ -16,7 +16,6 @@ from opgrip.samples.sample import sample
         "DETR R50, 800x1333, training, one image, first layer": (64, 400, 667),
     },
     tags="ViewAttribute Broadcast",
-    project="DETR",
     url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/backbone.py#L19",
 )
 def frozen_batchnorm2d(

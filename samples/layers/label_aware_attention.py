@@ -4,7 +4,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, users: int, interests: int, width: int, power: float) -> Arguments:
-    """Return interests of users, and the embedding of the item that each user chose next."""
     keys = draw.normal(users, interests, width, std=width**-0.5, grad=True)
     return keys, draw.normal(users, 1, width, std=0.1, grad=True), power
 
@@ -16,7 +15,6 @@ def inputs(draw: Draw, users: int, interests: int, width: int, power: float) -> 
         "MIND, batch 4096, squared products": (4096, 4, 64, 2.0),
     },
     tags="Reduce Broadcast BuiltInDataStructure",
-    project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/8ce9dbdbc5d0149bfcdb57a06a183024cff21aa3/models/recall/mind/net.py#L267",
 )
 def label_aware_attention(keys: Tensor, query: Tensor, power: float = 1.0) -> tuple[Tensor, Tensor]:

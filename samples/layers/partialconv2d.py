@@ -34,7 +34,6 @@ def inputs(
         "PConv, Places 256x256, one image, first layer, a mask for all channels": (256, 3, 64, 7, 0.7, False),
     },
     tags="IfElseBranch Broadcast ViewAttribute BuiltInDataStructure",
-    project="MMEditing",
     url="https://github.com/open-mmlab/mmediting/blob/ce2a70f1321907d1451a376637cf56be76168a67/mmedit/models/common/partial_conv.py#L10",
     rtol=1e-4,
     atol=1e-4,

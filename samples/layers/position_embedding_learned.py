@@ -16,7 +16,6 @@ from opgrip.samples.sample import sample
         "DETR R50, 800x1333, training, 8 images": (8, 25, 42),
     },
     tags="ViewAttribute AdvancedIndexing",
-    project="DETR",
     url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/position_encoding.py#L51",
 )
 def position_embedding_learned(features: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

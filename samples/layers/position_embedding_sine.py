@@ -22,7 +22,6 @@ def inputs(draw: Draw, sizes: list[tuple[int, int]], features: int = 128, normal
         "DETR R50-DC5, 800x1333, two of four images padded": ([(50, 84), (50, 67), (50, 84), (38, 50)],),
     },
     tags="IfElseBranch Broadcast ViewAttribute",
-    project="DETR",
     url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/position_encoding.py#L12",
     atol=1e-4,
 )

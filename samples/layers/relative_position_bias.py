@@ -5,7 +5,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, window: tuple[int, int], heads: int) -> Arguments:
-    """Return a table as before training, and the size of the window."""
     rows = (2 * window[0] - 1) * (2 * window[1] - 1)
     return draw.normal(rows, heads, std=0.02, grad=True), window
 

@@ -24,7 +24,6 @@ def inputs(
         "IfElseBranch InputAware DataDependentShape AdvancedIndexing InPlace Reduce Broadcast "
         "ViewAttribute BuiltInDataStructure"
     ),
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/roi_heads/mask_heads/fcn_mask_head.py#L400",
     rtol=1e-4,
     atol=1e-4,

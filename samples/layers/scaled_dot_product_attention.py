@@ -5,7 +5,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, examples: int, heads: int, length: int, width: int, dropout: float, scale: float) -> Arguments:
-    """Return queries, keys and values by head."""
     query, key, value = (draw.normal(examples, heads, length, width, std=0.3, grad=True) for _ in range(3))
     return query, key, value, dropout, scale
 
@@ -18,7 +17,6 @@ def inputs(draw: Draw, examples: int, heads: int, length: int, width: int, dropo
         "BERT base, training, one sequence of 512": (1, 12, 512, 64, 0.1, 0.125),
     },
     tags="IfElseBranch ViewAttribute InPlace Random",
-    project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/1f1d93eba5503bec87c11acc8203c2266c63c285/models/rank/bst/net.py#L362",
     random=True,
 )

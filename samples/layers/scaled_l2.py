@@ -10,7 +10,6 @@ CONFIGURATIONS = {
 
 
 def inputs(draw: Draw, images: int, positions: int, channels: int, codes: int) -> Arguments:
-    """Return features, and the weights of the layer as before training."""
     bound = (codes * channels) ** -0.5
     return (
         draw.normal(images, positions, channels, grad=True),
@@ -23,7 +22,6 @@ def inputs(draw: Draw, images: int, positions: int, channels: int, codes: int) -
     inputs,
     CONFIGURATIONS,
     tags="Reduce ViewAttribute Broadcast",
-    project="MMSegmentation",
     url="https://github.com/open-mmlab/mmsegmentation/blob/504965184c3e6bc9ec43af54237129ef21981a5f/mmseg/ops/encoding.py#L34",
     rtol=1e-4,
 )

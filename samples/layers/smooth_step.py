@@ -11,7 +11,6 @@ from opgrip.samples.sample import sample
         "DSelect-k, training, a gate by example, batch 256": ((256, 2, 1, 3), 1.0),
     },
     tags="",
-    project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/3b416accde4366e26f55f8d27f2453704a146bad/models/multitask/dselect_k/net.py#L121",
 )
 def smooth_step(values: Tensor, gamma: float = 1.0) -> Tensor:

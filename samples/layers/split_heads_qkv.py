@@ -4,7 +4,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, examples: int, length: int, heads: int, width: int) -> Arguments:
-    """Return a sequence after the linear layers of an attention."""
     queries, keys, values = (draw.normal(examples, length, heads * width, grad=True) for _ in range(3))
     return queries, keys, values, heads, width, width
 
@@ -16,7 +15,6 @@ def inputs(draw: Draw, examples: int, length: int, heads: int, width: int) -> Ar
         "BST, Amazon, training, batch 256, sequences of 21": (256, 21, 6, 48),
     },
     tags="ViewAttribute BuiltInDataStructure",
-    project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/1f1d93eba5503bec87c11acc8203c2266c63c285/models/rank/bst/net.py#L339",
 )
 def split_heads_qkv(

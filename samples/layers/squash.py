@@ -10,7 +10,6 @@ from opgrip.samples.sample import sample
         "CapsNet, MNIST, training, primary capsules of 128 images": ((128, 1152, 8),),
     },
     tags="Reduce Broadcast",
-    project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/8ce9dbdbc5d0149bfcdb57a06a183024cff21aa3/models/recall/mind/net.py#L152",
 )
 def squash(vectors: Tensor, eps: float = 1e-8) -> Tensor:

@@ -22,7 +22,6 @@ def inputs(draw: Draw, words: int, vocabulary: int, width: int, negatives: int =
         "Skip-gram, batch 1024, 200 wide, vocabulary of 70000": (1024, 70000, 200),
     },
     tags="Reduce ViewAttribute AdvancedIndexing BuiltInDataStructure",
-    project="PaddleRec",
     url="https://github.com/PaddlePaddle/PaddleRec/blob/1ac73236e94197621e1468018436e42b62d4bd59/models/recall/word2vec/net.py",
 )
 def word2vec(words: list[Tensor], embedding: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,6 @@ def inputs(draw: Draw, images: int, people: int, side: int = 128) -> Arguments:
         "HigherHRNet-W32, 512x512, training, 24 images with 4 people each": (24, 4),
     },
     tags="ForLoop IfElseBranch InputAware BuiltInDataStructure ViewAttribute Reduce Broadcast",
-    project="MMPose",
     url="https://github.com/open-mmlab/mmpose/blob/c0d5e4c2b39a1ebeca4be2c6c6358c33a9a5012d/mmpose/models/losses/multi_loss_factory.py#L68",
 )
 def aeloss(tags: Tensor, joints: Tensor, loss_type: str = "exp") -> tuple[Tensor, Tensor]:

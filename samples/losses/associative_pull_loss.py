@@ -1,18 +1,14 @@
-from collections.abc import Mapping
-from typing import Any
-
 from torch import Tensor
 
 from opgrip.samples.sample import Arguments, Draw, sample
 
-CONFIGURATIONS: Mapping[str, tuple[Any, ...]] = {
+CONFIGURATIONS = {
     "CornerNet Hourglass-104, 511x511, training, 6 images with about 7 objects each": (6, 7),
     "CornerNet Hourglass-104, 511x511, training, 5 images with about 60 objects each": (5, 60),
 }
 
 
 def inputs(draw: Draw, images: int, objects: int, slots: int = 128) -> Arguments:
-    """Return embeddings of corners, and a mask of the slots that are in use."""
     mask = draw.mask(images, slots, share=objects / slots)
     return [draw.normal(images, slots, 1, grad=True), draw.normal(images, slots, 1, grad=True)], mask
 

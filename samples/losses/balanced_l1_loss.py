@@ -21,7 +21,6 @@ from opgrip.samples.sample import sample
         "Libra RetinaNet R50-FPN, 800x1333, training, anchors of stride 8, 2 images": (302400, 34, 206.0, 0.11),
     },
     tags="IfElseBranch Reduce",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/models/losses/balanced_l1_loss.py#L13",
 )
 def balanced_l1_loss(

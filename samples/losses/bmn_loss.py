@@ -11,7 +11,6 @@ RATIOS = (1.05, 21.0)
 
 
 def inputs(draw: Draw, videos: int, length: int) -> Arguments:
-    """Return scores and overlaps of all segments, by length and start, and of starts and ends."""
     steps = torch.arange(length)
     mask = (steps[:, None] + steps < length).float()
     # few segments overlap an action well
@@ -34,7 +33,6 @@ def inputs(draw: Draw, videos: int, length: int) -> Arguments:
         "BMN, ActivityNet, 100 steps, training, 8 videos": (8, 100),
     },
     tags="ForLoop IfElseBranch InputAware Reduce Broadcast ViewAttribute BuiltInDataStructure Random",
-    project="MMAction2",
     url="https://github.com/open-mmlab/mmaction2/blob/d5ab34805fe6a02bb98e4af158626a21790b6974/mmaction/models/losses/bmn_loss.py#L11",
     random=True,
 )

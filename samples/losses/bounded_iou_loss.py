@@ -14,7 +14,6 @@ from opgrip.samples.sample import sample
         "Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": (256, 1024.0),
     },
     tags="IfElseBranch Reduce ViewAttribute BuiltInDataStructure",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/models/losses/iou_loss.py#L55",
 )
 def bounded_iou_loss(

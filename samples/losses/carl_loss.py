@@ -36,7 +36,6 @@ def inputs(
     tags=(
         "IfElseBranch DataDependentShape AdvancedIndexing InPlace Reduce Broadcast ViewAttribute BuiltInDataStructure"
     ),
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/models/losses/pisa_loss.py#L123",
 )
 def carl_loss(

@@ -5,7 +5,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, shape: tuple[int, ...], unknown: float | None = None, reduction: str = "mean") -> Arguments:
-    """Return images, similar targets and optional weights of pixels."""
     target = draw.uniform(*shape)
     weight = None if unknown is None else draw.mask(*shape, share=unknown).float()
     return (target + draw.normal(*shape, std=0.05)).requires_grad_(), target, weight, reduction
@@ -19,7 +18,6 @@ def inputs(draw: Draw, shape: tuple[int, ...], unknown: float | None = None, red
         "BasicVSR, REDS 256x256, training, one clip of 15 frames": ((1, 15, 3, 256, 256),),
     },
     tags="IfElseBranch Reduce ViewAttribute",
-    project="MMEditing",
     url="https://github.com/open-mmlab/mmediting/blob/ce2a70f1321907d1451a376637cf56be76168a67/mmedit/models/losses/pixelwise_loss.py#L41",
 )
 def charbonnier_loss(

@@ -21,7 +21,6 @@ def _angle(boxes: Tensor, eps: float) -> Tensor:
         "Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 16 images": (16,),
     },
     tags="IfElseBranch Reduce ViewAttribute",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/models/losses/iou_loss.py#L177",
 )
 def ciou_loss(

@@ -14,7 +14,6 @@ from opgrip.samples.sample import sample
         "YOLACT R101-FPN, 550x550, training, 600 positive priors of 30 instances": (600, 30),
     },
     tags="ViewAttribute Broadcast Reduce",
-    project="YOLACT",
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/layers/modules/multibox_loss.py#L475",
 )
 def coeff_diversity_loss(coeffs: Tensor, instances: Tensor, alpha: float = 1.0) -> Tensor:

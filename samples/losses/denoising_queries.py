@@ -5,7 +5,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, objects: tuple[int, ...], queries: int, classes: int = 80, width: int = 256) -> Arguments:
-    """Return boxes and classes of images, the sizes of the images, and an embedding of the classes."""
     size = (800, 1333)
     boxes = [draw.boxes(count, size) for count in objects]
     labels = [draw.integers(count, high=classes) for count in objects]

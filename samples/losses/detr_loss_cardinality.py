@@ -21,7 +21,6 @@ def inputs(draw: Draw, objects: tuple[int, ...], queries: int = 100, classes: in
         "DETR R50, 100 queries, COCO, training, 4 images, one of them empty": ((7, 21, 0, 1),),
     },
     tags="BuiltInDataStructure ForLoop Reduce",
-    project="DETR",
     url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/detr.py#L130",
 )
 @torch.no_grad()

@@ -6,7 +6,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, images: int, size: tuple[int, ...], classes: int = 2) -> Arguments:
-    """Return scores of the pixels of images or the voxels of volumes, and their classes."""
     scores = draw.normal(images, classes, *size, grad=True)
     labels = label_maps(draw, images, (size[-2], size[-1]), classes, border=0)
     return scores, labels if len(size) == 2 else labels.unsqueeze(1).expand(-1, *size).contiguous()
@@ -20,7 +19,6 @@ def inputs(draw: Draw, images: int, size: tuple[int, ...], classes: int = 2) -> 
         "V-Net, one volume of 64x128x128, training, sizes of the paper": (1, (64, 128, 128)),
     },
     tags="IfElseBranch Reduce ViewAttribute AdvancedIndexing InPlace",
-    project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/9b2f941889c74f085024ff17e0374f421adde031/bench/samples/long_tail/dice_loss/torch_impl.py",
 )
 def dice_loss(

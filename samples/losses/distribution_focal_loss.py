@@ -6,7 +6,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, avg_factor: float = 4.0, largest: int = 16) -> Arguments:
-    """Return logits of the distances of each box's four sides, their targets, and scores as weights."""
     weight = draw.uniform(boxes)[:, None].expand(-1, 4).reshape(-1)
     return (
         draw.normal(4 * boxes, largest + 1, grad=True),

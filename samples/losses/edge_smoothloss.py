@@ -7,7 +7,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> Arguments:
-    """Return scores of classes and of an edge per pixel, and an edge map."""
     logit = draw.normal(images, classes, *size, grad=True)
     return logit, draw.normal(images, 1, *size), edge_maps(draw, images, size)
 
@@ -16,7 +15,6 @@ def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> Argu
     inputs,
     CROPS,
     tags="ForLoop IfElseBranch ViewAttribute AdvancedIndexing InPlace Broadcast Reduce",
-    project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/3002de2788de8bbaba900cefee094e824fe097ae/bench/samples/long_tail/edge_smoothloss/torch_impl.py",
 )
 def edge_smoothloss(

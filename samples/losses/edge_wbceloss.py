@@ -12,7 +12,6 @@ from opgrip.samples.sample import sample
         "PIDNet-S, Cityscapes, 1024x1024 crops, training, 6 images": (6, (1024, 1024)),
     },
     tags="ViewAttribute AdvancedIndexing InPlace Reduce",
-    project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/9b2f941889c74f085024ff17e0374f421adde031/bench/samples/long_tail/edge_wbceloss/torch_impl.py",
 )
 def edge_wbceloss(

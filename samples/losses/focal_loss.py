@@ -7,7 +7,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> Arguments:
-    """Return scores of classes per pixel, and the true classes."""
     return draw.normal(images, classes, *size, grad=True), label_maps(draw, images, size, classes)
 
 
@@ -15,7 +14,6 @@ def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> Argu
     inputs,
     CROPS,
     tags="Reduce",
-    project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/135b7e7e7187e2065bfb1567c31e6ce95ee6727c/bench/samples/long_tail/focal_loss/torch_impl.py",
 )
 def focal_loss(

@@ -32,7 +32,6 @@ def inputs(draw: Draw, images: int, classes: int, objects: int, side: int = 128)
         "CornerNet Hourglass-104, COCO, 511x511, training, 3 images, one kind of corner": (3, 80, 7),
     },
     tags="IfElseBranch Reduce",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/models/losses/gaussian_focal_loss.py#L11",
 )
 def gaussian_focal_loss(

@@ -17,7 +17,6 @@ def inputs(draw: Draw, images: int, classes: int, objects: int, side: int = 128)
         "CenterNet Hourglass-104, COCO, 511x511, training, one image": (1, 80, 7),
     },
     tags="IfElseBranch AdvancedIndexing DataDependentShape Reduce",
-    project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/gaussian_sigmoid_focalloss/torch_impl.py",
 )
 def gaussian_sigmoid_focalloss(scores: Tensor, target: Tensor, gamma: float = 2.0, beta: float = 4.0) -> Tensor:

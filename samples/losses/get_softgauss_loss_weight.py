@@ -28,7 +28,6 @@ def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> Argu
     inputs,
     CROPS,
     tags="ForLoop ThirdPartyCodes Reduce",
-    project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/get_softgauss_loss_weight/torch_impl.py",
 )
 def get_softgauss_loss_weight(logit: Tensor, target: Tensor, sigma: float = 7.0) -> Tensor:

@@ -9,7 +9,6 @@ BINS = 10
 
 
 def inputs(draw: Draw, anchors: int, positives: int) -> Arguments:
-    """Return predicted deltas, the targets of the positives, and a histogram of previous gradient lengths."""
     counts = draw.uniform(BINS, low=1.0, high=float(4 * positives))
     return *anchor_deltas(draw, anchors, positives), counts, 0.7
 
@@ -22,7 +21,6 @@ def inputs(draw: Draw, anchors: int, positives: int) -> Arguments:
         "RetinaNet R50-FPN GHM, 800x1333, training, anchors of stride 8, 2 images": (302400, 34),
     },
     tags="ForLoop IfElseBranch InputAware AdvancedIndexing InPlace Reduce ViewAttribute",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/2294badd86b0bc83e49692187a4639b69f2ec4b8/mmdet/models/losses/ghm_loss.py#L122",
 )
 def ghmr_loss(

@@ -22,7 +22,6 @@ def inputs(draw: Draw, boxes: int, matched: int, shift: float = 0.1) -> Argument
         "DETR R50, 800x1333, training, queries of one decoder layer, 2 images": (200, 14, 1.0),
     },
     tags="IfElseBranch Reduce ViewAttribute",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/276b7c300f72ab824c9a1087a0f7a11154e00564/mmdet/models/losses/iou_loss.py#L102",
 )
 def giou_loss(

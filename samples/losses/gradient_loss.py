@@ -22,7 +22,6 @@ def inputs(
         "PSPNet R101 teaches R18, Cityscapes, 512x512 crops, 64x64 scores, 8 images": (8, 19, (64, 64), (32, 32)),
     },
     tags="ForLoop IfElseBranch InputAware ViewAttribute AdvancedIndexing DataDependentShape Reduce",
-    project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/gradient_loss/torch_impl.py",
 )
 def gradient_loss(

@@ -1,6 +1,3 @@
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,7 +6,7 @@ from opgrip.samples.losses.label_maps import IGNORED, label_maps
 from opgrip.samples.losses.resize import resize
 from opgrip.samples.sample import Arguments, Draw, sample
 
-CONFIGURATIONS: Mapping[str, tuple[Any, ...]] = {
+CONFIGURATIONS = {
     "PSPNet R101 teaches R18, CamVid, 360x360 crops, scores of 11 classes, one image": (1, 11, 45, (11, 11)),
     "PSPNet R101 teaches R18, Cityscapes, 512x512 crops, features of 512 and 128 channels, one image": (
         1,
@@ -31,7 +28,6 @@ def inputs(draw: Draw, images: int, classes: int, side: int, channels: tuple[int
     inputs,
     CONFIGURATIONS,
     tags="ForLoop IfElseBranch InputAware ViewAttribute AdvancedIndexing DataDependentShape Broadcast InPlace Reduce",
-    project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/ifv_loss/torch_impl.py",
 )
 def ifv_loss(

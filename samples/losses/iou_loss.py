@@ -20,7 +20,6 @@ def inputs(draw: Draw, boxes: int, size: tuple[float, float], mode: str, eps: fl
         "FCOS R50-FPN, 800x1333, training, points inside of boxes, 2 images": (270, (800.0, 1333.0), "log", 1e-6, True),
     },
     tags="IfElseBranch Reduce ViewAttribute",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/276b7c300f72ab824c9a1087a0f7a11154e00564/mmdet/models/losses/iou_loss.py#L16",
 )
 def iou_loss(

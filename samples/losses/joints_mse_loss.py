@@ -5,7 +5,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, images: int, joints: int, size: tuple[int, int]) -> Arguments:
-    """Return predicted heatmaps, their targets, and weights of visible joints."""
     predicted = draw.normal(images, joints, *size, std=0.1, grad=True)
     return predicted, draw.uniform(images, joints, *size), draw.mask(images, joints, 1, share=0.8).float()
 
@@ -18,7 +17,6 @@ def inputs(draw: Draw, images: int, joints: int, size: tuple[int, int]) -> Argum
         "HRNet-W32, MPII 256x256, training, 64 people": (64, 16, (64, 64)),
     },
     tags="ForLoop IfElseBranch InPlace Reduce Broadcast ViewAttribute BuiltInDataStructure",
-    project="MMPose",
     url="https://github.com/open-mmlab/mmpose/blob/c85159da60f25bc6bbab763c37c2be1e49e4052f/mmpose/models/losses/mse_loss.py#L9",
 )
 def joints_mse_loss(predicted: Tensor, target: Tensor, target_weight: Tensor | None = None) -> Tensor:

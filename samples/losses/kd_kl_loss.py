@@ -6,7 +6,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, rows: int, classes: int, temperature: float, divisor: float | None = None) -> Arguments:
-    """Return scores of a student and its teacher, with weights if there is a divisor."""
     pred, soft_label = draw.normal(rows, classes, grad=True), draw.normal(rows, classes, std=2.0)
     return pred, soft_label, temperature, None if divisor is None else draw.uniform(rows), "mean", divisor
 

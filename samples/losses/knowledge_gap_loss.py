@@ -19,7 +19,6 @@ def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> Argu
         "DeepLabV3 R101-D8 teaches R18-D8, Pascal VOC, 512x512 crops, one image": (1, 21, (512, 512)),
     },
     tags="IfElseBranch ViewAttribute AdvancedIndexing DataDependentShape InPlace Reduce",
-    project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/knowledge_gap_loss/torch_impl.py",
 )
 def knowledge_gap_loss(

@@ -13,7 +13,6 @@ from opgrip.samples.sample import sample
         "Faster R-CNN R50-FPN, 800x1333, training, anchors of stride 4, 2 images": (403200, 9, 512.0),
     },
     tags="IfElseBranch Reduce",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/276b7c300f72ab824c9a1087a0f7a11154e00564/mmdet/models/losses/smooth_l1_loss.py#L37",
 )
 def l1_loss(

@@ -5,7 +5,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, shape: tuple[int, ...]) -> Arguments:
-    """Return predictions of a student and its teacher."""
     target = draw.normal(*shape)
     return (target + draw.normal(*shape, std=0.3)).requires_grad_(), target
 
@@ -18,7 +17,6 @@ def inputs(draw: Draw, shape: tuple[int, ...]) -> Arguments:
         "PSPNet R50-D8 distilled, Cityscapes 512x1024, training, features at an eighth, 2 images": ((2, 512, 64, 128),),
     },
     tags="IfElseBranch Reduce",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/main/mmdet/models/losses/l2_loss.py",
 )
 def l2_loss(

@@ -1,8 +1,5 @@
 """Random targets of segmentation losses."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,7 +8,7 @@ from opgrip.samples.sample import Draw
 IGNORED = 255
 """Label of ignored pixels, as in Pascal VOC and Cityscapes."""
 
-CROPS: Mapping[str, tuple[Any, ...]] = {
+CROPS = {
     "UNet-S5-D16, DRIVE, 64x64 crops, training": (4, 2, (64, 64)),
     "DeepLabV3+ R50-D8, Pascal VOC, 512x512 crops, training, one image": (1, 21, (512, 512)),
 }

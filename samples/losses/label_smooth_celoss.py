@@ -11,7 +11,6 @@ from opgrip.samples.sample import sample
         "Swin-B, ImageNet-21k, training, 128 images": (128, 21841),
     },
     tags="ViewAttribute AdvancedIndexing InPlace Reduce",
-    project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/743d8e31b584cab15ea5ee95d2b961a0c8f18933/bench/samples/long_tail/label_smooth_celoss/torch_impl.py",
 )
 def label_smooth_celoss(scores: Tensor, label: Tensor, smooth_ratio: float = 0.1) -> Tensor:

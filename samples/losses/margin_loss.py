@@ -10,7 +10,6 @@ from opgrip.samples.sample import sample
     inputs,
     CROPS,
     tags="ForLoop ThirdPartyCodes AdvancedIndexing InPlace ViewAttribute Reduce",
-    project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/margin_loss/torch_impl.py",
 )
 def margin_loss(

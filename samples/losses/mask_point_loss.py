@@ -6,7 +6,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, masks: int, size: tuple[int, int], points: int = 12544, given: bool = False) -> Arguments:
-    """Return scores of masks at a quarter of the truths' size, boxes as truths, and optional points."""
     truths = torch.zeros(masks, *size)
     for truth, (left, top, right, bottom) in zip(truths, draw.boxes(masks, size).long().tolist(), strict=True):
         truth[top:bottom, left:right] = 1

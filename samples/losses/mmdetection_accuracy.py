@@ -20,7 +20,6 @@ def inputs(
         "ResNet-50, ImageNet, training, 32 images": (32, 1000, (1, 5)),
     },
     tags="ForLoop IfElseBranch InPlace Reduce ViewAttribute BuiltInDataStructure",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/models/losses/accuracy.py#L7",
 )
 def mmdetection_accuracy(

@@ -24,7 +24,6 @@ def inputs(draw: Draw, counts: Mapping[str, int]) -> Arguments:
         "GFL R50-FPN, training": ({"loss_cls": 5, "loss_bbox": 5, "loss_dfl": 5},),
     },
     tags="ForLoop IfElseBranch InputAware Reduce BuiltInDataStructure",
-    project="MMAction2",
     url="https://github.com/open-mmlab/mmaction2/blob/48ba0fb6dbceb0084f95f4ec288b23b244d2c360/mmaction/models/skeleton_gcn/base.py#L65",
 )
 def parse_loss(losses: Mapping[str, Tensor | Sequence[Tensor]]) -> tuple[Tensor, dict[str, float]]:

@@ -17,7 +17,6 @@ TRUTH = 0.95
         "UNet-S5-D16, HRF, 256x256 crops, training": (4, 2, (256, 256)),
     },
     tags="IfElseBranch InputAware ViewAttribute AdvancedIndexing DataDependentShape InPlace Broadcast Reduce",
-    project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/sce_loss/torch_impl.py",
 )
 def sce_loss(

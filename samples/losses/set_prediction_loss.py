@@ -8,7 +8,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, queries: int, classes: int, objects: int) -> Arguments:
-    """Return predictions, objects, and the matching between them."""
     truths = torch.cat([draw.uniform(objects, 2, low=0.3, high=0.7), draw.uniform(objects, 2, low=0.05, high=0.5)], 1)
     logits, boxes = draw.normal(queries, classes + 1), draw.uniform(queries, 4, low=0.2, high=0.8)
     pairs = draw.permutation(queries)[:objects].sort().values, draw.permutation(objects)
@@ -27,7 +26,6 @@ def _corners(boxes: Tensor) -> Tensor:
         "DETR R50, COCO panoptic, training, 20 objects": (100, 250, 20),
     },
     tags="IfElseBranch AdvancedIndexing InPlace Reduce ViewAttribute BuiltInDataStructure",
-    project="DETR",
     url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/detr.py",
 )
 def set_prediction_loss(

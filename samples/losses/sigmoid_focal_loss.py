@@ -21,7 +21,6 @@ def inputs(draw: Draw, rows: int, positives: int, classes: int = 80) -> Argument
         "RetinaNet R50-FPN, 800x1344, training, one image, level P4": (50 * 84 * 9, 60),
     },
     tags="IfElseBranch ViewAttribute Broadcast Reduce",
-    project="MMClassification",
     url="https://github.com/open-mmlab/mmclassification/blob/72cffac7b50a556824907721665e6705fd5045fb/mmcls/models/losses/focal_loss.py#L9",
 )
 def sigmoid_focal_loss(

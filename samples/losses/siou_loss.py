@@ -10,7 +10,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, boxes: int) -> Arguments:
-    """Return predicted boxes, their truths, and their quality as weights."""
     weight = draw.uniform(boxes)
     return *matched_boxes(draw, boxes, size=(640.0, 640.0)), weight, "mean", float(weight.sum())
 

@@ -24,7 +24,6 @@ def smoothed(distance: Tensor, beta: float) -> Tensor:
         "Cascade R-CNN R50-FPN, 800x1333, training, anchors of stride 4, 2 images": (403200, 9, 512.0, 1 / 9),
     },
     tags="IfElseBranch Reduce",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/models/losses/smooth_l1_loss.py#L12",
 )
 def smooth_l1_loss(

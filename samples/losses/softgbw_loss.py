@@ -10,7 +10,6 @@ from opgrip.samples.sample import sample
     inputs,
     CROPS,
     tags="ForLoop ThirdPartyCodes Reduce",
-    project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/21056ae1a86a88c9d5c55aa9f94511fdfe04c1f5/bench/samples/long_tail/softgbw_loss/torch_impl.py",
 )
 def softgbw_loss(

@@ -20,7 +20,6 @@ def inputs(draw: Draw, rows: int, positives: int, classes: int = 80) -> Argument
         "VFNet R50-FPN, 800x1344, training, one image, 22,400 points of 5 levels": (22400, 60),
     },
     tags="IfElseBranch Reduce",
-    project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/models/losses/varifocal_loss.py#L11",
 )
 def varifocal_loss(

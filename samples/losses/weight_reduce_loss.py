@@ -26,7 +26,6 @@ from opgrip.samples.sample import sample
         "DeepLabV3 R50-D8, Cityscapes 512x1024, training, hard pixels of 2 images": ((2, 512, 1024), 0.2),
     },
     tags="IfElseBranch Reduce",
-    project="MMSegmentation",
     url="https://github.com/open-mmlab/mmsegmentation/blob/504965184c3e6bc9ec43af54237129ef21981a5f/mmseg/models/losses/utils.py#L47",
 )
 def weight_reduce_loss(

@@ -30,7 +30,6 @@ def inputs(
         "BART-large CNN/DailyMail, summaries of 8 articles, 4 beams": (8, 4, 50264, 142, 60, 2.0),
     },
     tags="IfElseBranch AdvancedIndexing InPlace Reduce Broadcast ViewAttribute BuiltInDataStructure",
-    project="Transformers",
     url="https://github.com/huggingface/transformers/blob/main/src/transformers/generation/utils.py",
 )
 def beam_search_step(

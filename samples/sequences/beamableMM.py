@@ -23,7 +23,6 @@ def inputs(
         "fconv IWSLT14 de-en, training, 4000 tokens": (133, 30, 256, None, 30),
     },
     tags="IfElseBranch ViewAttribute",
-    project="fairseq",
     url="https://github.com/facebookresearch/fairseq/blob/b5a039c292facba9c73f59ff34621ec131d82341/fairseq/modules/beamable_mm.py#L10",
 )
 def beamableMM(input1: Tensor, input2: Tensor, beam_size: int | None = None) -> Tensor:

@@ -27,7 +27,6 @@ def inputs(
         "RoBERTa, pretraining, 512 tokens, padded to a multiple of 8": (32, 512, 50265, None, False, False, 8),
     },
     tags="ForLoop IfElseBranch InPlace ViewAttribute BuiltInDataStructure",
-    project="fairseq",
     url="https://github.com/facebookresearch/fairseq/blob/b5a039c292facba9c73f59ff34621ec131d82341/fairseq/data/data_utils.py#L37",
 )
 def collate_tokens(

@@ -23,7 +23,6 @@ def inputs(draw: Draw, batch: int, heads: int, size: int, width: int, past: int,
         "Llama 2 7B, generation behind 300 tokens, batch of 4, cache of 512": (4, 32, 512, 128, 300),
     },
     tags="AdvancedIndexing InPlace BuiltInDataStructure",
-    project="Transformers",
     url="https://github.com/huggingface/transformers/blob/main/src/transformers/cache_utils.py",
 )
 def kv_cache_update(

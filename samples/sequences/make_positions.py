@@ -19,7 +19,6 @@ def inputs(draw: Draw, sequences: int, length: int, vocabulary: int) -> Argument
         "fconv IWSLT14 de-en, training, 160 sequences of up to 50 tokens": (160, 50, 8848),
     },
     tags="Reduce",
-    project="fairseq",
     url="https://github.com/facebookresearch/fairseq/blob/b5a039c292facba9c73f59ff34621ec131d82341/fairseq/utils.py#L256",
 )
 def make_positions(tensor: Tensor, padding_idx: int) -> Tensor:

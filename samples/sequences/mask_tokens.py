@@ -5,7 +5,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, sequences: int, length: int, vocabulary: int, mask_token: int) -> Arguments:
-    """Return sequences with special first and last tokens."""
     tokens = draw.integers(sequences, length, low=1000, high=vocabulary)
     special = torch.zeros(sequences, length, dtype=torch.bool)
     special[:, [0, -1]] = True

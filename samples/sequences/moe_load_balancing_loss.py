@@ -7,7 +7,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(
     draw: Draw, layers: int, batch: int, length: int, experts: int, top_k: int, padded: bool = False
 ) -> Arguments:
-    """Return the router scores of all layers, and a mask if sequences are padded."""
     gate_logits = tuple(draw.normal(batch * length, experts, grad=True) for _ in range(layers))
     lengths = draw.integers(batch, low=length // 2, high=length + 1)
     return gate_logits, top_k, torch.arange(length) < lengths[:, None] if padded else None

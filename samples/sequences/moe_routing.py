@@ -8,7 +8,6 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(
     draw: Draw, tokens: int, width: int, hidden: int, experts: int, top_k: int = 2, training: bool = False
 ) -> Arguments:
-    """Return states of tokens, and weights of a router and of experts."""
     states = draw.normal(tokens, width, grad=training)
     router = draw.normal(experts, width, std=0.05, grad=training)
     gate_up = draw.normal(experts, 2 * hidden, width, std=0.02, grad=training)

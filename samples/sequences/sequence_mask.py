@@ -11,7 +11,6 @@ from opgrip.samples.sample import sample
         "OpenNMT Transformer, training, 4096 tokens, length given": (160, 50, 50),
     },
     tags="IfElseBranch InputAware DataDependentShape Reduce Broadcast ViewAttribute",
-    project="OpenNMT",
     url="https://github.com/OpenNMT/OpenNMT-py/blob/c8081afa3fab4e169c34a84f9304cf37184f97d7/onmt/utils/misc.py#L56",
 )
 def sequence_mask(lengths: Tensor, max_len: int | None = None) -> Tensor:

@@ -12,6 +12,7 @@ from optional import optional
 from opgrip.capture.grip.running import Running
 from opgrip.capture.grip.source.folder import source_tags
 from opgrip.samples import Sample, samples
+from opgrip.samples.sample import sample as register
 
 SAMPLES = list(samples().values())
 OF_SOURCE = {"ForLoop", "IfElseBranch"}
@@ -66,3 +67,8 @@ def test_jax_gives_the_same(sample: Sample) -> None:
     arguments = sample.arguments()
     met = jax_results(sample.jax(), sample.arguments())
     compare(met, run(sample, arguments), sample.rtol, sample.atol, dtypes=True)
+
+
+def test_samples_of_other_addresses_name_their_project() -> None:
+    with pytest.raises(ValueError, match="unknown project of https://github.com/someone/else"):
+        register(lambda draw: (), {"none": ()}, tags="", url="https://github.com/someone/else")
