@@ -120,7 +120,7 @@ examples:
   opgrip results score one.parquet --baseline other.parquet      two replays of trace:zoo_500
   opgrip results score zoo.parquet --json > score.json
 
-docs/benchmark.md explains the score.
+docs/score.md explains the score.
 """
 
 

@@ -1,6 +1,6 @@
 """The score: how many times as fast as a baseline a device or compiler runs real models.
 
-docs/benchmark.md describes the rules; each step is a function here.
+docs/score.md describes the rules; each step is a function here.
 """
 
 from __future__ import annotations
