@@ -23,11 +23,11 @@ from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
 from opgrip.traces.formats.configurations.generators import GENERATOR, ArgumentDraw, Arguments, Generate, generators
 from opgrip.traces.formats.configurations.iterators import (
     ITERATOR,
-    Chain,
-    Combinations,
     Expand,
     Listed,
     ValueChoices,
+    chain,
+    combinations,
     iterators,
 )
 from opgrip.traces.formats.configurations.modules import MetaRecording, Recorded
@@ -81,36 +81,19 @@ class UnreadableCase(ValueError):
         self.op = op
 
 
-class _Entries:
-    """Entries that an iterator makes of one entry of a file."""
+def _entries(form: Any, expand: Expand) -> ValueChoices:
+    """Return the entries that an iterator makes of one entry of a file."""
+    if not isinstance(form, dict):
+        raise ValueError("an entry is not an object")
+    with reasons():
+        choices = expand(form)
+    weight, repeats = weight_of(form), _repeats_of(form)
 
-    def __init__(self, form: Any, expand: Expand) -> None:
-        if not isinstance(form, dict):
-            raise ValueError("an entry is not an object")
+    def at(index: int) -> SectionEntry:
         with reasons():
-            self._choices = expand(form)
-        self._weight = weight_of(form)
-        self._repeats = _repeats_of(form)
-        self.count = self._choices.count
+            return SectionEntry(choices.at(index), weight, repeats)
 
-    def at(self, index: int) -> SectionEntry:
-        with reasons():
-            form = self._choices.at(index)
-        return SectionEntry(form, self._weight, self._repeats)
-
-
-class _Operator:
-    def __init__(self, op: str, pairs: ValueChoices, build_generator: Generate, input_generator: Generate) -> None:
-        self._op, self._pairs = op, pairs
-        self._build_generator, self._input_generator = build_generator, input_generator
-        self.count = pairs.count
-
-    def at(self, index: int) -> ConfigurationCase:
-        try:
-            build, entry = self._pairs.at(index)
-        except ValueError as error:
-            raise UnreadableCase(self._op, str(error)) from error
-        return ConfigurationCase(self._op, build, entry, self._build_generator, self._input_generator)
+    return ValueChoices(choices.count, at)
 
 
 def plan_of(operators: Mapping[str, Any], losses: Losses) -> ValueChoices:
@@ -118,7 +101,7 @@ def plan_of(operators: Mapping[str, Any], losses: Losses) -> ValueChoices:
 
     Sections that cannot be expanded are counted in `losses`, with the reason.
     """
-    return Chain([part for op, info in operators.items() for part in _made(op, losses, _cases_of, op, info, losses)])
+    return chain([part for op, info in operators.items() for part in _made(op, losses, _cases_of, op, info, losses)])
 
 
 def _made(op: str, losses: Losses, make: Callable[..., ValueChoices], *args: Any) -> list[ValueChoices]:
@@ -143,10 +126,19 @@ def _cases_of(op: str, info: Any, losses: Losses) -> ValueChoices:
             raise ValueError("a configuration has no input section")
         build = config.get("build")
         builds = _expanded(op, build, build_iterator, losses) if build else Listed([SectionEntry(None)])
-        return Combinations([builds, _expanded(op, config["input"], input_iterator, losses)])
+        return combinations([builds, _expanded(op, config["input"], input_iterator, losses)])
 
     pairs = [part for config in info["config"] for part in _made(op, losses, pairs_of, config)]
-    return _Operator(op, Chain(pairs), build_generator, input_generator)
+    choices = chain(pairs)
+
+    def at(index: int) -> ConfigurationCase:
+        try:
+            build, entry = choices.at(index)
+        except ValueError as error:
+            raise UnreadableCase(op, str(error)) from error
+        return ConfigurationCase(op, build, entry, build_generator, input_generator)
+
+    return ValueChoices(choices.count, at)
 
 
 def _named(find: Any, info: dict[str, Any], key: str, default: str) -> Any:
@@ -161,7 +153,7 @@ def _expanded(op: str, section: Any, expand: Expand, losses: Losses) -> ValueCho
     """Return all entries of a section."""
     if not isinstance(section, list):
         raise ValueError("a section is not a list")
-    return Chain([part for form in section for part in _made(op, losses, _Entries, form, expand)])
+    return chain([part for form in section for part in _made(op, losses, _entries, form, expand)])
 
 
 def _repeats_of(form: dict[str, Any]) -> int:

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from opgrip.cli.plugins import Registry
 
@@ -15,115 +15,64 @@ MOST = 1 << 200
 """Limit of combinations: the product of a million ranges takes minutes to compute."""
 
 
-class ValueChoices(Protocol):
-    """Values with indices from 0 on.
+@dataclass(frozen=True, slots=True)
+class ValueChoices:
+    """Values with indices from 0 to `count - 1`, each made when it is needed.
 
     Attributes
     ----------
     count : number of values, which may exceed the largest list index
+    at : function that returns the value with an index
     """
 
-    @property
-    def count(self) -> int:
-        """Return the number of values."""
-
-    def at(self, index: int) -> Any:
-        """Return the value with an index from 0 to `count - 1`."""
+    count: int
+    at: Callable[[int], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(ValueChoices):
     """Values of a list."""
 
-    values: Sequence[Any]
-
-    @property
-    def count(self) -> int:
-        """Return the length of the list."""
-        return len(self.values)
-
-    def at(self, index: int) -> Any:
-        """Return an item of the list."""
-        return self.values[index]
+    def __init__(self, values: Sequence[Any]) -> None:
+        super().__init__(len(values), values.__getitem__)
 
 
-@dataclass(frozen=True, slots=True)
-class IntegerRange:
-    """Integers from `first` to `last`, which is included if the steps reach it.
+def combinations(parts: Sequence[ValueChoices]) -> ValueChoices:
+    """Return all lists of one value of each part; the last part varies fastest.
 
-    Raises
-    ------
-    ValueError : for a step of 0
+    Raise `ValueError` for more than `MOST`.
     """
+    count = 1
+    for part in parts:
+        count *= part.count
+        if count > MOST:
+            raise ValueError("too many combinations")
 
-    first: int
-    last: int
-    step: int = 1
-
-    def __post_init__(self) -> None:
-        if not self.step:
-            raise ValueError("the step of a range is 0")
-
-    @property
-    def count(self) -> int:
-        """Return the number of integers."""
-        return max(0, (self.last - self.first) // self.step + 1)
-
-    def at(self, index: int) -> int:
-        """Return the integer after `index` steps."""
-        return self.first + index * self.step
-
-
-class Combinations:
-    """All combinations of one value of each part, as lists; the last part varies fastest.
-
-    Raises
-    ------
-    ValueError : for more than `MOST`
-    """
-
-    def __init__(self, parts: Sequence[ValueChoices]) -> None:
-        self._parts = parts
-        self.count = 1
-        for part in parts:
-            self.count *= part.count
-            if self.count > MOST:
-                raise ValueError("too many combinations")
-
-    def at(self, index: int) -> list[Any]:
-        """Return a combination: the digits of the index, with the parts' counts as bases."""
+    def at(index: int) -> list[Any]:
+        # the digits of the index, with the parts' counts as bases
         values = []
-        for part in reversed(self._parts):
+        for part in reversed(parts):
             index, digit = divmod(index, part.count)
             values.append(part.at(digit))
         return values[::-1]
 
-
-class Table:
-    """All combinations of one value of each part, as dictionaries."""
-
-    def __init__(self, parts: Mapping[str, ValueChoices]) -> None:
-        self._names = list(parts)
-        self._product = Combinations(list(parts.values()))
-        self.count = self._product.count
-
-    def at(self, index: int) -> dict[str, Any]:
-        """Return a combination; see `Combinations`."""
-        return dict(zip(self._names, self._product.at(index), strict=True))
+    return ValueChoices(count, at)
 
 
-class Chain:
-    """The values of several parts, one part after the other."""
+def _table(parts: Mapping[str, ValueChoices]) -> ValueChoices:
+    """Return all dictionaries of one value of each part."""
+    product = combinations(list(parts.values()))
+    return ValueChoices(product.count, lambda index: dict(zip(parts, product.at(index), strict=True)))
 
-    def __init__(self, parts: Sequence[ValueChoices]) -> None:
-        self._parts = parts
-        self._ends = list(accumulate(part.count for part in parts))
-        self.count = self._ends[-1] if parts else 0
 
-    def at(self, index: int) -> Any:
-        """Return the value with that index."""
-        place = bisect_right(self._ends, index)
-        return self._parts[place].at(index - (self._ends[place - 1] if place else 0))
+def chain(parts: Sequence[ValueChoices]) -> ValueChoices:
+    """Return the values of several parts, one part after the other."""
+    ends = list(accumulate((part.count for part in parts), initial=0))
+
+    def at(index: int) -> Any:
+        place = bisect_right(ends, index) - 1
+        return parts[place].at(index - ends[place])
+
+    return ValueChoices(ends[-1], at)
 
 
 Expand = Callable[[dict[str, Any]], ValueChoices]
@@ -156,29 +105,23 @@ def expand(entry: dict[str, Any]) -> ValueChoices:
     args, kwargs = entry.get("args") or [], entry.get("kwargs") or {}
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise ValueError("args must be a list and kwargs an object")
-    positional = Combinations([_choices(arg) for arg in args])
-    named = Table({name: _choices(arg) for name, arg in kwargs.items()})
-    return _Linked(Table({"args": positional, "kwargs": named}))
+    positional = combinations([_choices(arg) for arg in args])
+    named = _table({name: _choices(arg) for name, arg in kwargs.items()})
 
-
-class _Linked:
-    """Combinations with the sizes that arguments copy from others."""
-
-    def __init__(self, entries: ValueChoices) -> None:
-        self._entries = entries
-        self.count = entries.count
-
-    def at(self, index: int) -> dict[str, Any]:
+    def linked(index: int) -> dict[str, Any]:
         """Return an entry without macros; raise `ValueError` if a copy names a value that does not exist."""
-        entry = self._entries.at(index)
-        args = list(entry["args"])
+        # positional arguments vary slower than the named ones
+        digits = divmod(index, named.count)
+        args, kwargs = positional.at(digits[0]), named.at(digits[1])
         for place in range(len(args)):
             _copy_into(args, place)
-        kwargs = {name: _copy_into([*args, arg], len(args)) for name, arg in entry["kwargs"].items()}
+        kwargs = {name: _copy_into([*args, arg], len(args)) for name, arg in kwargs.items()}
         return {
             "args": [_without_macros(arg) for arg in args],
             "kwargs": {name: _without_macros(arg) for name, arg in kwargs.items()},
         }
+
+    return ValueChoices(combinations([positional, named]).count, linked)
 
 
 def _choices(arg: Any) -> ValueChoices:
@@ -196,25 +139,29 @@ def _choices(arg: Any) -> ValueChoices:
             parts[name] = _ranged(arg.get("type"), name, value)
         else:
             parts[name] = Listed([value])
-    return Table(parts)
+    return _table(parts)
 
 
 def _ranged(kind: Any, name: str, value: Any) -> ValueChoices:
     if name == "shape":
-        return Combinations([_span(size) if isinstance(size, list) else Listed([size]) for size in _list(value, name)])
+        return combinations([_span(size) if isinstance(size, list) else Listed([size]) for size in _list(value, name)])
     if kind in WHOLE and name == "value":
         return _span(_list(value, name))
     if kind in NESTED and name == "value":
-        return Combinations([_choices(item) for item in _list(value, name)])
+        return combinations([_choices(item) for item in _list(value, name)])
     if kind in ("float", "double") and name == "value":
         raise ValueError("ranges of floats are not supported: list the values with __list__")
     return Listed(_list(value, name))
 
 
-def _span(bounds: list[Any]) -> IntegerRange:
+def _span(bounds: list[Any]) -> ValueChoices:
+    """Return the integers of `[first, last, step]`; the last one is included if the steps reach it."""
     if len(bounds) not in (2, 3) or any(type(bound) is not int for bound in bounds):
         raise ValueError(f"{reprlib.repr(bounds)} is not a range of integers")
-    return IntegerRange(*bounds)
+    first, last, step = (*bounds, 1)[:3]
+    if not step:
+        raise ValueError("the step of a range is 0")
+    return ValueChoices(max(0, (last - first) // step + 1), lambda index: first + index * step)
 
 
 def _names(arg: dict[str, Any], macro: str) -> list[str]:
