@@ -74,15 +74,11 @@ def make_arguments(tree: Any, classes: Mapping[str, Any], make_tensor: Callable[
 
     A field of an object is left unset if the trace could not hold it or its class is not provided.
 
-    Parameters
-    ----------
     classes : objects that the tree may name, by `module:qualname`, by the qualname, or by the first part of the
         qualname
     make_tensor : function that returns the tensor of a leaf; without it, each leaf must already be a tensor
 
-    Raises
-    ------
-    UserError : if the class of an argument is not provided, or an argument cannot be constructed for another reason
+    Raise `UserError` if the class of an argument is not provided, or it cannot be constructed for another reason.
     """
     try:
         return _Maker(classes, make_tensor).make(tree)
@@ -284,14 +280,10 @@ def lay_out(specs: Sequence[TensorSpec], values: Values, device: Callable[[str],
 
     A tensor that requires a gradient is created as the result of an operator, so that a function may write into it.
 
-    Parameters
-    ----------
     values : function that returns a tensor's values in the requested shape, in which dimensions of stride 0 have size 1
     device : function that maps a recorded device to the device to use
 
-    Raises
-    ------
-    FormatError : for a tensor that is not a plain strided tensor
+    Raise `FormatError` for a tensor that is not a plain strided tensor.
     """
     extents: dict[Any, int] = {}
     for place, spec in enumerate(specs):
@@ -338,13 +330,11 @@ def as_result(tensor: torch.Tensor) -> torch.Tensor:
 class _Result(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, source: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor unchanged."""
         ctx.mark_dirty(tensor)
         return tensor
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Return a zero gradient for `source`."""
         return torch.zeros(()), None
 
 

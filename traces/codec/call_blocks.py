@@ -60,8 +60,6 @@ def decode_storages(codes: list[int], newest: int) -> list[int]:
 class CallBlock:
     """The content of `Calls` in int64 arrays: calls of one thread in the order in which they ended.
 
-    Attributes
-    ----------
     signature, scope, start_ns, duration_ns : (N,)
     tensors, device_ns, streams : (N,), or (0,) if the block omits them
     storages : (sum of `tensors`,)
@@ -122,8 +120,6 @@ def record_of(block: CallBlock) -> Calls:
 def perturbed_flags(runs: Sequence[tuple[int, int]], calls: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Return a mask of the calls of a block that were perturbed.
 
-    Parameters
-    ----------
     runs : `perturbed` of the block
     calls : number of calls in the block
     """
@@ -150,8 +146,6 @@ Column = TypeVar("Column")
 class CallsForm(msgspec.Struct, Generic[Column], tag_field="type", tag="calls", forbid_unknown_fields=True):
     """The JSON object of a block of calls.
 
-    Attributes
-    ----------
     start_ns : start of the first call relative to the start of the capture
     after_ns : start of each call relative to that of the previous one; 0 for the first
     storages : storages of the calls' tensors, encoded by `encode_storages`
@@ -179,7 +173,6 @@ _PREFIX = b'{"type":"calls",'
 
 
 def json_keys_of_calls() -> set[str]:
-    """Return the keys of the JSON object of a block."""
     return set(CallsForm.__struct_encode_fields__)
 
 
@@ -288,7 +281,6 @@ def check_places(pairs: Sequence[tuple[int, int]], calls: int) -> None:
 
 
 def calls_to_json(record: Calls) -> dict[str, Json]:
-    """Return the JSON object of a block of calls."""
     starts = record.start_ns
     form: dict[str, Json] = {
         "type": "calls",

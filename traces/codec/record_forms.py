@@ -66,7 +66,6 @@ _NAMES = {kind: name for name, kind in RECORDS.items()}
 
 
 def to_json(record: Record) -> dict[str, Json]:
-    """Return the JSON object of a record."""
     match record:
         case Header():
             return {"type": "header", "format": FORMAT, "version": f"{MAJOR}.{MINOR}", **record.fields}
@@ -84,9 +83,7 @@ def to_json(record: Record) -> dict[str, Json]:
 def from_json(form: Mapping[str, Json]) -> Record | None:
     """Return the record of a JSON object, or None for an unknown type of record or value model.
 
-    Raises
-    ------
-    FormatError : if the object does not have the fields of its type
+    Raise `FormatError` if the object does not have the fields of its type.
     """
     name = form.get("type", "")
     kind = RECORDS.get(name)
@@ -167,8 +164,6 @@ def key_of_case(signature: Signature, context: Mapping[str, Any]) -> str:
 
     Values do not matter, because two captures of a program draw different ones.
 
-    Parameters
-    ----------
     context : settings that the call runs under, of which only `OF_CONTEXT` matter
     """
     arguments = (signature.args, signature.kwargs)

@@ -44,7 +44,6 @@ SYNTHETIC = "rows that no model called (count 0): they are called once"
 
 
 def recognizes(head: Head) -> bool:
-    """Return True for a Parquet file with columns of operators and their arguments."""
     if not head.start.startswith(MAGIC):
         return False
     footer = footer_of(head.path)

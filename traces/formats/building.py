@@ -58,8 +58,6 @@ class GraphStorages:
 def aliases(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | None]:
     """Return, for each result of an operator, the storage of the argument that it is or is a view of, else None.
 
-    Parameters
-    ----------
     args, kwargs : trees of values and of `TensorSpec` whose `storage` is a number of the whole graph
     """
     schemas = schemas_of(op)
@@ -137,8 +135,6 @@ class RecordBuilder:
             yield from builder.ready()
         yield from builder.end()
 
-    Parameters
-    ----------
     name : name of the format
     losses : parts of the file that the reader skipped, for the last record
     facts : versions, devices, command and time in the file, for the header
@@ -161,7 +157,6 @@ class RecordBuilder:
         yield from records
 
     def add_values(self, model: ValueModel) -> int:
-        """Return the number of a value model, for `TensorSpec.values`."""
         return self._number("values", repr(model), lambda number: Values(number, model))
 
     def add_scope(self, scope: Scope) -> int:
@@ -187,8 +182,6 @@ class RecordBuilder:
     ) -> int:
         """Add one call, or several calls of one signature, and return the number of the signature.
 
-        Parameters
-        ----------
         op : operator with its overload, `aten.add.Tensor`
         args, kwargs, outputs : trees of values and `TensorSpec`
         scope : origin of the call; its number is ignored
@@ -216,7 +209,6 @@ class RecordBuilder:
         return signature
 
     def end(self) -> Iterator[Record]:
-        """Yield the remaining records."""
         for number in list(self._blocks):
             self._end_block(number)
         totals = (self._calls, len(self._numbers.get("signature", {})), self._next_ns)

@@ -83,7 +83,6 @@ PART = re.compile(r"(\w+::\w+)\(\d{1,9}\)")
 
 
 def message_classes() -> dict[str, Any]:
-    """Return the classes of Chakra's messages by name."""
     return make_message_classes("ChakraProtoMsg", "chakra", SCHEMA)
 
 
@@ -136,7 +135,6 @@ def _nodes_of(file: ForeignFile, facts: dict[str, Any]) -> Callable[[], Iterable
 
 
 def _facts(metadata: Any) -> dict[str, Any]:
-    """Return the facts of a file's first message in the form of a trace's header."""
     values = {item.name: _value_of(item) for item in metadata.attr}
     schema, pid = values.get("schema") or metadata.version, values.get("pid")
     facts: dict[str, Any] = {"schema": schema[:100]} if isinstance(schema, str) and schema else {}

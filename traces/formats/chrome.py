@@ -49,14 +49,10 @@ MOST_CHARACTERS = 4000
 def bind_inputs(name: str, inputs: EventInputs, device: str) -> Bound:
     """Return the call of an overload that an event describes.
 
-    Parameters
-    ----------
     name : `aten::add`; events do not name the overload
     device : device of the call's tensors and of a new tensor
 
-    Raises
-    ------
-    NoOverload : if no overload takes such arguments, or the event does not have them
+    Raise `NoOverload` if no overload takes such arguments, or the event does not have them.
     """
     schemas = schemas_of(name)
     if not schemas:
@@ -191,7 +187,6 @@ MARKS = (b'"traceEvents"', b'"baseTimeNanoseconds"')
 
 
 def recognizes(head: Head) -> bool:
-    """Return True for JSON with a list of events."""
     start = head.start.lstrip()
     if start.startswith(b"{"):
         # timelines written by opgrip lack torch's shapes; reading one reports that
@@ -228,7 +223,6 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _events_of(file: ForeignFile) -> tuple[EventTable, dict[str, Any]]:
-    """Return the file's events, and facts about the program."""
     table = EventTable()
     facts: dict[str, Any] = {}
     try:
@@ -256,8 +250,6 @@ def _events_of(file: ForeignFile) -> tuple[EventTable, dict[str, Any]]:
 class _Adder:
     """Adder of calls, which reads events that differ only in their times once.
 
-    Parameters
-    ----------
     device : device that the program ran on
     """
 

@@ -207,7 +207,6 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield one call per configuration."""
     columns = _columns(file)
     name = operator_name(file.path)
     builder = RecordBuilder("dlop", file.losses)

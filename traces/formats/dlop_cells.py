@@ -40,8 +40,6 @@ class Unfit(ValueError):
 class CellTensor:
     """Tensor described by a cell.
 
-    Attributes
-    ----------
     data : its values, if the cell has them
     """
 
@@ -51,7 +49,6 @@ class CellTensor:
 
     @property
     def model(self) -> ValueModel | None:
-        """Return the model of its values, None if they are unknown."""
         if self.data is None:
             return None
         return fit_values(torch.tensor(self.data, dtype=self.dtype).reshape(self.shape))
@@ -65,8 +62,6 @@ class CellTensor:
 class Reading:
     """Rules for reading cells.
 
-    Attributes
-    ----------
     dtype : dtype of tensors unless their argument implies another
     dtypes : dtypes of tensors by argument
     lists_are_shapes : a list is a tensor's shape, never a number or numbers
@@ -88,8 +83,6 @@ class Reading:
 def is_missing(cell: Any, kind: Any = None) -> bool:
     """Return True if a cell means a missing argument: null, "", "None", [], false, and lists of one of these.
 
-    Parameters
-    ----------
     kind : type of the argument; false is a value of a boolean argument
     """
     inner = cell[0] if isinstance(cell, list) and len(cell) == 1 else cell
@@ -99,21 +92,16 @@ def is_missing(cell: Any, kind: Any = None) -> bool:
 
 
 def innermost(kind: Any) -> Any:
-    """Return the type inside an optional one."""
     return kind.getElementType() if kind.kind() == "OptionalType" else kind
 
 
 def value_of(cell: Any, parameter: Any, reading: Reading, first: tuple[int, ...] = ()) -> Any:
     """Return the argument of a cell: a plain value, a `CellTensor`, or a list of these.
 
-    Parameters
-    ----------
     parameter : parameter of the schema
     first : shape of the call's first tensor, whose sizes replace missing ones in a list of sizes
 
-    Raises
-    ------
-    Unfit : if the cell has no value of the parameter's type
+    Raise `Unfit` if the cell has no value of the parameter's type.
     """
     kind = innermost(parameter.type)
     name = kind.kind()
@@ -232,8 +220,6 @@ SUFFIX = "_size"
 class TableFunction:
     """Function that a file describes.
 
-    Attributes
-    ----------
     name : name in torch
     tensors : tensor arguments, whose cells have shapes
     plain : arguments that are numbers or booleans

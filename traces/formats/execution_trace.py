@@ -27,7 +27,6 @@ START = re.compile(rb'\s*\{(?=[^{\[]{0,400}"schema"\s*:\s*"\d+\.\d+\.\d+)(?=[^{\
 
 
 def recognizes(head: Head) -> bool:
-    """Return True if a file begins with the schema of an execution trace and the process."""
     return START.match(head.start) is not None
 
 

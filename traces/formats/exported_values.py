@@ -42,13 +42,9 @@ _FUNCTIONS: dict[str, Callable[[int, int], int]] = {
 def size_of(text: str, sizes: Mapping[str, int]) -> int:
     """Return the value of an expression.
 
-    Parameters
-    ----------
     sizes : values of the names in the expression
 
-    Raises
-    ------
-    ValueError : for other expressions, unknown names, and values that are not sizes
+    Raise `ValueError` for other expressions, unknown names, and values that are not sizes.
     """
     if len(text) > MOST_CHARACTERS:
         raise ValueError("the expression of a size is too long")

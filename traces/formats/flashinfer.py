@@ -133,8 +133,6 @@ class NoCall(ValueError):
 class DataSet:
     """Folder of definitions and workloads.
 
-    Attributes
-    ----------
     file : file or folder to read
     root : the folder, or None for a file outside of such a folder
     models : numbers of value models by file, key and tensor of the stored values
@@ -170,7 +168,6 @@ class DataSet:
 
 
 def recognizes(head: Head) -> bool:
-    """Return True for a folder of definitions and workloads, and for one of its files."""
     if head.path.is_dir():
         return (head.path / "definitions").is_dir() and (head.path / "workloads").is_dir()
     start = head.start
@@ -206,7 +203,6 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _root_of(path: Path) -> Path | None:
-    """Return the folder of the data set of a file."""
     folders = [path] if path.is_dir() else list(path.absolute().parents)[:PARENTS]
     return next((folder for folder in folders if (folder / "definitions").is_dir()), None)
 
@@ -276,7 +272,6 @@ def _call(
 
 
 def _sizes(definition: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes of all axes."""
     axes, values = definition.get("axes"), workload.get("axes")
     if not isinstance(axes, dict) or not isinstance(values, dict):
         raise NoCall("the axes are not an object")

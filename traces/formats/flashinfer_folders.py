@@ -46,8 +46,6 @@ class NoForm(ValueError):
 class KernelDefinition:
     """Signatures that one definition can hold.
 
-    Attributes
-    ----------
     reference : Python text that calls the operator
     inputs, outputs : names and dtypes
     members : signatures with the shapes of their inputs and outputs

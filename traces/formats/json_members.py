@@ -28,16 +28,12 @@ def members(
 ) -> Iterator[tuple[str, Any]]:
     """Yield names and values of an object's members, and for the list each item under the list's name.
 
-    Parameters
-    ----------
     strict : refuse a duplicate name in an object and a list without an object around it; otherwise the last value of a
         duplicate name counts, and such a list yields its items
 
-    Raises
-    ------
-    FormatError : for text that is not such an object
-    CutText : if the text ends too early
-    TooLong : for a value of more than `MOST_VALUE` characters
+    Raise `FormatError` for text that is not such an object.
+    Raise `CutText` if the text ends too early.
+    Raise `TooLong` for a value of more than `MOST_VALUE` characters.
     """
     text = _Text(iter(chunks), unbounded, strict)
     names: set[str] = set()
@@ -75,8 +71,6 @@ def _items(text: _Text) -> Iterator[Any]:
 
 
 class _Text:
-    """Text that is read in pieces as values need it."""
-
     def __init__(self, chunks: Iterator[bytes], unbounded: bool, strict: bool) -> None:
         self._chunks = chunks
         self._decode: Callable[[bytes], str] = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -104,7 +98,6 @@ class _Text:
         return character
 
     def value(self) -> Any:
-        """Return the next JSON value."""
         self.peek()
         while True:
             try:

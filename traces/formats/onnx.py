@@ -68,7 +68,6 @@ _VALUES = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", 
 
 
 def recognizes(head: Head) -> bool:
-    """Return True if a file begins like the message of a model."""
     return FIRST_BYTES.match(head.start) is not None
 
 
@@ -255,7 +254,6 @@ def _shape_of(item: Any) -> Iterator[tuple[str, tuple[torch.dtype, tuple[int, ..
 
 
 def _shapes(graph: Any) -> Shapes:
-    """Return type and shape of each value that has both."""
     values = (*graph.input, *graph.output, *graph.value_info)
     shapes = {name: shape for item in values for name, shape in _shape_of(item)}
     weights = [(item.name, item) for item in graph.initializer]

@@ -36,8 +36,6 @@ def complete(
 ) -> None:
     """Add the shapes and the small constants that follow from the known ones.
 
-    Parameters
-    ----------
     nodes : nodes in graph order
     read : returns the value of an attribute
     infer : returns the types of a node's results from the types of its inputs and its constants
@@ -227,8 +225,6 @@ class NoOperator(ValueError):
 class OnnxCall:
     """Call made from a node or a part of it.
 
-    Attributes
-    ----------
     op : aten operator with its overload, `add.Tensor`
     outputs : one tensor, a tuple, or a list of tensors
     """
@@ -243,8 +239,6 @@ class OnnxCall:
 class OnnxNode:
     """Node with shapes and constants.
 
-    Attributes
-    ----------
     inputs : tensors, None for an omitted input
     outputs : tensors, None for an unused output
     constants : values of each input, None if unknown or too many
@@ -262,23 +256,19 @@ class OnnxNode:
 
     @property
     def x(self) -> TensorSpec:
-        """Return the first input."""
         return self.input(0)
 
     @property
     def out(self) -> TensorSpec:
-        """Return the first output."""
         if not self.outputs or self.outputs[0] is None:
             raise NoOperator("its output is unused")
         return self.outputs[0]
 
     @property
     def rank(self) -> int:
-        """Return the number of dimensions of the first input."""
         return len(self.x.shape)
 
     def has(self, place: int) -> bool:
-        """Return True if an input is present."""
         return place < len(self.inputs) and self.inputs[place] is not None
 
     def input(self, place: int) -> TensorSpec:
@@ -289,7 +279,6 @@ class OnnxNode:
         return value
 
     def all_inputs(self) -> list[TensorSpec]:
-        """Return the inputs, or raise `NoOperator` if one is missing."""
         return [self.input(place) for place in range(len(self.inputs))]
 
     @property

@@ -25,8 +25,6 @@ NAME = re.compile(r"([A-Za-z_]\w*)::([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?")
 class Parameter:
     """Parameter of an operator.
 
-    Attributes
-    ----------
     type : type without its alias and length, `Tensor?`, `ScalarType`, `SymInt[]`
     declared_type : type as in the text, `Tensor(a!)`, `int[2]`
     is_named : True if the parameter is keyword-only
@@ -42,8 +40,6 @@ class Parameter:
 class SchemaText:
     """Parsed schema.
 
-    Attributes
-    ----------
     name : name with its overload, `aten::add.Tensor`
     returns : text after the arrow
     are_aliases : for each result, True if it is memory of an argument
@@ -63,7 +59,6 @@ class SchemaText:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the parameters."""
         return tuple(parameter.name for parameter in self.parameters)
 
     def text(self, plain_type: Callable[[str], str]) -> str:
@@ -155,8 +150,6 @@ class NoOverload(ValueError):
 class Bound:
     """Call of an overload.
 
-    Attributes
-    ----------
     op : its name in a trace, `aten.add.Tensor`
     args : positional arguments
     kwargs : keyword-only arguments
@@ -170,14 +163,10 @@ class Bound:
 def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Bound:
     """Return the call of the overload that accepts these arguments.
 
-    Parameters
-    ----------
     name : with or without its overload; a name without a namespace belongs to aten
     args, kwargs : values and `TensorSpec`; keyword-only arguments may be among `args`
 
-    Raises
-    ------
-    NoOverload : if no operator of that name is registered, or no overload accepts the arguments
+    Raise `NoOverload` if no operator of that name is registered, or no overload accepts the arguments.
     """
     schemas = schemas_of(name)
     if not schemas:
@@ -198,8 +187,6 @@ def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses
     names.
     Devices may be given by name.
 
-    Parameters
-    ----------
     losses : receives the replaced overloads, as defaults
     """
     as_named = Bound(name, tuple(args), _with_device(kwargs))
@@ -262,8 +249,6 @@ def _is_dispatched(schema: Any) -> bool:
 def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bool) -> Bound | str:
     """Return the call of an overload, or the reason why it does not accept it.
 
-    Parameters
-    ----------
     is_named : True if the file names the overload: then a number may replace a tensor, as in torch
     """
     parameters = schema.arguments
@@ -298,8 +283,6 @@ def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bo
 def without_defaults(bound: Bound, schema: Any = None) -> Bound:
     """Return the call as the dispatcher passes it on, without arguments that equal their parameters' defaults.
 
-    Parameters
-    ----------
     schema : schema of the overload, None to look it up
     """
     schema = schema or schemas_of(bound.op.replace(".", "::", 1))[0]
@@ -328,8 +311,6 @@ def _with_type(value: Any) -> Any:
 def _fits(value: Any, kind: Any, length: int | None = None) -> bool:
     """Return True if a parameter accepts a value.
 
-    Parameters
-    ----------
     length : length of a list that may be given as one number, else None
     """
     name = kind.kind()

@@ -41,8 +41,6 @@ from opgrip.traces.schema.records import Record, Scope
 class SectionEntry:
     """Entry of a `build` or `input` section without macros.
 
-    Attributes
-    ----------
     form : object with `args` and `kwargs`; None for a missing `build` section
     weight : number of values in the entry, which bounds the cost of making its arguments
     repeats : number of calls of the case
@@ -74,8 +72,6 @@ def reasons() -> Iterator[None]:
 
 
 class UnreadableCase(ValueError):
-    """Placeholder for a case that cannot be computed."""
-
     def __init__(self, op: str, reason: str) -> None:
         super().__init__(reason)
         self.op = op
@@ -150,7 +146,6 @@ def _named(find: Any, info: dict[str, Any], key: str, default: str) -> Any:
 
 
 def _expanded(op: str, section: Any, expand: Expand, losses: Losses) -> ValueChoices:
-    """Return all entries of a section."""
     if not isinstance(section, list):
         raise ValueError("a section is not a list")
     return chain([part for form in section for part in _made(op, losses, _entries, form, expand)])
@@ -197,7 +192,6 @@ DEVICE = "devices of tensors: the file has none but in run_options, so they are 
 
 
 def recognizes(head: Head) -> bool:
-    """Return True if a file begins like an object of configurations."""
     if not head.start.lstrip().startswith(b"{"):
         return False
     return any(pattern.search(head.start) for pattern in (GENERATORS, SECTIONS, ONE_OPERATOR))

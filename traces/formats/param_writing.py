@@ -42,15 +42,11 @@ NUMBER = TensorSpec((), (), torch.float64, "cpu")
 def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording: MetaRecording) -> Iterator[Recorded]:
     """Yield the calls of one case.
 
-    Parameters
-    ----------
     name : `aten::add`, `torch.add`, `torch.nn.Linear`, `pytorch.model.resnet`
     build : arguments of the `build` section if there is one: a module's arguments, or an operator's schema as text
     recording : runs functions on meta tensors to find the operators that they call
 
-    Raises
-    ------
-    ValueError : if the operator does not exist or does not accept these arguments
+    Raise `ValueError` if the operator does not exist or does not accept these arguments.
     """
     if name in module_names():
         yield from recording.module(name, build or Arguments(), arguments)

@@ -133,8 +133,6 @@ def _known(file: ForeignFile, form: Any) -> Iterator[Record]:
 class _Block:
     """Block of calls whose rows are being read.
 
-    Attributes
-    ----------
     rest : members of the block that are not columns
     lines : unparsed records after the block
     """
@@ -158,16 +156,13 @@ class _Block:
         return self.file.damage(f"a block has {counted(self.rows, 'call')}, not {self.count}")
 
     def after(self) -> Iterator[Record]:
-        """Yield the records after the block."""
         for line in self.lines:
             yield from _known(self.file, self.file.parse(line))
 
     def block(self) -> CallBlock:
         """Return the block with its columns.
 
-        Raises
-        ------
-        FormatError : if the columns are inconsistent
+        Raise `FormatError` if the columns are inconsistent.
         """
         if any(piece.column("start_ns").null_count for piece in self.pieces):
             raise self.file.damage("a call has no time")

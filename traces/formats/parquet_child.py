@@ -25,8 +25,6 @@ BASE_S = 60
 def main(text: str) -> int:
     """Write the rows of a request and return the exit status.
 
-    Parameters
-    ----------
     text : JSON: `path`; `columns` to read, or null for all; `rows` per batch; `is_limited`
     """
     request = json.loads(text)

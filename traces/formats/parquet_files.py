@@ -56,8 +56,6 @@ class TooLargeError(FormatError):
 class ParquetLimits:
     """Limits of a Parquet file.
 
-    Attributes
-    ----------
     rows, total_bytes, texts : limits of the whole file; a text counts in each row that has it
     batch_texts : largest size in bytes of the texts in a batch
     """
@@ -81,10 +79,8 @@ class ParquetFile:
     ----------
     schema : Arrow schema of the columns that are read; text columns are dictionaries
 
-    Raises
-    ------
-    UserError : if pyarrow is not installed
-    FormatError : if the file is damaged
+    Raise `UserError` if pyarrow is not installed.
+    Raise `FormatError` if the file is damaged.
     """
 
     closed = False
@@ -132,11 +128,9 @@ class ParquetFile:
 
     @property
     def returncode(self) -> int | None:
-        """Return the exit status of the child process, None while it runs."""
         return self._process.poll()
 
     def close(self) -> None:
-        """End the child process."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
@@ -144,10 +138,8 @@ class ParquetFile:
     def batches(self) -> Iterator[Any]:
         """Yield the rows as Arrow record batches.
 
-        Raises
-        ------
-        TooLargeError : if the file exceeds its limits
-        FormatError : if a part of the file cannot be read
+        Raise `TooLargeError` if the file exceeds its limits.
+        Raise `FormatError` if a part of the file cannot be read.
         """
         total_rows = total_text = 0
         while True:
@@ -210,8 +202,6 @@ def open_parquet(
 ) -> Iterator[ParquetFile]:
     """Open a file of a third party; problems found here or while reading it raise `UserError`.
 
-    Parameters
-    ----------
     kinds : types of required columns, `string`, `int64` or `double`
     optional : optional columns of any type
     batch_texts : see `ParquetLimits`

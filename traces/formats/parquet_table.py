@@ -81,8 +81,6 @@ class _Group:
 class ParquetTable:
     """File that is being written. The last block is held back: the records after it are stored with it.
 
-    Parameters
-    ----------
     steps : start times of each process's steps; None if the trace does not have them
     """
 
@@ -120,7 +118,6 @@ class ParquetTable:
         self._lines.append(json.dumps(form, allow_nan=False, separators=(",", ":")))
 
     def close(self) -> None:
-        """Write what remains."""
         self._end_block()
         if self._group.rows or self._writer is None:
             self._write()
@@ -190,7 +187,6 @@ class ParquetTable:
         self._group = _Group()
 
     def _columns(self) -> dict[str, Any]:
-        """Return the rows as Arrow columns."""
         arrow, group = self._arrow, self._group
         numbers = {name: _joined(pieces) for name, pieces in group.numbers.items()}
         device_ns = numbers.pop("device_ns")

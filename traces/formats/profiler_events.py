@@ -34,8 +34,6 @@ MOST_TIME_NS = 1 << 62
 class EventInputs:
     """Arguments of a call in an event, one item per parameter of the operator.
 
-    Attributes
-    ----------
     texts : text of arguments other than tensors; empty for tensors, None, and values that the profiler does not write
     """
 
@@ -52,8 +50,6 @@ class EventInputs:
 class Slice:
     """Contents shared by all events that differ only in their times.
 
-    Attributes
-    ----------
     inputs : None if the event has no shapes
     """
 
@@ -66,8 +62,6 @@ class Slice:
 class ProfilerEvent:
     """Slice with its time.
 
-    Attributes
-    ----------
     start_ns, end_ns : time since the first event
     external : number by which kernels refer to the event, -1 for none
     sequence : number by which a backward pass refers to a forward call, -1 for none
@@ -82,8 +76,6 @@ class ProfilerEvent:
 
 @dataclass(slots=True)
 class OperatorKernels:
-    """Launches and times of the kernels of an operator."""
-
     launches: Counter[str]
     device_ns: Counter[str]
 
@@ -233,8 +225,6 @@ NOT_REGISTERED = "not registered in this torch: counted by the operators that it
 class ProfiledCall:
     """Call that a capture would record.
 
-    Attributes
-    ----------
     forward : the profiler's number of the forward call that caused it, -1 for none
     work : work that it ran on an accelerator, or None
     """
@@ -249,8 +239,6 @@ class ProfiledCall:
 class _Open:
     """Event that has not ended.
 
-    Attributes
-    ----------
     call : recorded call that the event is, or is inside of
     """
 
@@ -274,8 +262,6 @@ def calls_of(
 ) -> Iterator[ProfiledCall]:
     """Yield the calls of one thread in the order of their ends.
 
-    Parameters
-    ----------
     events : events in start order, outer events first
     skip : called with each operator that is left out, and the reason
     """
@@ -340,8 +326,6 @@ def _with_frame(scope: Scope, name: str) -> Scope:
 def _is_composite(name: str, count: int | None) -> bool:
     """Return True if autograd sees only the operators that an operator calls.
 
-    Parameters
-    ----------
     count : number of arguments of the call, None if unknown
     """
     kernels = [_has_composite_kernel(item) for item in schemas_of(name) if count in (None, len(item.arguments))]

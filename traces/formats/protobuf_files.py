@@ -29,13 +29,9 @@ Schema = Mapping[str, Mapping[str, tuple[int, str]]]
 def make_message_classes(package: str, extra: str, schema: Schema) -> dict[str, Any]:
     """Return the classes of messages by name.
 
-    Parameters
-    ----------
     extra : extra of opgrip that installs protobuf
 
-    Raises
-    ------
-    MissingPackageError : if protobuf is not installed
+    Raise `MissingPackageError` if protobuf is not installed.
     """
     needed("google.protobuf", extra)
     return _message_classes(package, tuple((name, tuple(fields.items())) for name, fields in schema.items()))
@@ -119,8 +115,6 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 def has_more_fields(data: bytes, descriptor: Any, limit: int) -> bool:
     """Return True if a message and the messages inside it have more than `limit` fields.
 
-    Parameters
-    ----------
     descriptor : descriptor of the message, by which message fields are found
     """
     remaining = [(0, len(data), descriptor)]

@@ -118,7 +118,6 @@ class _Call:
 
 
 def _calls(graph: dict[str, Any], values: _Values, file: ForeignFile) -> Iterator[_Call]:
-    """Yield the calls of a graph's operators."""
     nodes = graph.get("nodes")
     for node in nodes if isinstance(nodes, list) else ():
         target = node.get("target") if isinstance(node, dict) else None
@@ -175,7 +174,6 @@ def _inner_calls(name: str, node: dict[str, Any], values: _Values, file: Foreign
 
 
 def _names(argument: Any) -> Iterator[str]:
-    """Yield the names of the tensors of a result."""
     match argument:
         case {"as_tensor": {"name": str() as name}}:
             yield name
@@ -198,8 +196,6 @@ def _name(argument: Any) -> str:
 
 
 class _Values:
-    """Values of the names in a graph."""
-
     def __init__(self, graph: dict[str, Any], sizes: Sizes, storages: GraphStorages) -> None:
         self.sizes, self.storages = sizes, storages
         names = ("tensor_values", "sym_int_values", "sym_bool_values", "sym_float_values")

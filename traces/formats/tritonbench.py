@@ -53,7 +53,6 @@ NO_DEVICE = "devices of tensors: the file has none, so they are on the processor
 
 
 def recognizes(head: Head) -> bool:
-    """Return True if the first line of a file names an operator."""
     first = next(iter(head.start.split(b"\n")), b"").decode(errors="replace").strip()
     return OPERATOR_LINE.fullmatch(first) is not None
 

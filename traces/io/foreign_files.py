@@ -39,8 +39,6 @@ LOST_CALLS = 100_000
 class Head:
     """The beginning of a file.
 
-    Attributes
-    ----------
     path : path of the file, for formats that consist of folders or of several files
     suffix : suffix of the name in lower case, without that of a compression
     start : first bytes, decompressed
@@ -55,8 +53,6 @@ class Head:
 class Losses:
     """Content that a conversion could not carry over.
 
-    Attributes
-    ----------
     defaults : substitutes for content that the source format lacks, in words
     skipped : number of calls that were not converted, by operator and reason
     calls : content that the written file lacks: number of the call in the trace, operator, and missing content
@@ -95,8 +91,6 @@ class Losses:
 class ForeignFile:
     """A file of another tool that is being read.
 
-    Attributes
-    ----------
     unbounded : whether it may exceed the limits for untrusted files
     cut : selection of the cases to read, for a file that defines more cases than it lists
     """
@@ -109,9 +103,7 @@ class ForeignFile:
     def places(self, count: int, most: int) -> Sequence[int]:
         """Return the numbers of the selected cases, out of `count`.
 
-        Raises
-        ------
-        UserError : if more than `most` cases are selected, or none
+        Raise `UserError` if more than `most` cases are selected, or none.
         """
         size = self.cut.size(count)
         if size > most and not self.unbounded:
@@ -124,9 +116,7 @@ class ForeignFile:
     def chunks(self) -> Iterator[bytes]:
         """Yield the decompressed bytes.
 
-        Raises
-        ------
-        UserError : if the file cannot be opened, is damaged, or decompresses to more than an untrusted file may
+        Raise `UserError` if the file cannot be opened, is damaged, or decompresses to more than an untrusted file may.
         """
         most = MOST_BYTES
         if self.path.name.endswith(PACKED):
@@ -160,13 +150,9 @@ class ForeignFile:
     def parse(self, content: bytes | str, most_items: int = MOST_ITEMS) -> Any:
         """Return the value of a part of the file that is JSON.
 
-        Parameters
-        ----------
         most_items : maximum number of lists, objects and their elements, each of which takes up to 130 bytes of memory
 
-        Raises
-        ------
-        UserError : for invalid JSON, duplicate names in an object, deep nesting, or too many values
+        Raise `UserError` for invalid JSON, duplicate names in an object, deep nesting, or too many values.
         """
         data = content.encode() if isinstance(content, str) else content
         if sum(map(data.count, (b",", b"[", b"{"))) > most_items and not self.unbounded:
@@ -209,8 +195,6 @@ WriteFolder = Callable[[Any, Path, Losses], None]
 class Format:
     """A file format of another tool.
 
-    Attributes
-    ----------
     summary : origin and content, for the help
     recognizes : function that returns True for the beginning of a file of this format; at most one format recognizes a
         file
@@ -250,9 +234,7 @@ formats: Registry[Format] = Registry("opgrip.traces.formats", "opgrip.formats")
 def format_of(path: Path) -> str | None:
     """Return the name of the format that recognizes a file's content, or None for an opgrip trace or an unknown format.
 
-    Raises
-    ------
-    UserError : if the file cannot be opened
+    Raise `UserError` if the file cannot be opened.
     """
     head = _head_of(path)
     first_line = head.start.partition(b"\n")[0]

@@ -163,10 +163,8 @@ class TraceReader:
     def lines(self) -> Iterator[bytes]:
         """Yield the lines of an opgrip trace unchanged, after checking them against the limits.
 
-        Raises
-        ------
-        UserError : if the file cannot be opened or exceeds a limit
-        Damage : after the last intact line of a damaged file
+        Raise `UserError` if the file cannot be opened or exceeds a limit.
+        Raise `Damage` after the last intact line of a damaged file.
         """
         pieces: list[bytes] = []
         length = 0
@@ -257,7 +255,6 @@ def _is_pickle(path: Path) -> bool:
 
 
 def readable_formats() -> list[str]:
-    """Return the names of the formats of other tools that can be read."""
     return [name for name, format_ in formats.items() if format_.read is not None]
 
 
@@ -266,13 +263,9 @@ def read(path: str | Path, unbounded: bool = False) -> Iterator[Record]:
 
     Use `TraceReader` to find out what is missing.
 
-    Parameters
-    ----------
     unbounded : as in `TraceReader`
 
-    Raises
-    ------
-    UserError : if the file is missing, empty, of another kind, of a newer major version, or exceeds a limit
+    Raise `UserError` if the file is missing, empty, of another kind, of a newer major version, or exceeds a limit.
     """
     return iter(TraceReader(path, unbounded))
 

@@ -22,8 +22,6 @@ MOST_BYTES = 1 << 20
 class OpenSample:
     """A sample with its code loaded.
 
-    Attributes
-    ----------
     function : callable that takes the recorded arguments; for a method, they start with its object or class
     classes : classes that the recorded calls name
     origin : name of the function as in gripped calls of a trace: `module:qualname`
@@ -42,8 +40,6 @@ class OpenSample:
 class SampleFolder:
     """The content of `sample.json`, without the sample's code.
 
-    Attributes
-    ----------
     entry : qualified name of the function in `file`, such as `Coder.decode`
     classes : names in `file` of the classes that the recorded calls name
     origin, tags : as in `OpenSample`
@@ -61,9 +57,7 @@ class SampleFolder:
 def open_sample(folder: Path) -> OpenSample:
     """Load the code of a sample, which executes it; only for trusted folders.
 
-    Raises
-    ------
-    UserError : if the folder does not contain a sample, or its code cannot be loaded
+    Raise `UserError` if the folder does not contain a sample, or its code cannot be loaded.
     """
     about = read_sample(folder)
     # the sample's own name could be that of an installed package
@@ -90,9 +84,7 @@ def open_sample(folder: Path) -> OpenSample:
 def read_sample(folder: Path) -> SampleFolder:
     """Return the content of a folder's `sample.json`.
 
-    Raises
-    ------
-    UserError : if the folder was not written by `grip`
+    Raise `UserError` if the folder was not written by `grip`.
     """
     try:
         with (folder / SAMPLE).open("rb") as file:

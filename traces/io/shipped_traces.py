@@ -23,9 +23,7 @@ def shipped_traces() -> dict[str, Path]:
 def trace_file(path: str | Path) -> Path:
     """Return the file for a path or the name of a shipped trace.
 
-    Raises
-    ------
-    MissingFileError : if no trace of that name ships
+    Raise `MissingFileError` if no trace of that name ships.
     """
     text = str(path)
     if not text.startswith((PREFIX, ZOO_PREFIX)) or Path(path).exists():

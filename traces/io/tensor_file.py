@@ -48,9 +48,7 @@ def values_path(trace: Path) -> Path:
 def files_beside(trace: Path, header: Mapping[str, Any]) -> tuple[Path, ...]:
     """Return the existing values files that a trace's header names; a merged trace can have several.
 
-    Raises
-    ------
-    UserError : if a name is not that of a file in the trace's own folder
+    Raise `UserError` if a name is not that of a file in the trace's own folder.
     """
     paths = []
     for name in dict.fromkeys(_names_in(header)):
@@ -81,8 +79,6 @@ def _is_plain(name: str) -> bool:
 def to_stored(flat: torch.Tensor) -> torch.Tensor:
     """Return values in the form of the file: unchanged, or their bytes.
 
-    Parameters
-    ----------
     flat : (N,), contiguous
     """
     return flat if flat.dtype in STORED_AS_THEY_ARE else flat.view(torch.uint8)
@@ -116,18 +112,14 @@ class TensorFile:
     def keys(self) -> frozenset[str]:
         """Return the keys of all tensors.
 
-        Raises
-        ------
-        UserError : if it is not a safetensors file
+        Raise `UserError` if it is not a safetensors file.
         """
         return frozenset(self._open().keys())
 
     def read(self, key: str) -> torch.Tensor:
         """Return a tensor as stored: (N,), contiguous, on the CPU, mapped from the file until it is written to.
 
-        Raises
-        ------
-        UserError : if the file does not hold the tensor or cannot be read
+        Raise `UserError` if the file does not hold the tensor or cannot be read.
         """
         file = self._open()
         try:
@@ -151,9 +143,7 @@ class TensorFile:
 def read_foreign_tensor(path: Path, key: str) -> torch.Tensor:
     """Return a tensor of another tool's file.
 
-    Raises
-    ------
-    FormatError : if the file cannot be opened, is not a safetensors file, does not hold the tensor, or is too large
+    Raise `FormatError` if the file is not a readable safetensors file, does not hold the tensor, or is too large.
     """
     package = load_safetensors()
     try:

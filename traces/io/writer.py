@@ -18,7 +18,6 @@ from opgrip.traces.schema.records import Calls, Header, Record
 
 
 def encode_line(record: Record | CallBlock) -> bytes:
-    """Return the line of a record in the file."""
     if isinstance(record, CallBlock):
         record = record_of(record)
     if isinstance(record, Calls):
@@ -34,8 +33,6 @@ class TraceWriter:
     While it is open, the file is next to its final place, with `.part` and the process's number in its name, and can be
     read as a cut trace. `close` gives it its final name.
 
-    Parameters
-    ----------
     path : path of the trace, whose suffix selects the compression; `-` for standard output
     force : whether to replace an existing file
     """
@@ -80,7 +77,6 @@ class TraceWriter:
         self.bytes_written += len(lines)
 
     def flush(self) -> None:
-        """Write all buffered records to the file."""
         self._sink.flush()
 
     def close(self) -> None:
@@ -94,7 +90,6 @@ class TraceWriter:
         give_name(Path(self._file.name), self._target, self._force)
 
     def discard(self) -> None:
-        """Delete the file."""
         if self._file is not None:
             with suppress(OSError):
                 self._sink.close()

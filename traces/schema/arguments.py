@@ -88,8 +88,6 @@ class GeneratorSpec:
 class GroupSpec:
     """The process group of a collective.
 
-    Attributes
-    ----------
     backend : such as `gloo` or `nccl`
     ranks : ranks of its members in the whole program
     rank : rank of this process in the group
@@ -118,9 +116,7 @@ class Opaque:
 def encode(value: object) -> Json:
     """Return the JSON form of an argument.
 
-    Raises
-    ------
-    TypeError : for a type that is not an argument; wrap such values in `Opaque`
+    Raise `TypeError` for a type that is not an argument; wrap such values in `Opaque`.
     """
     if value is None or type(value) in (bool, int, str):
         return value
@@ -137,9 +133,7 @@ def encode(value: object) -> Json:
 def decode(form: Json) -> Any:
     """Return the argument that `encode` converted to this form.
 
-    Raises
-    ------
-    FormatError : if the form does not represent an argument
+    Raise `FormatError` if the form does not represent an argument.
     """
     if form is None or isinstance(form, bool | int | float | str):
         return form
@@ -253,8 +247,6 @@ def with_numbers(tree: Any, numbers: Iterable[int | None]) -> Any:
 class ArgumentKind(NamedTuple):
     """A kind of argument whose JSON form is an object with one key, the name of the kind.
 
-    Attributes
-    ----------
     form : type of the JSON body, which `convert` checks; None if `read` checks it
     read : function that returns the argument of a converted body
     write : function that returns the body of an argument

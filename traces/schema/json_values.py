@@ -77,9 +77,7 @@ def convert(value: Json, kind: Any, place: str = "") -> Any:
 
     Dataclasses are created from objects by the JSON keys of their fields; other keys are ignored.
 
-    Raises
-    ------
-    FormatError : for a value that the type does not allow, such as "expected a 64-bit integer, got 'x'"
+    Raise `FormatError` for a value that the type does not allow, such as "expected a 64-bit integer, got 'x'".
     """
     body = rename_keys(value, kind) if isinstance(value, dict) else value
     try:

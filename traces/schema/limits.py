@@ -30,8 +30,6 @@ COLLISIONS = 50
 class Allowance:
     """A limit on the content of a compressed file that depends on its size; traces compress to a fifth to a tenth.
 
-    Attributes
-    ----------
     least : limit for an empty file
     per_byte : increase of the limit for each byte of the file
     """
@@ -41,7 +39,6 @@ class Allowance:
     per_byte: float
 
     def of(self, file_bytes: int) -> int:
-        """Return the limit for a file of this size."""
         return self.least + int(self.per_byte * file_bytes)
 
 
@@ -86,7 +83,6 @@ class SizeMeter:
             raise self.refusal(f"more than {UNKNOWN_RECORDS:,} of its records are of types that no version has")
 
     def refusal(self, reason: str) -> UserError:
-        """Return the error for a file that exceeds a limit."""
         return UserError(
             f"{self._path} is refused ({reason})", "read it with --unbounded if you trust where it comes from"
         )

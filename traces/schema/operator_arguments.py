@@ -43,7 +43,6 @@ LARGEST = (1 << 31) - 1
 
 
 def launch_keywords(grid: tuple[int, ...], constants: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of a launch."""
     return {GRID: grid, CONSTANTS: dict(constants), OPTIONS: dict(options)}
 
 
@@ -65,8 +64,6 @@ def is_launch(signature: Signature) -> bool:
 class Interface:
     """The tensors of a signature.
 
-    Attributes
-    ----------
     takes : tensors in the arguments, in order
     gives : tensors in the results of the first call
     opaque : whether some arguments are of a kind that a trace cannot hold

@@ -23,8 +23,6 @@ DEVICE_KEY = "*device"
 class Privacy:
     """The privacy class of a field.
 
-    Attributes
-    ----------
     treatment : `public` fields are kept if they are known words or forms of `kind`, else they are hashed or left out;
         `hashed` fields are replaced by salted hashes, except for words of torch and Python; `coarse` numbers lose their
         lower bits; `nested` fields are redacted recursively; `dropped` fields are left out

@@ -20,8 +20,6 @@ from opgrip.traces.schema.privacy import ATTRIBUTES, NESTED, Public, hashed, pub
 class ObjectSpec:
     """An object of a class; this includes dataclasses and named tuples.
 
-    Attributes
-    ----------
     cls : `module:qualname`
     fields : attributes by name
     content : its value as the builtin type that its class extends: the items of a named tuple as a tuple, the entries
@@ -37,8 +35,6 @@ class ObjectSpec:
 class ModuleSpec:
     """A module of torch.
 
-    Attributes
-    ----------
     cls : `module:qualname`
     parameters, buffers, modules : by name; None for a name that is registered without a value
     fields : all other attributes by name, including `training`

@@ -42,8 +42,6 @@ class ValueModel(Drawable, Protocol):
     A field that was added later has a default, because older traces lack it and newer ones omit it if it has that
     value.
 
-    Attributes
-    ----------
     priority : models are tried in ascending order; the first whose `fit` returns a model is used
     """
 
@@ -90,8 +88,6 @@ class Header:
 class Signature:
     """Everything needed to replay a call.
 
-    Attributes
-    ----------
     number : number by which calls refer to it
     kind : `operator` for the dispatcher's operators, `extension` for a function of an extension module or a Triton
         kernel, `compiled` for a region compiled by torch.compile, `function` for a gripped function or an operator that
@@ -118,8 +114,6 @@ class Observed:
 
     If calls of a signature take different times at different call sites, there is one record per call site.
 
-    Attributes
-    ----------
     signature : number of the signature
     values : numbers of the value models of the call's arguments, in the order of the signature's tensors; None for a
         tensor without a value model
@@ -141,8 +135,6 @@ class Observed:
 class Scope:
     """The origin of calls.
 
-    Attributes
-    ----------
     module : path of the innermost running module from the root module, whose path is empty
     module_type : class name of that module; empty outside of all modules
     phase : `forward`, `backward` or `optimizer`
@@ -174,8 +166,6 @@ class Scope:
 class Effects:
     """Effects of a gripped call beyond its arguments and results, in the trace of a sample.
 
-    Attributes
-    ----------
     signature : number of the call's signature
     operators : number of operators that the call launched
     operator_ns : total time of these operators
@@ -202,8 +192,6 @@ class Context:
 class Values:
     """A value model and the number by which tensors refer to it.
 
-    Attributes
-    ----------
     tensor : key of the whole values in the file next to the trace; None if they were not kept
     """
 
@@ -216,8 +204,6 @@ class Values:
 class Thread:
     """A thread that made calls.
 
-    Attributes
-    ----------
     process : number of its process in a trace merged from several processes; None in other traces
     """
 
@@ -230,8 +216,6 @@ class Thread:
 class Calls:
     """Calls of one thread, in the order in which they ended.
 
-    Attributes
-    ----------
     signature, scope : numbers, one per call
     start_ns : start time relative to the start of the capture, one per call
     duration_ns : duration, one per call
@@ -269,8 +253,6 @@ class Calls:
 class DeviceTimes:
     """Times for which calls kept an accelerator busy, if they became known only after the calls were written.
 
-    Attributes
-    ----------
     first : position of the first call among the calls of its thread, in the order of the trace
     device_ns : times of this call and the following ones, as in `Calls`
     """
@@ -284,8 +266,6 @@ class DeviceTimes:
 class Kernels:
     """Kernels, copies and fills that the calls of a signature ran on an accelerator. Several records add up.
 
-    Attributes
-    ----------
     names : names reported by the accelerator's driver
     launches, device_ns : number of launches and total time of each
     """
@@ -308,8 +288,6 @@ else:
 class Entered:
     """A call that had not ended when this was written. If it ended later, it is also listed in the calls of the trace.
 
-    Attributes
-    ----------
     start_ns : start time relative to the start of the capture
     signature : number of its signature, which the trace contains if a call of it has ended before
     opened : known part of the signature if no call of it had ended
@@ -344,8 +322,6 @@ THINNED = ("values", "scopes", "steps")
 class End:
     """The last record: totals, and what was not recorded.
 
-    Attributes
-    ----------
     duration_ns : duration of the whole capture
     dropped : calls that are not in the trace
     passed_by : calls that are in the trace only as the calls that they made

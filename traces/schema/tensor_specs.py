@@ -69,8 +69,6 @@ else:
 class TensorSpec:
     """A tensor argument without its values.
 
-    Attributes
-    ----------
     shape, stride : sizes, and strides in elements; `stride` is None for layouts without strides and for nested tensors,
         whose shape is the smallest one that contains each of their tensors
     dtype, layout : torch's dtype and layout
@@ -125,8 +123,6 @@ class TensorSpec:
 class Coo:
     """The elements of a sparse tensor and their positions.
 
-    Attributes
-    ----------
     indices : (sparse dimensions, nnz) int64, without a value model
     rows : number of the value model of each row of the indices
     values : (nnz, *dense dimensions)
@@ -143,8 +139,6 @@ class Coo:
 class Compressed:
     """A sparse tensor whose elements, or blocks of elements, are stored row by row or column by column.
 
-    Attributes
-    ----------
     compressed : (*batch, rows + 1), start of each row in `plain`; its value model draws the lengths of rows
     plain : (*batch, nnz), column of each element
     values : (*batch, nnz, *block, *dense dimensions)
@@ -167,8 +161,6 @@ class PerTensor:
 class PerChannel:
     """Quantization with a scale and a zero point for each index of one dimension.
 
-    Attributes
-    ----------
     zero_points : integers, or floats for torch's scheme with float parameters
     """
 
@@ -181,8 +173,6 @@ class PerChannel:
 class Nested:
     """A list of tensors of different sizes in one buffer.
 
-    Attributes
-    ----------
     buffer : (elements,)
     sizes, strides : sizes and strides of each tensor
     offsets : offset of each tensor in the buffer

@@ -36,8 +36,6 @@ WIDTH = 110
 class Literals:
     """Writer of arguments.
 
-    Parameters
-    ----------
     tensor : the source of a tensor
     main_device : where the call worked; what was there goes where the script runs
     """

@@ -246,15 +246,11 @@ def script_of(
 ) -> str:
     """Return a script that makes a call's arguments, calls the operator, checks its results' shapes and times it.
 
-    Parameters
-    ----------
     values : the models that the signature's tensors refer to
     settings : of torch, that the call ran under
     facts : lines to stand at the top as comments, whatever text they hold
 
-    Raises
-    ------
-    UserError : for a call that torch alone cannot make
+    Raise `UserError` for a call that torch alone cannot make.
     """
     operator = _operator(signature)
     dynamic = torch.Tag.dynamic_output_shape in operator.tags

@@ -36,8 +36,6 @@ class Arguments:
 class ArgumentDraw:
     """Means by which a generator makes arguments.
 
-    Attributes
-    ----------
     chance : random numbers, which do not depend on the other cases that are made
     device : device of tensors
     number_of : registers a value model and returns its number for `TensorSpec`
@@ -78,7 +76,6 @@ UNEXPANDED = "ranges are expanded by RangeConfigIterator"
 
 @generators.register(GENERATOR)
 def generate(entry: dict[str, Any], draw: ArgumentDraw) -> Arguments:
-    """Return arguments by their types."""
     args, kwargs = entry.get("args") or [], entry.get("kwargs") or {}
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise ValueError("args must be a list and kwargs an object")

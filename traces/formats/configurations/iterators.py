@@ -19,8 +19,6 @@ MOST = 1 << 200
 class ValueChoices:
     """Values with indices from 0 to `count - 1`, each made when it is needed.
 
-    Attributes
-    ----------
     count : number of values, which may exceed the largest list index
     at : function that returns the value with an index
     """
@@ -59,7 +57,6 @@ def combinations(parts: Sequence[ValueChoices]) -> ValueChoices:
 
 
 def _table(parts: Mapping[str, ValueChoices]) -> ValueChoices:
-    """Return all dictionaries of one value of each part."""
     product = combinations(list(parts.values()))
     return ValueChoices(product.count, lambda index: dict(zip(parts, product.at(index), strict=True)))
 
@@ -90,7 +87,6 @@ iterators: Registry[Expand] = Registry("opgrip.traces.formats.configurations", "
 
 @iterators.register(ITERATOR)
 def keep_entry(entry: dict[str, Any]) -> ValueChoices:
-    """Return the entry as it is."""
     return Listed([entry])
 
 
@@ -125,7 +121,6 @@ def expand(entry: dict[str, Any]) -> ValueChoices:
 
 
 def _choices(arg: Any) -> ValueChoices:
-    """Return all values of one argument."""
     if not isinstance(arg, dict):
         raise ValueError("an argument is not an object")
     ranged, listed = _names(arg, RANGE), _names(arg, LIST)

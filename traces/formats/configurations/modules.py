@@ -108,8 +108,6 @@ OF_FUNCTIONS = {"torch.": torch, "torch.nn.functional.": nn.functional, "torch.T
 class Recorded:
     """Call of an operator.
 
-    Attributes
-    ----------
     op : its name in a trace, `aten.add.Tensor`
     args, kwargs : values and `TensorSpec`
     module, module_type : path and class of the module that made the call; empty outside of modules
@@ -129,8 +127,6 @@ class TooManyCalls(ValueError):
 class MetaRecording:
     """Runs modules and functions on meta tensors and returns their calls.
 
-    Parameters
-    ----------
     device : device that the recorded calls name
     unbounded : True to allow any number of calls
     """

@@ -105,8 +105,6 @@ MODULE_LABEL = "nn.Module: "
 class Port:
     """Inputs or outputs of a node: four lists of equal length, otherwise unchecked.
 
-    Attributes
-    ----------
     values : numbers, strings and lists of these; a tensor is `[tensor, storage, offset, elements, item size, device]`
     shapes : shapes of tensors; empty for other values
     types : `Tensor(float)`, `Int`, `GenericList[Int,Int]`
@@ -123,8 +121,6 @@ class Port:
 class Node:
     """Node whose ports are not checked.
 
-    Attributes
-    ----------
     number : nodes begin in the order of their numbers
     parent : number of the enclosing node; a process is its own parent
     schema : operator schema as torch writes it; empty for other nodes
@@ -167,8 +163,6 @@ MODULE = re.compile(re.escape(MODULE_LABEL) + r"(\S*)(?: \((\w+)\))?")
 class NodeScope:
     """Surroundings of a node.
 
-    Attributes
-    ----------
     is_inside : True if the node is inside a call of the program
     phase, module, module_type : in the form of a scope
     """
@@ -195,8 +189,6 @@ class _Entry:
 class NodeSpan:
     """Time of a node, in ns.
 
-    Attributes
-    ----------
     start_ns : time since the first node; if the file has no times, only the order is meaningful
     device_ns : duration of the kernels inside the node, -1 without kernels
     """
@@ -207,7 +199,6 @@ class NodeSpan:
 
     @property
     def end_ns(self) -> int:
-        """Return when the node ended."""
         return self.start_ns + self.duration_ns
 
 
@@ -218,8 +209,6 @@ class Tree:
     A node is a call if it is an operator that the dispatcher runs below autograd, as a capture records it. A composite
     operator is replaced by the operators that it calls; nodes inside a call belong to that call.
 
-    Attributes
-    ----------
     is_timed : True if the file has times
     has_strides : True if the file has strides of tensors
     without_parent : operators that do not name an enclosing node
@@ -291,7 +280,6 @@ class Tree:
         self._last_inside[entry.parent] = max(last, self.last_inside(entry.parent))
 
     def span(self, number: int) -> NodeSpan:
-        """Return the time span of a node."""
         start_us, own = self._entries[number].start_us, self._host_us.get(number, 0.0)
         if start_us is None:
             # times 2, so that a label can end between two nodes
@@ -302,12 +290,10 @@ class Tree:
         return NodeSpan(start_ns, round(1000 * own), -1 if device_us is None else round(1000 * device_us))
 
     def end_ns(self, number: int) -> int:
-        """Return when a label ends: after the last node inside it."""
         last = self.last_inside(number)
         return max(self.span(number).end_ns, self.span(last).end_ns + 1)
 
     def has_nodes_inside(self, number: int) -> bool:
-        """Return True if a node has others inside."""
         return number in self._parents
 
     def last_inside(self, number: int) -> int:
@@ -315,12 +301,10 @@ class Tree:
         return self._last_inside.get(number, number)
 
     def surroundings(self, number: int) -> NodeScope:
-        """Return the surroundings of a node."""
         entry = self._entries.get(number)
         return NodeScope() if entry is None else self._within(entry.parent, number)
 
     def _within(self, parent: int, child: int) -> NodeScope:
-        """Return the surroundings of the children of a node."""
         path = []
         seen = {child}
         while parent in self._entries and parent not in self._surroundings and parent not in seen:
@@ -356,7 +340,6 @@ def is_label(node: Node) -> bool:
 
 
 def is_thread(node: Node) -> bool:
-    """Return True for the node of a thread."""
     return node.name in THREADS
 
 
@@ -386,7 +369,6 @@ def _phase_of(node: Node) -> str | None:
 
 
 def make_tree(nodes: Iterable[Node]) -> Tree:
-    """Return the tree of a file's nodes."""
     tree = Tree()
     for node in nodes:
         tree.add(node)

@@ -64,8 +64,6 @@ class NodeStorages:
     def taken(self, storage: int, tensor: int, is_number: bool) -> int:
         """Return the number of an argument's storage.
 
-        Parameters
-        ----------
         storage, tensor : the file's numbers
         is_number : True if the tensor looks like one that represents a number. No call creates such a tensor, so an
         unknown
@@ -99,8 +97,6 @@ def calls_of(
 ) -> Iterator[Record]:
     """Yield the records of a trace of the calls among a file's nodes.
 
-    Parameters
-    ----------
     name : name of the format
     facts : facts for the trace's header; `nodes` may add to them
     nodes : returns the nodes; called several times
@@ -114,8 +110,6 @@ def calls_of(
 
 
 class _Reader:
-    """Adds nodes one by one to the records of a trace."""
-
     def __init__(self, name: str, facts: Mapping[str, Any], tree: Tree, losses: Losses) -> None:
         self._tree = tree
         self._losses = losses

@@ -40,8 +40,6 @@ DEFAULT_DEVICE = "cpu"
 class PortValues:
     """Decoded values of a port.
 
-    Attributes
-    ----------
     items : arguments or results
     storages : the file's storage number of each tensor in `items`, in order; 0 for a tensor without memory
     identities : the file's tensor number of each of these tensors
@@ -84,13 +82,9 @@ class KnownStrides:
 def decode_port(port: Port, kinds: Sequence[str], strides: KnownStrides) -> PortValues:
     """Return the values of a port.
 
-    Parameters
-    ----------
     kinds : types in the schema, `ScalarType?`; may be shorter than the port
 
-    Raises
-    ------
-    ValueError, TypeError, IndexError, RuntimeError, OverflowError : for an invalid port
+    Raise `ValueError`, `TypeError`, `IndexError`, `RuntimeError`, `OverflowError` for an invalid port.
     """
     lists = (port.values, port.shapes, port.types)
     own_strides = port.strides if port.strides is not None else [None] * len(port.values)
@@ -193,8 +187,6 @@ def whole(value: Any) -> int:
 def with_sharing(values: PortValues, numbers_of_values: Sequence[int | None]) -> list[Any]:
     """Return the arguments; tensors in the same storage get its number within the call.
 
-    Parameters
-    ----------
     numbers_of_values : value model number of each tensor
     """
     counts = Counter(storage for storage in values.storages if storage)
@@ -241,8 +233,6 @@ class PortItem:
 class Encoder:
     """Encoder of arguments and results to ports.
 
-    Attributes
-    ----------
     identities : assigns numbers to tensors
     range_of : returns the least and largest value of a tensor if they are known
     lose : called with anything that a port cannot hold
@@ -258,8 +248,6 @@ class Encoder:
     def port(self, values: Sequence[Any], kinds: Sequence[str], are_results: bool = False) -> Port:
         """Return the port of arguments or results.
 
-        Parameters
-        ----------
         kinds : types in the schema, `Tensor?`
         """
         columns = zip(values, kinds, strict=True)
@@ -349,7 +337,6 @@ class Encoder:
         return self._described(spec, self.identities.new(), self.identities.new())
 
     def _undefined(self) -> PortItem:
-        """Return the item that represents an undefined tensor."""
         return PortItem([self.identities.new(), 0, 0, 0, 0, ""], [], f"Tensor({UNDEFINED})", [])
 
 

@@ -49,8 +49,6 @@ class NotWritten(ValueError):
 class NodeStep:
     """Node of a written trace.
 
-    Attributes
-    ----------
     call : index of its call in the trace's table; None for nodes that are not calls
     """
 
@@ -67,7 +65,6 @@ class _Numbers:
     _tensors: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def new(self) -> int:
-        """Return an unused number."""
         self.last += 1
         return self.last
 
@@ -101,7 +98,6 @@ class _Place:
 
 
 def steps_of(trace: Trace, losses: Losses) -> Iterator[NodeStep]:
-    """Yield the nodes of a trace's calls."""
     return _Writer(trace, losses).steps()
 
 
@@ -235,8 +231,6 @@ class _Writer:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Schema, inputs, outputs and value ranges of an operator's node."""
-
     schema: str
     inputs: Port
     outputs: Port
@@ -277,7 +271,6 @@ class _Identities:
         return tensor, storage
 
     def new(self) -> int:
-        """Return an unused number."""
         return self._numbers.new()
 
 
