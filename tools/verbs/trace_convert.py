@@ -247,7 +247,7 @@ def source_of(trace: Trace, case: Case) -> str:
     """Return the source of a case's file; see `export_case`."""
     from opgrip.replay.inputs.input_options import with_defaults
     from opgrip.replay.operators.lookup import Unsupported, find_operator
-    from opgrip.traces.scripts import script_of
+    from opgrip.traces.scripts.script import script_of
 
     signature = next(item for item in trace.signatures if item.number == case.trace_number)
     try:

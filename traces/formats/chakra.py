@@ -12,12 +12,15 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import IO, Any
 
 from opgrip.errors import FormatError
 from opgrip.traces.analysis.graph import make_graph
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
-from opgrip.traces.formats.nodes.node import (
+from opgrip.traces.formats.node_calls import calls_of
+from opgrip.traces.formats.node_writing import ROOT, NodeStep, steps_of
+from opgrip.traces.formats.nodes import (
     FUNCTION_SCOPE,
     LATEST_NUMBER,
     LATEST_US,
@@ -27,8 +30,6 @@ from opgrip.traces.formats.nodes.node import (
     Node,
     Port,
 )
-from opgrip.traces.formats.nodes.node_calls import calls_of
-from opgrip.traces.formats.nodes.program import ROOT, NodeStep, steps_of
 from opgrip.traces.formats.protobuf_files import (
     make_message_classes,
     parse_message,
@@ -82,6 +83,7 @@ PART = re.compile(r"(\w+::\w+)\(\d{1,9}\)")
 """Pattern of the name of one part of an operator, `aten::copy_(1)`."""
 
 
+@cache
 def message_classes() -> dict[str, Any]:
     return make_message_classes("ChakraProtoMsg", "chakra", SCHEMA)
 

@@ -18,8 +18,7 @@ import torch
 from opgrip.errors import FormatError, UserError
 from opgrip.traces.analysis.timeline import timeline_lines
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES, RecordBuilder
-from opgrip.traces.formats.json_members import CutText, TooLong, members
-from opgrip.traces.formats.nodes.node import DTYPE_OF_ELEMENT, VALUE_OF_CODE
+from opgrip.traces.formats.nodes import DTYPE_OF_ELEMENT, VALUE_OF_CODE
 from opgrip.traces.formats.operator_schemas import Bound, NoOverload, bind, op_of, schemas_of, without_defaults
 from opgrip.traces.formats.profiler_events import (
     EventInputs,
@@ -29,7 +28,7 @@ from opgrip.traces.formats.profiler_events import (
     Slice,
     calls_of,
 )
-from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
+from opgrip.traces.io.foreign_files import CutText, ForeignFile, Format, Head, Losses, TooLong, formats, members
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
 from opgrip.traces.schema.json_values import LIMIT
 from opgrip.traces.schema.records import Kernels, Record
@@ -212,7 +211,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
     for thread, events in table.threads():
         for call in calls_of(events, table.work, file.losses.skip):
             signature = adder.add(call, thread)
-            if signature is not None and call.work is not None:
+            if signature is not None and call.work.launches:
                 kernels.setdefault(signature, OperatorKernels(Counter(), Counter())).add(call.work)
             yield from builder.ready()
     for signature, work in kernels.items():
@@ -273,13 +272,13 @@ class _Adder:
             self._forward_scopes[event.sequence] = self._builder.add_scope(scope)
         return self._builder.add_call(
             bound.op,
-            bound.args if work is None else _with_copied_from(bound.args, work),
+            _with_copied_from(bound.args, work),
             bound.kwargs,
             scope=scope,
             thread=thread,
             start_ns=event.start_ns,
             duration_ns=event.end_ns - event.start_ns,
-            device_ns=-1 if work is None else sum(work.device_ns.values()),
+            device_ns=sum(work.device_ns.values()) if work.launches else -1,
         )
 
     def _bind(self, item: Slice) -> Bound | str:

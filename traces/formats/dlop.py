@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
+from opgrip.traces.formats.building import NO_DEVICE, NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.configurations.modules import MetaRecording
 from opgrip.traces.formats.dlop_cells import (
     FUNCTIONS,
@@ -30,7 +30,6 @@ from opgrip.traces.formats.dlop_cells import (
     value_of,
 )
 from opgrip.traces.formats.operator_schemas import op_of, schemas_of
-from opgrip.traces.formats.tritonbench import NO_DEVICE
 from opgrip.traces.io.foreign_files import PACKED, ForeignFile, Format, Head, formats
 from opgrip.traces.schema.records import Record
 

@@ -14,11 +14,10 @@ from typing import IO, Any
 from opgrip.cli.output_files import Damage
 from opgrip.errors import FormatError
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
-from opgrip.traces.formats.json_members import CutText, TooLong, members
-from opgrip.traces.formats.nodes.node import LATEST_NUMBER, LATEST_US, SCHEMA_VERSION, Node, Port
-from opgrip.traces.formats.nodes.node_calls import calls_of
-from opgrip.traces.formats.nodes.program import steps_of
-from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
+from opgrip.traces.formats.node_calls import calls_of
+from opgrip.traces.formats.node_writing import steps_of
+from opgrip.traces.formats.nodes import LATEST_NUMBER, LATEST_US, SCHEMA_VERSION, Node, Port
+from opgrip.traces.io.foreign_files import CutText, ForeignFile, Format, Head, Losses, TooLong, formats, members
 from opgrip.traces.schema.records import Record
 from opgrip.traces.table.trace import Trace
 

@@ -16,10 +16,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, fit_values
+from opgrip.traces.formats.building import NO_DEVICE, NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, fit_values
 from opgrip.traces.formats.flashinfer_folders import write_folder
+from opgrip.traces.formats.operator_inputs import literal
 from opgrip.traces.formats.operator_schemas import NoOverload, registered, schemas_of
-from opgrip.traces.formats.tritonbench import NO_DEVICE, literal
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
 from opgrip.traces.io.tensor_file import read_foreign_tensor
 from opgrip.traces.schema.arguments import FormatError, TensorSpec

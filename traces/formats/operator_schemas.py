@@ -285,7 +285,7 @@ def without_defaults(bound: Bound, schema: Any = None) -> Bound:
 
     schema : schema of the overload, None to look it up
     """
-    schema = schema or schemas_of(bound.op.replace(".", "::", 1))[0]
+    schema = schema or schemas_of(bound.op)[0]
     parameters = {item.name: item for item in schema.arguments}
     kwargs = {name: value for name, value in bound.kwargs.items() if not _is_default(parameters[name], value)}
     args = list(bound.args)

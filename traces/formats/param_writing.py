@@ -12,7 +12,7 @@ import torch
 
 from opgrip.traces.formats.configurations.generators import DTYPE_OF, GENERATOR, Arguments
 from opgrip.traces.formats.configurations.modules import MetaRecording, Recorded, is_function, module_names
-from opgrip.traces.formats.nodes.node import DTYPE_OF_CODE, LAYOUT_OF_CODE, MEMORY_FORMAT_OF_CODE
+from opgrip.traces.formats.nodes import DTYPE_OF_CODE, LAYOUT_OF_CODE, MEMORY_FORMAT_OF_CODE
 from opgrip.traces.formats.operator_schemas import (
     Bound,
     NoOverload,
@@ -35,8 +35,6 @@ CODES: dict[str, dict[int, Any]] = {
     "memory_format": MEMORY_FORMAT_OF_CODE,
 }
 """Values by their integers in TorchScript, by the parameter's name."""
-NUMBER = TensorSpec((), (), torch.float64, "cpu")
-"""Placeholder for a number in place of a tensor."""
 
 
 def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording: MetaRecording) -> Iterator[Recorded]:
@@ -92,7 +90,7 @@ def _bind_by_text(schema: SchemaText, arguments: Arguments) -> Bound:
     if not set(named).isdisjoint(arguments.kwargs):
         raise NoOverload("an argument is given twice")
     try:
-        bound = _bind_overload(_with_overload(schema.name), named | arguments.kwargs)
+        bound = bind(_with_overload(schema.name), (), named | arguments.kwargs)
     except NoOverload as first:
         try:
             # text from another version may use other parameter names
@@ -102,29 +100,13 @@ def _bind_by_text(schema: SchemaText, arguments: Arguments) -> Bound:
     return without_defaults(_with_types(bound))
 
 
-def _bind_overload(name: str, named: dict[str, Any]) -> Bound:
-    """Return the call of a named overload; torch itself makes tensors of numbers."""
-    kinds = {item.name: item.type.kind() for schema in schemas_of(name) for item in schema.arguments}
-    numbers = {key: value for key, value in named.items() if kinds.get(key) == "TensorType" and _is_number(value)}
-    bound = bind(name, (), named | dict.fromkeys(numbers, NUMBER))
-    if not numbers:
-        return bound
-    (schema,) = schemas_of(name)[:1]
-    args = tuple(numbers.get(item.name, value) for item, value in zip(schema.arguments, bound.args, strict=False))
-    return Bound(bound.op, args, {key: numbers.get(key, value) for key, value in bound.kwargs.items()})
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | complex)
-
-
 def _with_overload(name: str) -> str:
     return name if "." in name else f"{name}.default"
 
 
 def _with_types(bound: Bound) -> Bound:
     """Return the call with dtypes, layouts and memory formats instead of their integers."""
-    (schema,) = schemas_of(_dispatcher_name(bound.op))[:1]
+    (schema,) = schemas_of(bound.op)[:1]
     names = [parameter.name for parameter in schema.arguments]
     args = tuple(_typed(name, value) for name, value in zip(names, bound.args, strict=False))
     return Bound(bound.op, args, {name: _typed(name, value) for name, value in bound.kwargs.items()})
@@ -137,11 +119,6 @@ def _typed(name: str, value: Any) -> Any:
     if value not in types:
         raise ValueError(f"unknown number of a {name}: {value}")
     return types[value]
-
-
-def _dispatcher_name(op: str) -> str:
-    namespace, _, rest = op.partition(".")
-    return f"{namespace}::{rest}"
 
 
 NAME_OF = {dtype: name for name, dtype in DTYPE_OF.items()}
@@ -197,8 +174,7 @@ def _entry_of(signature: Signature) -> tuple[str, list[dict[str, Any]]]:
     """Return the text of a call's schema and its arguments; raise `ValueError` if the format cannot hold them."""
     if signature.kind != OPERATOR:
         raise ValueError("not an operator of torch's dispatcher")
-    namespace, _, rest = signature.op.partition(".")
-    schema = next(iter(schemas_of(f"{namespace}::{rest}")), None)
+    schema = next(iter(schemas_of(signature.op)), None)
     if schema is None:
         raise ValueError("not registered in this torch, so its schema is unknown")
     args = [_form(parameter.name, value) for parameter, value in _all_arguments(schema, signature)]

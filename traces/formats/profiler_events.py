@@ -226,13 +226,13 @@ class ProfiledCall:
     """Call that a capture would record.
 
     forward : the profiler's number of the forward call that caused it, -1 for none
-    work : work that it ran on an accelerator, or None
+    work : kernels that it ran on an accelerator
     """
 
     event: ProfilerEvent
     scope: Scope
     forward: int
-    work: OperatorKernels | None
+    work: OperatorKernels
 
 
 @dataclass(slots=True)
@@ -245,16 +245,8 @@ class _Open:
     end_ns: int
     scope: Scope
     forward: int
-    call: _Pending | None = None
+    call: ProfiledCall | None = None
     is_call: bool = False
-
-
-@dataclass(slots=True)
-class _Pending:
-    event: ProfilerEvent
-    scope: Scope
-    forward: int
-    work: OperatorKernels
 
 
 def calls_of(
@@ -280,8 +272,7 @@ def calls_of(
 
 def _ended(item: _Open) -> Iterator[ProfiledCall]:
     if item.is_call and item.call is not None:
-        call = item.call
-        yield ProfiledCall(call.event, call.scope, call.forward, call.work if call.work.launches else None)
+        yield item.call
 
 
 def _entered(outer: _Open, event: ProfilerEvent, skip: Callable[[str, str], None]) -> _Open:
@@ -306,7 +297,7 @@ def _entered(outer: _Open, event: ProfilerEvent, skip: Callable[[str, str], None
         if not schemas_of(name):
             skip(name, NOT_REGISTERED)
             return inner
-        inner.call = _Pending(event, outer.scope, outer.forward, OperatorKernels(Counter(), Counter()))
+        inner.call = ProfiledCall(event, outer.scope, outer.forward, OperatorKernels(Counter(), Counter()))
         inner.is_call = True
     elif name.startswith("triton_"):
         skip(name, "a kernel made by torch.compile")

@@ -6,7 +6,6 @@ The package protobuf parses the messages; its parser takes a hundred bytes of me
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
 from typing import Any
 
 from opgrip.cli.plugins import needed
@@ -34,19 +33,12 @@ def make_message_classes(package: str, extra: str, schema: Schema) -> dict[str, 
     Raise `MissingPackageError` if protobuf is not installed.
     """
     needed("google.protobuf", extra)
-    return _message_classes(package, tuple((name, tuple(fields.items())) for name, fields in schema.items()))
-
-
-@cache
-def _message_classes(
-    package: str, schema: tuple[tuple[str, tuple[tuple[str, tuple[int, str]], ...]], ...]
-) -> dict[str, Any]:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
-    for name, fields in schema:
+    for name, fields in schema.items():
         message = file.message_type.add(name=name)
-        for field, (number, kind) in fields:
+        for field, (number, kind) in fields.items():
             plain = kind.rstrip("[]?")
             entry = message.field.add(name=field, number=number, label=3 if kind.endswith("[]") else 1)
             entry.type = TYPES.get(plain, MESSAGE)
@@ -58,7 +50,7 @@ def _message_classes(
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     find = pool.FindMessageTypeByName
-    return {name: message_factory.GetMessageClass(find(f"{package}.{name}")) for name, _ in schema}
+    return {name: message_factory.GetMessageClass(find(f"{package}.{name}")) for name in schema}
 
 
 def parse_message(message_class: Any, data: bytes) -> Any:

@@ -94,15 +94,23 @@ def interface_of(signature: Signature) -> Interface:
 @lru_cache(maxsize=8192)
 def schema_arguments(op: str) -> tuple[tuple[str, str], ...]:
     """Return names and types of an operator's arguments; empty if this version of torch lacks the operator."""
+    schema = _schema(op)
+    return () if schema is None else tuple((argument.name, str(argument.type)) for argument in schema.arguments)
+
+
+def schema_of(signature: Signature) -> Any:
+    """Return torch's schema of a signature's operator, or None if torch does not know the operator."""
+    return _schema(signature.op) if signature.kind == OPERATOR else None
+
+
+def _schema(op: str) -> Any:
     namespace, _, rest = op.partition(".")
     packet, _, overload = rest.partition(".")
     # torch does not accept every string that a file may contain
     if not op.isascii() or not packet.isidentifier() or not namespace.isidentifier():
-        return ()
-    for schema in torch._C._jit_get_schemas_for_operator(f"{namespace}::{packet}"):
-        if (schema.overload_name or "default") == overload:
-            return tuple((argument.name, str(argument.type)) for argument in schema.arguments)
-    return ()
+        return None
+    schemas = torch._C._jit_get_schemas_for_operator(f"{namespace}::{packet}")
+    return next((schema for schema in schemas if (schema.overload_name or "default") == overload), None)
 
 
 def written(signature: Signature) -> list[bool]:
@@ -121,17 +129,3 @@ def _written_places(signature: Signature) -> set[int | str]:
     arguments = list(enumerate(schema.arguments))
     pairs = [(index, item.name) for index, item in arguments if item.alias_info and item.alias_info.is_write]
     return {place for pair in pairs for place in pair}
-
-
-def schema_of(signature: Signature) -> Any:
-    """Return torch's schema of a signature's operator, or None if torch does not know the operator."""
-    if signature.kind != OPERATOR or not signature.op.isascii():
-        # torch does not accept every string that a file may contain
-        return None
-    namespace, _, rest = signature.op.partition(".")
-    name, _, overload = rest.rpartition(".")
-    schema: Any = None
-    for candidate in torch._C._jit_get_schemas_for_operator(f"{namespace}::{name}"):
-        if candidate.overload_name == ("" if overload == "default" else overload):
-            schema = candidate
-    return schema

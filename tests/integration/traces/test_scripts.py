@@ -22,7 +22,7 @@ from opgrip.tools.verbs.trace_convert import export_case, source_of
 from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import EXTENSION, Signature
-from opgrip.traces.scripts import script_of
+from opgrip.traces.scripts.script import script_of
 from opgrip.traces.values import ValueModel, fit
 
 ALONE = {"argparse", "base64", "math", "statistics", "time", "zlib", "torch"}

@@ -12,7 +12,7 @@ from programs import SHIPPED_TRACES
 
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
-from opgrip.traces.formats.tritonbench import MOST_CALLS, parse_call
+from opgrip.traces.formats.operator_inputs import MOST_CALLS, parse_call
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Signature
 

@@ -1,25 +1,31 @@
-"""Operator inputs as text, as TritonBench and, before it, torch's `OperatorInputsMode` write them.
+"""Operator inputs with counts, as text (TritonBench, torch's `OperatorInputsMode`) or in Parquet (BackendBench).
 
     Operator: aten.add.Tensor
     cnt: 12, ((T([16, 128], f16), T([16, 128], f16, stride=(0, 1))), {'alpha': 2})
 
-The text is in Python's notation; it is parsed and never evaluated.
+BackendBench has the same text in the column `args`. It is in Python's notation; it is parsed and never evaluated.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
+import math
 import re
 import warnings
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import IO, Any
 
 import torch
 
-from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
+from opgrip.cli.plugins import needed
+from opgrip.traces.formats.building import NO_DEVICE, NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.operator_schemas import registered
+from opgrip.traces.formats.parquet_files import EXTRA, MAGIC, MARK, footer_of, open_parquet
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
-from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.traces.schema.limits import check_hashes
 from opgrip.traces.schema.records import OPERATOR, Record, Signature
 from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS, contiguous, plain_name
@@ -49,7 +55,6 @@ MOST_TEXT = 1 << 18
 """Characters of a call, each of which may cost half a KB to parse; the longest known call has 5,000."""
 LARGEST = 1 << 64
 """Limit of integers."""
-NO_DEVICE = "devices of tensors: the file has none, so they are on the processor"
 
 
 def recognizes(head: Head) -> bool:
@@ -59,8 +64,12 @@ def recognizes(head: Head) -> bool:
 
 def read(file: ForeignFile) -> Iterator[Record]:
     """Yield the calls of a file, each repeated by its count."""
-    builder = RecordBuilder("tritonbench", file.losses)
-    op, calls = "", 0
+    return _records("tritonbench", file, _counted_lines(file))
+
+
+def _counted_lines(file: ForeignFile) -> Iterator[tuple[str, str, int]]:
+    """Yield operator, arguments and count of each call."""
+    op = ""
     for number, line in enumerate(file.lines(), 1):
         if named := OPERATOR_LINE.fullmatch(line.strip()):
             op = named[1]
@@ -70,12 +79,20 @@ def read(file: ForeignFile) -> Iterator[Record]:
             if line.strip():
                 file.losses.skip(op or "?", f"line {number} is not a call" if not op else "a line is not a call")
             continue
-        count = int(match[1])
+        yield op, match[2], int(match[1])
+
+
+def _records(name: str, file: ForeignFile, rows: Iterator[tuple[str, str, int]]) -> Iterator[Record]:
+    builder = RecordBuilder(name, file.losses)
+    calls = 0
+    for op, text, count in rows:
         calls += count
         if calls > MOST_CALLS and not file.unbounded:
             raise file.refusal(f"it counts more than {MOST_CALLS:,} calls")
         try:
-            args, kwargs = parse_call(match[2])
+            args, kwargs = parse_call(text)
+            if name == "backendbench":
+                args, kwargs = map_leaves(_unquoted, args), map_leaves(_unquoted, kwargs)
         except ValueError as error:
             file.losses.skip(op, str(error), count)
             continue
@@ -228,6 +245,125 @@ formats.register("tritonbench")(
         write,
         suffixes=(".txt",),
         defaults=(NO_TIMES, NO_VALUES, NO_GRADIENTS, NO_DEVICE),
+        is_collection=True,
+    )
+)
+
+
+MOST_BATCH = 16 << 20
+"""Bytes of arguments in memory at a time."""
+ROWS = 256
+"""Rows in memory at a time."""
+GROUP = 4096
+"""Rows written at a time."""
+DEVICE = re.compile(r"torch\.device\(['\"]?([\w:]+)['\"]?\)|(cuda(?::\d+)?|cpu|meta)")
+SYNTHETIC = "rows that no model called (count 0): they are called once"
+
+
+def recognizes_rows(head: Head) -> bool:
+    if not head.start.startswith(MAGIC):
+        return False
+    footer = footer_of(head.path)
+    return MARK not in footer and b"op_name" in footer and b"args" in footer
+
+
+def read_rows(file: ForeignFile) -> Iterator[Record]:
+    """Yield the calls of each row, repeated by its count."""
+    with open_parquet(file, {"op_name": "string", "args": "string"}, ("count",), ROWS, MOST_BATCH) as content:
+        yield from _records("backendbench", file, _counted_rows(file, content.records()))
+
+
+def _counted_rows(file: ForeignFile, rows: Iterator[dict[str, Any]]) -> Iterator[tuple[str, str, int]]:
+    for row in rows:
+        op, text, count = row["op_name"], row["args"], row.get("count", 1)
+        count = max(count, 1) if type(count) is int else 1
+        if not isinstance(op, str) or OPERATOR_LINE.fullmatch(f"Operator: {op}") is None:
+            file.losses.skip("?", "a row has no operator name", count)
+            continue
+        yield op, text.strip().strip("'\"") if isinstance(text, str) else "", count
+
+
+def _unquoted(value: Any) -> Any:
+    """Return the dtype or device that some rows have in quotation marks."""
+    if not isinstance(value, str):
+        return value
+    device = DEVICE.fullmatch(value)
+    return DTYPE_OF.get(value, value) if device is None else device_named(device[1] or device[2])
+
+
+def write_rows(trace: Trace, file: IO[bytes], losses: Losses) -> None:
+    """Write one row per signature, sorted by operator and falling count."""
+    arrow, parquet = needed("pyarrow", EXTRA), needed("pyarrow.parquet", EXTRA)
+    rows = sorted(_rows(trace, losses), key=lambda row: (row["op_name"], -row["count"]))
+    schema = _schema(arrow)
+    with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+        for first in range(0, len(rows), GROUP):
+            writer.write_table(arrow.Table.from_pylist(rows[first : first + GROUP], schema))
+
+
+def _schema(arrow: Any) -> Any:
+    """Return the columns that BackendBench's own converter writes."""
+    return arrow.schema(
+        [
+            *(arrow.field(name, arrow.string()) for name in ("uuid", "op_name", "args")),
+            arrow.field("count", arrow.int64()),
+            *(arrow.field(name, arrow.bool_()) for name in ("is_synthetic", "included_in_benchmark")),
+            arrow.field("why_excluded", arrow.list_(arrow.string())),
+            *(arrow.field(name, arrow.float64()) for name in ("runtime_ms", "relative_runtime_to_kernel_launch")),
+            *(arrow.field(name, arrow.bool_()) for name in ("runnable", "is_overhead_dominated_op")),
+        ]
+    )
+
+
+def _rows(trace: Trace, losses: Losses) -> Iterator[dict[str, Any]]:
+    """Yield one row per operator and text; signatures with the same text are one row."""
+    signatures = {item.number: item for item in trace.signatures}
+    groups = trace.own_calls.groupby("signature")["time_ns"]
+    counts: Counter[tuple[str, str]] = Counter()
+    times_ns: dict[tuple[str, str], float] = defaultdict(float)
+    for number, count, time_ns in zip(groups.size().index, groups.size(), groups.median(), strict=True):
+        signature = signatures[int(number)]
+        try:
+            text = call_text(_with_plain_devices(signature))
+        except ValueError as error:
+            losses.skip(signature.op, str(error), int(count))
+            continue
+        counts[signature.op, text] += int(count)
+        times_ns[signature.op, text] += float(time_ns) * int(count)
+    for (op, text), count in counts.items():
+        time_ms = times_ns[op, text] / count / 1e6
+        yield {
+            "uuid": hashlib.sha256(text.encode() + op.encode()).hexdigest(),
+            "op_name": op,
+            "args": text,
+            "count": count,
+            "is_synthetic": False,
+            "included_in_benchmark": True,
+            "why_excluded": [],
+            "runtime_ms": time_ms if time_ms > 0 else math.nan,
+            "relative_runtime_to_kernel_launch": math.nan,
+            "runnable": True,
+            "is_overhead_dominated_op": False,
+        }
+
+
+def _with_plain_devices(signature: Signature) -> Signature:
+    """Return a signature with devices as names, the only form that readers of such files know."""
+
+    def plain(value: Any) -> Any:
+        return str(value) if isinstance(value, torch.device) else value
+
+    return replace(signature, args=map_leaves(plain, signature.args), kwargs=map_leaves(plain, signature.kwargs))
+
+
+formats.register("backendbench")(
+    Format(
+        "BackendBench's operators and their inputs: Parquet, counts and shapes",
+        recognizes_rows,
+        read_rows,
+        write_rows,
+        suffixes=(".backendbench.parquet",),
+        defaults=(NO_TIMES, NO_VALUES, NO_GRADIENTS, NO_DEVICE, SYNTHETIC),
         is_collection=True,
     )
 )

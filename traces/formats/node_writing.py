@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from opgrip.traces.formats.nodes.node import (
+from opgrip.traces.formats.node_values import Encoder, Range
+from opgrip.traces.formats.nodes import (
     BACKWARD,
     BACKWARD_LABEL,
     BACKWARD_SCOPE,
@@ -23,7 +24,6 @@ from opgrip.traces.formats.nodes.node import (
     Node,
     Port,
 )
-from opgrip.traces.formats.nodes.node_values import Encoder, Range
 from opgrip.traces.formats.operator_schemas import SchemaText, parse_schema
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors

@@ -13,7 +13,16 @@ import torch
 from opgrip.cli.command import counted
 from opgrip.errors import FormatError
 from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
-from opgrip.traces.formats.nodes.node import (
+from opgrip.traces.formats.node_values import (
+    NO_STRIDES,
+    NUMBERS,
+    KnownStrides,
+    PortValues,
+    Range,
+    decode_port,
+    with_sharing,
+)
+from opgrip.traces.formats.nodes import (
     VALUE_OF_CODE,
     Node,
     NodeScope,
@@ -22,15 +31,6 @@ from opgrip.traces.formats.nodes.node import (
     is_composite,
     is_label,
     make_tree,
-)
-from opgrip.traces.formats.nodes.node_values import (
-    NO_STRIDES,
-    NUMBERS,
-    KnownStrides,
-    PortValues,
-    Range,
-    decode_port,
-    with_sharing,
 )
 from opgrip.traces.formats.operator_schemas import Parameter, SchemaText, parse_schema, registered
 from opgrip.traces.io.foreign_files import Losses

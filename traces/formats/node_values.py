@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from opgrip.errors import FormatError
-from opgrip.traces.formats.nodes.node import (
+from opgrip.traces.formats.nodes import (
     DTYPE_CODES,
     DTYPE_OF_ELEMENT,
     ELEMENT_NAMES,
