@@ -18,21 +18,13 @@ from opgrip.capture.hooks.wrapped_operators import higher_order_node, look_at, m
 from opgrip.capture.program.environment import read_settings
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.thread_mode import ThreadMode
-from opgrip.capture.signatures.predictions import (
-    CallPoint,
-    CallPredictor,
-    Recognizer,
-    sharing,
-)
+from opgrip.capture.signatures.predictions import CallPoint, CallPredictor, Recognizer, sharing
 from opgrip.capture.signatures.signatures import tensors_in
 from opgrip.capture.timing.device_time import DeviceTimer
 from opgrip.capture.timing.kernel_times import identities_here
 from opgrip.capture.timing.page_faults import FaultCounter, OwnWork
 from opgrip.capture.torch_compat.compiler_private import is_higher_order, see_higher_order
-from opgrip.capture.torch_compat.torch_private import (
-    current_autograd_node,
-    sequence_number,
-)
+from opgrip.capture.torch_compat.torch_private import current_autograd_node, sequence_number
 from opgrip.errors import interrupted_by, is_from_program
 from opgrip.traces.schema.records import FUNCTION, OPERATOR
 

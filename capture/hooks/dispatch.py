@@ -18,15 +18,7 @@ from torch import is_grad_enabled
 from opgrip.capture.hooks.call_recording import NOTHING, CallRecording, Storages
 from opgrip.capture.recording.storages import SWEEP, SWEEP_BYTES
 from opgrip.capture.recording.thread_mode import UNPAIRED
-from opgrip.capture.signatures.predictions import (
-    CAREFUL,
-    LISTED,
-    ONE,
-    SEVERAL,
-    TWO,
-    CallPoint,
-    sharing,
-)
+from opgrip.capture.signatures.predictions import CAREFUL, LISTED, ONE, SEVERAL, TWO, CallPoint, sharing
 from opgrip.capture.torch_compat.compiler_private import hide_from_compiler
 from opgrip.capture.torch_compat.torch_private import (
     current_autograd_node,

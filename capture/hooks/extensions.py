@@ -13,6 +13,7 @@ import functools
 import inspect
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,24 +35,16 @@ from opgrip.traces.schema.records import EXTENSION
 _FUNCTION_POINTER: type = type(ctypes.pythonapi.Py_IsInitialized).__mro__[1]
 
 
-class ExtensionWatch:
-    """A context in which calls of the named extension modules' functions are recorded.
+class ModuleWatch(ABC):
+    """A context in which functions of some modules are wrapped, also if the program loads the modules later."""
 
-    The operators inside a function are also recorded, with the function's name in their scope. Modules that the program
-    loads later are watched from then on. For modules that use ctypes, the functions of their libraries are watched.
-    """
-
-    def __init__(self, recorder: Recorder, names: Iterable[str] = KNOWN_EXTENSIONS) -> None:
+    def __init__(self, recorder: Recorder, names: Iterable[str]) -> None:
         self.recorder = recorder
         self.names = tuple(names)
         self._patches = Patches()
-        self._has_begun = False
-        self._watched_names: set[str] = set()
-        self._libraries: list[tuple[ctypes.CDLL, type]] = []
-        self._late = LateModules(lambda name: name in self.names, self._watch_module)
+        self._late = LateModules(self.names.__contains__, self._watch_module)
 
-    def __enter__(self) -> ExtensionWatch:
-        self._has_begun = True
+    def __enter__(self) -> ModuleWatch:
         for name in self.names:
             module = sys.modules.get(name)
             if module is not None:
@@ -62,6 +55,30 @@ class ExtensionWatch:
     def __exit__(self, *ignored: object) -> None:
         self._late.__exit__()
         self._patches.undo()
+
+    @abstractmethod
+    def _watch_module(self, module: ModuleType) -> None: ...
+
+
+class ExtensionWatch(ModuleWatch):
+    """A context in which calls of the named extension modules' functions are recorded.
+
+    The operators inside a function are also recorded, with the function's name in their scope. Modules that the program
+    loads later are watched from then on. For modules that use ctypes, the functions of their libraries are watched.
+    """
+
+    def __init__(self, recorder: Recorder, names: Iterable[str] = KNOWN_EXTENSIONS) -> None:
+        super().__init__(recorder, names)
+        self._has_begun = False
+        self._watched_names: set[str] = set()
+        self._libraries: list[tuple[ctypes.CDLL, type]] = []
+
+    def __enter__(self) -> ModuleWatch:
+        self._has_begun = True
+        return super().__enter__()
+
+    def __exit__(self, *ignored: object) -> None:
+        super().__exit__()
         for library, original in self._libraries:
             library.__class__ = original
         self._libraries.clear()
@@ -160,7 +177,7 @@ _DTYPES = {name: dtype for dtype, name in TYPES.items()}
 _tuning = threading.local()
 
 
-class TritonWatch:
+class TritonWatch(ModuleWatch):
     """A context in which launches of Triton kernels are recorded, also if the program loads Triton later.
 
     A launch has the scope of the line that makes it. A launch by an operator, such as a `triton_op`, is inside that
@@ -169,22 +186,7 @@ class TritonWatch:
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self._patches = Patches()
-        self._names = {*LAUNCHING, *TUNING}
-        self._late = LateModules(self._names.__contains__, self._watch_module)
-
-    def __enter__(self) -> TritonWatch:
-        for name in self._names:
-            module = sys.modules.get(name)
-            if module is not None:
-                self._watch_module(module)
-        self._late.__enter__()
-        return self
-
-    def __exit__(self, *ignored: object) -> None:
-        self._late.__exit__()
-        self._patches.undo()
+        super().__init__(recorder, (*LAUNCHING, *TUNING))
 
     def _watch_module(self, module: ModuleType) -> None:
         try:

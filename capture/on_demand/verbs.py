@@ -14,25 +14,10 @@ from opgrip.capture.on_demand.autostart import load_recording, start
 from opgrip.capture.on_demand.client import RecordableProcess, attach, converse, find_processes, processes
 from opgrip.capture.on_demand.jobs import choose_ranks, record_together
 from opgrip.capture.on_demand.protocol import STOP
-from opgrip.capture.on_demand.settings import (
-    DEFAULT,
-    PRIVATE_DEFAULT,
-    WARMUP,
-    AgentSettings,
-    check_pattern,
-    signal_of,
-)
+from opgrip.capture.on_demand.settings import DEFAULT, PRIVATE_DEFAULT, WARMUP, AgentSettings, check_pattern, signal_of
 from opgrip.capture.program.capture_choices import KNOWN_EXTENSIONS
 from opgrip.capture.program.patches import LateModules
-from opgrip.cli.command import (
-    INTERRUPTED,
-    USAGE_ERROR,
-    OneLineParser,
-    add_debug,
-    not_negative,
-    positive,
-    printable,
-)
+from opgrip.cli.command import INTERRUPTED, USAGE_ERROR, OneLineParser, add_debug, not_negative, positive, printable
 from opgrip.cli.option_types import interval, percent
 from opgrip.cli.options import flag_of, from_arguments, refuse_options
 from opgrip.cli.progress import Reporter

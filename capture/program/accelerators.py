@@ -97,6 +97,13 @@ def on_device(device: torch.device) -> AbstractContextManager[Any]:
     return other
 
 
+def record_on(device: torch.device, event: Any) -> Any:
+    """Record an event in this thread's current stream of a device, and return it."""
+    with on_device(device):
+        event.record(current_stream(device))
+    return event
+
+
 def synchronize(device: torch.device) -> None:
     """Wait for all work on a device."""
     getattr(torch, device.type).synchronize(device)

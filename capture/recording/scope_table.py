@@ -124,25 +124,15 @@ class ScopeTable:
 
     def scope(self, place: Location, sites: Sites, context: int) -> int:
         """Return the number of a scope."""
-        key = (place, sites, context)
-        number = self._scopes.get(key)
-        if number is None:
-            with self._lock:
-                number = self._scopes.get(key)
-                if number is not None:
-                    return number
-                site = sites[0] if sites else SourceLine("", "", 0)
-                callers = tuple(f"{item.file}:{item.line} {item.function}" for item in sites[1:])
-                where = (place.module, place.module_type, place.phase, place.inside)
-                number = self._epochs.next(Scope)
-                record = Scope(number, *where, site.function, site.file, site.line, callers, context)
-                record = replace(record, gripped=place.gripped)
-                self._records[number] = record
-                self._pending.add(record)
-                # Update the lookup last, here and below: a number that can be looked up is then always written, even if
-                # this is interrupted.
-                self._scopes[key] = number
-        return number
+
+        def make(number: int) -> Scope:
+            site = sites[0] if sites else SourceLine("", "", 0)
+            callers = tuple(f"{item.file}:{item.line} {item.function}" for item in sites[1:])
+            where = (place.module, place.module_type, place.phase, place.inside)
+            record = Scope(number, *where, site.function, site.file, site.line, callers, context)
+            return replace(record, gripped=place.gripped)
+
+        return self._number(self._scopes, (place, sites, context), make)
 
     def has_scope(self, number: int) -> bool:
         """Return True if a scope is still in the table."""
@@ -150,19 +140,8 @@ class ScopeTable:
 
     def backward_scope(self, scope: int, forward: int) -> int:
         """Return the number of a backward call's scope that also refers to the scope of its forward call."""
-        key = (scope, forward)
-        number = self._scopes.get(key)
-        if number is None:
-            with self._lock:
-                number = self._scopes.get(key)
-                if number is not None:
-                    return number
-                number = self._epochs.next(Scope)
-                record = replace(self._records[scope], number=number, forward=forward)
-                self._records[number] = record
-                self._pending.add(record)
-                self._scopes[key] = number
-        return number
+        make = lambda number: replace(self._records[scope], number=number, forward=forward)  # noqa: E731
+        return self._number(self._scopes, (scope, forward), make)
 
     def forget(self) -> None:
         """Start new tables. Hold the lock. Everything that calls refer to by number stays until `prune_pairs` and
@@ -191,13 +170,24 @@ class ScopeTable:
 
     def _context(self, autocast: str) -> int:
         values = read_context()
-        number = self._contexts.get((values, autocast))
+        make = lambda number: Context(number, describe_context(values) | {"autocast": autocast})  # noqa: E731
+        return self._number(self._contexts, (values, autocast), make)
+
+    def _number(self, table: dict[Hashable, int], key: Hashable, make: Callable[[int], Scope | Context]) -> int:
+        """Return the number of a key in a table, after adding the record that `make` returns if the key is new."""
+        number = table.get(key)
         if number is None:
             with self._lock:
-                number = self._contexts.get((values, autocast))
+                number = table.get(key)
                 if number is not None:
+                    # another thread was faster
                     return number
-                number = self._epochs.next(Context)
-                self._pending.add(Context(number, describe_context(values) | {"autocast": autocast}))
-                self._contexts[values, autocast] = number
+                kind = Scope if table is self._scopes else Context
+                number = self._epochs.next(kind)
+                record = make(number)
+                if isinstance(record, Scope):
+                    self._records[number] = record
+                self._pending.add(record)
+                # last: a number that can be looked up is then always written, even if this is interrupted
+                table[key] = number
         return number

@@ -12,11 +12,11 @@ import torch
 from opgrip.capture.program.accelerators import (
     GraphCaptures,
     accelerators,
-    current_stream,
     in_stream,
     is_capturing,
     new_stream,
     on_device,
+    record_on,
 )
 from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
 from opgrip.traces.values.model import sample
@@ -62,13 +62,6 @@ def is_deferred(tensor: torch.Tensor) -> bool:
     return tensor.device.type in accelerators()
 
 
-def _mark(device: torch.device) -> Any:
-    event = torch.Event(device=device)
-    with on_device(device):
-        event.record(current_stream(device))
-    return event
-
-
 class Deferred:
     """Copies of device tensors, in the order in which they were made.
 
@@ -94,7 +87,8 @@ class Deferred:
         self._bytes += part.nbytes
         # otherwise the stride of a single element is kept, with which it cannot be seen as bytes
         copy = part.clone(memory_format=torch.contiguous_format)
-        self._waiting.append(Waiting(number, op, argument, copy, _mark(tensor.device)))
+        event = record_on(tensor.device, torch.Event(device=tensor.device))
+        self._waiting.append(Waiting(number, op, argument, copy, event))
         return None
 
     def tell(self, number: int, outputs: Any) -> None:

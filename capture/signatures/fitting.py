@@ -69,7 +69,8 @@ class Fitter:
         ----------
         name : operator, or name of a function
         """
-        return describe_call(args, kwargs, self._fit_for(name))
+        named, op = _names(name), str(name)
+        return describe_call(args, kwargs, lambda argument: lambda tensor: self.fit(op, named(argument), tensor))
 
     def describe(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -80,32 +81,22 @@ class Fitter:
         ones. Example: an optimizer that counts its steps in a scalar has a new signature in each step, with the same
         hundred tensors.
         """
-        looked_at: list[tuple[int | str, torch.Tensor]] = []
-
-        def note(argument: int | str) -> FitValues:
-            def place(tensor: torch.Tensor) -> int:
-                looked_at.append((argument, tensor))
-                return len(looked_at) - 1
-
-            return place
-
-        # describe the tensors with indices into that list instead of model numbers
-        described = describe_call(args, kwargs, note)
+        described, inputs = _describe_by_index(args, kwargs)
         op, named = str(name), _names(name)
         alike: Hashable = (op, tuple(tensors(described)))
-        if any(has_needs(op, named(argument), tensor.dtype) for argument, tensor in looked_at):
+        if any(has_needs(op, named(argument), tensor.dtype) for argument, tensor in inputs):
             # an index must be within a dimension that depends on another argument
             alike = (op, len(self._alike))
         # whole values belong to this call only
         numbers = None if self.full is not None else self._alike.get(alike)
         if numbers is None and self.spared:
-            numbers = [None] * len(looked_at)
+            numbers = [None] * len(inputs)
         elif numbers is None:
             numbers = self._alike[alike] = [
-                self.fit(op, named(argument), tensor, reads_again=True) for argument, tensor in looked_at
+                self.fit(op, named(argument), tensor, reads_again=True) for argument, tensor in inputs
             ]
-        places = numbers_of(described)
-        described = with_numbers(described, [None if place is None else numbers[place] for place in places])
+        indices = numbers_of(described)
+        described = with_numbers(described, [None if index is None else numbers[index] for index in indices])
         return *described, alike
 
     def refine_by_outputs(self, signature: Signature, name: Hashable) -> Signature:
@@ -166,19 +157,11 @@ class Fitter:
         """
         op, named = str(name), _names(name)
         read: list[int] = []
-        tensors_here: list[tuple[int | str, torch.Tensor]] = []
-
-        def note(argument: int | str) -> FitValues:
-            def place(tensor: torch.Tensor) -> int:
-                tensors_here.append((argument, tensor))
-                return len(tensors_here) - 1
-
-            return place
-
-        for number, place in zip(numbers, numbers_of(describe_call(args, kwargs, note)), strict=True):
-            if number is None or place is None or number not in self._unread:
+        described, inputs = _describe_by_index(args, kwargs)
+        for number, index in zip(numbers, numbers_of(described), strict=True):
+            if number is None or index is None or number not in self._unread:
                 continue
-            argument, tensor = tensors_here[place]
+            argument, tensor = inputs[index]
             if self._deferred.add(number, op, named(argument), tensor) is None:
                 lost = self._unread.pop(number)
                 self.without_values -= Counter([lost])
@@ -189,14 +172,6 @@ class Fitter:
                 self._deferred.tell(number, outputs)
 
         return tell
-
-    def _fit_for(self, name: Hashable) -> Callable[[int | str], FitValues]:
-        named, op = _names(name), str(name)
-
-        def fit_for(argument: int | str) -> FitValues:
-            return lambda tensor: self.fit(op, named(argument), tensor)
-
-        return fit_for
 
     def fit(self, op: str, argument: str, tensor: torch.Tensor, reads_again: bool = False) -> int | None:
         """Return the number of the model of a tensor's values, or None if it has no model.
@@ -252,6 +227,22 @@ class Fitter:
             # interrupted.
             self._numbers[text] = number
         return number
+
+
+def _describe_by_index(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], list[tuple[int | str, torch.Tensor]]]:
+    """Return the arguments with indices instead of model numbers, and argument and tensor at each index."""
+    inputs: list[tuple[int | str, torch.Tensor]] = []
+
+    def index_for(argument: int | str) -> FitValues:
+        def index(tensor: torch.Tensor) -> int:
+            inputs.append((argument, tensor))
+            return len(inputs) - 1
+
+        return index
+
+    return describe_call(args, kwargs, index_for), inputs
 
 
 def varies_by_values(signature: Signature, name: Hashable) -> bool:

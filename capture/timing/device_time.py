@@ -10,16 +10,11 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.program.accelerators import DeviceQueries, current_stream, on_device, queries_of
+from opgrip.capture.program.accelerators import DeviceQueries, current_stream, on_device, queries_of, record_on
 from opgrip.errors import raise_if_from_program
 
 NOT_TIMED = -1
 """device time of a call that ran only on the host"""
-
-
-def make_event(device: torch.device) -> Any:
-    """Return an event that measures time on a device."""
-    return torch.Event(device=device, enable_timing=True)
 
 
 class DeviceTimer:
@@ -117,13 +112,11 @@ class DeviceTimer:
 
     def _mark(self, device: torch.device, is_current: bool) -> Any:
         free = self._free.get(device)
-        event = free.pop() if free else make_event(device)
-        if is_current:
-            # without a stream object, which takes longer to make than the event takes to be recorded
-            event.record()
-        else:
-            with on_device(device):
-                event.record(current_stream(device))
+        event = free.pop() if free else torch.Event(device=device, enable_timing=True)
+        if not is_current:
+            return record_on(device, event)
+        # without a stream object, which takes longer to make than the event takes to be recorded
+        event.record()
         return event
 
     def _read(self, start: int, may_ask: bool) -> int:

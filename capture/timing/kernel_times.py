@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from time import perf_counter_ns, time_ns
 from typing import Any
 
@@ -18,26 +19,109 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from opgrip.capture.program.accelerators import (
-    KINDS,
-    GraphCaptures,
-    is_capturing,
-    is_started,
-    synchronize,
-    with_index,
-)
+from opgrip.capture.program.accelerators import KINDS, GraphCaptures, is_capturing, is_started, synchronize, with_index
 from opgrip.capture.program.patches import Patches
-from opgrip.capture.timing.launched_work import ID_BITS, LaunchedWork, WrittenCalls, innermost_calls, launched_by
 from opgrip.capture.torch_compat.accelerator_private import (
     PREPARE_PROFILER,
     ActivityProfile,
     injected_profiler,
     is_launch,
+    is_work,
     recorded_activities,
     running_profile,
 )
 from opgrip.errors import UserError, one_line, raise_if_from_program
 from opgrip.traces.schema.records import DeviceTimes, Kernels, Record
+
+ID_BITS = (1 << 32) - 1
+"""bits of a thread number that the accelerator's records contain"""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedWork:
+    """Work that one launch started on an accelerator.
+
+    Attributes
+    ----------
+    thread : number of the launching thread: the system's number, or the lower bits of Python's
+    at_ns : time of the launch by `perf_counter_ns`
+    """
+
+    name: str
+    thread: int
+    at_ns: int
+    duration_ns: int
+
+
+@dataclass(slots=True)
+class WrittenCalls:
+    """Calls of one thread that were written.
+
+    Attributes
+    ----------
+    thread : thread number in the trace
+    idents : numbers by which the records may identify the thread
+    first : index of the first call among all calls of the thread
+    starts, ends : times by `perf_counter_ns`
+    device_ns : device time of each call so far
+    """
+
+    thread: int
+    idents: tuple[int, ...]
+    first: int
+    signatures: Sequence[int]
+    starts: Sequence[int]
+    ends: Sequence[int]
+    device_ns: list[int]
+
+
+def launched_by(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
+    """Return an accelerator's work and the threads that launched it, from a profile's events.
+
+    Parameters
+    ----------
+    events : events of torch's profiler, in which a launch and its work share a correlation number
+    distance_ns : offset of the profile's clock from `perf_counter_ns`
+    """
+    launches = {event.correlation_id(): event for event in events if not is_work(event) and is_launch(event)}
+    launched: list[LaunchedWork] = []
+    for event in filter(is_work, events):
+        launch = launches.get(event.correlation_id())
+        if launch is not None:
+            thread = launch.device_resource_id() & ID_BITS
+            launched.append(LaunchedWork(event.name(), thread, launch.start_ns() - distance_ns, event.duration_ns()))
+    return launched
+
+
+def innermost_calls(
+    blocks: Iterable[WrittenCalls], launched: Iterable[LaunchedWork]
+) -> Iterator[tuple[WrittenCalls, int, LaunchedWork]]:
+    """Yield block and index of the innermost call around each launch of a thread; add the work's time to all around."""
+    blocks = list(blocks)
+    calls = sorted(
+        (start, -end, number, place)
+        for number, block in enumerate(blocks)
+        for place, (start, end) in enumerate(zip(block.starts, block.ends, strict=True))
+    )
+    upcoming = 0
+    around: list[tuple[int, WrittenCalls, int]] = []
+    for item in sorted(launched, key=attrgetter("at_ns")):
+        while upcoming < len(calls) and calls[upcoming][0] <= item.at_ns:
+            start, negative_end, number, place = calls[upcoming]
+            _leave_before(start, around)
+            around.append((-negative_end, blocks[number], place))
+            upcoming += 1
+        _leave_before(item.at_ns, around)
+        for _, block, place in around:
+            block.device_ns[place] = max(0, block.device_ns[place]) + item.duration_ns
+        if around:
+            yield around[-1][1], around[-1][2], item
+
+
+def _leave_before(time_ns: int, around: list[tuple[int, WrittenCalls, int]]) -> None:
+    while around and around[-1][0] < time_ns:
+        around.pop()
+
 
 CLOCK_READINGS = 20
 FOREVER_NS = (1 << 63) - 1

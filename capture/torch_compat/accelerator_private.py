@@ -13,11 +13,7 @@ from opgrip.capture.torch_compat.torch_private import out_of_tree_device
 from opgrip.platform.private_apis import PrivatePlaces
 
 _places = PrivatePlaces()
-
-
-def private_places() -> dict[str, str]:
-    """Return for each private name of torch used here `found`, or the replacement used if this torch lacks it."""
-    return _places.report()
+private_places = _places.report
 
 
 def _queries(**names: str) -> dict[str, Callable[..., Any]]:

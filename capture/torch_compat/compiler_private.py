@@ -23,11 +23,7 @@ from opgrip.errors import raise_if_from_program
 from opgrip.platform.private_apis import PrivatePlaces
 
 _places = PrivatePlaces()
-
-
-def private_places() -> dict[str, str]:
-    """Return for each private name of torch used here `found`, or the replacement used if this torch lacks it."""
-    return _places.report()
+private_places = _places.report
 
 
 _set_strategy = _places.take(

@@ -20,13 +20,9 @@ from opgrip.platform.private_apis import PrivatePlaces
 Check = Callable[[Any], bool]
 
 _places = PrivatePlaces()
+private_places = _places.report
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _SINGLETONS = (type(None), bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
-
-
-def private_places() -> dict[str, str]:
-    """Return for each private name of torch used here `found`, or the replacement used if this torch lacks it."""
-    return _places.report()
 
 
 current_autograd_node: Callable[[], Any] = _places.take(

@@ -10,11 +10,11 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
+from opgrip.capture.recording.observations import PlaceTimes
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadMode
 from opgrip.capture.signatures.predictions import CallPoint
 from opgrip.capture.timing.page_faults import FEWEST, NONE_OPEN, Runs, runs_of
-from opgrip.capture.timing.place_times import PlaceTimes
 from opgrip.traces.schema.records import NO_STORAGE, Calls, Entered, Record, Thread
 
 BLOCK = 1024

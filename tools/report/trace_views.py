@@ -107,7 +107,7 @@ def _timeline(trace: Trace) -> Plain:
 def _longtail(trace: Trace) -> list[Plain]:
     if not trace.calls["function"].notna().any():
         return []
-    from opgrip.capture.command.own_cost import own_cost
+    from opgrip.capture.command.opcapture import own_cost
 
     found = find_longtail([trace], lambda _: BANDWIDTH, own_cost())
     return [

@@ -94,7 +94,7 @@ def prepare_longtail(parser: argparse.ArgumentParser) -> None:
 
 @verb("longtail", "rank functions that run as many small operators", LONGTAIL_EXAMPLES, prepare_longtail)
 def run_longtail(args: argparse.Namespace) -> int:
-    from opgrip.capture.command.own_cost import own_cost
+    from opgrip.capture.command.opcapture import own_cost
     from opgrip.traces.analysis.longtail import find_longtail, print_longtail, write_rows
 
     check_output(args.output, args.force, (".json", ".csv"))

@@ -10,7 +10,7 @@ from typing import IO
 import numpy as np
 import pandas as pd
 
-from opgrip.capture.models.operators.registered import is_composite, is_public, name_of, registered_operators
+from opgrip.capture.models.operators.torch_tables import is_composite, is_public, name_of, registered_operators
 from opgrip.cli.command import counted
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table

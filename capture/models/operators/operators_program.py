@@ -14,7 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from opgrip.capture.models.operators.registered import (
+from opgrip.capture.models.operators.samples import RESIZERS, SampleRunner, SampleScope
+from opgrip.capture.models.operators.schemas import schema_entries
+from opgrip.capture.models.operators.torch_tables import (
+    ALL,
+    CATEGORIES,
+    CUSTOM,
+    SCHEMA,
     Arguments,
     OperatorEntry,
     is_composite,
@@ -22,10 +28,8 @@ from opgrip.capture.models.operators.registered import (
     is_public,
     name_of,
     registered_operators,
+    table_entries,
 )
-from opgrip.capture.models.operators.samples import RESIZERS, SampleRunner, SampleScope
-from opgrip.capture.models.operators.schemas import schema_entries
-from opgrip.capture.models.operators.torch_tables import ALL, CATEGORIES, CUSTOM, SCHEMA, table_entries
 from opgrip.capture.models.program import ModelProgram, OperatorOptions
 from opgrip.cli.command import counted, did_you_mean
 from opgrip.cli.output_files import whole_file

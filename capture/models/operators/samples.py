@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from opgrip.capture.models.operators.registered import Arguments, OperatorEntry
+from opgrip.capture.models.operators.torch_tables import Arguments, OperatorEntry
 from opgrip.capture.signatures.signatures import call_key
 from opgrip.capture.torch_compat.compiler_private import OrderlyMode
 from opgrip.capture.torch_compat.torch_private import without_functions, without_modes

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.models.operators.registered import Arguments, OperatorEntry, is_custom, name_of
 from opgrip.capture.models.operators.samples import seeded
-from opgrip.capture.models.operators.torch_tables import CUSTOM, SCHEMA
+from opgrip.capture.models.operators.torch_tables import CUSTOM, SCHEMA, Arguments, OperatorEntry, is_custom, name_of
 from opgrip.errors import one_line
 from opgrip.platform.heartbeat import Heartbeat
 from opgrip.platform.sandbox import TIMEOUT, Child, Ended, write_message

@@ -13,9 +13,8 @@ from optional import needs
 from programs import run_command, train_tiny_net
 
 from opgrip.capture import capture
-from opgrip.capture.models.operators import registered, torch_tables
+from opgrip.capture.models.operators import torch_tables
 from opgrip.capture.models.operators.operators_program import Coverage, choose, operators_program
-from opgrip.capture.models.operators.registered import OperatorEntry
 from opgrip.capture.models.operators.samples import (
     LARGE_ELEMENTS,
     SampleRunner,
@@ -26,7 +25,7 @@ from opgrip.capture.models.operators.samples import (
     spread,
 )
 from opgrip.capture.models.operators.schemas import ENDS, find_samples, schema_entries, schema_samples, try_all
-from opgrip.capture.models.operators.torch_tables import CATEGORIES
+from opgrip.capture.models.operators.torch_tables import CATEGORIES, OperatorEntry
 from opgrip.capture.models.program import OperatorOptions
 from opgrip.errors import UserError
 from opgrip.replay import replay
@@ -280,8 +279,7 @@ def test_importing_the_table_leaves_settings_of_torch_changeable() -> None:
 
 
 def test_private_places_have_fall_backs() -> None:
-    for module in (torch_tables, registered):
-        assert all(state.strip() for state in module.private_places().values())
+    assert all(state.strip() for state in torch_tables.private_places().values())
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from opgrip.capture import Capture, Schedule
-from opgrip.capture.timing.place_times import ANY, MOST_LOOKS, MOST_PLACES, PlaceKey, PlaceTimes
+from opgrip.capture.recording.observations import ANY, MOST_LOOKS, MOST_PLACES, PlaceKey, PlaceTimes
 from opgrip.capture.writing.definitions import Definitions
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec

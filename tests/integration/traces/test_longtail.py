@@ -15,7 +15,7 @@ from programs import SHIPPED_TRACES
 from torch import Tensor, nn
 
 from opgrip.capture import Capture
-from opgrip.capture.command.own_cost import own_cost
+from opgrip.capture.command.opcapture import own_cost
 from opgrip.errors import UserError
 from opgrip.traces import Trace, load
 from opgrip.traces.analysis.longtail import LongTail, LongTailFunction, find_longtail

@@ -6,7 +6,7 @@ import platform
 
 import torch
 
-from opgrip.capture.models.operators import registered, torch_tables
+from opgrip.capture.models.operators import torch_tables
 from opgrip.capture.torch_compat import accelerator_private, compiler_private
 from opgrip.capture.torch_compat import torch_private as of_capture
 from opgrip.replay.operators import torch_private as of_replay
@@ -19,7 +19,6 @@ def main() -> None:
             ("capture", of_capture.private_places()),
             ("capture", compiler_private.private_places()),
             ("capture", accelerator_private.private_places()),
-            ("capture", registered.private_places()),
             ("capture", torch_tables.private_places()),
             ("replay", of_replay.private_places()),
         )
