@@ -97,8 +97,9 @@ def on_device(device: torch.device) -> AbstractContextManager[Any]:
     return other
 
 
-def record_on(device: torch.device, event: Any) -> Any:
-    """Record an event in this thread's current stream of a device, and return it."""
+def record_on(device: torch.device, event: Any = None) -> Any:
+    """Record an event, by default a new one, in this thread's current stream of a device, and return it."""
+    event = event or torch.Event(device=device)
     with on_device(device):
         event.record(current_stream(device))
     return event

@@ -87,8 +87,7 @@ class Deferred:
         self._bytes += part.nbytes
         # otherwise the stride of a single element is kept, with which it cannot be seen as bytes
         copy = part.clone(memory_format=torch.contiguous_format)
-        event = record_on(tensor.device, torch.Event(device=tensor.device))
-        self._waiting.append(Waiting(number, op, argument, copy, event))
+        self._waiting.append(Waiting(number, op, argument, copy, record_on(tensor.device)))
         return None
 
     def tell(self, number: int, outputs: Any) -> None:

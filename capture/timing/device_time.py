@@ -17,6 +17,11 @@ NOT_TIMED = -1
 """device time of a call that ran only on the host"""
 
 
+def make_event(device: torch.device) -> Any:
+    """Return an event that measures time on a device."""
+    return torch.Event(device=device, enable_timing=True)
+
+
 class DeviceTimer:
     """Events around the calls of one thread, reused after they were read, each on its first device.
 
@@ -112,7 +117,7 @@ class DeviceTimer:
 
     def _mark(self, device: torch.device, is_current: bool) -> Any:
         free = self._free.get(device)
-        event = free.pop() if free else torch.Event(device=device, enable_timing=True)
+        event = free.pop() if free else make_event(device)
         if not is_current:
             return record_on(device, event)
         # without a stream object, which takes longer to make than the event takes to be recorded

@@ -103,7 +103,7 @@ class Mark:
 def test_values_on_a_device_are_fitted_when_they_have_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # without a GPU: the tensors' device and its events are stand-ins
     monkeypatch.setattr("opgrip.capture.signatures.fitting.is_deferred", lambda tensor: True)
-    monkeypatch.setattr(deferred_values, "_mark", lambda device: Mark())
+    monkeypatch.setattr(deferred_values, "record_on", lambda device: Mark())
     monkeypatch.setattr(deferred_values, "is_capturing", lambda kind: False)
     monkeypatch.setattr(deferred_values, "new_stream", lambda device: None)
     for name in ("on_device", "in_stream"):
