@@ -210,8 +210,8 @@ class TraceReplay:
 
     def run_sequence(self) -> ReplayOutcome:
         """Run all calls in order, and write the rows of the cases and the times of the whole step."""
+        from opgrip.replay.sequences.step_options import rows_of, totals_of
         from opgrip.replay.sequences.step_replay import replay_apart
-        from opgrip.replay.sequences.step_rows import rows_of, totals_of
 
         workload = self.workload
         doing = f"replaying {counted(len(workload.trace.own_calls), 'call')} in their order on {workload.device}"

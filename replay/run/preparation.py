@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any
@@ -169,7 +169,13 @@ class _Preparation:
         if result.status != OK:
             return result, None
         result = replace(result, faithful=None if None in faithful else all(faithful))
-        return result, self._subject(case, way, program, inputs, operator, result)
+        has_pages = find_mode(way.mode)[0].in_torch and workload.device == "cpu" and workload.cache_of(way) == PROGRAM
+        return result, self._subject(
+            *(case, way, program.function, inputs, program.enter, program.enters_each_run),
+            operator.mutates and (program.enter is None or program.in_place),
+            case.fresh if has_pages else None,
+            result.bytes_out or 0,
+        )
 
     def _first_run(
         self, case: Case, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
@@ -229,11 +235,8 @@ class _Preparation:
                 program = make_program(Operator(graph, False), [(saved, {})], way, workload, key, grad=False)
                 _, actual = run_program(program, (saved, {}), mutates=False)
             enter_program = program.enter or (lambda arguments: arguments)
-            function, enter, enters_each_run = (
-                program.function,
-                lambda _: enter_program((saved, {})),
-                program.enters_each_run,
-            )
+            function, enters_each_run = program.function, program.enters_each_run
+            enter = lambda _: enter_program((saved, {}))  # noqa: E731
         result = _with_program_note(result, program, (perf_counter_ns() - began) / 1e6)
         if workload.request.count_work:
             (gradient_arguments, _) = graph_of(Program(operator.function))(inputs.make())
@@ -243,46 +246,29 @@ class _Preparation:
             result = _with_verdict(result, [reference.check(actual, workload.request.tolerance)])
         if result.status != OK:
             return result, None
-        input_sets = [InputSet([inputs])]
-        return result, Subject(
-            *(
-                case.number,
-                case.op,
-                way.label,
-                function,
-                input_sets,
-                False,
-                None,
-                0,
-                enter,
-                enters_each_run,
-                way.number,
-            ),
-            profiled=workload.request.profiled,
-            in_torch=find_mode(way.mode)[0].in_torch,
-        )
+        return result, self._subject(case, way, function, [inputs], enter, enters_each_run)
 
     def _subject(
-        self, case: Case, way: Variant, program: Program, inputs: Sequence[Inputs], operator: Operator, result: Result
+        self,
+        case: Case,
+        way: Variant,
+        function: Function,
+        inputs: Sequence[Inputs],
+        enter: Callable[[Arguments], Arguments] | None,
+        enters_each_run: bool,
+        mutates: bool = False,
+        fresh: float | None = None,
+        result_bytes: int = 0,
     ) -> Subject:
-        workload = self._workload
-        in_torch = find_mode(way.mode)[0].in_torch
-        has_pages = in_torch and workload.device == "cpu" and workload.cache_of(way) == PROGRAM
         return Subject(
-            case.number,
-            case.op,
-            way.label,
-            program.function,
-            [InputSet([item]) for item in inputs],
-            operator.mutates and (program.enter is None or program.in_place),
-            case.fresh if has_pages else None,
-            result.bytes_out or 0,
-            program.enter,
-            program.enters_each_run,
-            way.number,
-            shares_of(case),
-            profiled=workload.request.profiled,
-            in_torch=in_torch,
+            *(case.number, case.op, way.label, function, [InputSet([item]) for item in inputs]),
+            *(mutates, fresh, result_bytes),
+            enter=enter,
+            enters_each_run=enters_each_run,
+            row=way.number,
+            shares=shares_of(case) if way.direction != BACKWARD else (),
+            profiled=self._workload.request.profiled,
+            in_torch=find_mode(way.mode)[0].in_torch,
         )
 
     def _reference(self, case: Case, way: Variant, place: int, operator: Operator, inputs: Inputs) -> Reference:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -168,12 +169,7 @@ class Stopwatch:
         launch_ns : expected time of the launch, for which the device is kept busy first if its own clock is read
         """
         if self.method == EVENTS:
-
-            def launch() -> None:
-                for args, kwargs in runs:
-                    function(*args, **kwargs)
-
-            return self._by_events(launch, span, launch_ns) / len(runs)
+            return self._by_events(partial(_run_all, function, runs), span, launch_ns) / len(runs)
         self.synchronize()
         span.begin()
         if len(runs) == 1:
@@ -204,20 +200,15 @@ class Stopwatch:
         kinds = [getattr(module, name) for name in GRAPHS if hasattr(module, name)]
         if not kinds:
             raise Unsupported(f"{self.device} has no graphs")
-
-        def launch() -> None:
-            for args, kwargs in runs:
-                function(*args, **kwargs)
-
         try:
             with without_waiting(self.device):
-                launch()
+                _run_all(function, runs)
         except RuntimeError as error:
             raise Unsupported(f"it waits for the device, which a graph cannot hold: {one_line(error)}") from error
         graph = kinds[0]()
         try:
             with module.graph(graph):
-                launch()
+                _run_all(function, runs)
             graph.replay()
             self.synchronize()
         except Exception as error:
@@ -246,6 +237,11 @@ class Stopwatch:
         after.synchronize()
         span.end()
         return float(before.elapsed_time(after)) * 1e6
+
+
+def _run_all(function: Function, runs: Sequence[Arguments]) -> None:
+    for args, kwargs in runs:
+        function(*args, **kwargs)
 
 
 def block_size(time_ns: float) -> int:

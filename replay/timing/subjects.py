@@ -144,43 +144,35 @@ class Subject:
         recent : indices of argument tensors to read first, so that they are in the cache
         """
         began = perf_counter_ns()
-        stratum, time_ns, is_slow = self._time_once(stopwatch, flush, recent)
-        for _ in range(MOST_SLOW - 1):
-            if not is_slow:
+        for attempt in range(1, MOST_SLOW + 1):
+            self._ready.begin()
+            next_stratum: Stratum = self.samples.next_stratum  # type: ignore[assignment]
+            index, fresh = next_stratum
+            graph = self._graph_of(index, stopwatch) if stopwatch.method == GRAPH else None
+            runs = self._arguments(self.input_sets[index], self._size)
+            if self.fresh is not None and pages.CONTROLLED:
+                if fresh:
+                    pages.give_back()
+                elif self._faulted:
+                    pages.touch(self.result_bytes)
+            if recent:
+                self.input_sets[index].sets[0].use(recent)
+            if flush is not None:
+                flush()
+            self._ready.end()
+            count = None if self.fresh is None else pages.FaultCount()
+            time_ns = self._time_runs(stopwatch, graph, runs, self._range)
+            is_slow = count is not None and count.were_slow(time_ns * len(runs))
+            if count is not None:
+                self._faulted = bool(mostly_fresh(count.faults * pages.PAGE, max(self.result_bytes * len(runs), LARGE)))
+            if stopwatch.method == CONTINUOUS and self._size == 1:
+                self._size = min(block_size(time_ns), self.most_in_block())
+            if not is_slow or attempt == MOST_SLOW:
                 break
             # a repeated run finds the memory that was slow to get
             self.drop()
-            stratum, time_ns, is_slow = self._time_once(stopwatch, flush, recent)
         self.samples.spent_ns += perf_counter_ns() - began
-        return stratum, time_ns
-
-    def _time_once(
-        self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int]
-    ) -> tuple[Stratum, float, bool]:
-        """Time one run or block; return also whether its page faults were slow."""
-        self._ready.begin()
-        next_stratum: Stratum = self.samples.next_stratum  # type: ignore[assignment]
-        index, fresh = next_stratum
-        graph = self._graph_of(index, stopwatch) if stopwatch.method == GRAPH else None
-        runs = self._arguments(self.input_sets[index], self._size)
-        if self.fresh is not None and pages.CONTROLLED:
-            if fresh:
-                pages.give_back()
-            elif self._faulted:
-                pages.touch(self.result_bytes)
-        if recent:
-            self.input_sets[index].sets[0].use(recent)
-        if flush is not None:
-            flush()
-        self._ready.end()
-        count = None if self.fresh is None else pages.FaultCount()
-        time_ns = self._time_runs(stopwatch, graph, runs, self._range)
-        is_slow = count is not None and count.were_slow(time_ns * len(runs))
-        if count is not None:
-            self._faulted = bool(mostly_fresh(count.faults * pages.PAGE, max(self.result_bytes * len(runs), LARGE)))
-        if stopwatch.method == CONTINUOUS and self._size == 1:
-            self._size = min(block_size(time_ns), self.most_in_block())
-        return (index, self._faulted), time_ns, is_slow
+        return (index, self._faulted), time_ns
 
     def _time_runs(self, stopwatch: Stopwatch, graph: Any, runs: Sequence[Arguments], span: Range) -> float:
         if graph is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, TypeAlias
@@ -24,9 +24,8 @@ from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.plan import Meeting, part_of, recorded_ranks
 from opgrip.replay.sequences.ranks.running import backend_for
 from opgrip.replay.sequences.ranks.step import Stamps, replay_step
-from opgrip.replay.sequences.step_options import RankColumns, RankOptions
+from opgrip.replay.sequences.step_options import RankColumns, RankOptions, rows_of, totals_of
 from opgrip.replay.sequences.step_replay import sequence_settings
-from opgrip.replay.sequences.step_rows import rows_of, totals_of
 from opgrip.traces.analysis.ranks.collectives import bus_factor
 
 
@@ -103,27 +102,11 @@ def replay_ranks(
         for number, item in enumerate(everyone)
     ]
     all_rows = [
-        _with_times(Result.from_plain(cells), number, times.own(number, int(cells["case"])))
+        Result.from_plain(cells).adding(times.own(number, int(cells["case"])) or RankColumns(number))
         for number, item in enumerate(everyone)
         for cells in item["rows"]
     ]
     return StepOutcome(len(recorded_ranks(workload.trace)), ranks, all_rows, times.together())
-
-
-def _with_times(row: Result, rank: int, own: OwnTimes | None) -> Result:
-    columns = RankColumns(rank)
-    if own is not None:
-        columns = replace(
-            columns,
-            group_ranks=",".join(map(str, own.ranks)),
-            exchanged_bytes=own.bytes,
-            exchange_us=own.exchange_us,
-            wait_us=own.wait_us,
-            held_us=own.held_us,
-            algorithm_gb_per_s=own.algorithm_gb_per_s,
-            bus_gb_per_s=own.bus_gb_per_s,
-        )
-    return row.adding(columns)
 
 
 ROUNDS = 20
@@ -207,23 +190,6 @@ class CollectiveTimes:
     wait_us: float
     last_rank: int
     last_share: float
-
-
-@dataclass(frozen=True, slots=True)
-class OwnTimes:
-    """Times of the collectives of a signature as seen by one rank.
-
-    wait_us : median time that the rank waited for the last rank
-    held_us : median time that starting and waiting blocked its thread
-    """
-
-    ranks: tuple[int, ...]
-    bytes: int
-    exchange_us: float
-    wait_us: float
-    held_us: float
-    algorithm_gb_per_s: float | None
-    bus_gb_per_s: float | None
 
 
 @dataclass(slots=True)
@@ -328,14 +294,14 @@ class CollectiveStepTimes:
         rows = [_collective_times(samples) for samples in self._together.values()]
         return sorted(rows, key=lambda row: -row.median_us * row.calls)
 
-    def own(self, rank: int, signature: int) -> OwnTimes | None:
+    def own(self, rank: int, signature: int) -> RankColumns | None:
         """Return the times of one rank's calls of a signature, or None if none ran."""
         samples = self._own.get((rank, signature))
         if samples is None:
             return None
         meeting, exchange_us = samples.meeting, _median(samples.exchange)
-        return OwnTimes(
-            *(meeting.members, meeting.bytes, exchange_us),
+        return RankColumns(
+            *(rank, ",".join(map(str, meeting.members)), meeting.bytes, exchange_us),
             *(_median(samples.waits[rank]), _median(samples.helds[rank])),
             *_bandwidths(meeting, exchange_us),
         )

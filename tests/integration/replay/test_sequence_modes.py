@@ -20,8 +20,8 @@ from opgrip.replay.results.results import OK, UNSUPPORTED, WRONG, Result
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import workload_for
 from opgrip.replay.sequences.call_timers import Slowdown
+from opgrip.replay.sequences.step_options import rows_of
 from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence, sequence_settings
-from opgrip.replay.sequences.step_rows import rows_of
 from opgrip.traces import load
 
 SCALE = 3.0

@@ -26,9 +26,8 @@ from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import Workload, workload_for
 from opgrip.replay.sequences.call_timers import HostTimer, Slowdown
-from opgrip.replay.sequences.step_options import SequenceColumns
+from opgrip.replay.sequences.step_options import SequenceColumns, rows_of, totals_of
 from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence, sequence_settings
-from opgrip.replay.sequences.step_rows import rows_of, totals_of
 from opgrip.traces import Trace, load
 
 PASSES = 2
