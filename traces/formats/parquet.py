@@ -160,10 +160,7 @@ class _Block:
             yield from _known(self.file, self.file.parse(line))
 
     def block(self) -> CallBlock:
-        """Return the block with its columns.
-
-        Raise `FormatError` if the columns are inconsistent.
-        """
+        """Return the block with its columns; raise `FormatError` if the columns are inconsistent."""
         if any(piece.column("start_ns").null_count for piece in self.pieces):
             raise self.file.damage("a call has no time")
         rest = self.rest

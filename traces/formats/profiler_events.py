@@ -103,10 +103,7 @@ class EventTable:
         return len(self._columns["thread"])
 
     def add(self, event: Any) -> None:
-        """Add an event; events unrelated to operators are skipped.
-
-        Raise `ValueError` if it cannot be read.
-        """
+        """Add an event, or skip one unrelated to operators; raise `ValueError` if it cannot be read."""
         if not isinstance(event, dict):
             raise ValueError("an event cannot be read")
         kind, facts = event.get("cat"), event.get("args")

@@ -82,10 +82,7 @@ def open_sample(folder: Path) -> OpenSample:
 
 
 def read_sample(folder: Path) -> SampleFolder:
-    """Return the content of a folder's `sample.json`.
-
-    Raise `UserError` if the folder was not written by `grip`.
-    """
+    """Return the content of a folder's `sample.json`; raise `UserError` if the folder was not written by `grip`."""
     try:
         with (folder / SAMPLE).open("rb") as file:
             text = file.read(MOST_BYTES + 1)

@@ -97,10 +97,7 @@ def from_stored(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None
 
 
 class TensorFile:
-    """A file of whole tensors, opened at the first read.
-
-    It can be sent to another process, which opens it again.
-    """
+    """A file of whole tensors, opened at the first read. It can be sent to another process, which opens it again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -110,10 +107,7 @@ class TensorFile:
         return TensorFile, (self.path,)
 
     def keys(self) -> frozenset[str]:
-        """Return the keys of all tensors.
-
-        Raise `UserError` if it is not a safetensors file.
-        """
+        """Return the keys of all tensors; raise `UserError` if it is not a safetensors file."""
         return frozenset(self._open().keys())
 
     def read(self, key: str) -> torch.Tensor:
