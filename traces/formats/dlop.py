@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from opgrip.traces.formats.dlop_cells import (
     dtype_named,
     is_missing,
     shape_of,
+    single,
     value_of,
 )
 from opgrip.traces.formats.operator_schemas import op_of, schemas_of
@@ -173,7 +175,7 @@ def _interpolate(row: Row) -> tuple[str, Row]:
 
 
 def _text(cell: Any) -> str | None:
-    inner = cell[0] if isinstance(cell, list) and len(cell) == 1 else cell
+    inner = single(cell)
     return None if is_missing(inner) or inner is False else str(inner)
 
 
@@ -239,12 +241,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _columns(file: ForeignFile) -> dict[str, list[Any]]:
-    content = b""
-    for chunk in file.chunks():
-        content += chunk
-        if len(content) > MOST_BYTES and not file.unbounded:
-            raise file.refusal(f"it holds more than {MOST_BYTES >> 20} MB")
-    form = file.parse(content)
+    form = file.parse(file.content(MOST_BYTES))
     if not isinstance(form, dict) or not all(isinstance(cells, list) for cells in form.values()):
         raise file.damage("it is not an object of lists")
     if len(form) > MOST_COLUMNS:
@@ -279,9 +276,9 @@ def call_of(name: str, row: Row) -> Call:
     row = {column: cell for column, cell in row.items() if column not in IGNORED}
     for reading in _readings(name, row):
         for schema in schemas:
-            call = _fill(schema, row, reading)
-            if call is not None:
-                return call
+            # a column or parameter may remain, or a cell may not fit its type
+            with suppress(Unfit):
+                return _call(schema, row, reading)
     raise Unfit("no overload takes these arguments")
 
 
@@ -292,7 +289,7 @@ def _is_in_place(row: Row) -> bool:
 def _readings(name: str, row: Row) -> Iterator[Reading]:
     """Yield the ways to read cells, the most likely first."""
     plain = Reading(
-        dtype=dtype_named(_single(row.get("dtype"))) or torch.float32,
+        dtype=dtype_named(single(row.get("dtype"))) or torch.float32,
         dtypes=DTYPES_OF.get(name, {}),
         # in tables that name their columns by the operator, lists are always shapes
         lists_are_shapes=all(re.fullmatch(rf"{re.escape(name)}_?\d", column) for column in row) and len(row) > 1,
@@ -300,18 +297,6 @@ def _readings(name: str, row: Row) -> Iterator[Reading]:
     yield plain
     yield replace(plain, empty_is_scalar=True)
     yield replace(plain, empty_is_scalar=True, numbers_are_tensors=True)
-
-
-def _single(cell: Any) -> Any:
-    return cell[0] if isinstance(cell, list) and len(cell) == 1 else cell
-
-
-def _fill(schema: Any, row: Row, reading: Reading) -> Call | None:
-    """Return the call of an overload; None if a column or parameter remains, or a cell does not fit its type."""
-    try:
-        return _call(schema, row, reading)
-    except Unfit:
-        return None
 
 
 def _call(schema: Any, row: Row, reading: Reading) -> Call:
@@ -372,8 +357,8 @@ def _assign(schema: Any, row: Row, reading: Reading) -> dict[str, Any]:
     for column, parameter in zip(rest, free, strict=False):
         cells[parameter.name] = row[column]
     for column in rest[len(free) :]:
-        is_of_tensors = column == "dtype" and dtype_named(_single(row[column])) is reading.dtype
-        if not is_missing(row[column]) and _single(row[column]) is not False and not is_of_tensors:
+        is_of_tensors = column == "dtype" and dtype_named(single(row[column])) is reading.dtype
+        if not is_missing(row[column]) and single(row[column]) is not False and not is_of_tensors:
             raise Unfit(f"{op_of(schema)} has no argument {column}")
     return cells
 

@@ -80,12 +80,17 @@ class Reading:
         return {**DTYPE_OF_NAME, **(self.dtypes or {})}.get(name, self.dtype)
 
 
+def single(cell: Any) -> Any:
+    """Return the only item of a list of one, and any other cell unchanged."""
+    return cell[0] if isinstance(cell, list) and len(cell) == 1 else cell
+
+
 def is_missing(cell: Any, kind: Any = None) -> bool:
     """Return True if a cell means a missing argument: null, "", "None", [], false, and lists of one of these.
 
     kind : type of the argument; false is a value of a boolean argument
     """
-    inner = cell[0] if isinstance(cell, list) and len(cell) == 1 else cell
+    inner = single(cell)
     if inner is None or inner == [] or (isinstance(inner, str) and inner in ("", "None", "null")):
         return True
     return inner is False and kind is not None and innermost(kind).kind() != "BoolType"
@@ -111,8 +116,7 @@ def value_of(cell: Any, parameter: Any, reading: Reading, first: tuple[int, ...]
         return _list(cell, kind.getElementType(), parameter, reading, first)
     if reading.lists_are_shapes and isinstance(cell, list):
         raise Unfit("a shape was given for an argument that is not a tensor")
-    single = cell[0] if isinstance(cell, list) and len(cell) == 1 else cell
-    return _scalar(single, name, parameter.name)
+    return _scalar(single(cell), name, parameter.name)
 
 
 def shape_of(cell: Any) -> tuple[int, ...] | None:
@@ -275,7 +279,7 @@ def _table_tensor(cell: Any, name: str) -> TensorSpec | None:
 
 
 def _plain(cell: Any, name: str) -> bool | int | float:
-    value = cell[0] if isinstance(cell, list) and len(cell) == 1 else cell
+    value = single(cell)
     if not isinstance(value, bool | int | float):
         raise Unfit(f"{name} is not a number")
     return value

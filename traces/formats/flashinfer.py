@@ -240,12 +240,7 @@ def _lines(file: ForeignFile) -> Iterator[tuple[str, Any]]:
 
 
 def _definition(file: ForeignFile) -> dict[str, Any]:
-    content = b""
-    for chunk in file.chunks():
-        content += chunk
-        if len(content) > DEFINITION_BYTES:
-            raise file.refusal(f"a definition is longer than {DEFINITION_BYTES >> 20} MB")
-    form = file.parse(content)
+    form = file.parse(file.content(DEFINITION_BYTES))
     if not isinstance(form, dict):
         raise file.damage("it is not a definition")
     return form

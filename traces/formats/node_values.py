@@ -8,17 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from opgrip.errors import FormatError
 from opgrip.traces.formats.nodes import (
-    DTYPE_CODES,
+    CODE_OF_VALUE,
     DTYPE_OF_ELEMENT,
     ELEMENT_NAMES,
-    LAYOUT_CODES,
-    MEMORY_FORMAT_CODES,
     NONE,
     VALUE_OF_CODE,
     Port,
@@ -219,8 +217,7 @@ NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: to
 """Dtypes of tensors that torch makes of numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class PortItem:
+class PortItem(NamedTuple):
     """Entries of one value in the parallel lists of a port."""
 
     value: Any
@@ -254,12 +251,7 @@ class Encoder:
         items = [
             self._undefined() if are_results and value is None else self._item(value, kind) for value, kind in columns
         ]
-        return Port(
-            [item.value for item in items],
-            [item.shape for item in items],
-            [item.type for item in items],
-            [item.stride for item in items],
-        )
+        return Port(*_columns(items))
 
     def _item(self, value: Any, kind: str) -> PortItem:
         match value:
@@ -284,12 +276,8 @@ class Encoder:
     def _code(self, value: Any) -> PortItem:
         """Encode a value that the format stores as an integer or cannot hold."""
         match value:
-            case torch.dtype() if value in DTYPE_CODES:
-                return PortItem(DTYPE_CODES[value], [], "Int", [])
-            case torch.layout() if value in LAYOUT_CODES:
-                return PortItem(LAYOUT_CODES[value], [], "Int", [])
-            case torch.memory_format() if value in MEMORY_FORMAT_CODES:
-                return PortItem(MEMORY_FORMAT_CODES[value], [], "Int", [])
+            case torch.dtype() | torch.layout() | torch.memory_format() if value in CODE_OF_VALUE:
+                return PortItem(CODE_OF_VALUE[value], [], "Int", [])
             case torch.device():
                 return PortItem(str(value), [], "Device", [])
             case complex():
@@ -304,12 +292,8 @@ class Encoder:
     def _list(self, value: Sequence[Any], kind: str) -> PortItem:
         inner = kind.rstrip("?").removesuffix("[]")
         items = [self._item(item, inner) for item in value]
-        return PortItem(
-            [item.value for item in items],
-            [item.shape for item in items],
-            f"GenericList[{','.join(item.type for item in items)}]",
-            [item.stride for item in items],
-        )
+        values, shapes, types, strides = _columns(items)
+        return PortItem(values, shapes, f"GenericList[{','.join(types)}]", strides)
 
     def _tensor(self, spec: TensorSpec) -> PortItem:
         if spec.stride is None:
@@ -338,6 +322,10 @@ class Encoder:
 
     def _undefined(self) -> PortItem:
         return PortItem([self.identities.new(), 0, 0, 0, 0, ""], [], f"Tensor({UNDEFINED})", [])
+
+
+def _columns(items: Sequence[PortItem]) -> list[list[Any]]:
+    return [list(column) for column in zip(*items, strict=True)] or [[], [], [], []]
 
 
 def _float(value: float) -> float | str:

@@ -121,17 +121,11 @@ class _Writer:
 
     def steps(self) -> Iterator[NodeStep]:
         yield NodeStep(Node(ROOT, PROCESS, ROOT, EMPTY, EMPTY, scope=USER_SCOPE))
-        columns = (
-            *("signature", "scope", "module", "phase", "process", "thread", "start_ns", "duration_ns"),
-            *("device_ns", "stream", "tensors", "first_storage"),
-        )
-        calls = self._trace.calls
-        for number, *values in zip(calls.index, *(calls[name] for name in columns), strict=True):
-            row = _Row(int(number), *values)
-            signature = self._signatures[int(row.signature)]
-            yield from self._call(row, signature)
+        row: Any
+        for row in self._trace.calls.itertuples():
+            yield from self._call(row, self._signatures[int(row.signature)])
 
-    def _call(self, row: _Row, signature: Signature) -> Iterator[NodeStep]:
+    def _call(self, row: Any, signature: Signature) -> Iterator[NodeStep]:
         key = (row.process, str(row.thread))
         if key not in self._places:
             self._places[key] = _Place(len(self._places) + 1, self._numbers.new())
@@ -145,25 +139,19 @@ class _Writer:
             self._losses.skip(signature.op, "not an operator of torch's dispatcher")
             return
         try:
-            parts = self._parts(row, signature)
+            node = self._node(row, signature)
         except NotWritten as error:
             self._losses.skip(signature.op, str(error))
             return
         yield from self._labels(place, row)
-        yield from self._operator(place, row, signature, parts)
+        yield from self._operator(place, row, signature, node)
 
-    def _operator(self, place: _Place, row: _Row, signature: Signature, parts: _Parts) -> Iterator[NodeStep]:
+    def _operator(self, place: _Place, row: Any, signature: Signature, node: Node) -> Iterator[NodeStep]:
         start_us = (int(row.start_ns) - self._first_ns) / 1e3 if self._is_timed else None
         own_us = int(row.duration_ns) / 1e3 if self._is_timed else None
-        name = parts.schema.partition("(")[0].partition(".")[0]
-        node = Node(
-            *(self._numbers.new(), name, place.around, parts.inputs, parts.outputs, parts.schema, FUNCTION_SCOPE),
-            thread=place.thread,
-            start_us=start_us,
-            own_us=own_us,
-            ranges=parts.ranges,
-        )
-        yield NodeStep(node, row.number)
+        node = replace(node, number=self._numbers.new(), parent=place.around, thread=place.thread)
+        node = replace(node, start_us=start_us, own_us=own_us)
+        yield NodeStep(node, row.Index)
         if self._is_timed and row.device_ns == row.device_ns:
             kernel = self._kernels.get(signature.number, f"kernels of {signature.op}")
             stream = int(row.stream) if isinstance(row.stream, int) else 0
@@ -182,7 +170,7 @@ class _Writer:
             place.labels.pop()
         place.inside, place.around = ("forward", "", ""), place.innermost
 
-    def _labels(self, place: _Place, row: _Row) -> Iterator[NodeStep]:
+    def _labels(self, place: _Place, row: Any) -> Iterator[NodeStep]:
         """Yield labels for a call's phase and module if they differ from the previous call's."""
         inside = (str(row.phase), str(row.module), self._module_types.get(int(row.scope), ""))
         if inside == place.inside and place.around:
@@ -200,58 +188,34 @@ class _Writer:
             yield NodeStep(Node(number, name, place.around, EMPTY, EMPTY, scope=scope, thread=place.thread))
             place.around = number
 
-    def _parts(self, row: _Row, signature: Signature) -> _Parts:
-        """Return the parts of a call's node, or raise `NotWritten`."""
+    def _node(self, row: Any, signature: Signature) -> Node:
+        """Return the node of a call without its number, parent and times, or raise `NotWritten`."""
         if signature.raised is not None:
             raise NotWritten("the call raised an error")
         text, schema, values = arguments_in_order(signature)
         storages = [int(item) for item in self._trace.storages[row.first_storage : row.first_storage + row.tensors]]
         results = list(_results(signature.outputs))
         if any(isinstance(item, Opaque) for item in results):
-            self._losses.lose(row.number, signature.op, "its results")
+            self._losses.lose(row.Index, signature.op, "its results")
             results = []
         self._count_losses(row, signature)
         encoder = Encoder(
             _Identities(self._numbers, iter(storages)),
             lambda spec: range_of(self._trace.values.get(-1 if spec.values is None else spec.values), spec),
-            lambda what: self._losses.lose(row.number, signature.op, what),
+            lambda what: self._losses.lose(row.Index, signature.op, what),
         )
         inputs = encoder.port(values, [parameter.type for parameter in schema.parameters])
         ranges = json.dumps({str(place): span for place, span in encoder.ranges.items()}) if encoder.ranges else ""
         outputs = encoder.port(results, [""] * len(results), are_results=True)
-        return _Parts(text, inputs, outputs, ranges)
+        name = text.partition("(")[0].partition(".")[0]
+        return Node(0, name, 0, inputs, outputs, text, ranges=ranges)
 
-    def _count_losses(self, row: _Row, signature: Signature) -> None:
+    def _count_losses(self, row: Any, signature: Signature) -> None:
         specs = list(tensors([signature.args, signature.kwargs]))
         if any(spec.values is not None for spec in specs):
-            self._losses.lose(row.number, signature.op, "values of its tensors")
+            self._losses.lose(row.Index, signature.op, "values of its tensors")
         if any(spec.requires_grad for spec in specs):
-            self._losses.lose(row.number, signature.op, "requires_grad of its tensors")
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    schema: str
-    inputs: Port
-    outputs: Port
-    ranges: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    number: int
-    signature: int
-    scope: int
-    module: str
-    phase: str
-    process: Any
-    thread: str
-    start_ns: int
-    duration_ns: int
-    device_ns: float
-    stream: Any
-    tensors: int
-    first_storage: int
+            self._losses.lose(row.Index, signature.op, "requires_grad of its tensors")
 
 
 class _Identities:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.formats.operator_schemas import parse_schema
-from opgrip.traces.schema.tensor_specs import DTYPES
+from opgrip.traces.formats.operator_schemas import has_composite_kernel, parse_schema, schemas_of
+from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS
 from opgrip.traces.table.profiler_labels import AUTOGRAD
 
 # in the order of c10::ScalarType, which only grows at its end
@@ -27,22 +27,16 @@ _SCALAR_TYPES = (
 _LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "_mkldnn", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged")
 _MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 
-DTYPE_CODES: dict[torch.dtype, int] = {DTYPES[name]: code for code, name in enumerate(_SCALAR_TYPES) if name in DTYPES}
-LAYOUT_CODES: dict[torch.layout, int] = {
-    getattr(torch, name): code for code, name in enumerate(_LAYOUTS) if hasattr(torch, name)
-}
-MEMORY_FORMAT_CODES: dict[torch.memory_format, int] = {
-    getattr(torch, name): code for code, name in enumerate(_MEMORY_FORMATS) if hasattr(torch, name)
-}
-DTYPE_OF_CODE = {code: dtype for dtype, code in DTYPE_CODES.items()}
-LAYOUT_OF_CODE = {code: layout for layout, code in LAYOUT_CODES.items()}
-MEMORY_FORMAT_OF_CODE = {code: item for item, code in MEMORY_FORMAT_CODES.items()}
+DTYPE_OF_CODE = {code: DTYPES[name] for code, name in enumerate(_SCALAR_TYPES) if name in DTYPES}
+LAYOUT_OF_CODE = {code: LAYOUTS[name] for code, name in enumerate(_LAYOUTS) if name in LAYOUTS}
+MEMORY_FORMAT_OF_CODE = {code: MEMORY_FORMATS[name] for code, name in enumerate(_MEMORY_FORMATS)}
 VALUE_OF_CODE: dict[str, dict[int, Any]] = {
     "ScalarType": DTYPE_OF_CODE,
     "Layout": LAYOUT_OF_CODE,
     "MemoryFormat": MEMORY_FORMAT_OF_CODE,
 }
 """Values by the integers that the dispatcher passes for them, by the type in a schema."""
+CODE_OF_VALUE = {value: code for table in VALUE_OF_CODE.values() for code, value in table.items()}
 
 ELEMENT_NAMES: dict[torch.dtype, str] = {
     torch.float32: "float",
@@ -351,12 +345,7 @@ def is_composite(schema: str) -> bool:
 
 @lru_cache(maxsize=8192)
 def _is_composite(op: str) -> bool:
-    namespace, packet, overload = op.split(".")
-    name = f"{namespace}::{packet}" if overload == "default" else f"{namespace}::{packet}.{overload}"
-    try:
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
-    except RuntimeError:
-        return False
+    return any(map(has_composite_kernel, schemas_of(op)[:1]))
 
 
 def _phase_of(node: Node) -> str | None:

@@ -118,7 +118,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _parse(file: ForeignFile, onnx: Any) -> Any:
-    content = b"".join(file.chunks())
+    content = file.content()
     model = onnx.ModelProto()
     if not file.unbounded and has_more_fields(content, model.DESCRIPTOR, MOST_FIELDS):
         raise file.refusal(f"it holds more than {MOST_FIELDS:,} fields")

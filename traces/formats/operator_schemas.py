@@ -238,12 +238,25 @@ def op_of(schema: Any) -> str:
     return f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}"
 
 
+def _dispatcher_name(schema: Any) -> str:
+    return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+
+
 def _is_dispatched(schema: Any) -> bool:
-    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     try:
-        return bool(torch._C._dispatch_has_kernel(name))
+        return bool(torch._C._dispatch_has_kernel(_dispatcher_name(schema)))
     except RuntimeError:
         return False
+
+
+def has_composite_kernel(schema: Any) -> bool | None:
+    """Return True if the dispatcher runs other operators in place of an overload, None if only TorchScript has it."""
+    try:
+        return bool(
+            torch._C._dispatch_has_kernel_for_dispatch_key(_dispatcher_name(schema), "CompositeImplicitAutograd")
+        )
+    except RuntimeError:
+        return None
 
 
 def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bool) -> Bound | str:

@@ -206,8 +206,10 @@ def read(file: ForeignFile) -> Iterator[Record]:
     recording = MetaRecording(device, file.unbounded)
     weight = calls = 0
     for place in places:
-        case = _case_at(cases, place, file)
-        if case is None:
+        try:
+            case: ConfigurationCase = cases.at(place)
+        except UnreadableCase as error:
+            file.losses.skip(error.op, str(error))
             continue
         weight += case.build.weight + case.input.weight
         case_calls = _calls_of(case, ArgumentDraw(random.Random(place), device, builder.add_values), recording, file)
@@ -219,15 +221,6 @@ def read(file: ForeignFile) -> Iterator[Record]:
             builder.add_call(call.op, call.args, call.kwargs, count=case.input.repeats, scope=scope)
         yield from builder.ready()
     yield from builder.end()
-
-
-def _case_at(cases: ValueChoices, place: int, file: ForeignFile) -> ConfigurationCase | None:
-    try:
-        case: ConfigurationCase = cases.at(place)
-    except UnreadableCase as error:
-        file.losses.skip(error.op, str(error))
-        return None
-    return case
 
 
 def _calls_of(
@@ -253,14 +246,7 @@ def _arguments(entry: SectionEntry, generate: Generate, draw: ArgumentDraw) -> A
 
 def _operators_of(file: ForeignFile) -> tuple[dict[str, Any], str]:
     """Return the operators' configurations by name, and the device to run them on."""
-    size = 0
-    pieces = []
-    for chunk in file.chunks():
-        size += len(chunk)
-        if size > MOST_BYTES and not file.unbounded:
-            raise file.refusal(f"it holds more than {MOST_BYTES >> 20} MB")
-        pieces.append(chunk)
-    form = file.parse(b"".join(pieces), MOST_ITEMS)
+    form = file.parse(file.content(MOST_BYTES), MOST_ITEMS)
     if not isinstance(form, dict):
         raise file.damage("it is not an object of operators")
     if "op_name" not in form or "op_info" not in form:

@@ -127,19 +127,16 @@ class ParquetTable:
         """Hold back a block, and return its members that are not columns."""
         self._end_block()
         self._block = record
-        form: dict[str, Any] = {"type": "calls", "rows": len(record), "thread": record.thread}
-        form |= {
+        form: dict[str, Any] = {
+            "type": "calls",
+            "rows": len(record),
+            "thread": record.thread,
             "newest": record.newest,
             "device_ns": bool(len(record.device_ns)),
             "tensors": bool(len(record.tensors)),
         }
-        if record.page_faults:
-            form["page_faults"] = [list(pair) for pair in record.page_faults]
-        if record.perturbed:
-            form["perturbed"] = [list(pair) for pair in record.perturbed]
-        if record.slow_memory:
-            form["slow_memory"] = [list(pair) for pair in record.slow_memory]
-        return form
+        pairs = {name: getattr(record, name) for name in ("page_faults", "perturbed", "slow_memory")}
+        return form | {name: values for name, values in pairs.items() if values}
 
     def _end_block(self) -> None:
         """Move the block held back to the rows, with the records around it."""

@@ -17,9 +17,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
 
-from opgrip.traces.formats.operator_schemas import OPERATOR_NAME, schemas_of
+from opgrip.traces.formats.operator_schemas import OPERATOR_NAME, has_composite_kernel, schemas_of
 from opgrip.traces.schema.records import Scope
 
 OPERATOR, MODULE, FRAME, RANGE = "operator", "module", "frame", "range"
@@ -214,7 +213,6 @@ STEP = "Optimizer.step#"
 FRAME_NAME = re.compile(r"(.+)\((\d{1,9})\): (.+)")
 FOREIGN_FRAME = re.compile(r"<|torch/|.*/(?:torch|site-packages)/|.*/lib/python3\.\d+/|(?:threading|contextlib)\.py")
 """Pattern of files whose Python functions are not part of the program."""
-COMPOSITE = "CompositeImplicitAutograd"
 NOT_REGISTERED = "not registered in this torch: counted by the operators that it called"
 
 
@@ -316,15 +314,6 @@ def _is_composite(name: str, count: int | None) -> bool:
 
     count : number of arguments of the call, None if unknown
     """
-    kernels = [_has_composite_kernel(item) for item in schemas_of(name) if count in (None, len(item.arguments))]
+    kernels = [has_composite_kernel(item) for item in schemas_of(name) if count in (None, len(item.arguments))]
     known = [is_composite for is_composite in kernels if is_composite is not None]
     return bool(known) and (all(known) if count is not None else known[0])
-
-
-def _has_composite_kernel(schema: Any) -> bool | None:
-    """Return True if an overload has a composite kernel, or None if only TorchScript has the overload."""
-    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-    try:
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, COMPOSITE))
-    except RuntimeError:
-        return None

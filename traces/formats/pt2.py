@@ -10,7 +10,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from opgrip.errors import UserError
@@ -73,8 +73,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
         if builder is None:
             version = program.get("torch_version")
             builder = RecordBuilder("pt2", file.losses, {"torch": version} if isinstance(version, str) else {})
-        for call in _calls(graph, values, file):
-            builder.add_call(call.op, call.args, call.kwargs, call.outputs, scope=call.scope, storages=call.storages)
+        for _ in _add_calls(graph, values, file, builder):
             yield from builder.ready()
     assert builder is not None, "a file without programs is refused"
     yield from builder.end()
@@ -107,17 +106,8 @@ def _programs(file: ForeignFile) -> Iterator[bytes]:
         raise file.damage(f"its archive is broken: {error}"[:200]) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    op: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outputs: Any
-    scope: Scope
-    storages: list[int]
-
-
-def _calls(graph: dict[str, Any], values: _Values, file: ForeignFile) -> Iterator[_Call]:
+def _add_calls(graph: dict[str, Any], values: _Values, file: ForeignFile, builder: RecordBuilder) -> Iterator[None]:
+    """Add the calls of a graph's operators one by one."""
     nodes = graph.get("nodes")
     for node in nodes if isinstance(nodes, list) else ():
         target = node.get("target") if isinstance(node, dict) else None
@@ -127,9 +117,10 @@ def _calls(graph: dict[str, Any], values: _Values, file: ForeignFile) -> Iterato
         op = match[1] if (match := OPERATOR.fullmatch(target)) else target[:100]
         try:
             if higher := HIGHER_ORDER.fullmatch(target):
-                yield from _inner_calls(higher[1], node, values, file)
+                yield from _add_inner_calls(higher[1], node, values, file, builder)
             elif not OF_SIZES.fullmatch(target):
-                yield _call(op, node, values)
+                _add_call(op, node, values, builder)
+                yield
         except NoOverload as error:
             file.losses.skip(op, str(error))
         except ValueError as error:
@@ -138,7 +129,7 @@ def _calls(graph: dict[str, Any], values: _Values, file: ForeignFile) -> Iterato
             file.losses.skip(op, "a node cannot be read")
 
 
-def _call(op: str, node: dict[str, Any], values: _Values) -> _Call:
+def _add_call(op: str, node: dict[str, Any], values: _Values, builder: RecordBuilder) -> None:
     arguments = {item["name"]: values.argument(item["arg"]) for item in node["inputs"]}
     bound = bind(op, (), arguments)
     shared = aliases(bound.op, bound.args, bound.kwargs)
@@ -147,11 +138,13 @@ def _call(op: str, node: dict[str, Any], values: _Values) -> _Call:
     given = [values.result(item, memory) for item, memory in zip(results, shared, strict=False)]
     outputs = given[0] if len(given) == 1 else tuple(given) if given else None
     args, kwargs, outputs, numbers = split(bound.args, bound.kwargs, outputs)
-    return _Call(bound.op, args, kwargs, outputs, _scope(node.get("metadata")), numbers)
+    builder.add_call(bound.op, args, kwargs, outputs, scope=_scope(node.get("metadata")), storages=numbers)
 
 
-def _inner_calls(name: str, node: dict[str, Any], values: _Values, file: ForeignFile) -> Iterator[_Call]:
-    """Yield the calls of a graph that a higher-order operator runs once; calls of other graphs are unknown."""
+def _add_inner_calls(
+    name: str, node: dict[str, Any], values: _Values, file: ForeignFile, builder: RecordBuilder
+) -> Iterator[None]:
+    """Add the calls of a graph that a higher-order operator runs once; calls of other graphs are unknown."""
     arguments: list[Any] = [item.get("arg") for item in node.get("inputs", ()) if isinstance(item, dict)]
     graphs = [(place, item["as_graph"]) for place, item in enumerate(arguments) if _is_graph(item)]
     if len(graphs) != 1 or not name.startswith("wrap"):
@@ -165,7 +158,7 @@ def _inner_calls(name: str, node: dict[str, Any], values: _Values, file: Foreign
     given = dict(zip(map(_name, graph.get("inputs", ())), map(_name, operands), strict=False))
     outer = {inner: storages.of(name) for inner, name in given.items() if inner and name}
     inside = GraphStorages(outer, storages.count)
-    yield from _calls(graph, _Values(graph, values.sizes, inside), file)
+    yield from _add_calls(graph, _Values(graph, values.sizes, inside), file, builder)
     storages.count = inside.count
     # older versions write all results as one list
     results = [name for item in node.get("outputs", ()) for name in _names(item)]

@@ -145,8 +145,16 @@ class ForeignFile:
 
     def json(self) -> Any:
         """Return the JSON content; duplicate names in an object and deep nesting are errors."""
-        content = b"".join(self.chunks())
-        return self.parse(content)
+        return self.parse(self.content())
+
+    def content(self, most_bytes: int = MOST_BYTES) -> bytes:
+        """Return all decompressed bytes; raise `UserError` if there are more than `most_bytes`."""
+        content = bytearray()
+        for chunk in self.chunks():
+            content += chunk
+            if len(content) > most_bytes and not self.unbounded:
+                raise self.refusal(f"it holds more than {most_bytes >> 20:,} MB")
+        return bytes(content)
 
     def parse(self, content: bytes | str, most_items: int = MOST_ITEMS) -> Any:
         """Return the value of a part of the file that is JSON.

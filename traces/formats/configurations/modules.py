@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -138,8 +138,7 @@ class MetaRecording:
 
     def module(self, name: str, build: Arguments, arguments: Arguments) -> Iterator[Recorded]:
         """Yield the calls of one forward pass of a new module; raise `ValueError` if there is no such module."""
-        watch = self._watch()
-        with self._running(watch):
+        with self._running() as watch:
             args, kwargs = _on_meta((build.args, build.kwargs))
             module = module_names()[name](*args, **kwargs)
             with watch.paths(name, module):
@@ -150,8 +149,7 @@ class MetaRecording:
 
     def function(self, name: str, arguments: Arguments) -> Iterator[Recorded]:
         """Yield the calls of a function; raise `ValueError` if there is no such function."""
-        watch = self._watch()
-        with self._running(watch):
+        with self._running() as watch:
             args, kwargs = _on_meta((arguments.args, arguments.kwargs))
             if CUTTING.fullmatch(name) and any(type(leaf) is int and leaf > PIECES for leaf in leaves((args, kwargs))):
                 raise ValueError(f"it asks for more than {PIECES:,} pieces")
@@ -159,28 +157,21 @@ class MetaRecording:
             function_names()[name](*args, **kwargs)
         yield from watch.calls
 
-    def _watch(self) -> _Watch:
+    @contextmanager
+    def _running(self) -> Iterator[_Watch]:
+        """Record calls on meta tensors, and raise torch's errors for unsuitable arguments as `ValueError`."""
         if self._calls > OF_FILE and not self._unbounded:
             raise TooManyCalls(f"the modules of the file make more than {OF_FILE:,} calls")
-        return _Watch(self._device, None if self._unbounded else OF_CASE)
-
-    def _running(self, watch: _Watch) -> ExitStack:
-        stack = ExitStack()
-        stack.push(_as_value_error)
-        stack.callback(self._count, watch)
-        stack.enter_context(torch.device("meta"))
-        stack.enter_context(watch)
-        return stack
-
-    def _count(self, watch: _Watch) -> None:
-        self._calls += watch.seen
-
-
-def _as_value_error(kind: Any, error: BaseException | None, traceback: Any) -> bool:
-    """Raise torch's errors for unsuitable arguments as `ValueError`; let KeyboardInterrupt and similar errors pass."""
-    if isinstance(error, Exception) and not isinstance(error, ValueError):
-        raise ValueError(one_line(error)) from error
-    return False
+        watch = _Watch(self._device, None if self._unbounded else OF_CASE)
+        try:
+            with torch.device("meta"), watch:
+                yield watch
+        except ValueError:
+            raise
+        except Exception as error:
+            raise ValueError(one_line(error)) from error
+        finally:
+            self._calls += watch.seen
 
 
 class _Watch(TorchDispatchMode):
