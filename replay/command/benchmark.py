@@ -128,8 +128,6 @@ def _check(functions: Sequence[object], inputs: object) -> None:
 class _Contender:
     """One function on one input set.
 
-    Attributes
-    ----------
     reference : case number of the first function on these inputs
     fault : why the results are wrong, if this is known before timing
     note : note for its rows

@@ -35,8 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     """Run the requested replay, print the tables, and return the exit status.
 
-    Parameters
-    ----------
     words : the command line, printed with `--resume` if the replay is interrupted
     """
     with loading("opreplay"):

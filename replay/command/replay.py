@@ -98,15 +98,10 @@ def perform(
 ) -> ReplayOutcome | None:
     """Replay what a command line requests; of several ranks, all but the first return None.
 
-    Parameters
-    ----------
     may_fork : True if this process has not used torch yet, so that it can be forked
     again : command that resumes an interrupted replay, for messages; empty to print none
     check : function that raises `UserError` for traces that must not be replayed
-
-    Raises
-    ------
-    UserError : see `replay`
+    Raises the errors of `replay`.
     """
     settle_shard(args)
     output = from_arguments(OutputOptions, args)

@@ -50,8 +50,6 @@ _UNFIT = re.compile(r"[^A-Za-z0-9._~-]+")
 class Unmatched:
     """Counts of the traces in which no case is selected.
 
-    Parameters
-    ----------
     traces : total number of traces
     """
 
@@ -86,14 +84,9 @@ class SeveralReplays:
 
     If there is an output, the rows of each trace are kept in a folder next to it, so that `--resume` can continue.
 
-    Parameters
-    ----------
     make : function that creates the replay of one trace
     runs_here : True if the cases run on this machine
-
-    Raises
-    ------
-    UserError : if options contradict each other, or are valid for a single trace only
+    Raises `UserError` if options contradict each other, or are valid for a single trace only.
     """
 
     def __init__(
@@ -133,9 +126,7 @@ class SeveralReplays:
     def run(self) -> ReplayOutcome:
         """Replay each trace and write the output.
 
-        Raises
-        ------
-        UserError : if no trace can be replayed, or earlier rows are incompatible with new ones
+        Raises `UserError` if no trace can be replayed, or earlier rows are incompatible with new ones.
         """
         if self.output.append and self.output.output is not None and self.output.output.exists():
             self._earlier = read_run(self.output.output)
@@ -195,10 +186,8 @@ class SeveralReplays:
     def _run_one(self, place: int, target: TraceTarget) -> bool:
         """Replay one trace; return True if the user interrupts it.
 
-        Raises
-        ------
-        ExecutorLostError : if no further trace can be replayed
-        OtherMachinesError : if earlier rows of the trace were measured on another kind of machine
+        Raises `ExecutorLostError` if no further trace can be replayed; `OtherMachinesError` if earlier rows of the
+        trace were measured on another kind of machine.
         """
         name = target.origin.trace
         which = f"{place + 1} of {len(self.targets)}, {name}"

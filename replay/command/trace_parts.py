@@ -35,8 +35,6 @@ def common_header(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def with_traces(words: str, common: Mapping[str, Any], traces: Mapping[str, Any]) -> dict[str, Any]:
     """Return the header for the results of several traces.
 
-    Parameters
-    ----------
     words : the traces as named on the command line
     common : header fields that all traces share
     traces : facts about each trace, by its name
@@ -49,8 +47,6 @@ def with_traces(words: str, common: Mapping[str, Any], traces: Mapping[str, Any]
 def with_earlier(header: Mapping[str, Any], earlier: Mapping[str, Any], replayed: Collection[str]) -> dict[str, Any]:
     """Return the header of a file to which rows are appended.
 
-    Parameters
-    ----------
     header : header of the new rows
     earlier : header of the file
     replayed : names of the traces with new rows; the facts about other traces stay as they are in the file
@@ -90,10 +86,8 @@ def about_parts(
 def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any]) -> None:
     """Create the folder, or check that it belongs to the same run.
 
-    Raises
-    ------
-    UserError : if the folder has rows and `--resume` is not given; if its rows are from other traces, options or
-        versions; or if it cannot be written
+    Raises `UserError` if the folder has rows and `--resume` is not given; if its rows are from other traces, options or
+    versions; or if it cannot be written.
     """
     try:
         if folder.is_dir() and not output.resume:
@@ -110,8 +104,6 @@ def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any])
 def check_kinds(part: Path, rows: Iterable[Result], header: Mapping[str, Any]) -> None:
     """Raise `OtherMachinesError` if kept rows of a trace are from another kind of machine than the one that runs now.
 
-    Parameters
-    ----------
     part : file of the trace
     rows : rows in that file; empty if they are in its journal
     header : header of new results, which names the machines

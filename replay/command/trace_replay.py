@@ -66,8 +66,6 @@ RunOnce = Callable[[Collection[int], str], RowsByCase]
 class ReplayOutcome:
     """The outcome of a replay.
 
-    Attributes
-    ----------
     results : rows of all cases that ran
     analyses : analyses that print something about the rows
     interrupted : True if the user ended the replay before the last case
@@ -97,19 +95,11 @@ class ReplayOutcome:
 class TraceReplay:
     """The replay of one trace that a command line requests. Creating it loads the workload.
 
-    Parameters
-    ----------
     may_fork : True if this process has not used torch yet, so that it can be forked
     origin : the trace, if it is one of several that are replayed together
     again : command that resumes this replay, for messages; empty to print none
-
-    Attributes
-    ----------
     stored_cases : number of cases whose rows are in the journal
-
-    Raises
-    ------
-    UserError : if options contradict each other, or a file cannot be read or written
+    Raises `UserError` if options contradict each other, or a file cannot be read or written.
     """
 
     def __init__(
@@ -292,8 +282,6 @@ class TraceReplay:
     def rows(self, done: Collection[int], compiled: CachedRows, doing: str) -> Iterator[list[Result]]:
         """Show progress and yield the rows of each case that is not done, as soon as it is measured.
 
-        Parameters
-        ----------
         done : numbers of finished cases
         compiled : rows that `Executor.compile` returned
         doing : description of the task
@@ -337,8 +325,6 @@ def repeat(
 ) -> RowsByCase:
     """Repeat cases in new processes and return the joined rows of all repeats.
 
-    Parameters
-    ----------
     first : rows of the first replay
     repeats : how often every case is replayed, the first time included
     base : another run; cases are repeated further while it is undecided whether they differ from it
@@ -379,9 +365,7 @@ def _base_of(output: OutputOptions, origin: Origin | None) -> Results:
 def keep(results: Results, output: OutputOptions, reporter: Reporter) -> Path | None:
     """Put results into the store and return their file, or None if they are not stored.
 
-    Raises
-    ------
-    UserError : if the store named by the user cannot be written
+    Raises `UserError` if the store named by the user cannot be written.
     """
     folder = output.store or usual_folder()
     if folder is None or not results.rows:

@@ -28,8 +28,6 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 class TraceTarget:
     """One of several traces.
 
-    Attributes
-    ----------
     file : path of the trace, or None for a trace of the zoo
     zoo : entry in the zoo, whose file may not be installed
     """
@@ -41,9 +39,7 @@ class TraceTarget:
     def path(self) -> str:
         """Return the path of the trace.
 
-        Raises
-        ------
-        MissingFileError : if it is a trace of the zoo that is not installed
+        Raises `MissingFileError` if it is a trace of the zoo that is not installed.
         """
         return str(zoo_file(self.zoo)) if self.zoo is not None else str(self.file)
 
@@ -51,9 +47,7 @@ class TraceTarget:
 def targets_of(names: Sequence[str]) -> list[TraceTarget] | None:
     """Return the traces that the names refer to, without duplicates, or None for a single trace or sample.
 
-    Raises
-    ------
-    UserError : if a pattern matches no trace of the zoo, or one of several names is not a trace
+    Raises `UserError` if a pattern matches no trace of the zoo, or one of several names is not a trace.
     """
     if len(names) == 1 and not (_is_zoo(names[0]) or is_folder_of_traces(names[0])):
         return None
@@ -68,9 +62,7 @@ def targets_of(names: Sequence[str]) -> list[TraceTarget] | None:
 def args_of_one(args: argparse.Namespace, target: TraceTarget) -> argparse.Namespace:
     """Return the command line that replays one of several traces.
 
-    Raises
-    ------
-    UserError : if it is a trace of the zoo that is not installed
+    Raises `UserError` if it is a trace of the zoo that is not installed.
     """
     one = copy(args)
     one.trace = [Path(target.path())]
@@ -117,8 +109,6 @@ def _with_distinct_names(targets: Sequence[TraceTarget]) -> Iterator[TraceTarget
 class TraceShare:
     """A shard's part of a trace.
 
-    Attributes
-    ----------
     shard : part of this trace, or None if the shard has no cases of it
     trace_hash : hash of the whole trace, which all shards put into their headers; None if it cannot be read
     """
@@ -134,8 +124,6 @@ def deal(
 
     Every trace is read, so that all shards agree on its cost.
 
-    Parameters
-    ----------
     part : the shard
     advance : called after each trace
     """

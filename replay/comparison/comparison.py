@@ -126,8 +126,6 @@ UNREADABLE = "it takes no longer than reading the clock"
 class Pair:
     """One case in one mode, with its rows of both runs.
 
-    Attributes
-    ----------
     judgement : None if one of the rows has no usable time
     reason : explanation of a missing judgement, or of an interval wider than the repeats imply
     """
@@ -181,8 +179,6 @@ class Pair:
 class Total:
     """Summed time of the calls of several cases.
 
-    Attributes
-    ----------
     name : name of the group
     cases, base_us, new_us : number of cases, and their time in each run
     """
@@ -198,8 +194,6 @@ class Total:
 class Comparison:
     """Result of comparing two runs.
 
-    Attributes
-    ----------
     base, new : headers of the runs
     differs : settings that differ: name, value in base, value in new
     pairs : cases timed in both runs, largest loss of time first
@@ -283,8 +277,6 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
     differ as a whole in dtype, tuning, threads, values, caches or method, which `differs` lists. Repeats (`--repeats`)
     show how much a case varies from one replay to the next.
 
-    Parameters
-    ----------
     margin : largest relative difference at which times count as the same
     """
     apart = run_columns(base, new)

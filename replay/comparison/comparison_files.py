@@ -49,9 +49,7 @@ ROWS = 100
 def write_comparisons(comparisons: Sequence[Comparison], gates: Gates, path: Path, force: bool) -> None:
     """Write comparisons in the format that the file's suffix selects.
 
-    Raises
-    ------
-    UserError : unknown suffix, existing file without `force`, or a file that cannot be written
+    Raises `UserError` for an unknown suffix, an existing file without `force`, or a file that cannot be written.
     """
     write = form_for(path)
     with whole_file(path, force) as file:

@@ -238,8 +238,6 @@ def print_comparison(
 ) -> None:
     """Print settings that differ, optional groups, rows that changed, the summary, and the gates.
 
-    Parameters
-    ----------
     by : column that cases are grouped by, or None for no groups
     all_rows : also show rows that are SAME, UNSURE or UNTIMED
     """

@@ -50,8 +50,6 @@ class Verdict(Enum):
 class Difference:
     """Difference of the logarithms of two medians, with what is needed to judge it.
 
-    Attributes
-    ----------
     log_ratio : logarithm of the ratio new to base
     variance : variance of a single repeat
     freedom : degrees of freedom of that variance
@@ -90,13 +88,10 @@ class Difference:
 class Judgement:
     """Verdict on a ratio, with its interval.
 
-    Attributes
-    ----------
     ratio, low, high : ratio new to base, with its interval at the confidence level `CONFIDENCE`
     probability : probability that an unchanged case shows at least this difference
     more_runs : number of further repeats of each run that would decide it; None if it is decided or repeats cannot
-    decide
-        it
+        decide it
     more_new_runs : number of further repeats of the new run only, or None as for `more_runs`
     """
 
@@ -120,8 +115,6 @@ def judge(differences: Sequence[Difference], margin: float) -> list[Judgement]:
     FASTER and SLOWER follow from the Benjamini-Hochberg procedure over all differences. SAME means that the interval
     lies within the margin.
 
-    Parameters
-    ----------
     margin : largest relative difference at which times count as the same, 0 to 1
     """
     if not differences:
@@ -214,8 +207,6 @@ times as long as the call, and no run is known to be free of contention
 class Compared:
     """Compared estimates of a case's two rows: medians of the repeats, or the fastest runs if they were contended.
 
-    Attributes
-    ----------
     base, new : the estimates compared
     base_us, new_us : time of one call
     """
@@ -249,8 +240,6 @@ def compare_rows(timed: Sequence[tuple[Result, Result]]) -> list[Compared | None
 class _Chosen:
     """Estimates chosen for a case's two rows.
 
-    Attributes
-    ----------
     missed : how much more the medians differ than the fastest runs, if the fastest runs are compared
     """
 
@@ -338,8 +327,6 @@ def _variance_of_repeats(*sides: Sequence[tuple[float, Estimate]]) -> tuple[floa
     Return None without repeats, or if rows have different numbers of repeats, since it is then unknown which rows were
     measured together.
 
-    Parameters
-    ----------
     sides : for each run, the time of all calls of each row, with its estimate
     """
     squares, freedom = 0.0, 0

@@ -55,8 +55,6 @@ class Outcome(Enum):
 class Gate:
     """Condition on a comparison.
 
-    Attributes
-    ----------
     name : a name in `TIMED` or `COUNTED`
     most : largest allowed relative difference, or number of rows
     text : condition as the user wrote it
@@ -71,8 +69,6 @@ class Gate:
 class Held:
     """Gate with its outcome.
 
-    Attributes
-    ----------
     reason : explanation of the outcome; empty if the gate passed
     rows : rows that caused the outcome, from the new run, or from the base if missing there; empty for the total
     """
@@ -93,8 +89,6 @@ class Held:
 class _Subject:
     """Row, group or total that a gate judges.
 
-    Attributes
-    ----------
     judgement : None if it has no time in one of the runs
     share : share of the base's time; 1 if unknown
     """

@@ -28,13 +28,11 @@ to that of a mean
 class Estimate:
     """Estimate of the logarithm of a row's median time.
 
-    Attributes
-    ----------
     logs : logarithm of the median of each repeat
     within : variance of one element of `logs`, from the spread of the runs within a repeat
     gaps : log distance between median and fastest run of each repeat; contention widens it, a slower operator does not
     strata : for each repeat, the number of groups of runs over which its gap is averaged, such as runs on different
-    values
+        values
     whole_gaps : gaps computed without groups
     """
 
@@ -134,8 +132,6 @@ MOST_FREEDOM = 100.0
 class Prior:
     """Prior for the variance of a log median from one replay to the next.
 
-    Attributes
-    ----------
     variance : typical variance of a case
     freedom : degrees of freedom of the prior: high if cases vary alike
     """
@@ -158,8 +154,6 @@ USUAL = {True: Prior(0.06**2, 4.0), False: Prior(0.03**2, 4.0)}
 def learn(samples: Sequence[tuple[float, int]], usual: Prior) -> Prior:
     """Return the prior learned from repeated cases, or `usual` if there are too few.
 
-    Parameters
-    ----------
     samples : sum of squares and degrees of freedom of each repeated case
     """
     if len(samples) < FEWEST:

@@ -58,8 +58,6 @@ class RunSummary:
 class StoredRun:
     """Replay kept in a store.
 
-    Attributes
-    ----------
     name : file name without suffix, by which a user can refer to the run
     """
 
@@ -87,8 +85,6 @@ class StoredRun:
 class Store:
     """Folder of results, which need not exist.
 
-    Parameters
-    ----------
     folder : None for the default folder, which `OPGRIP_STORE` overrides
     """
 
@@ -98,9 +94,7 @@ class Store:
     def keep(self, rows: Sequence[Result], header: dict[str, Any]) -> Path:
         """Write results to a new file and return its path.
 
-        Raises
-        ------
-        UserError : the file cannot be written
+        Raises `UserError` if the file cannot be written.
         """
         environment, accelerators = header.get("environment", {}), header.get("accelerator", {}).get("devices", {})
         names = [str(facts["name"]) for facts in accelerators.values() if "name" in facts]
@@ -131,13 +125,8 @@ class Store:
     def find(self, name: str) -> Path:
         """Return the file of a run.
 
-        Parameters
-        ----------
         name : path, name of a run, unique beginning or end of a name, `latest`, or `latest~1` for the run before
-
-        Raises
-        ------
-        UserError : no run or several runs have that name
+        Raises `UserError` if no run or several runs have that name.
         """
         if _holds(Path.is_file, name):
             return Path(name)
@@ -222,9 +211,7 @@ SHARD = "shard"
 def shards_in(runs: Sequence[Results]) -> tuple[list[int], int] | None:
     """Return the shard numbers of runs and the number of shards, or None if a run is not a shard.
 
-    Raises
-    ------
-    UserError : runs have different shard counts or options, or a shard number is invalid
+    Raises `UserError` if runs have different shard counts or options, or a shard number is invalid.
     """
     numbers: list[int] = []
     counts = set()
@@ -310,9 +297,7 @@ def merge_runs(runs: Sequence[Results]) -> Results:
     Shards may come from several machines of one kind. Each case must have been measured on one of them, so that no
     ratio compares two machines.
 
-    Raises
-    ------
-    UserError : runs of different traces, devices, machines or versions, whose times cannot be combined
+    Raises `UserError` for runs of different traces, devices, machines or versions, whose times cannot be combined.
     """
     shards = shards_in(runs)
     of_machine = OF_MACHINE if shards is None else [name for name in OF_MACHINE if name != "machine"]

@@ -29,8 +29,6 @@ Call: TypeAlias = Mapping[str, Any]
 class Equivalent:
     """A call that does the work of a recorded one.
 
-    Attributes
-    ----------
     takes : for each of its tensor arguments, the index among the recorded ones, or None for a new tensor
     gives : number of its first results that the recorded call has too
     unused : indices of its other results
@@ -52,8 +50,6 @@ class Equivalent:
 class _Conversion:
     """How a call becomes one of another operator.
 
-    Attributes
-    ----------
     changes : arguments that differ from the recorded ones, or that those lack
     outputs : its first results, which the recorded call has too
     remark : in what its work differs
@@ -70,9 +66,7 @@ def equivalent_on(signature: Signature, device: str) -> Equivalent | None:
 
     Between kinds of attention torch chooses by the arguments, which are allocated for it.
 
-    Raises
-    ------
-    Unsupported : if this torch does not have the recorded operator
+    Raises `Unsupported` if this torch does not have the recorded operator.
     """
     if signature.kind not in (EXTENSION, OPERATOR):
         return None

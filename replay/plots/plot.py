@@ -34,8 +34,6 @@ class PlottedRun(Protocol):
 class PlotRequest:
     """Input of a plot kind.
 
-    Attributes
-    ----------
     runs : results by name, in drawing order
     title : title of the plot; empty for none
     by : grouping of cases, such as `family` or `op`; None for the kind's default
@@ -55,8 +53,6 @@ Draw = Callable[[PlotRequest], "Figure"]
 class Plot:
     """Kind of plot.
 
-    Attributes
-    ----------
     summary : text for the command's help
     draw : returns the figure; raises `UserError` if the results contain nothing to draw
     by : accepted values of `--by`, default first
@@ -112,8 +108,6 @@ FITTING = ("modes", "scaling", "operators")
 class PlotChoices:
     """User's choices for a plot; None means the default.
 
-    Attributes
-    ----------
     op : pattern of operator names, matched as a shell matches file names
     case : beginning of the key of the only case to draw
     by, over : grouping of cases and x axis, as in `PlotRequest`
@@ -138,8 +132,6 @@ class SelectedRun:
 def check_choices(kind: str, number: int, choices: PlotChoices) -> None:
     """Raise `UserError` for an unknown kind or choices that the kind does not accept.
 
-    Parameters
-    ----------
     number : number of runs to draw
     """
     plot = _plot_of(kind)
@@ -156,9 +148,7 @@ def check_choices(kind: str, number: int, choices: PlotChoices) -> None:
 def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> PlotRequest:
     """Return the request for a plot of runs.
 
-    Raises
-    ------
-    UserError : as `check_choices`, or if no row is selected
+    Raises `UserError` as `check_choices`, or if no row is selected.
     """
     check_choices(kind, len(runs), choices)
     selected = {

@@ -53,9 +53,7 @@ def parse_json(text: str | bytes) -> Any:
 def header_of(facts: Mapping[Any, Any], path: Path) -> dict[str, Any]:
     """Return the header from the facts in a file.
 
-    Raises
-    ------
-    UserError : a field has the wrong type
+    Raises `UserError` if a field has the wrong type.
     """
     header = {str(name): value for name, value in facts.items()}
     for name, kind in OF_HEADER.items():
@@ -78,9 +76,7 @@ def header_of(facts: Mapping[Any, Any], path: Path) -> dict[str, Any]:
 def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
     """Return the checked cells of a column, with None for empty ones.
 
-    Raises
-    ------
-    UserError : a cell does not match the column's declaration
+    Raises `UserError` if a cell does not match the column's declaration.
     """
     plain = cells.astype(object)
     values: list[Any] = plain.where(plain.notna(), None).tolist()
@@ -119,9 +115,7 @@ def added_columns() -> list[Column]:
 def all_columns() -> list[Column]:
     """Return the columns of every row, followed by the added columns.
 
-    Raises
-    ------
-    UserError : two columns have the same name
+    Raises `UserError` if two columns have the same name.
     """
     columns = [*columns_in(Result), *added_columns()]
     name, count = Counter(about.name for about in columns).most_common(1)[0]
@@ -175,9 +169,7 @@ def _as_unicode(cell: Any) -> Any:
 def load_results(path: str | Path) -> pd.DataFrame:
     """Return the rows of a file written by `opreplay -o`, such as `.json` or `.csv`, with the header in `attrs`.
 
-    Raises
-    ------
-    UserError : the file is missing, damaged or of a kind that cannot be read
+    Raises `UserError` if the file is missing, damaged or of a kind that cannot be read.
     """
     path = Path(path)
     read = report_for(path).read
@@ -232,16 +224,11 @@ def read_completed(
 ) -> list[Result]:
     """Return the rows of an existing result file of the same replay, or no rows if its format cannot be read.
 
-    Parameters
-    ----------
     expected : rows of the replay before they are measured
     devices : devices of the replay
     caches : cache states of the replay
     header : header of the file to be written
-
-    Raises
-    ------
-    UserError : the file holds results of another replay, as far as its format shows it
+    Raises `UserError` if the file holds results of another replay, as far as its format shows it.
     """
     if report_for(path).read is None:
         return []

@@ -29,8 +29,6 @@ RAN = (OK, WRONG, CONTENDED)
 class Request:
     """Option as given on the command line.
 
-    Attributes
-    ----------
     words : the option and its value
     is_of : returns True if a row belongs to the request
     absence : reason if no row belongs to it

@@ -22,8 +22,6 @@ Read = Callable[[Path], pd.DataFrame]
 class Report:
     """Output format of results.
 
-    Attributes
-    ----------
     needs : name of the analysis that the format requires; empty for none
     read : reads such a file back, for example to append rows, with the header in `attrs`; None if the format cannot be
         read. It may raise OSError, ValueError, KeyError or TypeError for a damaged file
@@ -55,9 +53,7 @@ def report(suffix: str, **about: Any) -> Callable[[Write], Write]:
 def report_for(path: Path) -> Report:
     """Return the report that writes results to a file name.
 
-    Raises
-    ------
-    UserError : unknown suffix
+    Raises `UserError` for an unknown suffix.
     """
     named_report = reports.get(path.suffix)
     if named_report is None:

@@ -252,8 +252,6 @@ def _sheet_name(name: str, taken: set[str]) -> str:
 class Test:
     """Test in a JUnit document.
 
-    Attributes
-    ----------
     group : name shown before the test's name
     outcome : `failure`, `error`, `skipped`, or empty if the test passed
     reason : explanation of the outcome
@@ -270,8 +268,6 @@ class Test:
 class Suite:
     """Tests that were run together.
 
-    Attributes
-    ----------
     properties : facts common to all tests
     """
 

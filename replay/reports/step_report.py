@@ -25,8 +25,6 @@ ONLY_CONTENDED = "other processes used the cores in all passes, and its time cou
 def print_sequence(result: SequenceResult, rows: Sequence[Result], most: int, file: IO[str]) -> None:
     """Print time and memory of a step next to the captured values, the longest rows, and why calls were not replayed.
 
-    Parameters
-    ----------
     rows : by falling share of time; the first `most` are printed
     """
     for name, text in _lines(result):

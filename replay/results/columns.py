@@ -24,8 +24,6 @@ COLUMN = "column"
 class Column:
     """The declaration of a column.
 
-    Attributes
-    ----------
     meaning : one-line description
     unit : `us`, `ms`, `mJ`, `MHz`, `bytes`; `1` for a share from 0 to 1; empty without a unit
     heading : heading in the printed table, which has the column if a row has a value for it

@@ -34,8 +34,6 @@ class MachineColumns(Columns):
 class Machine:
     """A machine, and what its times depend on.
 
-    Attributes
-    ----------
     kind : accelerator, processor, and number of processors of a replay; times of different kinds are not mixed
     """
 
@@ -85,8 +83,6 @@ class OriginColumns(Columns):
 class Origin:
     """The origin of rows: one of several traces, and its model.
 
-    Attributes
-    ----------
     trace : unique name of the trace
     model, run, library, family : fields of the zoo's manifest; the last two may be empty
     """
@@ -142,8 +138,6 @@ VARIABLES = re.compile(
 def describe_environment(device: str) -> dict[str, Any]:
     """Return facts about the machine, its clocks and governor, versions, and variables that affect speed.
 
-    Parameters
-    ----------
     device : device of the results; facts about an accelerator are elsewhere in the header
     """
     import torch

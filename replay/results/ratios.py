@@ -25,8 +25,6 @@ def shares_by(row: Result, by: str) -> dict[str, float]:
 
     Modules and lines of different traces are in different groups.
 
-    Parameters
-    ----------
     by : a name in `GROUPS` or `SITES`
     """
     if by in GROUPS:
@@ -48,8 +46,6 @@ def base_place(place: int, rows: Sequence[Result], reference: str) -> int | None
     values is compared with the row of the first values, else a row with other threads with the row of the first
     threads, else a row with another cache state with the row of the first.
 
-    Parameters
-    ----------
     place : index of the row
     rows : all rows of a case, in the order of the request
     reference : mode that other modes are compared with

@@ -50,8 +50,6 @@ OF_MODE = ("mode", "tune")
 class Result:
     """The measurement of one variant of a case, or why there is none.
 
-    Attributes
-    ----------
     added : values that analyses have added, by column name; see `Columns`
     """
 
@@ -329,8 +327,6 @@ def same_outputs(
 ) -> bool | None:
     """Return True if the output tensors have the recorded shapes and dtypes, or None if these are unknown.
 
-    Parameters
-    ----------
     dtypes : False to compare only shapes
     unused : indices of outputs that are not compared
     """
