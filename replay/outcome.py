@@ -18,7 +18,7 @@ from opgrip.cli.plugins import Registry, needed
 from opgrip.display.figures import as_html
 from opgrip.errors import UserError, in_words_of_python
 from opgrip.replay.analyses import analyses
-from opgrip.replay.plots.plot import PlotChoices, draw_fitting, draw_runs
+from opgrip.replay.plots import PlotChoices, draw_fitting, draw_runs
 from opgrip.replay.replay_options import OutputOptions
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import by_call_site, header_of, load_results, rows_in, to_frame

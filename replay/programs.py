@@ -15,7 +15,7 @@ import torch
 from opgrip.errors import cause_of
 from opgrip.replay.cases.selection import Variant
 from opgrip.replay.modes import Program, RunOutputs, Task, Tuning, find_mode, runs_graphs
-from opgrip.replay.modes.conversions.tensor_calls import TensorCall
+from opgrip.replay.modes.conversions.runtimes import TensorCall
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.memory import Arguments, Function, is_out_of_memory, tensors_in
 from opgrip.replay.operators.torch_private import traced_backward

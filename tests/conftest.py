@@ -30,7 +30,7 @@ from turns import turn
 
 from opgrip.capture.grip.source import folder as proof
 from opgrip.platform import sandbox
-from opgrip.replay.modes.conversions.jax_runtime import THREADS
+from opgrip.replay.modes.conversions.runtimes import THREADS
 
 # modules imported by processes of tests leave no files next to them
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"

@@ -10,7 +10,7 @@ import torch
 from gpu.programs import capture_layers, expect_ok, replay_rows
 from gpu.step import NotHereError, Place, Step, expect
 from opgrip.errors import UserError
-from opgrip.replay.modes.mode import find_mode
+from opgrip.replay.modes import find_mode
 
 MODES = {
     **dict.fromkeys(("eager", "jit", "cudagraph"), 150.0),

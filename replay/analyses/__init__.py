@@ -3,6 +3,141 @@
 An analysis is a file or folder of this package, or an entry point `opgrip.analyses`.
 """
 
-from opgrip.replay.analyses.analysis import Analysis, AnalysisSession, analyses, in_order
+from __future__ import annotations
 
-__all__ = ["Analysis", "AnalysisSession", "analyses", "in_order"]
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, ClassVar
+
+from opgrip.cli.command import counted
+from opgrip.cli.output_files import check_writable
+from opgrip.cli.plugins import Registry
+from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError
+from opgrip.replay.results.columns import Columns
+from opgrip.replay.results.results import Result
+
+if TYPE_CHECKING:
+    from opgrip.replay.run.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisSession:
+    """The replay that an analysis extends.
+
+    output : file of the results, or None
+    may_replace : whether existing files may be replaced
+    resume : whether to continue an interrupted run
+    may_fork : whether this process can still be forked because it has not run torch yet
+    """
+
+    workload: Workload
+    output: Path | None
+    may_replace: bool
+    resume: bool
+    reporter: Reporter
+    may_fork: bool = False
+
+    @property
+    def timeout_s(self) -> float:
+        return self.workload.request.limits.timeout
+
+    @property
+    def device(self) -> str:
+        return self.workload.device
+
+    @property
+    def base(self) -> Path:
+        """The output file, or a file named after the trace."""
+        if self.output is not None:
+            return self.output
+        # imported late because it loads torch, and `--help` imports this file
+        from opgrip.replay.cases.sources.operator import PREFIX, name_of_target
+
+        target = self.workload.request.trace
+        return Path(name_of_target(target) if target.startswith(PREFIX) else Path(target).name)
+
+    def running(self, rows: Sequence[Result], profiler: str) -> AbstractContextManager[object]:
+        """Return a context that reports that the rows' cases run once more under `profiler`."""
+        return self.reporter.doing(f"running {counted(len({row.case for row in rows}), 'case')} under {profiler}")
+
+    def check_one_cache(self, profiler: str) -> None:
+        """Raise `UserError` if rows differ in cache state, because a profiler's ranges do not contain it."""
+        if len(self.workload.request.timing.caches) > 1:
+            raise UserError(f"{profiler} sees one state of the caches", "give one to --cache")
+
+    def check_one_device(self, profiler: str) -> None:
+        """Raise `UserError` if cases are spread over devices, because a profiler's report covers one process."""
+        if self.workload.request.inputs.is_spread:
+            raise UserError(f"{profiler} watches one device", "name one with --device")
+
+    def beside(self, suffix: str) -> Path:
+        """Return `base` with another suffix; raise `UserError` if the file exists and may not be replaced."""
+        path = self.base.with_suffix(suffix)
+        check_writable(path, self.may_replace)
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """Options of an analysis that needs none."""
+
+
+class Analysis:
+    """One analysis of a replay, created before any case runs so that missing requirements are reported first.
+
+    A subclass is in a file or folder of this package, or in a module that an entry point `opgrip.analyses` names, and
+    registers itself by `@analyses.register(NAME)`.
+    columns : class of its columns, or None
+    counts_work : whether it needs the work of operators in subgraphs and samples
+    place : sort key of the order of analyses; low if they fork this process, high if they run torch in it
+    prints_partial : whether it can print for an interrupted replay
+    saw_all : False if something is left for `--resume`
+    header : additions to the header of result files
+    """
+
+    options: ClassVar[type]
+    columns: ClassVar[type[Columns] | None] = None
+    counts_work: ClassVar[bool] = False
+    place: ClassVar[int] = 100
+    prints_partial: ClassVar[bool] = False
+
+    def __init__(self, options: Any, session: AnalysisSession) -> None:
+        self.session = session
+        self.saw_all = True
+        self.header: dict[str, Any] = {}
+
+    @classmethod
+    def is_requested(cls, options: Any) -> bool:
+        """Return True if the options request this analysis; raise `UserError` if they contradict each other."""
+        raise NotImplementedError
+
+    def add_to(self, rows: Sequence[Result]) -> list[Result]:
+        """Return the rows with the columns of this analysis; raise `UserError` if it fails."""
+        return list(rows)
+
+    def finish(self) -> None:
+        """Remove the data kept for `--resume`; called after the results are written."""
+
+    def print(self, rows: Sequence[Result], file: IO[str]) -> None:
+        """Print what the columns do not show."""
+
+
+class UnaskedAnalysis(Analysis):
+    """An analysis that only prints and runs without being requested by an option."""
+
+    options = NoOptions
+    prints_partial = True
+
+    @classmethod
+    def is_requested(cls, options: Any) -> bool:
+        return True
+
+
+analyses: Registry[type[Analysis]] = Registry("opgrip.replay.analyses", "opgrip.analyses")
+
+
+def in_order() -> list[type[Analysis]]:
+    return sorted(analyses.values(), key=lambda analysis: analysis.place)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from opgrip.cli.command import not_negative, positive
 from opgrip.cli.options import EFFORT, OUTPUT, option, titled
 from opgrip.errors import UserError
-from opgrip.replay.analyses.analysis import Analysis, AnalysisSession, analyses
+from opgrip.replay.analyses import Analysis, AnalysisSession, analyses
 from opgrip.replay.analyses.nsys_report import DeviceWork, DeviceWorkKind, NsysRange, NsysReport, read_report
 from opgrip.replay.analyses.profiler_programs import (
     Flags,

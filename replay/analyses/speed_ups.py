@@ -13,7 +13,7 @@ from opgrip.cli.options import OUTPUT, option, titled
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
-from opgrip.replay.analyses.analysis import Analysis, AnalysisSession, UnaskedAnalysis, analyses
+from opgrip.replay.analyses import Analysis, AnalysisSession, UnaskedAnalysis, analyses
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
 
 FASTER_MEANS = "speed-up: geometric mean over the cases; faster, slower: cases in which nine of ten paired runs are"

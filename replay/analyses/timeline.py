@@ -13,7 +13,7 @@ from typing import Any
 from opgrip.cli.options import OUTPUT, option, titled
 from opgrip.cli.output_files import whole_file
 from opgrip.errors import UserError
-from opgrip.replay.analyses.analysis import Analysis, AnalysisSession, analyses
+from opgrip.replay.analyses import Analysis, AnalysisSession, analyses
 from opgrip.replay.analyses.profiler_programs import key_of, why_unseen
 from opgrip.replay.results.results import RAN, Result, not_run
 from opgrip.replay.timing.ranges import TORCH

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opgrip.replay.checks.verdicts import ResultDifference, ResultVerdict, Tolerance
-from opgrip.replay.modes.mode import RunOutputs
+from opgrip.replay.modes import RunOutputs
 from opgrip.traces.schema.tensor_specs import QUANTIZED, memory_dtype
 
 

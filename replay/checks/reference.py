@@ -31,7 +31,7 @@ from opgrip.replay.checks.permitted_differences import (
 )
 from opgrip.replay.checks.truths import Truths, observe, run_seeded, tensors_of, truths_of
 from opgrip.replay.checks.verdicts import ResultVerdict, Tolerance, joined, wrong
-from opgrip.replay.modes.mode import RunOutputs
+from opgrip.replay.modes import RunOutputs
 from opgrip.replay.operators.memory import Arguments
 from opgrip.traces.schema.arguments import leaves
 from opgrip.traces.schema.tensor_specs import plain_name

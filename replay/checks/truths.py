@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opgrip.replay.inputs.filling import CAST
-from opgrip.replay.modes.mode import RunOutputs
+from opgrip.replay.modes import RunOutputs
 from opgrip.replay.operators.contexts import EPS, ROUNDED, OperatorNames, may_use_tf32, takes_float32
 from opgrip.replay.operators.devices import module_of
 from opgrip.replay.operators.memory import Arguments

@@ -15,22 +15,24 @@ from opgrip.cli.command import counted
 from opgrip.cli.options import from_arguments, refuse_options
 from opgrip.cli.progress import Reporter
 from opgrip.errors import NothingSelectedError, UserError
-from opgrip.replay.analyses import Analysis
-from opgrip.replay.analyses.analysis import UnaskedAnalysis
-from opgrip.replay.command.trace_parts import (
+from opgrip.replay.analyses import Analysis, UnaskedAnalysis
+from opgrip.replay.command.trace_replay import ReplayOutcome, TraceReplay
+from opgrip.replay.command.trace_targets import (
     HASHES,
     OtherMachinesError,
+    TraceShare,
+    TraceTarget,
     about_parts,
+    args_of_one,
     check_kinds,
     common_header,
+    deal,
     hash_of,
     prepare_parts,
     remove_if_empty,
     with_earlier,
     with_traces,
 )
-from opgrip.replay.command.trace_replay import ReplayOutcome, TraceReplay
-from opgrip.replay.command.trace_targets import TraceShare, TraceTarget, args_of_one, deal
 from opgrip.replay.operators.devices import check_present, with_index
 from opgrip.replay.outcome import Results, parts_folder, read_run, write_results
 from opgrip.replay.replay_options import OutputOptions, option_classes, options_of

@@ -37,8 +37,7 @@ from opgrip.replay.outcome import Results, check_output, read_run, write_results
 from opgrip.replay.replay_options import OutputOptions, request_of, run_settings
 from opgrip.replay.reports.cells import OPTIONS, read_completed, read_results
 from opgrip.replay.results.origins import Origin, this_machine
-from opgrip.replay.results.ratios import with_ratios
-from opgrip.replay.results.repeats import join_repeats
+from opgrip.replay.results.ratios import join_repeats, with_ratios
 from opgrip.replay.results.results import RAN, SETTINGS, Result
 from opgrip.replay.run.measure import CachedRows
 from opgrip.replay.run.request import options_hash

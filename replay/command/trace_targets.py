@@ -1,23 +1,33 @@
-"""The traces that a command line names (the zoo, patterns of it, a folder, files), and their shards."""
+"""The traces that a command line names, their shards, and the folder that keeps the rows of each until all are done."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from opgrip.cli.output_files import cannot_be_written, whole_file
 from opgrip.errors import UserError
 from opgrip.replay.cases.sources import source_of
-from opgrip.replay.replay_options import request_of
-from opgrip.replay.results.origins import Origin
-from opgrip.replay.run.request import Shard, cost_us
+from opgrip.replay.replay_options import OutputOptions, request_of
+from opgrip.replay.results.origins import MachineColumns, Origin
+from opgrip.replay.results.results import Result
+from opgrip.replay.run.request import TORCH, Shard, cost_us
 from opgrip.replay.run.workload import load_workload
+from opgrip.replay.workers.journal import MACHINE_KIND, journal_path, unlike
 from opgrip.traces.io.foreign_files import format_of
 from opgrip.traces.io.shipped_traces import trace_file
 from opgrip.traces.zoo import ZooTrace, patterns_in, read_manifest, select, zoo_file
-from opgrip.traces.zoo.manifest import name_of_file, name_of_trace, told_apart
+from opgrip.traces.zoo.manifest import FIELD, name_of_file, name_of_trace, told_apart
 
 ZOO = "zoo"
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -153,3 +163,155 @@ def _cost(args: argparse.Namespace, target: TraceTarget) -> tuple[int, str | Non
         return 1, None
     trace_hash = source_of(workload.request.trace).fingerprint(workload.request.trace)
     return sum(cost_us(case, workload) for case in workload.cases), trace_hash
+
+
+OF_TRACE = ("trace", "trace_hash", FIELD)
+"""header fields that differ between traces"""
+
+
+def common_header(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the header fields that the results of all traces share, taken from the first header."""
+    return {name: value for name, value in next(iter(headers), {}).items() if name not in OF_TRACE}
+
+
+def with_traces(words: str, common: Mapping[str, Any], traces: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the header for the results of several traces.
+
+    words : the traces as named on the command line
+    common : header fields that all traces share
+    traces : facts about each trace, by its name
+    """
+    hashes = json.dumps([hash_of(about) for about in traces.values()])
+    whole = hashlib.blake2b(hashes.encode(), digest_size=16).hexdigest()
+    return {"trace": words, **common, "trace_hash": whole, "traces": dict(traces)}
+
+
+def with_earlier(header: Mapping[str, Any], earlier: Mapping[str, Any], replayed: Collection[str]) -> dict[str, Any]:
+    """Return the header of a file to which rows are appended.
+
+    header : header of the new rows
+    earlier : header of the file
+    replayed : names of the traces with new rows; the facts about other traces stay as they are in the file
+    """
+    facts = earlier.get("traces", {})
+    new = {name: about for name, about in header["traces"].items() if name in replayed or name not in facts}
+    words = dict.fromkeys(filter(None, (earlier.get("trace"), header["trace"])))
+    return with_traces(" ".join(words), common_header([header]), {**facts, **new})
+
+
+def hash_of(about: Any) -> str | None:
+    """Return the hash of a trace from its entry in a header, which may be untrusted."""
+    return about.get("trace_hash") if isinstance(about, Mapping) else None
+
+
+ABOUT = "about.json"
+"""file in the folder that describes the run"""
+HASHES = "trace_hashes"
+"""key of the trace hashes in that file"""
+
+
+class OtherMachinesError(UserError):
+    """Error for kept rows that were measured on another kind of machine than the one that runs now."""
+
+
+def about_parts(
+    targets: Sequence[TraceTarget], options: Mapping[str, Any], shard: object | None, machine_kind: str
+) -> dict[str, Any]:
+    """Return the facts that rows of several traces must share to be in one table, as plain values."""
+    names = [target.origin.trace for target in targets]
+    hashes = {name: _trace_hash(target) for name, target in zip(names, targets, strict=True)}
+    about = {"traces": names, "options": dict(options), TORCH: str(torch.__version__), HASHES: hashes}
+    about[MACHINE_KIND] = machine_kind
+    return about if shard is None else {**about, "shard": str(shard)}
+
+
+def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any]) -> None:
+    """Create the folder, or check that it belongs to the same run.
+
+    Raises `UserError` if the folder has rows and `--resume` is not given; if its rows are from other traces, options or
+    versions; or if it cannot be written.
+    """
+    try:
+        if folder.is_dir() and not output.resume:
+            _remove(folder, output)
+        folder.mkdir(exist_ok=True)
+        if (folder / ABOUT).exists():
+            _check_same(folder, about)
+        with whole_file(folder / ABOUT, force=True) as file:
+            file.write(json.dumps(about).encode())
+    except OSError as error:
+        raise cannot_be_written(folder, error) from error
+
+
+def check_kinds(part: Path, rows: Iterable[Result], header: Mapping[str, Any]) -> None:
+    """Raise `OtherMachinesError` if kept rows of a trace are from another kind of machine than the one that runs now.
+
+    part : file of the trace
+    rows : rows in that file; empty if they are in its journal
+    header : header of new results, which names the machines
+    """
+    kinds = {MachineColumns.of(row).machine_kind for row in rows} | {_kind_in_journal(part)}
+    present = set(header.get("machines", {}).values())
+    others = sorted(kind for kind in kinds - present if kind is not None)
+    if present and others:
+        words = f"{part.parent} has rows of machines of another kind ({'; '.join(others)})"
+        problem = f"{words} than there are now ({'; '.join(sorted(present))})"
+        raise OtherMachinesError(problem, "continue with --machine-kind on such machines, or start again with --force")
+
+
+def _kind_in_journal(part: Path) -> str | None:
+    """Return the kind of machine in the first line of a journal, or None if it is missing or damaged.
+
+    The replay reports damaged journals.
+    """
+    with suppress(OSError, ValueError, RecursionError, AttributeError), journal_path(part).open("rb") as file:
+        kind = json.loads(file.readline()).get(MACHINE_KIND)
+        return kind if isinstance(kind, str) else None
+    return None
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove the folder if it has no rows to resume from."""
+    with suppress(OSError):
+        if [path.name for path in folder.iterdir()] == [ABOUT]:
+            shutil.rmtree(folder)
+
+
+def _trace_hash(target: TraceTarget) -> str | None:
+    """Return the hash of a trace, or None if it cannot be read; its replay reports the error."""
+    try:
+        path = target.path()
+        return source_of(path).fingerprint(path)
+    except (UserError, OSError):
+        return None
+
+
+def _remove(folder: Path, output: OutputOptions) -> None:
+    if not (output.force or output.append):
+        hint = "continue with --resume, or start again with --force"
+        raise UserError(f"{folder} holds the rows of an interrupted replay", hint)
+    if not (folder / ABOUT).is_file():
+        raise UserError(f"{folder} is not the folder of an interrupted replay", "remove it")
+    shutil.rmtree(folder)
+
+
+def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
+    try:
+        stored = json.loads((folder / ABOUT).read_bytes())
+    except (ValueError, RecursionError):
+        stored = None
+    difference = _difference(stored, about)
+    if difference is not None:
+        raise UserError(f"{folder} is {difference}", "use the same, or start again with --force")
+
+
+def _difference(stored: Any, about: Mapping[str, Any]) -> str | None:
+    """Describe how the kept rows differ from the requested ones; None if they belong to the same run."""
+    hashes = stored.get(HASHES) if isinstance(stored, dict) else None
+    but_hashes = {**stored, HASHES: about[HASHES]} if isinstance(stored, dict) else stored
+    if but_hashes != about:
+        return unlike(but_hashes, about) or "of other traces or with other options"
+    # a trace that could not be read has no rows
+    of_rows = {name: text for name, text in hashes.items() if text is not None} if isinstance(hashes, dict) else {}
+    changed = [name for name, trace_hash in of_rows.items() if trace_hash != about[HASHES].get(name)]
+    return f"of other files of {', '.join(changed)}" if changed else None

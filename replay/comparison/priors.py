@@ -14,7 +14,7 @@ from math import exp, inf, log, sqrt
 from statistics import fmean, variance
 
 from opgrip.cli.plugins import needed
-from opgrip.replay.results.repeats import repeats_of
+from opgrip.replay.results.ratios import repeats_of
 from opgrip.replay.results.results import CONTENDED, Result
 from opgrip.replay.timing.samples import quantile
 

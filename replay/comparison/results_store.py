@@ -21,8 +21,7 @@ from opgrip.errors import UserError
 from opgrip.replay.outcome import Results, is_interrupted, read_run, write_results
 from opgrip.replay.reports.cells import OPTIONS
 from opgrip.replay.results.origins import MachineColumns, names_of
-from opgrip.replay.results.ratios import reference_of, with_ratios_by_case
-from opgrip.replay.results.repeats import join_repeats
+from opgrip.replay.results.ratios import join_repeats, reference_of, with_ratios_by_case
 from opgrip.replay.results.results import OK, SETTINGS, Result
 from opgrip.replay.run.request import MOST_SHARDS
 

@@ -1,29 +1,240 @@
 """Modes: ways to run a call; a mode is a file of this package, or an entry point `opgrip.modes` of another one."""
 
-from opgrip.replay.modes.mode import (
-    EAGER,
-    Mode,
-    ModeOptions,
-    Program,
-    RunOutputs,
-    Task,
-    Tuning,
-    find_mode,
-    mode,
-    modes,
-    runs_graphs,
-)
+from __future__ import annotations
 
-__all__ = [
-    "EAGER",
-    "Mode",
-    "ModeOptions",
-    "Program",
-    "RunOutputs",
-    "Task",
-    "Tuning",
-    "find_mode",
-    "mode",
-    "modes",
-    "runs_graphs",
-]
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from opgrip.cli.command import did_you_mean, positive
+from opgrip.cli.option_types import names
+from opgrip.cli.options import IDENTITY, RUN, option, titled
+from opgrip.cli.plugins import Registry
+from opgrip.errors import UserError
+
+if TYPE_CHECKING:
+    from opgrip.replay.operators.memory import Arguments, CallMemory, Function
+
+EAGER = "eager"
+
+
+@titled("execution")
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Options for the search of a compiler for better code."""
+
+    trials: int = option(
+        0,
+        "let the compiler search for faster code for this number of trials",
+        word="tune",
+        parse=positive,
+        metavar="TRIALS",
+        only=("single cases",),
+        role=IDENTITY,
+    )
+    tuner: str | None = option(
+        None,
+        "search algorithm of --tune",
+        metavar="NAME",
+        only=("single cases",),
+        role=IDENTITY,
+        column="tune",
+    )
+
+    def words_of(self, mode: str) -> str:
+        """Return a mode's search settings, as `64` or `64 replay-trace`; empty if it does not search."""
+        if not self.trials or not find_mode(mode)[0].tuners:
+            return ""
+        return " ".join(filter(None, (str(self.trials), self.tuner)))
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A call that a mode prepares.
+
+    function : an operator, a Python function, or the calls of a module
+    args, kwargs : example arguments, which the mode may run on and write into
+    others : examples with other values or shapes
+    mutates : whether a call may write into its arguments
+    grad : whether gradients of its results are needed
+    threads : threads of an operator on the CPU
+    argument : argument after the mode's name, such as `NAME` in `compile:NAME`
+    store : folder for files that a later run of the same call can load, or None
+    """
+
+    function: Function
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    others: Sequence[Arguments] = ()
+    mutates: bool = False
+    grad: bool = False
+    device: str = "cpu"
+    threads: int = 1
+    argument: str = ""
+    store: Path | None = None
+    tuning: Tuning = Tuning()
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutputs:
+    """Results of one run.
+
+    outputs : all leaves of its results
+    arguments : tensors among its arguments after the run; empty if it does not write into any
+    """
+
+    outputs: Sequence[Any]
+    arguments: Sequence[Any] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A call that is ready to run: compiled, loaded, and run once if its first run is slower.
+
+    function : the function to time; on the CPU it waits for its work, on other devices it leaves that to their streams
+    enter : converts the arguments for `function`, outside of the time; None to pass them unchanged and write into them
+    leave : converts the result of `function` to torch tensors; only with `enter`
+    in_place : whether `function` writes into the call's arguments although `enter` converts them
+    enters_each_run : whether `enter` is needed before each run
+    note : how it was made, in a word or two
+    memory : memory that was allocated when it was made and that its runs use; None if runs allocate it
+    """
+
+    function: Function
+    enter: Callable[[Arguments], Arguments] | None = None
+    leave: Callable[[Any], RunOutputs] | None = None
+    in_place: bool = False
+    enters_each_run: bool = False
+    note: str = ""
+    memory: CallMemory | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A way to run calls.
+
+    make : makes the program of a call; the message of its error is the reason that a row reports
+    needs : packages that it imports
+    extra : extra of opgrip that installs them
+    devices : kinds of device that it runs on; empty for any
+    differentiable : whether autograd works through its programs; otherwise a backward is compiled as a separate graph
+    ahead : whether making programs is slow enough to do it in several processes before timing
+    in_torch : whether its programs use torch's allocator and streams
+    in_graphs : whether its programs are CUDA graphs, which cannot be nested
+    autotunes : whether making a program for an accelerator times kernels there, which must not run concurrently
+    argument : name of the argument that may follow the mode's name after a colon
+    arguments : returns all valid arguments
+    tuners : search methods, the default first; empty if it cannot search
+    """
+
+    make: Callable[[Task], Program]
+    needs: Sequence[str] = ()
+    extra: str = ""
+    devices: Sequence[str] = ()
+    differentiable: bool = False
+    ahead: bool = True
+    in_torch: bool = True
+    in_graphs: bool = False
+    autotunes: bool = False
+    argument: str = ""
+    arguments: Callable[[], Collection[str]] = tuple
+    tuners: Sequence[str] = ()
+
+
+modes: Registry[Mode] = Registry("opgrip.replay.modes", "opgrip.modes")
+
+
+def mode(name: str, **about: Any) -> Callable[[Callable[[Task], Program]], Callable[[Task], Program]]:
+    """Return a decorator that registers a function as the `make` of a mode with these other attributes."""
+
+    def enter(make: Callable[[Task], Program]) -> Callable[[Task], Program]:
+        modes.register(name)(Mode(make, **about))
+        return make
+
+    return enter
+
+
+def find_mode(text: str) -> tuple[Mode, str]:
+    """Return a mode and its argument; raise `UserError` if it is unknown or lacks a package."""
+    name, colon, argument = text.partition(":")
+    named_mode = modes.get(name)
+    if named_mode is None:
+        raise UserError(
+            f"unknown mode {name!r}", did_you_mean(name, modes.names(), f"there are {', '.join(modes.names())}")
+        )
+    if colon and not (named_mode.argument and argument):
+        hint = f"write {name}:{named_mode.argument.upper()}" if named_mode.argument else f"write {name}"
+        raise UserError(f"{text!r} is not a mode", hint)
+    lacking = [package for package in named_mode.needs if not _is_installed(package)]
+    if lacking:
+        hint = f"pip install 'opgrip[{named_mode.extra}]'" if named_mode.extra else "install it"
+        raise UserError(f"the mode {name} needs {', '.join(lacking)}, which is not installed", hint)
+    if argument and argument not in named_mode.arguments():
+        arguments = named_mode.arguments()
+        hint = did_you_mean(argument, arguments, f"there are {', '.join(arguments)}")
+        raise UserError(f"{name} has no {named_mode.argument} {argument!r}", hint)
+    return named_mode, argument
+
+
+def runs_graphs(text: str) -> bool:
+    named_mode, argument = find_mode(text)
+    return named_mode.in_graphs or argument == "cudagraphs"
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+@titled("execution")
+@dataclass(frozen=True, slots=True)
+class ModeOptions:
+    """Options for the modes to run, and for the mode that they are compared with."""
+
+    mode: tuple[str, ...] = option(
+        (EAGER,),
+        lambda: (
+            f"how to run the calls: {', '.join(modes.names())}, or compile:NAME for another "
+            f"torch.compile backend; several modes are compared (default: {EAGER})"
+        ),
+        parse=names,
+        metavar="NAME,...",
+        role=IDENTITY,
+        common=True,
+    )
+    reference: str = option(
+        EAGER,
+        "mode that results and times are compared with (default: %(default)s)",
+        metavar="MODE",
+        only=("single cases",),
+        role=RUN,
+        common=True,
+    )
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """All modes, the reference first."""
+        return tuple(dict.fromkeys((self.reference, *self.mode)))
+
+    def check(self, tuning: Tuning, in_graph: bool = False) -> None:
+        """Raise `UserError` if a mode is unknown, lacks a package or does not support the options.
+
+        in_graph : whether runs are captured as CUDA graphs for timing
+        """
+        graphs = [name for name in self.all_names if runs_graphs(name)]
+        if in_graph and graphs:
+            raise UserError(
+                f"--exec-mode graph captures what {graphs[0]} runs, which is a CUDA graph already",
+                "time it with --exec-mode events",
+            )
+        tuners = [tuner for name in self.all_names for tuner in find_mode(name)[0].tuners]
+        if tuning.tuner is not None and not tuning.trials:
+            raise UserError("--tuner is for a search", "say how many programs to try: --tune 64")
+        if tuning.trials and not tuners:
+            raise UserError("these modes cannot search for better programs", "leave --tune out, or add tvm")
+        if tuning.tuner is not None and tuning.tuner not in tuners:
+            raise UserError(f"unknown tuner {tuning.tuner!r}", f"there are {', '.join(tuners)}")

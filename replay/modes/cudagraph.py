@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.modes.mode import Program, RunOutputs, Task, mode
+from opgrip.replay.modes import Program, RunOutputs, Task, mode
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from opgrip.replay.modes.conversions.tensor_calls import TensorCall
+    from opgrip.replay.modes.conversions.runtimes import TensorCall
     from opgrip.replay.operators.memory import Arguments, CallMemory
 
 
@@ -71,7 +71,7 @@ def _leave(captured: _Captured) -> RunOutputs:
 
 
 def _call_of(task: Task, arguments: Arguments) -> TensorCall:
-    from opgrip.replay.modes.conversions.tensor_calls import TensorCall
+    from opgrip.replay.modes.conversions.runtimes import TensorCall
 
     args, kwargs = arguments
     return TensorCall(replace(task, args=args, kwargs=kwargs), in_place=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.modes.mode import Program, RunOutputs, Task, mode
+from opgrip.replay.modes import Program, RunOutputs, Task, mode
 from opgrip.replay.operators.admission import Unsupported
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def make(task: Task) -> Program:
     """
     from torch import Tensor
 
-    from opgrip.replay.modes.conversions.jax_runtime import reason, start, to_jax, to_torch
+    from opgrip.replay.modes.conversions.runtimes import reason, start, to_jax, to_torch
     from opgrip.replay.operators.memory import tensors_in
     from opgrip.traces.schema.arguments import leaves, map_leaves
 

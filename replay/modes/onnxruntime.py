@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from opgrip.errors import one_line
-from opgrip.replay.modes.mode import Program, RunOutputs, Task, mode
+from opgrip.replay.modes import Program, RunOutputs, Task, mode
 from opgrip.replay.operators.admission import Unsupported
 
 if TYPE_CHECKING:
     import torch
 
-    from opgrip.replay.modes.conversions.tensor_calls import TensorCall
+    from opgrip.replay.modes.conversions.runtimes import TensorCall
     from opgrip.replay.operators.memory import Arguments
 
 MODEL = "model.onnx"
@@ -51,7 +51,7 @@ def cuda_provider(device: str, operators: Iterable[str]) -> Provider:
     """Return ONNX Runtime's CUDA provider with the precision and algorithm search of torch."""
     import torch
 
-    from opgrip.replay.modes.conversions.jax_runtime import device_index
+    from opgrip.replay.modes.conversions.runtimes import device_index
     from opgrip.replay.operators.contexts import must_use_float32
 
     options = {
@@ -71,7 +71,7 @@ def run_by(task: Task, providers_of: Callable[[Iterable[str]], Sequence[Provider
     import onnxruntime
     import torch
 
-    from opgrip.replay.modes.conversions.tensor_calls import exported
+    from opgrip.replay.modes.conversions.runtimes import exported
 
     program, call = exported(task)
     model = _stored_model(task, program)
@@ -137,7 +137,7 @@ def _model(program: torch.export.ExportedProgram) -> bytes:
 def _bound(session: Any, call: TensorCall, device: str, note: str) -> Program:
     import torch
 
-    from opgrip.replay.modes.conversions.jax_runtime import device_index
+    from opgrip.replay.modes.conversions.runtimes import device_index
 
     # in the call's order, because the exporter may rename an input that is also a result
     model_inputs = [(item.name, _element_type(item.type)) for item in session.get_inputs()]
@@ -184,10 +184,6 @@ def _tensor(value: Any, is_bool: bool) -> torch.Tensor:
     return tensor.view(torch.bool) if is_bool and tensor.dtype is torch.uint8 else tensor
 
 
-if TYPE_CHECKING:
-    pass
-
-
 TENSORRT = "TensorrtExecutionProvider"
 
 
@@ -201,7 +197,7 @@ TENSORRT = "TensorrtExecutionProvider"
 )
 def with_tensorrt(task: Task) -> Program:
     """Run the call by TensorRT; the engine is kept in the task's store, because building it is slow."""
-    from opgrip.replay.modes.conversions.jax_runtime import device_index
+    from opgrip.replay.modes.conversions.runtimes import device_index
 
     check_provider(TENSORRT, "onnxruntime-gpu and tensorrt")
 

@@ -12,7 +12,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from opgrip.errors import one_line
-from opgrip.replay.modes.mode import Program, Task, mode
+from opgrip.replay.modes import Program, Task, mode
 from opgrip.replay.operators.admission import Unsupported
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ PACKAGE = "model.pt2"
 
 @mode("aot")
 def with_aotinductor(task: Task) -> Program:
-    from opgrip.replay.modes.conversions.tensor_calls import exported
+    from opgrip.replay.modes.conversions.runtimes import exported
     from opgrip.replay.operators.torch_private import packaged
 
     program, call = exported(task, in_place=True)
@@ -184,7 +184,7 @@ def with_torchscript(task: Task) -> Program:
     """
     import torch
 
-    from opgrip.replay.modes.conversions.tensor_calls import TensorCall
+    from opgrip.replay.modes.conversions.runtimes import TensorCall
 
     if _calls_extension(task.function):
         raise Unsupported("TorchScript does not see what a function of an extension does, and would keep its results")

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from opgrip.errors import UserError, one_line
-from opgrip.replay.modes.mode import Program, RunOutputs, Task, Tuning, mode
+from opgrip.replay.modes import Program, RunOutputs, Task, Tuning, mode
 from opgrip.replay.operators.admission import Unsupported
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ TUNERS = ("evolutionary", "replay-trace", "replay-func")
 def make(task: Task) -> Program:
     import torch
 
-    from opgrip.replay.modes.conversions.tensor_calls import exported
+    from opgrip.replay.modes.conversions.runtimes import exported
 
     # read once, when TVM's threads start: the most threads that a later call can request, not bound to cores, like
     # torch's

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.modes.mode import Program, RunOutputs, Task, mode
+from opgrip.replay.modes import Program, RunOutputs, Task, mode
 from opgrip.replay.operators.admission import Unsupported
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
 
     Raises `Unsupported` if torchax cannot convert it.
     """
-    from opgrip.replay.modes.conversions.jax_runtime import reason
+    from opgrip.replay.modes.conversions.runtimes import reason
     from opgrip.traces.schema.tensor_specs import plain_name
 
     with _importable():
@@ -106,8 +106,7 @@ def _importable() -> Iterator[None]:
 def with_xla(task: Task) -> Program:
     import jax
 
-    from opgrip.replay.modes.conversions.jax_runtime import reason, start, to_jax, to_torch
-    from opgrip.replay.modes.conversions.tensor_calls import exported
+    from opgrip.replay.modes.conversions.runtimes import exported, reason, start, to_jax, to_torch
 
     device = start(task)
     program, call = exported(task)
@@ -137,8 +136,7 @@ def with_xla(task: Task) -> Program:
 def with_tensorflow(task: Task) -> Program:
     import tensorflow
 
-    from opgrip.replay.modes.conversions.jax_runtime import reason, start, to_torch
-    from opgrip.replay.modes.conversions.tensor_calls import exported
+    from opgrip.replay.modes.conversions.runtimes import exported, reason, start, to_torch
 
     _hide_gpus()
     _set_threads(task.threads)
@@ -164,7 +162,7 @@ def _function(program: torch.export.ExportedProgram, tensors: tuple[torch.Tensor
     import tensorflow
     from jax.experimental import jax2tf
 
-    from opgrip.replay.modes.conversions.jax_runtime import reason
+    from opgrip.replay.modes.conversions.runtimes import reason
 
     states, function = as_jax(program)
     try:

@@ -1,5 +1,207 @@
 """Plots of results. A kind is one file here, or an entry point `opgrip.plots` of another package."""
 
-from opgrip.replay.plots.plot import Plot, PlotRequest, PlottedRun, plots
+from __future__ import annotations
 
-__all__ = ["Plot", "PlotRequest", "PlottedRun", "plots"]
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Protocol
+
+from opgrip.cli.command import counted
+from opgrip.cli.plugins import Registry
+from opgrip.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from opgrip.replay.results.results import Result
+
+
+class PlottedRun(Protocol):
+    """Rows and header of a replay, as in `Results`."""
+
+    @property
+    def rows(self) -> Sequence[Result]:
+        """One row per case and variant."""
+
+    @property
+    def header(self) -> Mapping[str, Any]:
+        """Trace, versions and device."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlotRequest:
+    """Input of a plot kind.
+
+    runs : results by name, in drawing order
+    title : title of the plot; empty for none
+    by : grouping of cases, such as `family` or `op`; None for the kind's default
+    over : column on the x axis; None for the kind's default
+    """
+
+    runs: Mapping[str, PlottedRun]
+    title: str = ""
+    by: str | None = None
+    over: str | None = None
+
+
+Draw = Callable[[PlotRequest], "Figure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Kind of plot.
+
+    summary : text for the command's help
+    draw : returns the figure; raises `UserError` if the results contain nothing to draw
+    by : accepted values of `--by`, default first
+    over : accepted values of `--over`
+    least, most : smallest and largest number of runs; None for no limit
+    """
+
+    summary: str
+    draw: Draw
+    by: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()
+    least: int = 1
+    most: int | None = None
+
+
+plots: Registry[Plot] = Registry("opgrip.replay.plots", "opgrip.plots")
+"""plot kinds by name"""
+
+
+def timed(rows: Sequence[Result]) -> list[Result]:
+    """Return the rows with a reliable time."""
+    from opgrip.replay.results.results import OK
+
+    return [row for row in rows if row.status == OK and row.median_us]
+
+
+def time_of(row: Result) -> float:
+    """Return the time of all calls of a row, in us."""
+    return max(row.count, 1) * (row.median_us or 0.0)
+
+
+def series_of(runs: Mapping[str, PlottedRun]) -> Iterator[tuple[str, list[Result]]]:
+    """Yield name and timed rows of each mode of each run; names contain the run if there are several."""
+    for name, run in runs.items():
+        rows = timed(run.rows)
+        for mode in dict.fromkeys(row.mode for row in rows):
+            yield mode if len(runs) == 1 else f"{name}: {mode}", [row for row in rows if row.mode == mode]
+
+
+def longest(rows: Sequence[Result], most: int) -> list[str]:
+    """Return the `most` operators with the longest total time, longest first."""
+    totals: dict[str, float] = {}
+    for row in rows:
+        totals[row.op] = totals.get(row.op, 0.0) + time_of(row)
+    return sorted(totals, key=lambda op: -totals[op])[:most]
+
+
+FITTING = ("modes", "scaling", "operators")
+"""kinds that `draw_fitting` tries in order"""
+
+
+@dataclass(frozen=True, slots=True)
+class PlotChoices:
+    """User's choices for a plot; None means the default.
+
+    op : pattern of operator names, matched as a shell matches file names
+    case : beginning of the key of the only case to draw
+    by, over : grouping of cases and x axis, as in `PlotRequest`
+    title : title; the default consists of trace, machine and version of torch
+    """
+
+    op: str | None = None
+    case: str | None = None
+    by: str | None = None
+    over: str | None = None
+    title: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedRun:
+    """Selected rows of a run."""
+
+    rows: Sequence[Result]
+    header: Mapping[str, Any]
+
+
+def check_choices(kind: str, number: int, choices: PlotChoices) -> None:
+    """Raise `UserError` for an unknown kind or choices that the kind does not accept.
+
+    number : number of runs to draw
+    """
+    plot = _plot_of(kind)
+    if number < plot.least:
+        raise UserError(f"--kind {kind} draws several runs", f"name {plot.least} or more")
+    if plot.most is not None and number > plot.most:
+        raise UserError(f"--kind {kind} draws {counted(plot.most, 'run')}, not {number}", "draw one at a time")
+    for flag, word, words in (("--by", choices.by, plot.by), ("--over", choices.over, plot.over)):
+        if word is not None and word not in words:
+            hint = f"choose {' or '.join(words)}" if words else "leave it out"
+            raise UserError(f"--kind {kind} does not take {flag} {word}", hint)
+
+
+def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> PlotRequest:
+    """Return the request for a plot of runs.
+
+    Raises `UserError` as `check_choices`, or if no row is selected.
+    """
+    check_choices(kind, len(runs), choices)
+    selected = {
+        name: SelectedRun([row for row in run.rows if _is_selected(row, choices)], run.header)
+        for name, run in runs.items()
+    }
+    if not any(run.rows for run in selected.values()):
+        raise UserError("no row is selected", "choose another --op or --case")
+    title = choices.title if choices.title is not None else _title(kind, runs)
+    return PlotRequest(selected, title, choices.by, choices.over)
+
+
+def draw_runs(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure:
+    """Return the figure, drawn in matplotlib's current style; raise `UserError` if there is nothing to draw."""
+    return _plot_of(kind).draw(request_for(kind, runs, choices))
+
+
+def draw_fitting(runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure:
+    """Return the figure of the kind that fits the runs: `modes`, `scaling`, or else `operators`."""
+    *special, usual = FITTING
+    for kind in special:
+        with suppress(UserError):
+            return draw_runs(kind, runs, choices)
+    return draw_runs(usual, runs, choices)
+
+
+def _plot_of(kind: str) -> Plot:
+    plot = plots.get(kind)
+    if plot is None:
+        raise UserError(f"there is no --kind {kind}", f"choose {', '.join(plots.names())}")
+    return plot
+
+
+def _is_selected(row: Result, choices: PlotChoices) -> bool:
+    is_op = choices.op is None or fnmatchcase(row.op, choices.op)
+    return is_op and (choices.case is None or row.key.startswith(choices.case))
+
+
+def _title(kind: str, runs: Mapping[str, PlottedRun]) -> str:
+    """Return trace, machine and torch, each once; for a roofline only the trace, because the plot itself names the
+    machine.
+    """
+    headers = [run.header for run in runs.values()]
+    traces = dict.fromkeys(str(header.get("trace", "")) for header in headers)
+    if kind == "roofline":
+        return ", ".join(filter(None, traces))
+    machines = dict.fromkeys(_machine(header) for header in headers)
+    versions = dict.fromkeys(f"torch {header['torch']}" for header in headers if "torch" in header)
+    return "; ".join(filter(None, [", ".join(filter(None, part)) for part in (traces, machines, versions)]))
+
+
+def _machine(header: Mapping[str, Any]) -> str:
+    environment = header.get("environment")
+    processor = environment.get("processor") if isinstance(environment, dict) else None
+    device = str(header.get("device", ""))
+    return str(processor or device) if device.partition(":")[0] in ("", "cpu") else device

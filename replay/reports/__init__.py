@@ -1,5 +1,61 @@
 """Output formats of results. A format is one file here, or an entry point `opgrip.reports` of another package."""
 
-from opgrip.replay.reports.report import Report, report, report_for, reports
+from __future__ import annotations
 
-__all__ = ["Report", "report", "report_for", "reports"]
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pandas as pd
+
+from opgrip.cli.plugins import Registry
+from opgrip.errors import UserError
+from opgrip.replay.results.results import Result
+
+Write = Callable[[Sequence[Result], Mapping[str, Any], IO[Any]], None]
+"""function that writes rows and their header to a file: a text file unless the report is `binary`"""
+Read = Callable[[Path], pd.DataFrame]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Output format of results.
+
+    needs : name of the analysis that the format requires; empty for none
+    read : reads such a file back, for example to append rows, with the header in `attrs`; None if the format cannot be
+        read. It may raise OSError, ValueError, KeyError or TypeError for a damaged file
+    binary : True if the file is binary
+    package : package to import for writing, and the extra that installs it; empty if nothing optional is needed
+    """
+
+    write: Write
+    needs: str = ""
+    read: Read | None = None
+    binary: bool = False
+    package: tuple[str, str] | tuple[()] = ()
+
+
+reports: Registry[Report] = Registry("opgrip.replay.reports", "opgrip.reports")
+"""reports by file suffix"""
+
+
+def report(suffix: str, **about: Any) -> Callable[[Write], Write]:
+    """Return a decorator that registers a function as the `write` of a report with the attributes `about`."""
+
+    def enter(write: Write) -> Write:
+        reports.register(suffix)(Report(write, **about))
+        return write
+
+    return enter
+
+
+def report_for(path: Path) -> Report:
+    """Return the report that writes results to a file name.
+
+    Raises `UserError` for an unknown suffix.
+    """
+    named_report = reports.get(path.suffix)
+    if named_report is None:
+        raise UserError(f"{path} has no known form", f"end its name in {', '.join(reports.names())}")
+    return named_report

@@ -12,10 +12,10 @@ import pandas as pd
 
 from opgrip.errors import UserError
 from opgrip.replay.analyses import in_order
-from opgrip.replay.reports.report import report_for
+from opgrip.replay.reports import report_for
 from opgrip.replay.results.columns import Column, Columns, columns_in
 from opgrip.replay.results.origins import MachineColumns, OriginColumns
-from opgrip.replay.results.repeats import ClusterColumns
+from opgrip.replay.results.ratios import ClusterColumns
 from opgrip.replay.results.results import OK, WAY, Result
 from opgrip.replay.run.energy import EnergyColumns
 from opgrip.replay.sequences.step_options import RankColumns, SequenceColumns

@@ -14,10 +14,10 @@ from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.selection import FORWARD
 from opgrip.replay.inputs.input_options import RECORDED
 from opgrip.replay.modes import EAGER
+from opgrip.replay.reports import report
 from opgrip.replay.reports.cells import added_columns
-from opgrip.replay.reports.report import report
 from opgrip.replay.results.columns import Column
-from opgrip.replay.results.repeats import ClusterColumns
+from opgrip.replay.results.ratios import ClusterColumns
 from opgrip.replay.results.results import CONTENDED, LAUNCH_BOUND, Result, describe_shapes
 from opgrip.replay.sequences.step_options import SequenceColumns
 from opgrip.replay.timing.timing_options import ON_DEVICE

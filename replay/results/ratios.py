@@ -1,12 +1,21 @@
-"""Ratios of rows to the row that they are compared with, and groups of rows."""
+"""Ratios of rows to the row that they are compared with, groups of rows, and rows joined from repeats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from opgrip.replay.operators.lookup import family_of
-from opgrip.replay.results.results import OK, Result
+from opgrip.replay.results.columns import Columns, column
+from opgrip.replay.results.results import NOISY, OK, RAN, WRONG, Result, rate_of
+from opgrip.replay.timing.samples import FEWEST_FOR_PERCENTILES, Samples, effective_runs, quantile
+
+if TYPE_CHECKING:
+    from opgrip.replay.cases.cases import Case
 
 OUTSIDE = "(outside)"
 """name of calls outside all modules"""
@@ -117,3 +126,117 @@ def with_ratios_by_case(rows: Iterable[Result], reference: str) -> list[Result]:
 def reference_of(rows: Sequence[Result]) -> str:
     """Return the mode that the rows of a run are compared with, which is the first one that ran."""
     return rows[0].mode if rows else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterColumns(Columns):
+    """Timing clusters: calls of one signature that take distinctly different times in different places of a program."""
+
+    place: str | None = column("module, function and line of a typical call of the row")
+    behaviour_shares: list[float] | None = column(
+        "without it: of its calls, the shares that behave alike, the largest first; each ran with the values met there",
+        several=True,
+    )
+    behaviours_captured_us: list[float] | None = column("the median captured times of these", "us", several=True)
+    behaviours_us: list[float] | None = column("the median times of their runs", "us", several=True)
+
+
+def shares_of(case: Case) -> list[float]:
+    """Return the share of a case's calls that each of its input sets represents, or an empty list if unknown."""
+    if len(case.timing_clusters) != 1 + len(case.input_sets):
+        return []
+    counts = [len(item.calls) for item in case.timing_clusters]
+    return [number / sum(counts) for number in counts]
+
+
+def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result:
+    """Return a row with the place of the case's only timing cluster, or with the times of each of several clusters."""
+    if len(case.timing_clusters) == 1:
+        return result.adding(ClusterColumns(place=case.timing_clusters[0].place))
+    shares = shares_of(case)
+    medians = [samples.median_us_of(index) for index in range(len(shares))]
+    known = [median for median in medians if median is not None]
+    if not shares or len(known) < len(medians):
+        return result
+    captured = [item.captured_us for item in case.timing_clusters]
+    return result.adding(ClusterColumns(behaviour_shares=shares, behaviours_captured_us=captured, behaviours_us=known))
+
+
+def join_repeats(rows: Sequence[Result]) -> Result:
+    """Return one row for the repeats of a case in one mode.
+
+    Each repeat has the same weight, regardless of its number of runs; contended repeats count only if all are
+    contended. If a repeat failed, its row is returned. `ratio` stays empty until `with_ratios` fills it in.
+    """
+    bad = max((row for row in rows if row.status not in RAN), key=_severity, default=None)
+    if bad is not None or len(rows) == 1:
+        return bad or rows[0]
+    errors: dict[str, Any] = {name: _largest(getattr(row, name) for row in rows) for name in ("max_abs", "max_rel")}
+    rows = [row for row in rows if row.status == OK] or rows
+    first, times = rows[0], [time for row in rows for time in row.times_us or ()]
+    if not times:
+        return replace(first, **errors)
+    repeats = [count for row in rows for count in row.repeats or [len(row.times_us or ())]]
+    weights = [weight * len(row.repeats or (1,)) / len(repeats) for row in rows for weight in weights_of(row)]
+    p10, low, middle, high, p90 = (quantile(times, weights, share) for share in (0.1, 0.25, 0.5, 0.75, 0.9))
+    spread, runs = (high - low) / middle if middle else None, effective_runs(weights)
+    ratios: dict[str, Any] = {
+        name: median(known) if (known := [value for row in rows if (value := getattr(row, name)) is not None]) else None
+        for name in ("ratio_p10", "ratio_p50", "ratio_p90")
+    }
+    known_rates = [row.memory_gb_per_s for row in rows if row.memory_gb_per_s]
+    return replace(
+        first,
+        median_us=middle,
+        p10_us=p10 if runs >= FEWEST_FOR_PERCENTILES else None,
+        p90_us=p90 if runs >= FEWEST_FOR_PERCENTILES else None,
+        mean_us=float(np.average(times, weights=weights)),
+        samples=len(times),
+        runs=runs,
+        spread=spread,
+        noisy=None if spread is None else spread > NOISY,
+        dropped=sum(row.dropped for row in rows),
+        slowed=fmean(row.slowed or 0.0 for row in rows),
+        memory_gb_per_s=fmean(known_rates) if known_rates else None,
+        gflop_per_s=rate_of(first.flops, middle) if first.status == OK else None,
+        gb_per_s=rate_of(first.bytes_moved, middle) if first.status == OK else None,
+        times_us=times,
+        weights=weights,
+        repeats=repeats,
+        ratio=None,
+        **ratios,
+        **errors,
+    )
+
+
+def _severity(row: Result) -> tuple[bool, float]:
+    """Return a sort key that puts wrong rows last, in ascending order of error."""
+    return row.status == WRONG, row.max_abs or 0.0
+
+
+def _largest(errors: Iterable[float | None]) -> float | None:
+    return max((error for error in errors if error is not None), default=None)
+
+
+def weights_of(row: Result) -> list[float]:
+    """Return the weight of each run of a row; the weights sum to 1."""
+    count = len(row.times_us or ())
+    weights = row.weights or []
+    # files may contain invalid weights
+    if len(weights) != count or min(weights, default=0.0) < 0 or not sum(weights) > 0:
+        weights = [1.0] * count
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def repeats_of(row: Result) -> Iterator[tuple[Sequence[float], Sequence[float]]]:
+    """Yield the times in us and the weights of each repeat of a timed row."""
+    times, weights = row.times_us or [], weights_of(row)
+    counts = row.repeats or []
+    if sum(counts) != len(times) or min(counts, default=0) < 0:
+        counts = [len(times)]
+    place = 0
+    for count in counts:
+        if sum(weights[place : place + count]) > 0:
+            yield times[place : place + count], weights[place : place + count]
+        place += count

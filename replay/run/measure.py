@@ -21,8 +21,7 @@ from opgrip.replay.modes import ModeOptions
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.memory import bytes_of
-from opgrip.replay.results.ratios import base_place, with_ratios
-from opgrip.replay.results.repeats import with_timing_clusters
+from opgrip.replay.results.ratios import base_place, with_ratios, with_timing_clusters
 from opgrip.replay.results.results import CONTENDED, LAUNCH_BOUND, NOISY, Result, rate_of
 from opgrip.replay.run.energy import Clocks, Energy, open_meter, warm_up
 from opgrip.replay.run.preparation import Prepared, prepare

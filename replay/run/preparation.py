@@ -44,7 +44,7 @@ from opgrip.replay.programs import (
     run_program,
     with_backward,
 )
-from opgrip.replay.results.repeats import shares_of
+from opgrip.replay.results.ratios import shares_of
 from opgrip.replay.results.results import OK, SKIPPED, WRONG, Result, same_outputs
 from opgrip.replay.run.workload import Workload, empty_row, failed, key_of
 from opgrip.replay.timing.ranges import PREPARE, entered

@@ -15,7 +15,7 @@ from opgrip.cli.journal import Codec, Journal
 from opgrip.replay.cases.call_sites import from_text
 from opgrip.replay.results.columns import Column, columns_in
 from opgrip.replay.results.origins import MachineColumns, OriginColumns
-from opgrip.replay.results.repeats import ClusterColumns
+from opgrip.replay.results.ratios import ClusterColumns
 from opgrip.replay.results.results import STATUSES, Result
 from opgrip.replay.run.energy import EnergyColumns
 from opgrip.replay.run.request import TORCH, RunRequest, identity

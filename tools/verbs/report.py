@@ -53,7 +53,7 @@ def run_plot(args: argparse.Namespace) -> int:
     from opgrip.display.figures import check_plottable, write_figure
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
-    from opgrip.replay.plots.plot import PlotChoices, check_choices, draw_runs, request_for
+    from opgrip.replay.plots import PlotChoices, check_choices, draw_runs, request_for
 
     choices = PlotChoices(args.op, args.case, args.by, args.over, args.title)
     check_choices(args.kind, len(args.results), choices)

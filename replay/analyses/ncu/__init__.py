@@ -11,7 +11,7 @@ from opgrip.cli.command import not_negative, positive
 from opgrip.cli.options import EFFORT, OUTPUT, option, titled
 from opgrip.cli.output_files import check_writable
 from opgrip.errors import UserError
-from opgrip.replay.analyses.analysis import Analysis, AnalysisSession, analyses
+from opgrip.replay.analyses import Analysis, AnalysisSession, analyses
 from opgrip.replay.analyses.ncu.ncu import COMMAND, FLAGS, PLACES
 from opgrip.replay.analyses.ncu.ncu_report import SETS, NcuColumns, metrics_of
 from opgrip.replay.analyses.profiler_programs import arguments_in, find_program

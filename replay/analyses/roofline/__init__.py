@@ -11,10 +11,9 @@ from typing import IO, TYPE_CHECKING
 from opgrip.cli.options import OUTPUT, option, titled
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
-from opgrip.replay.analyses.analysis import Analysis, analyses
+from opgrip.replay.analyses import Analysis, analyses
 from opgrip.replay.cases.selection import FORWARD
-from opgrip.replay.modes import EAGER
-from opgrip.replay.modes.mode import runs_graphs
+from opgrip.replay.modes import EAGER, runs_graphs
 from opgrip.replay.results.columns import Columns, column
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.timing.timing_options import COLD, GRAPH, ON_DEVICE

@@ -16,7 +16,7 @@ from optional import needs
 from settings import rows_of, settings_of
 
 from opgrip.cli.progress import Reporter
-from opgrip.replay.analyses.analysis import AnalysisSession
+from opgrip.replay.analyses import AnalysisSession
 from opgrip.replay.analyses.nsys import (
     Nsys,
     NsysAnalysis,

@@ -12,8 +12,7 @@ import torch
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.modes import ModeOptions, Program, Task, modes
-from opgrip.replay.modes.mode import Mode
+from opgrip.replay.modes import Mode, ModeOptions, Program, Task, modes
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import OK, UNSUPPORTED, WRONG, Result

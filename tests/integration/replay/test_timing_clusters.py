@@ -16,7 +16,7 @@ from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.results_table import print_results
-from opgrip.replay.results.repeats import ClusterColumns
+from opgrip.replay.results.ratios import ClusterColumns
 from opgrip.replay.run.measure import measure_cases
 from opgrip.replay.run.workload import load_workload
 from opgrip.traces import load

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from opgrip.replay.outcome import Results
-from opgrip.replay.results.repeats import join_repeats
+from opgrip.replay.results.ratios import join_repeats
 from opgrip.replay.results.results import OK, Result
 
 HEADER: dict[str, Any] = {

@@ -25,7 +25,7 @@ from opgrip.replay.cases.subgraphs import make_units
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.replay.outcome import write_results
-from opgrip.replay.reports.report import reports
+from opgrip.replay.reports import reports
 from opgrip.replay.reports.results_table import print_results
 from opgrip.replay.run.workload import empty_rows
 from opgrip.tools.opgrip import main

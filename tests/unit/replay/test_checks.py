@@ -19,7 +19,7 @@ from torch import Tensor
 from opgrip.replay.checks import Reference, ResultVerdict, Tolerance, observe
 from opgrip.replay.checks.permitted_differences import GENERATOR_OUTPUTS
 from opgrip.replay.checks.verdicts import joined
-from opgrip.replay.modes.mode import RunOutputs
+from opgrip.replay.modes import RunOutputs
 from opgrip.traces.schema.arguments import map_leaves
 
 aten = torch.ops.aten

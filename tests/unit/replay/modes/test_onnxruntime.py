@@ -12,7 +12,7 @@ from runtime_calls import run
 
 from opgrip.platform.precisions import read_precision, set_precision
 from opgrip.replay.modes import Task
-from opgrip.replay.modes.conversions.tensor_calls import TensorCall
+from opgrip.replay.modes.conversions.runtimes import TensorCall
 from opgrip.replay.modes.onnxruntime import CPU, CUDA, _bound, cuda_provider, run_by
 from opgrip.replay.operators.contexts import may_use_tf32
 from opgrip.replay.operators.lookup import Unsupported

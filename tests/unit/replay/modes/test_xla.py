@@ -104,7 +104,7 @@ for function, threads, told in refused:
 ON_A_GPU = """
 import os, torch
 from opgrip.replay.modes import Task
-from opgrip.replay.modes.conversions.jax_runtime import start
+from opgrip.replay.modes.conversions.runtimes import start
 from opgrip.replay.operators.lookup import Unsupported
 
 {first}

@@ -26,7 +26,7 @@ from opgrip.replay.comparison.differences import Difference, Verdict, judge
 from opgrip.replay.comparison.gate import exit_status, hold, parse_gate
 from opgrip.replay.comparison.priors import USUAL, Prior, learn
 from opgrip.replay.outcome import Results, read_run, write_results
-from opgrip.replay.results.repeats import join_repeats
+from opgrip.replay.results.ratios import join_repeats
 from opgrip.replay.results.results import Result
 
 SLOWER_BY_5 = parse_gate("slower<=5%")

@@ -16,7 +16,7 @@ from made_runs import HEADER, made_row, made_run
 from opgrip.errors import UserError
 from opgrip.replay import load_results
 from opgrip.replay.outcome import Results, read_run, write_results
-from opgrip.replay.results.repeats import join_repeats
+from opgrip.replay.results.ratios import join_repeats
 
 EVIL = "=cmd|'/c calc'!A1 & <b> % $ # _ { } ~ ^ \\ \x07"
 

@@ -15,7 +15,7 @@ from opgrip.replay.comparison import compare
 from opgrip.replay.comparison.differences import Verdict
 from opgrip.replay.comparison.gate import Outcome
 from opgrip.replay.outcome import Results
-from opgrip.replay.results.repeats import join_repeats
+from opgrip.replay.results.ratios import join_repeats
 from opgrip.replay.results.results import Result
 
 FAILED, PASSED, NOT_DECIDED = Outcome.FAILED, Outcome.PASSED, Outcome.NOT_DECIDED

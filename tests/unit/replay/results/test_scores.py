@@ -364,7 +364,7 @@ def test_two_people_get_the_same_interval() -> None:
 
 
 def test_more_repeats_make_the_score_surer() -> None:
-    from opgrip.replay.results.repeats import join_repeats
+    from opgrip.replay.results.ratios import join_repeats
 
     once = made_zoo()
     often = Results([join_repeats([row] * 5) for row in once.rows], HEADER)

@@ -1,20 +1,22 @@
-"""Plots of times by operator, by mode, and over the runs of a store."""
+"""Plots of times by operator, by mode, over the runs of a store, over threads, batch or streams, and by work."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from math import fsum
-from typing import TYPE_CHECKING
+from math import ceil, fsum
+from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.command import counted
-from opgrip.display.figures import add_legend, label_axis, literal, marked, new_figure
+from opgrip.display.figures import add_legend, label_axis, literal, logarithmic, marked, new_figure
 from opgrip.errors import UserError
-from opgrip.replay.plots.plot import Plot, PlotRequest, PlottedRun, plots
+from opgrip.replay.plots import Plot, PlotRequest, PlottedRun, longest, plots, series_of, time_of, timed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.ticker import Locator
 
     from opgrip.replay.results.results import Result
 
@@ -67,8 +69,6 @@ def draw_operators(request: PlotRequest) -> Figure:
 
 def _series(request: PlotRequest) -> dict[str, list[tuple[Result, float]]]:
     """Return rows with the time of all their calls by series: captured times first, then each replayed series."""
-    from opgrip.replay.plots.plot import series_of, time_of
-
     replayed = dict(series_of(request.runs))
     if not replayed:
         raise UserError("the results have no case with a time", "see their column error, or opreplay --strict")
@@ -94,11 +94,6 @@ def _seconds(time_us: float) -> str:
     return EngFormatter("s", places=1)(time_us * 1e-6)
 
 
-plots.register("operators")(
-    Plot("time of all calls by operator, captured and replayed", draw_operators, by=OPERATOR_GROUPS)
-)
-
-
 MODE_GROUPS = ("family", "op")
 """groupings of cases, default first"""
 
@@ -110,8 +105,6 @@ def draw_modes(request: PlotRequest) -> Figure:
     """Return a plot of the speed-up of each group and mode: geometric mean, with a bar over the middle 80 % of
     cases.
     """
-    from opgrip.replay.plots.plot import time_of
-
     series, reference = _rows_by_group(request)
     totals: dict[str, float] = {}
     for rows_by_group in series.values():
@@ -137,7 +130,6 @@ def draw_modes(request: PlotRequest) -> Figure:
 
 def _rows_by_group(request: PlotRequest) -> tuple[dict[str, dict[str, list[Result]]], str]:
     """Return the rows with a speed-up by series and group, and the name of the reference mode."""
-    from opgrip.replay.plots.plot import timed
     from opgrip.replay.results.ratios import GROUPS, reference_of, with_ratios_by_case
 
     group_of = GROUPS[request.by or MODE_GROUPS[0]]
@@ -174,27 +166,28 @@ def _draw_series(axes: Axes, place: int, name: str, offset: float, groups: Seque
 
 def _scale(axes: Axes) -> None:
     """Set a logarithmic axis with plain numbers, so that 2 and 1/2 have the same distance from 1."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import LogLocator
 
     axes.set_xscale("log")
     axes.autoscale(axis="x")
     low, high = axes.get_xlim()
     multiples = next((parts for most, parts in LABELS if high / low < most), (1.0,))
-    axes.xaxis.set_major_locator(LogLocator(subs=multiples, numticks=12))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    _label_major(axes.xaxis, LogLocator(subs=multiples, numticks=12), "g")
 
 
-plots.register("modes")(Plot("speed-up of each mode over the first", draw_modes, by=MODE_GROUPS))
+def _label_major(axis: Axis, locator: Locator, form: str) -> None:
+    """Label only the places of a locator, with plain numbers."""
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    axis.set_major_locator(locator)
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:{form}}"))
 
 
 def draw_history(request: PlotRequest) -> Figure:
     """Return a plot with one line per mode over the runs, of the cases timed in all runs, with a band from p10 to
     p90.
     """
-    from opgrip.replay.plots.plot import timed
-
     runs = sorted(((_moment(name, run), run) for name, run in request.runs.items()), key=lambda pair: pair[0])
     moments = [moment for moment, _ in runs]
     by_mode: dict[str, list[dict[object, Result]]] = {}
@@ -214,7 +207,7 @@ def draw_history(request: PlotRequest) -> Figure:
         axes.plot(moments, middle, label=f"{literal(mode)} ({counted(len(common), 'case')})", **style)  # type: ignore[arg-type]
     if not most:
         raise UserError("no case was timed in all of these runs", "choose runs of one trace, or other operators")
-    _label(figure, "median of a call" if most == 1 else "time of all calls, by medians")
+    _label_history(figure, "median of a call" if most == 1 else "time of all calls, by medians")
     add_legend(figure, axes)
     return figure
 
@@ -240,7 +233,7 @@ def _total(rows: list[Result], name: str, common: set[object]) -> float:
     return fsum(max(row.count, 1) * (getattr(row, name) or row.median_us or 0.0) for row in rows)
 
 
-def _label(figure: Figure, name: str) -> None:
+def _label_history(figure: Figure, name: str) -> None:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     (axes,) = figure.axes
@@ -252,4 +245,156 @@ def _label(figure: Figure, name: str) -> None:
     axes.set_ylim(bottom=0)
 
 
-plots.register("history")(Plot("time over several runs of the store", draw_history, least=2))
+VARIED = {"threads": "threads", "batch_scale": "batch, times the recorded one", "streams": "cases at once"}
+"""axis labels of the columns over which times can scale"""
+IDEALS = {"threads": -1.0, "batch_scale": 1.0}
+"""exponent of ideal scaling: time falls with the number of threads and grows with the batch"""
+
+
+def draw_scaling(request: PlotRequest) -> Figure:
+    """Return a plot with one line per mode: total time, with a band from the 10th to the 90th percentile of cases."""
+    series = dict(series_of(request.runs))
+    column = request.over or _varied([row for rows in series.values() for row in rows])
+    figure, (axes,) = new_figure(request.title, size=(4.6, 3.6))
+    values: set[int] = set()
+    for place, (name, rows) in enumerate(series.items()):
+        values.update(_draw_scaling_series(axes, place, name, rows, column))
+    if not values:
+        hint = f"replay with --{column.replace('_', '-')} 1,2,4"
+        raise UserError(f"no case was timed at two values of {column}", hint)
+    ticks = sorted(values)
+    if column in IDEALS:
+        ideal = [(value / ticks[0]) ** IDEALS[column] for value in ticks]
+        axes.plot(ticks, ideal, color="#222222", linestyle=":", label="in proportion")
+    _label_scaling(axes, column, ticks)
+    add_legend(figure, axes, 2)
+    return figure
+
+
+def _varied(rows: list[Result]) -> str:
+    """Return the only column in which the rows differ; raise `UserError` if there is none or several."""
+    names = [name for name in VARIED if len({getattr(row, name) for row in rows} - {None}) > 1]
+    if not names:
+        raise UserError("the rows have one number of threads, one batch and one stream", "replay with --threads 1,2,4")
+    if len(names) > 1:
+        raise UserError(f"the rows differ in {' and '.join(names)}", "say which is drawn, such as --over " + names[0])
+    return names[0]
+
+
+def _draw_scaling_series(axes: Axes, place: int, name: str, rows: list[Result], column: str) -> list[int]:
+    """Draw the cases that were timed at all values of the column, and return these values."""
+    import numpy as np
+
+    by_case: dict[Any, dict[int, float]] = {}
+    for row in rows:
+        value = getattr(row, column)
+        if value is not None:
+            by_case.setdefault(row.identity_without("mode", column), {})[int(value)] = time_of(row)
+    values = sorted({value for times in by_case.values() for value in times})
+    whole = [times for times in by_case.values() if len(times) == len(values)]
+    if len(values) < 2 or not whole:
+        return []
+    first = values[0]
+    total = [fsum(times[value] for times in whole) for value in values]
+    ratios = np.array([[times[value] / times[first] for value in values] for times in whole])
+    style = marked(place)
+    axes.fill_between(values, *np.quantile(ratios, (0.1, 0.9), axis=0), color=style["color"], alpha=0.15, linewidth=0)
+    label = f"{literal(name, 40)} ({len(whole)} of {len(by_case)} cases)"
+    axes.plot(values, [time / total[0] for time in total], label=label, **style)
+    return values
+
+
+def _label_scaling(axes: Axes, column: str, ticks: list[int]) -> None:
+    from matplotlib.ticker import FixedLocator, LogLocator
+
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    _label_major(axes.xaxis, FixedLocator(ticks), ",g")
+    low, high = axes.get_ylim()
+    subs = (1.0, 2**0.5) if high / low < 4 else (1.0,)
+    _label_major(axes.yaxis, LogLocator(base=2, subs=subs, numticks=12), ".3g")
+    axes.set_xlabel(VARIED[column])
+    axes.set_ylabel(f"time (relative to {ticks[0]:,})")
+
+
+MOST_PANELS = 9
+"""most operators drawn, those with the longest total time"""
+WORK = {"bytes": ("bytes_moved", "bytes moved", "B"), "flops": ("flops", "operations", "flop")}
+"""column, axis label and unit, by value of `--over`"""
+
+
+def draw_shapes(request: PlotRequest) -> Figure:
+    """Return a plot with one point per case at its median, bars from 10th to 90th percentile, and one series per
+    mode.
+    """
+    column, name, unit = WORK[request.over or "bytes"]
+    series = {name: [row for row in rows if getattr(row, column)] for name, rows in series_of(request.runs)}
+    rows = [row for own in series.values() for row in own]
+    if not rows:
+        raise UserError(f"no row has a time and {column}", "choose other operators, or another --over")
+    operators = longest(rows, MOST_PANELS)
+    width = min(len(operators), 3)
+    height = ceil(len(operators) / width)
+    size = (1.4 + 2.3 * width, 1.2 + 1.9 * height) if len(operators) > 1 else (4.6, 3.6)
+    figure, grid = new_figure(request.title, height, width, sharex=True, sharey=True, size=size)
+    shown = [row for row in rows if row.op in operators]
+    for axes, op in zip(grid, operators, strict=False):
+        axes.set_title(literal(op, 34))
+        for place, (label, own) in enumerate(series.items()):
+            _draw_points(axes, place, label, [row for row in own if row.op == op], column)
+    logarithmic(grid[0], "x", [float(getattr(row, column)) for row in shown])
+    logarithmic(grid[0], "y", [time for row in shown for time in _band(row)])
+    for axes in grid[len(operators) :]:
+        axes.set_visible(False)
+    for place, axes in enumerate(grid[: len(operators)]):
+        is_lowest, is_first = place + width >= len(operators), place % width == 0
+        label_axis(axes.xaxis, name if is_lowest else "", unit)
+        label_axis(axes.yaxis, "time" if is_first else "", "s", 1e-6)
+        axes.tick_params(labelbottom=is_lowest)
+    add_legend(figure, grid[0])
+    return figure
+
+
+def _draw_points(axes: Axes, place: int, label: str, rows: Sequence[Result], column: str) -> None:
+    """Draw the points of a series, even if empty, because the legend of the first panel must list all series."""
+    style = marked(place) | {"linestyle": "", "label": literal(label, 40), "alpha": 0.8}
+    medians = [row.median_us or 0.0 for row in rows]
+    bands = [_band(row) for row in rows]
+    errors = (
+        [median - low for median, (low, _) in zip(medians, bands, strict=True)],
+        [high - median for median, (_, high) in zip(medians, bands, strict=True)],
+    )
+    axes.errorbar([getattr(row, column) for row in rows], medians, errors, elinewidth=0.8, **style)
+
+
+def _band(row: Result) -> tuple[float, float]:
+    """Return the 10th and 90th percentile, widened to include the median, in us."""
+    median = row.median_us or 0.0
+    return min(row.p10_us or median, median), max(row.p90_us or median, median)
+
+
+def draw_roofline(request: PlotRequest) -> Figure:
+    """Return the roofline that `opreplay --roofline -o x.svg` draws; the results must contain the machine's peaks."""
+    from opgrip.replay.analyses.roofline import drawing
+    from opgrip.traces.analysis.machine_ceilings import from_json
+
+    (run,) = request.runs.values()
+    if "ceilings" not in run.header:
+        raise UserError("the results do not hold the machine's limits", "replay with --roofline")
+    try:
+        ceilings, threads = from_json(run.header["ceilings"]), int(run.header.get("threads", 1))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError("the machine's limits in the results are damaged", "replay with --roofline") from error
+    return drawing.draw(run.rows, ceilings, threads, request.title)
+
+
+_KINDS = {
+    "operators": Plot("time of all calls by operator, captured and replayed", draw_operators, by=OPERATOR_GROUPS),
+    "modes": Plot("speed-up of each mode over the first", draw_modes, by=MODE_GROUPS),
+    "history": Plot("time over several runs of the store", draw_history, least=2),
+    "scaling": Plot("time over threads, batch_scale or streams", draw_scaling, over=tuple(VARIED)),
+    "shapes": Plot("time over bytes or flops, an operator a panel", draw_shapes, over=tuple(WORK)),
+    "roofline": Plot("calls under the machine's ceilings", draw_roofline, most=1),
+}
+for _name, _plot in _KINDS.items():
+    plots.register(_name)(_plot)
