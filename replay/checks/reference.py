@@ -29,14 +29,12 @@ from opgrip.replay.checks.permitted_differences import (
     named,
     runs_wanted,
 )
-from opgrip.replay.checks.truths import Truths, observe, run_seeded, tensors_of, truths_of
+from opgrip.replay.checks.truths import Truths, run_seeded, tensors_of, truths_of
 from opgrip.replay.checks.verdicts import ResultVerdict, Tolerance, joined, wrong
 from opgrip.replay.modes import RunOutputs
 from opgrip.replay.operators.memory import Arguments
 from opgrip.traces.schema.arguments import leaves
 from opgrip.traces.schema.tensor_specs import plain_name
-
-__all__ = ["Reference", "observe"]
 
 FEW = 64
 """number of elements of a random result below which two runs may agree by chance"""

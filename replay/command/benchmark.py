@@ -21,8 +21,8 @@ from opgrip.errors import UserError, in_words_of_python
 from opgrip.platform.machine import check_device
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import FunctionTrial, function_case, try_function
-from opgrip.replay.checks import Tolerance
 from opgrip.replay.checks.reference import in_order_of, not_comparable, other_structure
+from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.operators.devices import DeviceLostError, facts_of, use_device
 from opgrip.replay.operators.lookup import Operator

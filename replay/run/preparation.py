@@ -12,9 +12,8 @@ import torch
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.selection import BACKWARD, Variant
 from opgrip.replay.cases.unused_results import refused_argument, with_gradients
-from opgrip.replay.checks import Reference, ResultVerdict
-from opgrip.replay.checks.reference import CandidateReference
-from opgrip.replay.checks.verdicts import joined
+from opgrip.replay.checks.reference import CandidateReference, Reference
+from opgrip.replay.checks.verdicts import ResultVerdict, joined
 from opgrip.replay.inputs.input_options import with_values
 from opgrip.replay.inputs.inputs import ADDRESSES, Inputs
 from opgrip.replay.modes import EAGER, Program, RunOutputs, find_mode

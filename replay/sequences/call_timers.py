@@ -15,7 +15,7 @@ from opgrip.errors import UserError
 from opgrip.platform.contention import Contention
 from opgrip.replay.cases.flow import FlowingCall, NewMemory
 from opgrip.replay.cases.selection import FORWARD, Variant
-from opgrip.replay.checks import Reference
+from opgrip.replay.checks.reference import Reference
 from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.inputs.input_options import RECORDED
 from opgrip.replay.inputs.inputs import Inputs

@@ -15,7 +15,8 @@ from opgrip.capture import Capture
 from opgrip.replay import load_results
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.unused_results import FOR_BACKWARD, with_unused_results
-from opgrip.replay.checks import Reference, Tolerance
+from opgrip.replay.checks.reference import Reference
+from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.modes import RunOutputs
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.run.workload import load_workload
