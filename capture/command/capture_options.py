@@ -48,8 +48,6 @@ _OF_MODELS = ("models", "modules")
 @titled("model")
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """Choice of the model."""
-
     model: str = option(
         DEFAULT_MODEL,
         lambda: f"{'; '.join(source.form for source in model_sources.values())} (default: %(default)s)",
@@ -63,8 +61,6 @@ class ModelName:
 @titled("trace file")
 @dataclass(frozen=True, slots=True)
 class TraceOutput:
-    """Location of the trace."""
-
     output: str | None = option(
         None,
         "trace file; .gz and .zst compress it, - is stdout (default: MODEL.jsonl, with --private private.jsonl)",
@@ -78,8 +74,6 @@ class TraceOutput:
 @titled("steps")
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Choice of the captured steps."""
-
     seed: int = option(
         0, "random seed for weights, inputs and everything else (default: %(default)s)", parse=seed, common=True
     )
@@ -200,8 +194,6 @@ class RecordingOptions:
 @titled("recording on demand")
 @dataclass(frozen=True, slots=True)
 class OnDemandOptions:
-    """Recording on demand of a running program."""
-
     on_demand: bool = option(
         False,
         "run the script at full speed, and record steps when `opcapture trigger` or a signal requests it",
@@ -236,8 +228,6 @@ class OnDemandOptions:
 @titled("reports")
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Reports printed about a finished capture."""
-
     find_longtail: bool = option(
         False, "rank functions that run as many small operators, as `opgrip longtail` does", common=True
     )

@@ -50,12 +50,7 @@ def ignore_own_warnings() -> None:
 
 
 def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
-    """Raise `UserError` if a capture cannot be made or written as requested.
-
-    Parameters
-    ----------
-    device : device that the program runs on, if known
-    """
+    """Raise `UserError` if a capture cannot be made or written as requested."""
     check_grips(args)
     output = None if args.output is None else own_path(args.output)
     if output is not None and str(output) != "-":
@@ -97,7 +92,6 @@ def make_capture(
 
 
 def output_of(args: argparse.Namespace, name: str) -> str:
-    """Return the path of the trace of a script or model."""
     default = OUTPUT if args.private else f"{name}.jsonl"
     return args.output or default
 

@@ -46,12 +46,7 @@ MOST_NAMES = 4
 
 
 def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
-    """Yield lines that report recorded calls, the trace's path, missing parts, and next steps.
-
-    Parameters
-    ----------
-    interrupted : the user ended the program
-    """
+    """Yield lines that report recorded calls, the trace's path, missing parts, and next steps."""
     where = "stdout" if str(capture.path) == "-" else str(capture.path)
     if capture.keeps_last:
         yield from _dump_lines(capture)
@@ -147,7 +142,7 @@ def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Re
         status, interrupted = _run_in(capture, arguments)
     problem: object = capture.problem
     if problem is None:
-        _tell(capture, reporter, interrupted)
+        _report(capture, reporter, interrupted)
         problem = values_problem(capture)
     if problem:
         reporter.say(f"error: {problem}")
@@ -186,16 +181,16 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
         try:
             capture_steps(capture, program, args, reporter)
         except KeyboardInterrupt:
-            _tell(capture, reporter, interrupted=True)
+            _report(capture, reporter, interrupted=True)
             return INTERRUPTED
         check_written(capture)
-        _tell(capture, reporter)
+        _report(capture, reporter)
         for line in program.finish():
             reporter.say(line)
         if problem := values_problem(capture):
             raise UserError(problem)
         if args.audit:
-            _tell_audit(_audit(build(args, reporter), capture, args, reporter), reporter)
+            _report_audit(_audit(build(args, reporter), capture, args, reporter), reporter)
     if args.find_longtail:
         _print_longtail(capture, sys.stdout)
     return 0
@@ -214,7 +209,7 @@ def _audit(
         return audit(capture.path, steps)
 
 
-def _tell_audit(differences: list[CountDifference], reporter: Reporter) -> None:
+def _report_audit(differences: list[CountDifference], reporter: Reporter) -> None:
     unexplained = [item for item in differences if item.explained is None]
     for item in differences:
         reporter.say(
@@ -225,7 +220,7 @@ def _tell_audit(differences: list[CountDifference], reporter: Reporter) -> None:
     reporter.say(f"audit: {differ}, {len(unexplained)} without an explanation")
 
 
-def _tell(capture: Capture, reporter: Reporter, interrupted: bool = False) -> None:
+def _report(capture: Capture, reporter: Reporter, interrupted: bool = False) -> None:
     for line in closing_lines(capture, interrupted):
         reporter.say(line)
 

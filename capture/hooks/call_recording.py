@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import is_grad_enabled, is_inference_mode_enabled
 
-from opgrip.capture.hooks.wrapped_operators import higher_order_node, look_at, measured
+from opgrip.capture.hooks.wrapped_operators import higher_order_node, measured, schedule_observation
 from opgrip.capture.program.environment import read_settings
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.thread_mode import ThreadMode
@@ -138,16 +138,16 @@ class CallRecording(ThreadMode):
             running.append((started, current))
         return running
 
-    def look_at_settings(self) -> None:
+    def check_settings(self) -> None:
         settings = read_settings()
         if settings != self._settings:
             self._settings = settings
             self.predictions.forget_nodes()
             self.last = self.predictions.nowhere
 
-    def look_at(self, signature: int) -> None:
+    def schedule_observation(self, signature: int) -> None:
         for node in self.predictions.nodes_of(signature):
-            look_at(node, self)
+            schedule_observation(node, self)
 
     def storages_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Storages:
         return tuple([self._storages.number(tensor) for tensor in tensors_in((*args, *kwargs.values()))])
@@ -177,7 +177,7 @@ class CallRecording(ThreadMode):
         signatures = self.recorder.signatures
         is_due = self.recorder.observations.is_due(number) or signatures.is_unread(number)
         if is_due and not signatures.is_open(number):
-            look_at(node, self)
+            schedule_observation(node, self)
         self._end_search(began)
         return node, argument_storages
 
@@ -225,7 +225,6 @@ class CallRecording(ThreadMode):
         raised: BaseException | None,
         shown: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Record a call that has ended."""
         try:
             recorder = self.recorder
             if raised is not None and recorder.signatures.is_open(node.number) and is_from_program(raised):

@@ -51,7 +51,6 @@ class RecordingMode(CallRecording):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Record and run one operator."""
         if self.idle or (types and not PLAIN.issuperset(types)):
             return self._pass_by(func, types, args, kwargs or {})
         autograd_node = current_autograd_node()

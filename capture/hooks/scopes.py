@@ -107,7 +107,7 @@ class ScopeWatch:
                 there = (ref(module), self._place_in(module, place))
                 place.modules[id(module)] = there
             if not place.module_type:
-                mode.look_at_settings()
+                mode.check_settings()
             mode.enter(module, there[1])
         except Exception as error:
             mode.leave_to(depth)
@@ -128,7 +128,7 @@ class ScopeWatch:
             if mode is None:
                 return
             mode.settle()
-            mode.look_at_settings()
+            mode.check_settings()
             # pass the frame that runs the step, because no hook reports a step that fails
             mode.enter(optimizer, self.recorder.places.phase(mode.place, OPTIMIZER), sys._getframe(1))
         except Exception as error:

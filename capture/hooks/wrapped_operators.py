@@ -80,7 +80,7 @@ class _Watched:
         return result
 
 
-def look_at(node: CallPoint, mode: ThreadMode) -> None:
+def schedule_observation(node: CallPoint, mode: ThreadMode) -> None:
     """Schedule an observation of the values of a node's next call."""
     operator = node.op
     # wrap only once, even for several reasons: an observation inside another one would be part of the measured time

@@ -69,8 +69,6 @@ _OF_OPERATORS = ("models", "operators")
 @titled("operators, with --model opinfo:NAME")
 @dataclass(frozen=True, slots=True)
 class OperatorOptions:
-    """Options for operators that are run outside of a model."""
-
     shapes: str = option(
         DEFAULT,
         "tensor shapes: of torch's own samples, about a million elements, or random by --seed (default: %(default)s)",
@@ -111,8 +109,6 @@ class OperatorOptions:
 @titled("model")
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Options of a model."""
-
     run: str = option(
         "predict",
         "workload of a step: predict; loss (the forward pass of training); train (with backward pass and "

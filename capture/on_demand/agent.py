@@ -33,6 +33,7 @@ from opgrip.capture.on_demand.protocol import (
 )
 from opgrip.capture.on_demand.settings import AgentSettings
 from opgrip.capture.program.processes import rank
+from opgrip.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from opgrip.capture.on_demand.session import RecordingSession
@@ -92,16 +93,10 @@ class Agent:
     def record(
         self, request: RecordingRequest, armed: Callable[[Mapping[str, Any]], None] = lambda fields: None
     ) -> dict[str, Any]:
-        """Record, and return the facts about the recording; raise `UserError` if it cannot be done.
-
-        Parameters
-        ----------
-        armed : called once the agent notices steps
-        """
+        """Record, and return the facts about the recording; raise `UserError` if it cannot be done."""
         asked_ns = time.perf_counter_ns()
         _wait_for_torch(request.wait_s)
         from opgrip.capture.on_demand.session import RecordingSession
-        from opgrip.errors import UserError
 
         waiting = self._session
         gives_way = waiting is not None and not request.sampled and waiting.give_way()
@@ -246,8 +241,6 @@ class Agent:
                 link.shutdown(socket.SHUT_RD)
 
     def _fail(self, error: Exception) -> None:
-        from opgrip.errors import UserError
-
         # mistakes of clients do not count as failures
         if not isinstance(error, UserError) and len(self.failures) < MOST_FAILURES:
             self.failures[_in_a_line(error)] += 1
@@ -285,8 +278,6 @@ def _wait_for_torch(most_s: float) -> None:
     until_s = time.monotonic() + most_s
     while (torch := sys.modules.get("torch")) is None or getattr(torch.__spec__, "_initializing", False):
         if time.monotonic() >= until_s:
-            from opgrip.errors import UserError
-
             raise UserError(f"process {os.getpid()} has not loaded torch yet", "ask again when it has")
         time.sleep(PAUSE_S)
 
@@ -314,8 +305,6 @@ def start_agent(settings: AgentSettings) -> Agent:
     UserError : the process cannot have a socket or a thread
     """
     global _agent, _watches_forks
-    from opgrip.errors import UserError
-
     with _starting:
         if _agent is None:
             try:
@@ -351,13 +340,10 @@ def _close_at_end_of_child(agent: Agent) -> None:
 
 
 def agent_here() -> Agent | None:
-    """Return the agent of this process, if there is one."""
     return _agent
 
 
 def _in_a_line(error: BaseException) -> str:
-    from opgrip.errors import UserError, one_line
-
     return str(error) if isinstance(error, UserError | ValueError) else one_line(error)
 
 

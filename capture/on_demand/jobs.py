@@ -41,7 +41,7 @@ def choose_ranks(items: Sequence[RecordableProcess], rank: int | None, reporter:
     if job is None:
         if rank is not None:
             raise UserError(f"process {items[0].pid} is not a rank of a job", "leave out --rank")
-        _tell_workers(items, reporter)
+        _report_workers(items, reporter)
         return list(items)
     ranks = [item for item in without_workers(processes()) if item.job == job]
     members = sorted(ranks, key=lambda item: item.rank or 0)
@@ -62,7 +62,7 @@ def choose_ranks(items: Sequence[RecordableProcess], rank: int | None, reporter:
     return members
 
 
-def _tell_workers(items: Sequence[RecordableProcess], reporter: Reporter) -> None:
+def _report_workers(items: Sequence[RecordableProcess], reporter: Reporter) -> None:
     for item in items:
         if item.workers:
             numbers = [str(pid) for pid in item.workers[:MOST_WORKERS]] + ["..."] * (len(item.workers) > MOST_WORKERS)
@@ -152,12 +152,12 @@ class _Round:
                 self._errors.append(answer)
                 self._stop_all(item)
             elif answer.get("answer") == ARMED:
-                self._look_at(item, answer)
+                self._check_position(item, answer)
             elif answer.get("answer") == DONE:
                 self._results[item.pid] = answer
                 # a process that finished before another was found to be late has left a file
                 if not self._is_late or answer.get("file"):
-                    self._tell(item, answer)
+                    self._report(item, answer)
 
     def _end_all(self) -> None:
         """Let each process end its recording, and report it."""
@@ -186,7 +186,7 @@ class _Round:
             answer = UserError(f"process {item.pid} ended before its recording did", hint)
         self._answers.put((item, answer))
 
-    def _look_at(self, item: RecordableProcess, answer: Mapping[str, Any]) -> None:
+    def _check_position(self, item: RecordableProcess, answer: Mapping[str, Any]) -> None:
         """Check whether a process that now notices steps has already passed the first step."""
         begins_at, position = self._request.get("begins_at"), answer.get("position")
         if self._is_late or self._errors:
@@ -206,7 +206,7 @@ class _Round:
             if item is not but:
                 _stop(item)
 
-    def _tell(self, item: RecordableProcess, result: Mapping[str, Any]) -> None:
+    def _report(self, item: RecordableProcess, result: Mapping[str, Any]) -> None:
         for line in lines_of(result):
             self._reporter.say(f"process {item.pid}: {printable(line)}")
 

@@ -35,8 +35,6 @@ _PRIVATE = 0o700
 
 
 class MessageSocket:
-    """Sends and receives messages over a connected socket."""
-
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._buffer = b""
@@ -261,7 +259,6 @@ def socket_path(folder: Path) -> Path:
 
 
 def pid_of(path: Path) -> int | None:
-    """Return the pid in a socket's name."""
     number = path.name.partition("-")[0]
     return int(number) if number.isdecimal() else None
 

@@ -97,7 +97,6 @@ class StepRecording:
 
     @property
     def has_begun(self) -> bool:
-        """True once a step has begun."""
         return bool(self._learned or self._begun or self._running)
 
     def begin_step(self, nested: bool) -> ThreadStep | None:
@@ -150,7 +149,7 @@ class StepRecording:
         """Prevent further steps, and end the recording when unfinished ones have ended."""
         with self._lock:
             self._until = monotonic()
-            self._look_for_end()
+            self._check_end()
 
     def look(self) -> None:
         """Check for the end: time is over and no step unfinished; cut the steps of threads that have ended."""
@@ -161,7 +160,7 @@ class StepRecording:
                     self._learned += 1
                 else:
                     self.cut += 1
-            self._look_for_end()
+            self._check_end()
 
     def abandon(self) -> None:
         """Stop in a forked process, where vanished threads may hold any lock."""
@@ -182,7 +181,7 @@ class StepRecording:
             self._learning = False
             self.capture.set_learning(False)
         if self._until is not None and monotonic() >= self._until:
-            self._look_for_end()
+            self._check_end()
             return False
         return self._learning or self.extent.steps is None or self._begun < self.extent.steps
 
@@ -198,9 +197,9 @@ class StepRecording:
             self._learned += 1
         else:
             self.steps += 1
-        self._look_for_end()
+        self._check_end()
 
-    def _look_for_end(self) -> None:
+    def _check_end(self) -> None:
         """End the recording if it is complete. The caller holds the lock."""
         enough = self.extent.steps is not None and self.steps + self.cut >= self.extent.steps
         over = self._until is not None and monotonic() >= self._until
@@ -221,11 +220,9 @@ class StepSource(ABC):
         self._hooks = ExitStack()
 
     @abstractmethod
-    def enter(self) -> None:
-        """Start to notice steps."""
+    def enter(self) -> None: ...
 
     def leave(self) -> None:
-        """Stop noticing steps."""
         self._hooks.close()
 
 
@@ -291,7 +288,6 @@ class ProgramSteps(Boundaries):
     name = PROGRAM
 
     def enter(self) -> None:
-        """Register for the steps that the program marks."""
         # keep one object: each access to a bound method creates a new one
         self._listener = self.pass_boundary
         marks.listeners += (self._listener,)
@@ -336,7 +332,6 @@ class ModuleSteps(StepSource):
         self._calls = set(MODULE_CALLS)
 
     def enter(self) -> None:
-        """Watch calls of modules."""
         # torch warns about hooks on all modules when it compiles one
         self._patches.replace(nn.Module, "__call__", self._watching)
         self._hooks.callback(self._patches.undo)

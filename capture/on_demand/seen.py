@@ -40,7 +40,7 @@ class SeenSignatures:
         self._folder = folder
         self._known: set[str] = set()
         self._read: dict[Path, int] = {}
-        self._told: set[Path] = set()
+        self._reported: set[Path] = set()
 
     def day_file(self) -> Path:
         """Return the file of today's counts, by UTC."""
@@ -57,13 +57,13 @@ class SeenSignatures:
                 if os.path.lexists(path):
                     path.replace(path.with_name(f"{path.name}.unread"))
                 day = Side()
-            self._look_at_others(path)
+            self._read_other_days(path)
             new = side.cases.keys() - day.cases.keys() - self._known
             day.include(side)
             write_day(day, path)
         return len(new)
 
-    def _look_at_others(self, today: Path) -> None:
+    def _read_other_days(self, today: Path) -> None:
         """Read the files of other days that have changed, since other processes of the service may still write them."""
         for path in self._folder.glob(f"{self._stem}-????-??-??{SUFFIX}"):
             changed_ns = path.stat().st_mtime_ns
@@ -80,8 +80,8 @@ class SeenSignatures:
                 raise UserError(f"{path} is a link", "no service makes one")
             return read_day(path) if path.exists() else None
         except UserError as error:
-            if path not in self._told:
-                self._told.add(path)
+            if path not in self._reported:
+                self._reported.add(path)
                 print(f"opgrip: not counted with the others: {error}", file=sys.stderr, flush=True)
             return None
 

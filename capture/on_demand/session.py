@@ -131,7 +131,7 @@ class StepCapture(Capture):
         mode = self._recorder.threads.here()
         mode.settle()
         mode.set_autocast(describe_autocast())
-        mode.look_at_settings()
+        mode.check_settings()
         mode.__enter__()
         mode.idle = self._recorder.threads.idle
         step = ThreadStep(mode)
@@ -141,12 +141,7 @@ class StepCapture(Capture):
         return step
 
     def leave_step(self, step: ThreadStep) -> bool:
-        """Stop recording this thread; return False while a mode of the program is active above ours.
-
-        Parameters
-        ----------
-        step : result of `enter_step` in the same thread
-        """
+        """Stop recording this thread; return False while a mode of the program is active above ours."""
         mark, step.mark = step.mark, None
         try:
             if mark is not None:
@@ -211,12 +206,7 @@ class RecordingSession:
         self._gave_way = False
 
     def run(self, armed: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-        """Record, and return the facts about the recording; raise `UserError` if nothing can be written.
-
-        Parameters
-        ----------
-        armed : called once steps are noticed
-        """
+        """Record, and return the facts about the recording; raise `UserError` if nothing can be written."""
         self._capture.open()
         try:
             self._watch()

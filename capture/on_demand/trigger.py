@@ -68,11 +68,9 @@ class MarkedSteps:
 
     @property
     def steps(self) -> int:
-        """Number of steps that the program has ended."""
         return self._last + 1
 
     def step(self) -> None:
-        """Count an ended step."""
         self._last = self._next()
         for listener in self.listeners:
             listener()

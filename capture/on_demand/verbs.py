@@ -27,8 +27,6 @@ from opgrip.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class ProcessVerb:
-    """Verb for running processes."""
-
     description: str
     examples: str
     add_options: Callable[[argparse.ArgumentParser], None]

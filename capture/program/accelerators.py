@@ -70,12 +70,10 @@ def with_index(device: torch.device) -> torch.device:
 
 
 def current_stream(device: torch.device) -> Any:
-    """Return this thread's current stream of a device."""
     return getattr(torch, device.type).current_stream(device)
 
 
 def new_stream(device: torch.device) -> Any:
-    """Return a new stream of a device."""
     return getattr(torch, device.type).Stream(device)
 
 
@@ -106,7 +104,6 @@ def record_on(device: torch.device, event: Any = None) -> Any:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for all work on a device."""
     getattr(torch, device.type).synchronize(device)
 
 
@@ -189,7 +186,6 @@ class GraphCaptures:
 
     @property
     def is_ongoing(self) -> bool:
-        """True if the program is capturing a graph."""
         return self._ongoing > 0
 
     @contextmanager

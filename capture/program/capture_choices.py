@@ -29,7 +29,6 @@ GRIPS = "grips"
 
 
 def check_choices(model: object, values: str, device_time: str) -> None:
-    """Raise if an argument is invalid."""
     from torch import nn
 
     if model is not None and not isinstance(model, nn.Module):

@@ -41,22 +41,20 @@ class LateModules(MetaPathFinder):
             spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    spec.loader = _TellingLoader(spec.loader, self.loaded)
+                    spec.loader = _ReportingLoader(spec.loader, self.loaded)
                 return spec
         return None
 
 
-class _TellingLoader(Loader):
+class _ReportingLoader(Loader):
     def __init__(self, loader: Loader, loaded: Callable[[ModuleType], None]) -> None:
         self.loader = loader
         self.loaded = loaded
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Return the result of the module's own loader."""
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Load the module and report it."""
         # restore the loader first: a module may ask for it while it is loaded
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader

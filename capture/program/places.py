@@ -104,17 +104,14 @@ class Places:
         autocast: str = "",
         gripped: bool = False,
     ) -> Location:
-        """Return the location with these attributes."""
         key = (module, module_type, phase, inside, autocast, gripped)
         place = self._places_by_key.get(key)
         return self._places_by_key.setdefault(key, Location(*key)) if place is None else place
 
     def module(self, place: Location, path: str, kind: str) -> Location:
-        """Return the same location in another module."""
         return self.at(path, kind, place.phase, place.inside, place.autocast, place.gripped)
 
     def phase(self, place: Location, phase: str) -> Location:
-        """Return the same location in another phase."""
         return self.at(place.module, place.module_type, phase, place.inside, place.autocast, place.gripped)
 
     def inside(self, place: Location, name: str, gripped: bool = False) -> Location:
@@ -122,7 +119,6 @@ class Places:
         return self.at(place.module, place.module_type, place.phase, name, place.autocast, gripped)
 
     def autocast(self, place: Location, autocast: str) -> Location:
-        """Return the same location with another autocast state."""
         return self.at(place.module, place.module_type, place.phase, place.inside, autocast, place.gripped)
 
 
@@ -191,12 +187,7 @@ class SourceLine:
 
 
 class SourceLines:
-    """Finder of the program's own frames on the stack, without frames of torch, Triton and opgrip.
-
-    Parameters
-    ----------
-    depth : number of frames to return, starting with the innermost
-    """
+    """Finder of the program's own frames on the stack, without frames of torch, Triton and opgrip."""
 
     def __init__(self, depth: int = 1) -> None:
         self.depth = depth
@@ -242,7 +233,6 @@ def innermost_module() -> nn.Module | None:
 
 
 def is_running(frame: FrameType) -> bool:
-    """Return True if a frame is on this thread's stack."""
     above: FrameType | None = sys._getframe(1)
     while above is not None:
         if above is frame:

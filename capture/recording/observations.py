@@ -71,7 +71,6 @@ class _Table:
         self._forget_dull()
 
     def add(self, place: PlaceKey, duration_ns: int, call: int) -> None:
-        """Add a call with a running number."""
         seen = self.seen.get(place)
         if seen is None:
             if self._dull_from_ns <= duration_ns <= self._dull_to_ns and call < self._dull_until:
@@ -109,26 +108,25 @@ def _extremes(ranked: list[tuple[PlaceKey, _Seen]], slowest: int) -> list[tuple[
     return ranked if len(ranked) <= FASTEST + slowest else [*ranked[:FASTEST], *ranked[-slowest:]]
 
 
-class _Places:
+class _CallSites:
     """The call sites of a signature.
 
     Attributes
     ----------
-    looked_at : call sites whose observation was requested
+    requested : call sites whose observation was requested
     """
 
-    __slots__ = ("_by_memory", "_by_scope", "_calls", "looked_at")
+    __slots__ = ("_by_memory", "_by_scope", "_calls", "requested")
 
     def __init__(self) -> None:
         self._by_scope, self._by_memory = _Table(), _Table()
         self._calls = 0
-        self.looked_at: set[PlaceKey] = set()
+        self.requested: set[PlaceKey] = set()
 
     def __len__(self) -> int:
         return len(self._by_scope.seen) + len(self._by_memory.seen)
 
     def add(self, place: PlaceKey, duration_ns: int) -> None:
-        """Add a call."""
         self._calls += 1
         self._by_scope.add((place[0], ANY), duration_ns, self._calls)
         self._by_memory.add(place, duration_ns, self._calls)
@@ -143,10 +141,8 @@ class _Places:
 
 
 class PlaceTimes:
-    """Durations of calls by signature and call site."""
-
     def __init__(self) -> None:
-        self._by_signature: dict[int, _Places] = {}
+        self._by_signature: dict[int, _CallSites] = {}
 
     def note(
         self,
@@ -155,12 +151,7 @@ class PlaceTimes:
         memory: Sequence[int],
         durations_ns: NDArray[np.int64],
     ) -> Iterator[tuple[int, PlaceKey]]:
-        """Add calls; yield signatures and call sites whose values should be observed.
-
-        Parameters
-        ----------
-        memory : number of the memory of each call's first tensor
-        """
+        """Add calls; yield signatures and call sites whose values should be observed."""
         numbers = np.asarray(signatures, dtype=np.int64)
         # most operators of a program are too short for differences to matter
         long = np.unique(numbers[durations_ns >= LEAST_NS])
@@ -174,28 +165,28 @@ class PlaceTimes:
             for place in self._different(number):
                 yield number, place
 
-    def _places_of(self, number: int) -> _Places | None:
+    def _places_of(self, number: int) -> _CallSites | None:
         """Return the call sites of a signature, or None if there are too many signatures."""
         places = self._by_signature.get(number)
         if places is None and len(self._by_signature) < MOST_SIGNATURES:
-            places = self._by_signature[number] = _Places()
+            places = self._by_signature[number] = _CallSites()
         return places
 
     def _different(self, number: int) -> Iterator[PlaceKey]:
         """Yield one call site per timing cluster of a signature, except for those requested before."""
         places = self._by_signature.get(number)
-        if places is None or len(places.looked_at) >= MOST_LOOKS:
+        if places is None or len(places.requested) >= MOST_LOOKS:
             return
         times = places.times_by_place()
         if not times or times[-1][0] < max(times[0][0] * DIFFERENT, times[0][0] + LEAST_NS):
             return
         last = 0
         for time, place in times:
-            if time < last * DIFFERENT or len(places.looked_at) >= MOST_LOOKS:
+            if time < last * DIFFERENT or len(places.requested) >= MOST_LOOKS:
                 continue
             last = time
-            if place not in places.looked_at:
-                places.looked_at.add(place)
+            if place not in places.requested:
+                places.requested.add(place)
                 yield place
 
 
@@ -301,7 +292,7 @@ class Observations:
         """Request an observation of the next recorded call of a signature at a call site."""
         self._places.setdefault(number, set()).add(place)
         for mode in modes:
-            mode.look_at(number)
+            mode.schedule_observation(number)
 
     def waits(self, number: int) -> bool:
         """Return True if an observation of a signature at a call site is pending."""
@@ -336,7 +327,6 @@ class Observations:
         return Look.NO if found is None else Look.PLACE
 
     def spend(self, own_ns: int) -> None:
-        """Add the time that an observation took."""
         self._own_ns += own_ns
         self.spent_ns += own_ns
 
@@ -361,4 +351,4 @@ class Observations:
                 self._next[number] = 4 * self._calls[number]
                 self._due.add(number)
                 for mode in modes:
-                    mode.look_at(number)
+                    mode.schedule_observation(number)

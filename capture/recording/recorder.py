@@ -122,7 +122,6 @@ class Recorder:
         self.threads.begin()
 
     def set_idle(self, idle: bool) -> None:
-        """Stop or resume recording calls."""
         idle = idle or self._stopped
         self.observations.set_idle(idle)
         self.threads.set_idle(idle)

@@ -46,7 +46,6 @@ class Epochs:
         return self._next[kind] - self._firsts[self.current].get(kind, 0)
 
     def begin(self) -> None:
-        """Start the next epoch."""
         self._ends[self.current] = dict(self._next)
         self.current += 1
         self._firsts[self.current] = dict(self._next)
@@ -68,14 +67,6 @@ Sites = tuple[SourceLine, ...]
 
 class ScopeTable:
     """The scopes of one capture's calls.
-
-    Parameters
-    ----------
-    places : locations of the threads
-    lines : source lines that calls are made from
-    epochs : source of new numbers
-    pending : receives the records; its lock protects this table
-    path_of : returns the path of a module
 
     Attributes
     ----------
@@ -123,8 +114,6 @@ class ScopeTable:
         return number
 
     def scope(self, place: Location, sites: Sites, context: int) -> int:
-        """Return the number of a scope."""
-
         def make(number: int) -> Scope:
             site = sites[0] if sites else SourceLine("", "", 0)
             callers = tuple(f"{item.file}:{item.line} {item.function}" for item in sites[1:])
@@ -135,7 +124,6 @@ class ScopeTable:
         return self._number(self._scopes, (place, sites, context), make)
 
     def has_scope(self, number: int) -> bool:
-        """Return True if a scope is still in the table."""
         return number in self._records
 
     def backward_scope(self, scope: int, forward: int) -> int:
@@ -157,7 +145,6 @@ class ScopeTable:
         }
 
     def prune_scopes(self, scopes: set[int]) -> None:
-        """Remove all scopes except these."""
         self._records = {number: self._records[number] for number in scopes if number in self._records}
 
     def _refine_place(self, place: Location) -> Location:

@@ -69,12 +69,7 @@ class SignatureTable:
         return self._epochs.count(Signature)
 
     def number(self, name: Hashable, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-        """Return the number of a call's signature. Call it before the call runs.
-
-        Parameters
-        ----------
-        name : object whose `str` is the operator's name
-        """
+        """Return the number of a call's signature. Call it before the call runs."""
         key = call_key(name, args, kwargs)
         number = self._numbers.get(key)
         return self._add(key, kind, args, kwargs) if number is None else number
@@ -166,12 +161,7 @@ class SignatureTable:
     def read_again(
         self, number: int, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None]:
-        """Read the values that are missing from a later call before it runs; return a function that takes its result.
-
-        Parameters
-        ----------
-        name : operator
-        """
+        """Read missing values from a later call before it runs; return a function that takes its result."""
         try:
             with self._lock, self._own_calls.lock, without_modes(), without_functions():
                 numbers = self._unread.pop(number)

@@ -84,7 +84,6 @@ class StorageNumbers:
                 self._forget(self._old)
 
     def close(self) -> None:
-        """Remove all storages."""
         with self._sweeping:
             for addresses in (self.young, self._middle, self._old):
                 while addresses:

@@ -104,11 +104,11 @@ class ThreadMode(OrderlyMode):
         """
 
     @abstractmethod
-    def look_at_settings(self) -> None:
+    def check_settings(self) -> None:
         """Check whether settings of torch that scopes refer to have changed."""
 
     @abstractmethod
-    def look_at(self, signature: int) -> None:
+    def schedule_observation(self, signature: int) -> None:
         """Schedule an observation of the next call of a signature at each of its known call sites."""
 
     @abstractmethod
@@ -152,7 +152,6 @@ class ThreadMode(OrderlyMode):
         return len(self._outer)
 
     def set_autocast(self, autocast: str) -> None:
-        """Set the autocast state of this thread."""
         self._go(self.recorder.places.autocast(self.place, autocast))
 
     def settle(self) -> None:

@@ -33,7 +33,6 @@ class Watching:
         self._thread = 0
 
     def resume(self) -> None:
-        """Start recording calls."""
         self._recorder.set_idle(False)
         if self._is_on:
             return
@@ -48,7 +47,6 @@ class Watching:
         self._recorder.observations.spent_ns += perf_counter_ns() - began
 
     def pause(self) -> None:
-        """Stop recording calls."""
         if self._is_on:
             self._recorder.set_idle(True)
             if not self._with_mode or threading.get_ident() == self._thread:
@@ -88,12 +86,7 @@ class Schedule:
             raise ValueError("a schedule has at least 1 active step, and no negative number of others")
 
     def records(self, step: int) -> bool:
-        """Return True if a step is recorded.
-
-        Parameters
-        ----------
-        step : number of the step, from 0
-        """
+        """Return True if a step is recorded."""
         return self._is_within(step) and self._place(step) >= self.wait + self.warmup
 
     def learns(self, step: int) -> bool:

@@ -90,7 +90,7 @@ class Deferred:
         self._waiting.append(Waiting(number, op, argument, copy, record_on(tensor.device)))
         return None
 
-    def tell(self, number: int, outputs: Any) -> None:
+    def set_outputs(self, number: int, outputs: Any) -> None:
         """Attach the outputs of a call to the waiting copy of one of its inputs."""
         for item in reversed(self._waiting):
             if item.number == number:
@@ -116,7 +116,6 @@ class Deferred:
             yield values, item
 
     def forget(self) -> None:
-        """Remove all copies."""
         self._waiting.clear()
         self._arrived.clear()
         self._bytes = self._host_bytes = 0

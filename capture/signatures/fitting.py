@@ -63,12 +63,7 @@ class Fitter:
     def describe_again(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with newly fitted value models.
-
-        Parameters
-        ----------
-        name : operator, or name of a function
-        """
+        """Return the arguments with newly fitted value models."""
         named, op = _names(name), str(name)
         return describe_call(args, kwargs, lambda argument: lambda tensor: self.fit(op, named(argument), tensor))
 
@@ -122,7 +117,6 @@ class Fitter:
         self._alike.clear()
 
     def prune(self, numbers: set[int]) -> None:
-        """Remove all models except these."""
         self._fitted = {number: fitted for number, fitted in self._fitted.items() if number in numbers}
 
     def fit_deferred(self, graphs: GraphCaptures, wait: bool = False) -> Iterator[None]:
@@ -150,10 +144,6 @@ class Fitter:
     ) -> Callable[[Any], None]:
         """Read the values of tensors that could not be read at an earlier call of the signature; return a function that
         takes the outputs of this call.
-
-        Parameters
-        ----------
-        numbers : model numbers of the signature's tensors
         """
         op, named = str(name), _names(name)
         read: list[int] = []
@@ -167,11 +157,11 @@ class Fitter:
                 self.without_values -= Counter([lost])
                 read.append(number)
 
-        def tell(outputs: Any) -> None:
+        def set_outputs(outputs: Any) -> None:
             for number in read:
-                self._deferred.tell(number, outputs)
+                self._deferred.set_outputs(number, outputs)
 
-        return tell
+        return set_outputs
 
     def fit(self, op: str, argument: str, tensor: torch.Tensor, reads_again: bool = False) -> int | None:
         """Return the number of the model of a tensor's values, or None if it has no model.
@@ -209,7 +199,7 @@ class Fitter:
     def _refine_model(self, number: int, signature: Signature, argument: str) -> int:
         fitted = self._fitted[number]
         if fitted.model is None:
-            self._deferred.tell(number, signature.outputs)
+            self._deferred.set_outputs(number, signature.outputs)
             return number
         model = refine_model(signature.op, argument, fitted.model, signature.outputs)
         return number if model is fitted.model else self._number(replace(fitted, model=model))

@@ -93,11 +93,6 @@ class FullValues:
     def keep(self, tensor: torch.Tensor, op: str, lost: Counter[tuple[str, str]]) -> str | None:
         """Write a tensor's values unless equal values are already stored; return their key, or None if they cannot be
         kept.
-
-        Parameters
-        ----------
-        op : operator that takes the tensor
-        lost : counter of tensors that are not kept, by operator and reason
         """
         try:
             if self.failure is None:
@@ -122,7 +117,6 @@ class FullValues:
         self.discard()
 
     def discard(self) -> None:
-        """Remove the temporary file."""
         if self._spool is not None:
             with suppress(OSError):
                 self._spool.close()

@@ -51,7 +51,6 @@ def describe_script_object(value: torch.ScriptObject) -> GroupSpec | ReductionSp
 
 
 def is_group(value: object) -> TypeGuard[torch.distributed.ProcessGroup]:
-    """Return True if a value is a process group."""
     if not _is_distributed():
         return False
     from torch import distributed
@@ -123,10 +122,6 @@ def take_apart(tensor: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[Ha
 def describe_made_of(tensor: torch.Tensor, describe: DescribePart, fit: FitValues) -> MadeOf | None:
     """Return the parts of a tensor as recorded in a signature, or None for a plain tensor and for an unsupported
     layout.
-
-    Parameters
-    ----------
-    describe : returns the spec of a part, with its values fitted by the given function
     """
     if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized:
         return None

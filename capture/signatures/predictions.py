@@ -156,12 +156,7 @@ class CallPredictor:
         self._newest_alike: dict[Point, CallPoint] = {}
 
     def start_of(self, place: Location, last: CallPoint, before: Location) -> CallPoint:
-        """Return the call point that predicts the first call after a move to another location.
-
-        Parameters
-        ----------
-        before : location before the move
-        """
+        """Return the call point that predicts the first call after a move to another location."""
         start = last.turns.get(place)
         if start is None:
             history = (-1, id(before), *last.history[-2:])
@@ -180,12 +175,7 @@ class CallPredictor:
         kwargs: Mapping[str, Any],
         pattern: tuple[int, ...] | None,
     ) -> CallPoint | None:
-        """Return a call's call point if it is among the ones that followed the last one before, otherwise None.
-
-        Parameters
-        ----------
-        pattern : input tensors that share memory, as returned by `sharing`
-        """
+        """Return a call's call point if it is among the ones that followed the last one before, otherwise None."""
         grad = torch.is_grad_enabled()
         for node in last.successors:
             if node.func is func and node.grad is grad and node.sharing == pattern and node.holds(args, kwargs):
@@ -212,12 +202,7 @@ class CallPredictor:
         storages: tuple[int, ...],
         sightings: int = SIGHTINGS,
     ) -> Recognizer:
-        """Return the recognizer of a known signature, with a test that passes for these arguments.
-
-        Parameters
-        ----------
-        sightings : number of calls of the signature from which on a test is made
-        """
+        """Return the recognizer of a known signature, with a test that passes for these arguments."""
         entry = self._entries.get(number)
         if entry is None:
             entry = self._entries[number] = Recognizer(number, func, sharing(storages), family)
@@ -242,13 +227,7 @@ class CallPredictor:
         modes: tuple[bool, bool],
         point: Callable[[], tuple[int, int]],
     ) -> CallPoint:
-        """Return the call point of a recognized call that follows another one.
-
-        Parameters
-        ----------
-        modes : grad mode and inference mode
-        point : returns scope and pair of a new call point
-        """
+        """Return the call point of a recognized call that follows another one."""
         key = place, modes, last.history, entry.number
         node = self._nodes.get(key)
         if node is None or node.check is not entry.check or node.check_both is not entry.check_both:
@@ -256,7 +235,7 @@ class CallPredictor:
             scope, pair = point() if stale_node is None else (stale_node.scope, stale_node.pair)
             history = (*last.history, entry.family)[-HISTORY:]
             node = CallPoint(entry, history, scope, pair, self.nowhere, modes[0])
-            self._follow_kin(node, (place, modes, last.history, entry.family))
+            self._copy_successors(node, (place, modes, last.history, entry.family))
             if entry.number in self._entries:
                 # the signature occurred before, so it will probably recur
                 self._keep(key, node)
@@ -265,12 +244,12 @@ class CallPredictor:
             last.successors = (node, *last.successors[: SUCCESSORS - 1])
         return node
 
-    def _follow_kin(self, node: CallPoint, point: Point) -> None:
+    def _copy_successors(self, node: CallPoint, point: Point) -> None:
         """Start a new call point with the predicted successors of the latest call point that has the same `point`."""
-        kin = self._newest_alike.get(point)
-        if kin is not None:
-            node.after, node.successors = kin.after, kin.successors
-        if kin is not None or len(self._newest_alike) < MOST_NODES:
+        alike = self._newest_alike.get(point)
+        if alike is not None:
+            node.after, node.successors = alike.after, alike.successors
+        if alike is not None or len(self._newest_alike) < MOST_NODES:
             self._newest_alike[point] = node
 
     def nodes_of(self, number: int) -> list[CallPoint]:

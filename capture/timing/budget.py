@@ -143,7 +143,6 @@ class Budget:
         return self._credit_ns < -self._most_ns
 
     def leave_out(self, what: Thinning) -> None:
-        """Count an omission of this kind of data."""
         self.left_out[what] += 1
 
     def counts(self) -> dict[str, int]:

@@ -18,7 +18,6 @@ NOT_TIMED = -1
 
 
 def make_event(device: torch.device) -> Any:
-    """Return an event that measures time on a device."""
     return torch.Event(device=device, enable_timing=True)
 
 
@@ -107,7 +106,6 @@ class DeviceTimer:
         return device, event, is_current
 
     def _end(self, start: int, device: torch.device, before: Any, is_current: bool) -> None:
-        """Record an event after a call."""
         try:
             self._open[start] = device, before, self._mark(device, is_current)
             if self._stream:

@@ -41,13 +41,13 @@ def may_need_pages(func: Any, tensors: Sequence[torch.Tensor], outputs: int) -> 
     tensors : the call's tensors
     outputs : size of its results in bytes, as far as known
     """
-    if not _gives_memory(func):
+    if not _allocates(func):
         return False
     return outputs >= LARGE or not tensors or any(_bytes(tensor) >= LARGE for tensor in tensors)
 
 
 @functools.lru_cache(maxsize=4096)
-def _gives_memory(func: Any) -> bool:
+def _allocates(func: Any) -> bool:
     """Return True if an operator returns anything other than its arguments or views of them."""
     schema = getattr(func, "_schema", None)
     return schema is None or any(value.alias_info is None for value in schema.returns)
@@ -82,12 +82,7 @@ class FaultCounter:
         self._counted: dict[int, tuple[resource.struct_rusage, resource.struct_rusage, int, int]] = {}
 
     def counted(self, operator: Callable[..., Any], started: Callable[[], int]) -> Callable[..., Any]:
-        """Return a wrapper of an operator that counts its page faults.
-
-        Parameters
-        ----------
-        started : returns the start of the running call in ns, the key of its counts
-        """
+        """Return a wrapper of an operator that counts its page faults."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             before = _usage()
@@ -100,12 +95,7 @@ class FaultCounter:
         return run
 
     def take(self, starts: Sequence[int]) -> dict[int, CountedCall]:
-        """Remove and return the counts of these calls by their index.
-
-        Parameters
-        ----------
-        starts : starts of the calls, including the counting
-        """
+        """Remove and return the counts of these calls by their index."""
         if not self._counted:
             return {}
         taken = ((place, self._counted.pop(start, None)) for place, start in enumerate(starts))

@@ -101,7 +101,7 @@ def recorded_activities() -> dict[str, Any]:
 
 
 _event = "torch._C._autograd._KinetoEvent"
-_tells_kind = (
+_has_activity_type = (
     _places.take(f"{_event}.activity_type", None, "records are separated by device: launches are records of the host")
     is not None
 )
@@ -114,13 +114,13 @@ _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 def is_launch(event: Any) -> bool:
     """Return True if a profile's event is a launch of work on an accelerator by the host."""
-    if _tells_kind:
+    if _has_activity_type:
         return bool(event.activity_type().endswith(_LAUNCH))
     return bool(event.device_type() == _HOST and event.correlation_id() > 0)
 
 
 def is_work(event: Any) -> bool:
     """Return True if a profile's event is work of an accelerator: a kernel, a copy or a fill."""
-    if _tells_kind:
+    if _has_activity_type:
         return bool(event.activity_type().endswith(_WORK))
     return bool(event.device_type() != _HOST and not event.is_user_annotation())

@@ -219,7 +219,6 @@ _REDISPATCHING = ("Python", "PythonDispatcher", "PreDispatch", "FuncTorchDynamic
 
 
 def is_higher_order(func: Any) -> bool:
-    """Return True if an operator is a higher-order operator."""
     return isinstance(func, _HigherOrder)
 
 
@@ -283,10 +282,6 @@ def compiling_as_unwatched(entered: Callable[[], Any], stance: Callable[[], str]
 
     The compilation finds the variables that the functions close over, and their gradients. The result runs as the
     operators that the functions consist of. An eager stance or an active mode would prevent the compilation.
-
-    Parameters
-    ----------
-    stance : returns the stance that the program had set
     """
 
     @contextmanager

@@ -260,7 +260,7 @@ def is_transforming() -> bool:
     return bool(_is_traced_by_fx()) or _transforms() is not None
 
 
-def _tells_reductions() -> bool:
+def _has_reduction_numbers() -> bool:
     try:
         return hasattr(torch.classes.c10d.ReduceOp(), "op")
     except RuntimeError:
@@ -269,7 +269,7 @@ def _tells_reductions() -> bool:
 
 
 _places.declare(
-    "torch.classes.c10d.ReduceOp.op", _tells_reductions, "which reduction a collective does is not recorded"
+    "torch.classes.c10d.ReduceOp.op", _has_reduction_numbers, "which reduction a collective does is not recorded"
 )
 
 

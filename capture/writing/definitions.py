@@ -79,7 +79,6 @@ class Definitions:
         self.begin_file()
 
     def begin_file(self) -> None:
-        """Start a new, empty file."""
         self.file = _File(self.make_redaction())
 
     def make_redaction(self) -> Redaction | None:
@@ -87,7 +86,6 @@ class Definitions:
         return None if self._privacy is None else Redaction(self._privacy)
 
     def add(self, pending: Iterable[Pending]) -> None:
-        """Add records."""
         for record, text in pending:
             name = name_of(record)
             content = text if self._privacy is None else record
@@ -227,10 +225,6 @@ def parts_within(
 ) -> tuple[ThreadCalls, ThreadCalls]:
     """Split a block into the first calls, which probably fit in `room` bytes, and the rest. The first part has at least
     one call.
-
-    Parameters
-    ----------
-    pairs : `ScopeTable.pairs`
     """
     names: set[Hashable] = set()
     count = size = 0

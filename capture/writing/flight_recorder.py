@@ -42,12 +42,7 @@ OpenDump = Callable[[int, dict[str, Any]], TraceWriter]
 
 
 class Ring:
-    """The calls of all threads that ended last.
-
-    Parameters
-    ----------
-    last : number of calls to keep
-    """
+    """The calls of all threads that ended last."""
 
     def __init__(self, last: int) -> None:
         self.last = last
@@ -76,12 +71,10 @@ class Ring:
         return forgotten
 
     def take(self) -> list[ThreadCalls]:
-        """Remove and return all calls."""
         blocks, self.blocks = self.blocks, []
         return blocks
 
     def pairs(self) -> set[int]:
-        """Return the pair numbers of the calls."""
         return {number for block in self.blocks for number in np.unique(block.calls[:, 0]).tolist()}
 
 

@@ -105,7 +105,7 @@ class SignalWatch:
     def _handle(self, number: int, frame: FrameType | None) -> Any:
         handler = self._own.get(number, signal.SIG_DFL)
         is_last = not callable(handler) or handler is signal.default_int_handler
-        if self._active and not self._tell(number, is_last):
+        if self._active and not self._notify(number, is_last):
             return None
         if callable(handler):
             result = handler(number, frame)
@@ -115,7 +115,7 @@ class SignalWatch:
         os.kill(os.getpid(), number)
         return None
 
-    def _tell(self, number: int, is_last: bool) -> bool:
+    def _notify(self, number: int, is_last: bool) -> bool:
         try:
             return self._stopped(signal.Signals(number).name, is_last, partial(signal.raise_signal, number))
         except Exception as error:
@@ -151,19 +151,12 @@ class Flights:
 
     @property
     def dumps(self) -> list[Path]:
-        """Traces that were written."""
         return [] if self._flight is None else self._flight.dumps
 
     def recorder_to(
         self, path: str | Path, begin_file: BeginFile, make_header: Callable[[dict[str, Any]], Header]
     ) -> FlightRecorder:
-        """Return the flight recorder of this process.
-
-        Parameters
-        ----------
-        path : path of the first trace
-        make_header : makes the header of a file from some of its fields
-        """
+        """Return the flight recorder of this process."""
 
         def open_dump(number: int, fields: dict[str, Any]) -> TraceWriter:
             return begin_file(dump_path(Path(path), number), fields)
@@ -172,13 +165,11 @@ class Flights:
         return self._flight
 
     def begin(self) -> None:
-        """Start watching the program's signals and errors."""
         self._was_signalled = False
         self._is_active = True
         self.signals.__enter__()
 
     def end(self) -> None:
-        """Stop watching."""
         self._is_active = False
         self.signals.__exit__(None, None, None)
 

@@ -81,7 +81,6 @@ class Flusher:
         self._thread = threading.Thread(target=self._run, name="opgrip-flusher", daemon=True)
 
     def open(self) -> TraceWriter:
-        """Return the file's writer, opening the file if necessary."""
         if self.writer is None:
             self.writer = self._open_writer()
         return self.writer
@@ -169,7 +168,7 @@ class Flusher:
             return
         with self._writing:
             try:
-                self._look_at_contention()
+                self._check_contention()
                 kernels = self.recorder.kernels
                 # take the windows first: all of their calls are then available
                 windows = [] if kernels is None else kernels.take_windows()
@@ -346,7 +345,7 @@ class Flusher:
             self.recorder.stop()
         return self.reached is not None
 
-    def _look_at_contention(self) -> None:
+    def _check_contention(self) -> None:
         """Check whether other processes used the processors while the calls to write next ran."""
         span = perf_counter_ns() - self._looked_ns
         if self._contention is None or (span < SPAN_NS and not self._stop.is_set()):

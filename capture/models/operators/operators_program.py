@@ -63,17 +63,11 @@ class Coverage:
     uncovered: dict[str, str] = field(default_factory=dict)
 
     def fail(self, name: str, dtype: str, error: BaseException | str) -> None:
-        """Count a failed sample."""
         reason = error if isinstance(error, str) else one_line(error)
         self.failures[name, dtype, reason[:MOST_REASON]] += 1
 
     def lines(self, path: Path | None) -> Iterator[str]:
-        """Yield lines that summarize it.
-
-        Parameters
-        ----------
-        path : file that has all of it, if there is one
-        """
+        """Yield lines that summarize it."""
         names = {str(function) for function in self.operators}
         yield (
             f"{counted(len(names), 'operator')} by {counted(self.samples, 'sample')} of "
@@ -89,7 +83,6 @@ class Coverage:
             yield f"{', '.join(missing)}: {where}"
 
     def write(self, path: Path, force: bool) -> None:
-        """Write failures and uncovered operators as JSON."""
         form = {
             "operators": sorted(map(str, self.operators)),
             "failed": [
@@ -125,7 +118,7 @@ class Operators:
         """Return True for an entry that is run only if no other entry calls its operator."""
         return SCHEMA in entry.categories and len(self.wanted) > 0
 
-    def tell_uncovered(self, coverage: Coverage) -> None:
+    def add_uncovered(self, coverage: Coverage) -> None:
         """Add the registered operators that no sample calls to the coverage."""
         for function in self.wanted:
             name = name_of(function)
@@ -218,7 +211,7 @@ def operators_program(
             runner.run(entry, scope)
 
     def finish() -> Iterable[str]:
-        operators.tell_uncovered(coverage)
+        operators.add_uncovered(coverage)
         if options.uncovered is not None:
             coverage.write(options.uncovered, force=True)
         return list(coverage.lines(options.uncovered))

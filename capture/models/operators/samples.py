@@ -31,12 +31,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def seeded(*parts: object) -> Iterator[None]:
-    """Seed torch, numpy and Python for the block, and restore their state afterwards.
-
-    Parameters
-    ----------
-    parts : parts of the seed
-    """
+    """Seed torch, numpy and Python for the block, and restore their state afterwards."""
     seed = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big")
     of_numpy, of_python = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices=[]):
@@ -208,7 +203,6 @@ def run_backward(result: Any, arguments: Arguments) -> Any:
 
 
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a tree of arguments or results."""
     return (leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
@@ -239,7 +233,6 @@ def _kind(value: Any) -> Hashable:
 
 
 def has_sizes(sample: Arguments) -> bool:
-    """Return True if a tensor of a sample has more than one element."""
     return any(tensor.numel() > 1 for tensor in tensors_in(list(sample)))
 
 

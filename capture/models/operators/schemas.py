@@ -106,12 +106,7 @@ class Drawing:
 
 
 def schema_entries(functions: Iterable[Any], seed: int) -> tuple[list[OperatorEntry], dict[str, str]]:
-    """Return operators with samples that run on the CPU, and the reasons why the others have none, by name.
-
-    Parameters
-    ----------
-    seed : random seed of the samples' values
-    """
+    """Return operators with samples that run on the CPU, and the reasons why the others have none, by name."""
     reasons: dict[str, str] = {}
     candidates = []
     for function in functions:
@@ -121,31 +116,26 @@ def schema_entries(functions: Iterable[Any], seed: int) -> tuple[list[OperatorEn
             candidates.append(function)
     entries = []
     trials = [partial(find_samples, function, seed) for function in candidates]
-    for function, (places, reason) in zip(candidates, try_all(trials), strict=True):
-        if places:
-            entries.append(schema_entry(function, {DTYPES[name]: place for name, place in places.items()}))
+    for function, (indices, reason) in zip(candidates, try_all(trials), strict=True):
+        if indices:
+            entries.append(schema_entry(function, {DTYPES[name]: index for name, index in indices.items()}))
         else:
             reasons[name_of(function)] = reason or "all its samples fail"
     return entries, reasons
 
 
-def schema_entry(function: Any, places: Mapping[torch.dtype, int]) -> OperatorEntry:
-    """Return an operator with samples made from its schema.
-
-    Parameters
-    ----------
-    places : index of the first sample that runs, by dtype
-    """
+def schema_entry(function: Any, indices: Mapping[torch.dtype, int]) -> OperatorEntry:
+    """Return an operator with samples made from its schema."""
 
     def samples(device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
-        place = places[dtype]
-        yield from islice(schema_samples(function, device, dtype, wants_grad), place, place + 1)
+        index = indices[dtype]
+        yield from islice(schema_samples(function, device, dtype, wants_grad), index, index + 1)
 
     return OperatorEntry(
         name=name_of(function),
         categories=frozenset({CUSTOM if is_custom(function) else SCHEMA}),
         function=function,
-        dtypes=lambda device: tuple(places),
+        dtypes=lambda device: tuple(indices),
         differentiable=lambda device: frozenset(FLOATING),
         samples=samples,
     )
@@ -153,43 +143,38 @@ def schema_entry(function: Any, places: Mapping[torch.dtype, int]) -> OperatorEn
 
 def find_samples(function: Any, seed: int) -> dict[str, int]:
     """Return the index of the first sample that runs, by name of dtype; raise the error of the samples if none runs."""
-    places: dict[str, int] = {}
+    indices: dict[str, int] = {}
     failures: list[Exception] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for dtype in (*FLOATING, *WHOLE):
-            if dtype in FLOATING[1:] and not places:
+            if dtype in FLOATING[1:] and not indices:
                 # other dtypes fail in the same way
                 continue
             try:
-                places[plain_name(dtype)] = _first_running(function, dtype, seed, places.get(plain_name(FLOATING[0])))
+                indices[plain_name(dtype)] = _first_running(function, dtype, seed, indices.get(plain_name(FLOATING[0])))
             except NotImplementedError as error:
-                if not places and dtype is FLOATING[0] and "Could not run" in str(error):
+                if not indices and dtype is FLOATING[0] and "Could not run" in str(error):
                     raise
                 failures.append(error)
             except Exception as error:
                 failures.append(error)
-    if not places:
+    if not indices:
         raise failures[0]
-    return places
+    return indices
 
 
 def _first_running(function: Any, dtype: torch.dtype, seed: int, only: int | None) -> int:
-    """Return the index of the first sample of a dtype that runs, or raise the first error.
-
-    Parameters
-    ----------
-    only : index of the one to try; None for all
-    """
+    """Return the index of the first sample of a dtype that runs, or raise the first error."""
     failure: Exception | None = None
     with seeded(seed, name_of(function), dtype):
         samples = schema_samples(function, "cpu", dtype, dtype in FLOATING)
-        for place, (args, kwargs) in enumerate(islice(samples, MOST_TRIALS if only is None else only + 1)):
-            if only not in (None, place):
+        for index, (args, kwargs) in enumerate(islice(samples, MOST_TRIALS if only is None else only + 1)):
+            if only not in (None, index):
                 continue
             try:
                 function(*args, **kwargs)
-                return place
+                return index
             except Exception as error:
                 failure = failure or error
                 if "Could not run" in str(error):

@@ -24,7 +24,7 @@ from opgrip.traces import load
 @pytest.fixture(params=[True, False], ids=["activity types", "device types"])
 def _kinds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Separate launches and device work as torch with `activity_type` does, and as torch 2.11 does without it."""
-    monkeypatch.setattr(accelerator_private, "_tells_kind", request.param)
+    monkeypatch.setattr(accelerator_private, "_has_activity_type", request.param)
 
 
 @pytest.fixture

@@ -159,7 +159,7 @@ def test_a_call_is_looked_at_once_however_many_places_are_waited_for(
         monkeypatch.setattr(watched._recorder.observations, "take", lambda *args: looks.append(args[0]) or take(*args))
         mode = watched._recorder.threads.here()
         for _ in range(2):
-            mode.look_at(0)
+            mode.schedule_observation(0)
         x.sqrt()
         assert looks == [0]
         for _ in range(5):
