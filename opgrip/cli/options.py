@@ -135,11 +135,6 @@ def from_arguments(declared: type[T], args: argparse.Namespace) -> T:
     return declared(**{name: getattr(args, word) for name, word, _, _ in options_in(declared)})
 
 
-def from_plain(declared: type[T], values: Mapping[str, Any]) -> T:
-    """Return an instance of an option class from the result of `dataclasses.asdict`, with JSON lists as tuples."""
-    return declared(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
-
-
 def flag_of(word: str) -> str:
     """Return the flag of an option on the command line."""
     return f"--{word.replace('_', '-')}"

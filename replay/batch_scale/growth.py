@@ -34,7 +34,6 @@ class Growth:
 
     @property
     def any(self) -> bool:
-        """True if something is multiplied."""
         return bool(self.sizes or self.steps or self.offset)
 
 
@@ -166,7 +165,6 @@ def in_order(
 
 
 def operator_of(signature: Signature) -> Any:
-    """Return the operator of a call, or None."""
     try:
         function = find_operator(signature).function
     except Unsupported:

@@ -93,7 +93,6 @@ def outcome(signature: Signature, growths: Sequence[Growth], choice: ArgumentCho
 
 
 def _run(function: Any, signature: Signature) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the arguments and results of a call on the meta device."""
     try:
         args, kwargs = _on_meta(signature.args), _on_meta(signature.kwargs)
         with torch.no_grad():
@@ -224,7 +223,6 @@ class ScaledCall:
 
     @property
     def lost(self) -> str | None:
-        """Why the growth is unknown, or None."""
         return next((growth.lost for growth in (*self.takes, *self.gives) if growth.lost is not None), None)
 
 
@@ -324,7 +322,6 @@ class Judge:
 
 
 def tensors_of(signature: Signature) -> list[TensorSpec]:
-    """Return the tensors that a call takes."""
     return list(tensors([signature.args, signature.kwargs]))
 
 

@@ -122,7 +122,6 @@ class Meter:
         )
 
     def close(self) -> None:
-        """Close NVML."""
         self._gpu.close()
 
     def _idle_watts(self, seconds: float) -> float | None:
@@ -271,6 +270,5 @@ class Clocks:
         return fmean(clocks) if clocks else None, ", ".join(reasons) or None
 
     def close(self) -> None:
-        """Close the GPU."""
         if self._gpu is not None:
             self._gpu.close()

@@ -20,9 +20,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+import msgspec
+
 from opgrip.cli.command import positive
 from opgrip.cli.option_types import byte_count, seconds
-from opgrip.cli.options import EFFORT, from_plain, option, titled
+from opgrip.cli.options import EFFORT, option, titled
 from opgrip.errors import UserError
 from opgrip.replay.cases.selection import PointOptions, Selection
 from opgrip.replay.checks.verdicts import Tolerance
@@ -165,9 +167,7 @@ class RunRequest:
     @classmethod
     def from_plain(cls, record: Mapping[str, Any]) -> RunRequest:
         """Return the request from a record of `dataclasses.asdict`, which may have passed through JSON."""
-        groups: dict[str, Any] = {name: from_plain(group, record[name]) for name, group in OPTION_GROUPS.items()}
-        shard = None if record["shard"] is None else Shard(**record["shard"])
-        return cls(**{**record, **groups, "shard": shard})
+        return msgspec.convert(record, cls)
 
 
 OPTION_GROUPS: dict[str, Any] = {name: kind for name, kind in get_type_hints(RunRequest).items() if is_dataclass(kind)}

@@ -139,6 +139,9 @@ OF_CAPTURED_TIMES = (
 )
 """totals that are unknown if a trace lacks times"""
 
+OF_MODE = ("note", "first_ms", "max_abs", "max_rel")
+OF_TIMES = ("samples", "median_us", "p10_us", "p90_us", "mean_us", "spread", "dropped", "slowed")
+"""columns of a row that have the names of attributes of `SignatureTimes`"""
 QUANTILES = {"ms": 0.5, "p10_ms": 0.1, "p90_ms": 0.9}
 """quantiles over the passes, by the suffix of the totals' names"""
 
@@ -175,19 +178,11 @@ def _row(case: Case, times: SignatureTimes, workload: Workload, mode: str) -> Re
 
     way = next(way for way in workload.ways(case) if way.mode == mode)
     row = empty_row(case, way, workload, times.status, None if times.status in RAN else times.reason)
-    row = replace(row, method=SEQUENCE, cache=PROGRAM, note=times.note, first_ms=times.first_ms)
-    row = replace(row, max_abs=times.max_abs, max_rel=times.max_rel)
+    row = replace(row, method=SEQUENCE, cache=PROGRAM, **{name: getattr(times, name) for name in OF_MODE})
     if times.samples:
         row = replace(
             row,
-            samples=times.samples,
-            median_us=times.median_us,
-            p10_us=times.p10_us,
-            p90_us=times.p90_us,
-            mean_us=times.mean_us,
-            spread=times.spread,
-            dropped=times.dropped,
-            slowed=times.slowed,
+            **{name: getattr(times, name) for name in OF_TIMES},
             stopped=CONTENDED if times.status == CONTENDED else None,
             noisy=None if times.spread is None else times.spread > NOISY,
             # the dry run compared the results with the recorded ones

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter_ns, sleep
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import torch
 
@@ -51,7 +52,7 @@ from opgrip.replay.sequences.call_timers import (
 )
 from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, CallPlan, DryRun, Excluded, switching
 from opgrip.replay.sequences.step_memory import StepMemory, reason_of, room_on
-from opgrip.replay.sequences.step_results import Pass, Passes, SequenceResult, from_plain, make_result, under_mode
+from opgrip.replay.sequences.step_results import Pass, Passes, SequenceResult, make_result, under_mode
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW, QUIET_S, RETRY_NS, Announce, no_garbage_collection
 from opgrip.replay.workers.worker import end_without_device, limit_memory, start_child
@@ -332,7 +333,6 @@ MODULE = "opgrip.replay.sequences.step_replay"
 
 
 def sequence_settings(workload: Workload) -> SequenceSettings:
-    """Return the settings for a step replay of a workload."""
     request = workload.request
     return SequenceSettings(
         place=workload.place,
@@ -363,7 +363,7 @@ def replay_apart(workload: Workload, tell: Tell = tell_nobody, may_fork: bool = 
         with start_child(workload, may_fork, run, MODULE, {"excluded": list(excluded.items())}) as child:
             result = child.result(tell)
         if not isinstance(result, Ended):
-            return from_plain(result)
+            return msgspec.convert(result, SequenceResult)
         if result.item == IDLE or result.item in excluded or len(excluded) == MOST_FAILURES:
             raise UserError("the process that runs the calls cannot continue", result.reason)
         excluded[result.item] = result.status, result.reason
@@ -378,7 +378,6 @@ def _answer(workload: Workload, excluded: Excluded, heartbeat: Heartbeat, output
 
 
 def main() -> int:
-    """Replay a step on behalf of the parent process."""
     request, heartbeat, output = receive_request()
     # the parent reports the last line that a dying process writes as the reason
     warnings.simplefilter("ignore")

@@ -226,7 +226,6 @@ class Passes:
             self.kept, self.contended, self.is_contended = self.contended, [], True
 
     def fail(self, reason: str) -> None:
-        """Record a failed pass."""
         self.failures, self.failure = self.failures + 1, reason
 
     @property
@@ -306,14 +305,6 @@ def under_mode(result: SequenceResult, mode: str, programs: Mapping[int, CallPro
             )
         signatures.append(row)
     return replace(result, mode=mode, in_eager=in_eager, signatures=tuple(signatures))
-
-
-def from_plain(fields: dict[str, Any]) -> SequenceResult:
-    """Return the result with these fields, which were read from JSON."""
-    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    plain["not_replayed"] = tuple(NotReplayed(**item) for item in fields["not_replayed"])
-    plain["signatures"] = tuple(SignatureTimes(**item) for item in fields["signatures"])
-    return SequenceResult(**plain)
 
 
 def _signatures(

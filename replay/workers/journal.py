@@ -112,7 +112,6 @@ MACHINE_KIND = "machine_kind"
 
 
 def journal_path(output: Path) -> Path:
-    """Return the path of the journal for an output."""
     return output.with_name(f"{output.name}.journal")
 
 

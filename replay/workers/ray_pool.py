@@ -64,7 +64,6 @@ class Pool:
 
     @property
     def is_accelerator(self) -> bool:
-        """True if each worker has an accelerator."""
         return self.device not in ("cpu", "meta")
 
     @property
@@ -75,7 +74,6 @@ class Pool:
 
     @property
     def size(self) -> int:
-        """Number of workers."""
         return len(self._slots)
 
     @property
@@ -98,7 +96,6 @@ class Pool:
         self._refresh()
 
     def close(self) -> None:
-        """End the workers."""
         closing = [slot.actor.close.remote() for slot in self._idle]
         if closing:
             self.ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
@@ -311,7 +308,6 @@ class Pool:
         return missing
 
     def _room(self, resources: Mapping[str, float]) -> int:
-        """Return how many workers a node can have."""
         if self.is_accelerator:
             return int(resources.get("GPU", 0))
         cpus = int(resources.get("CPU", 0))
@@ -339,7 +335,6 @@ class Pool:
         self._refreshed = float("-inf")
 
     def _drop(self, slot: RaySlot) -> None:
-        """End a worker that is not needed."""
         self._lose(slot)
         self.ray.kill(slot.actor)
 

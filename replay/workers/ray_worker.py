@@ -80,7 +80,6 @@ class Processors:
         os.sched_setaffinity(0, self.numbers)
 
     def close(self) -> None:
-        """Release the processors."""
         for file in self._files:
             os.close(file)
         self._files.clear()
@@ -153,7 +152,6 @@ class RayWorker:
         return {"machine": asdict(this_machine(device)), "about": about, "pid": os.getpid()}
 
     def close(self) -> None:
-        """End the process and remove its files."""
         self._end_process()
         self._folder.cleanup()
 

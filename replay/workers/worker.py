@@ -67,12 +67,10 @@ class Worker:
             self._child = None
 
     def fileno(self) -> int:
-        """Return the descriptor to wait on for messages."""
         assert self._child is not None, "it was asked"
         return self._child.fileno()
 
     def ask(self, message: Mapping[str, Any]) -> None:
-        """Send a request."""
         if self._child is None:
             workload = self._workload
             self._child = start_child(workload, self._may_fork, partial(serve, workload), MODULE)
@@ -147,7 +145,6 @@ class Worker:
 
 
 def _measuring(numbers: Sequence[int], without: Sequence[int], cached: CachedRows) -> dict[str, Any]:
-    """Return the message that requests measuring cases."""
     known = [[number, row, result.to_plain()] for number in numbers for row, result in cached[number].items()]
     return {"cases": numbers, "without": list(without), "known": known}
 
@@ -274,7 +271,6 @@ def limit_memory(limit: int | None, device: str) -> int | None:
 
 
 def main() -> int:
-    """Serve the process that started this one."""
     request, heartbeat, output = receive_request()
     serve(load_workload(RunRequest.from_plain(request["request"])), 0, output, heartbeat)
     return 0

@@ -180,7 +180,6 @@ class LocalExecutor:
     runs_here = True
 
     def check(self, workload: Workload) -> None:
-        """Raise `UserError` if devices are missing or differ."""
         from opgrip.replay.operators.devices import check_equal, check_present
 
         for name in workload.devices:
@@ -205,7 +204,6 @@ class LocalExecutor:
         return {"device": name_of(device), "environment": describe_environment(device), **facts_of(device)}
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        """Compile the rows that need a compiler."""
         from opgrip.replay.workers.scheduling import DealtWindows, in_parts, make_ahead, rows_ahead
 
         for device in workload.devices:
@@ -234,7 +232,6 @@ class LocalExecutor:
     def run(
         self, workload: Workload, done: Collection[int], cached_rows: CachedRows, may_fork: bool
     ) -> Iterator[list[Result]]:
-        """Yield the rows of the cases that are not done, as they arrive."""
         from opgrip.replay.workers.scheduling import run_cases
 
         return run_cases(workload, done, may_fork, cached_rows)
@@ -243,5 +240,4 @@ class LocalExecutor:
 @executors.register(PROCESSES)
 @contextmanager
 def start_processes(options: EngineOptions) -> Iterator[LocalExecutor]:
-    """Start the executor, which needs no setup."""
     yield LocalExecutor()

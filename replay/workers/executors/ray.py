@@ -77,7 +77,6 @@ class RayExecutor:
         return self._pools[device]
 
     def close(self) -> None:
-        """End the workers."""
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
@@ -87,7 +86,6 @@ class RayExecutor:
         self._options.check((workload.device,))
 
     def machine_kind(self, workload: Workload) -> str:
-        """Return the kind of the workers' machines."""
         return self.pool(workload.device).kind
 
     def about(self, workload: Workload) -> dict[str, Any]:
@@ -134,7 +132,6 @@ class RayExecutor:
     def run(
         self, workload: Workload, done: Collection[int], cached_rows: CachedRows, may_fork: bool
     ) -> Iterator[list[Result]]:
-        """Yield the rows of the cases that are not done, as they arrive."""
         from opgrip.replay.results.results import FAILED, Result
         from opgrip.replay.run.workload import empty_rows
         from opgrip.replay.workers.ray_worker import LOSSES
