@@ -20,8 +20,7 @@ from opgrip.replay.results.results import OK, WAY, Result
 from opgrip.replay.run.energy import EnergyColumns
 from opgrip.replay.sequences.step_options import RankColumns, SequenceColumns
 from opgrip.replay.workers.journal import checked_cell, quoted
-from opgrip.traces.schema.json_values import check_finite
-from opgrip.traces.schema.limits import check_nesting
+from opgrip.traces.schema.json_values import check_finite, check_nesting
 
 LARGEST_BYTES = 1 << 30
 """largest result file that is read: enough for half a million rows with their run times"""

@@ -19,12 +19,13 @@ from opgrip.errors import FormatError
 from opgrip.traces.analysis.graph import make_graph
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
 from opgrip.traces.formats.node_calls import calls_of
-from opgrip.traces.formats.node_writing import ROOT, NodeStep, steps_of
+from opgrip.traces.formats.node_writing import NodeStep, steps_of
 from opgrip.traces.formats.nodes import (
     FUNCTION_SCOPE,
     LATEST_NUMBER,
     LATEST_US,
     NO_PORT,
+    ROOT,
     ROOTS,
     SCHEMA_VERSION,
     Node,

@@ -34,7 +34,7 @@ from opgrip.errors import FormatError
 from opgrip.traces.codec.record_forms import from_json
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
 from opgrip.traces.schema.arguments import tensors
-from opgrip.traces.schema.limits import check_nesting
+from opgrip.traces.schema.json_values import check_nesting
 from opgrip.traces.schema.records import Calls, Entered, Header, Record, Scope, Signature
 
 MAGIC = b"opgrip flight ring 1".ljust(31) + b"\n"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,12 +18,14 @@ from opgrip.traces.formats.nodes import (
     DTYPE_OF_ELEMENT,
     ELEMENT_NAMES,
     NONE,
+    ROOT,
     VALUE_OF_CODE,
     Port,
 )
 from opgrip.traces.formats.operator_schemas import pieces
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, map_leaves
 from opgrip.traces.schema.json_values import LIMIT, device_name, sizes
+from opgrip.traces.schema.records import NO_STORAGE
 from opgrip.traces.schema.tensor_specs import DTYPES, contiguous, plain_name
 
 NO_STRIDES = "strides: files before schema 1.1.1 have none but those of views, so other tensors are contiguous"
@@ -203,14 +205,29 @@ def with_sharing(values: PortValues, numbers_of_values: Sequence[int | None]) ->
 Range = tuple[int | float, int | float]
 
 
-class Identities(Protocol):
-    """Numbers of a call's tensors and of their storages."""
+@dataclass(slots=True)
+class NodeNumbers:
+    """Increasing numbers of nodes, tensors and storages: the inputs of a node have smaller numbers."""
 
-    def of(self, spec: TensorSpec) -> tuple[int, int]:
-        """Return the numbers of the call's next tensor."""
+    last: int = ROOT
+    _storages: dict[int, int] = field(default_factory=dict)
+    _tensors: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def new(self) -> int:
-        """Return an unused number."""
+        self.last += 1
+        return self.last
+
+    def of(self, spec: TensorSpec, storage: int) -> tuple[int, int]:
+        """Return the numbers of a tensor and its storage: the same view of the same storage is the same tensor."""
+        if storage == NO_STORAGE:
+            return self.new(), self.new() if spec.stride is not None else 0
+        key = (storage, spec.offset, spec.shape, spec.stride, spec.dtype)
+        if storage not in self._storages:
+            self._tensors[key] = self.new()
+            self._storages[storage] = self.new()
+        elif key not in self._tensors:
+            self._tensors[key] = self.new()
+        return self._tensors[key], self._storages[storage]
 
 
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
@@ -230,16 +247,19 @@ class PortItem(NamedTuple):
 class Encoder:
     """Encoder of arguments and results to ports.
 
-    identities : assigns numbers to tensors
+    numbers : assigns numbers to tensors
+    storages : storages of the call's tensors in the trace, arguments first; may be too few
     range_of : returns the least and largest value of a tensor if they are known
     lose : called with anything that a port cannot hold
     ranges : value ranges of the tensors of all encoded ports, by index of the tensor
     """
 
-    identities: Identities
+    numbers: NodeNumbers
+    storages: Iterator[int]
     range_of: Callable[[TensorSpec], Range | None]
     lose: Callable[[str], None]
     ranges: dict[int, Range] = field(default_factory=dict)
+    _shared: dict[int, int] = field(default_factory=dict)
     _tensors: int = 0
 
     def port(self, values: Sequence[Any], kinds: Sequence[str], are_results: bool = False) -> Port:
@@ -303,7 +323,11 @@ class Encoder:
         span = self.range_of(spec)
         if span is not None:
             self.ranges[self._tensors] = span
-        return self._described(spec, *self.identities.of(spec))
+        tensor, storage = self.numbers.of(spec, next(self.storages, NO_STORAGE))
+        if spec.storage is not None:
+            # the trace lacks the storages of its calls
+            storage = self._shared.setdefault(spec.storage, storage)
+        return self._described(spec, tensor, storage)
 
     def _described(self, spec: TensorSpec, tensor: int, storage: int) -> PortItem:
         self._tensors += 1
@@ -318,10 +342,10 @@ class Encoder:
         else:
             self.ranges[self._tensors] = (value, value)
         spec = TensorSpec((), (), NUMBERS[type(value)], "cpu")
-        return self._described(spec, self.identities.new(), self.identities.new())
+        return self._described(spec, self.numbers.new(), self.numbers.new())
 
     def _undefined(self) -> PortItem:
-        return PortItem([self.identities.new(), 0, 0, 0, 0, ""], [], f"Tensor({UNDEFINED})", [])
+        return PortItem([self.numbers.new(), 0, 0, 0, 0, ""], [], f"Tensor({UNDEFINED})", [])
 
 
 def _columns(items: Sequence[PortItem]) -> list[list[Any]]:

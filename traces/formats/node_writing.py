@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from opgrip.traces.formats.node_values import Encoder, Range
+from opgrip.traces.formats.node_values import Encoder, NodeNumbers, Range
 from opgrip.traces.formats.nodes import (
     BACKWARD,
     BACKWARD_LABEL,
@@ -19,16 +19,16 @@ from opgrip.traces.formats.nodes import (
     OPTIMIZER_LABEL,
     OPTIMIZER_STEP,
     PROCESS,
+    ROOT,
     THREAD,
     USER_SCOPE,
     Node,
     Port,
 )
-from opgrip.traces.formats.operator_schemas import SchemaText, parse_schema
+from opgrip.traces.formats.operator_schemas import SchemaText, parse_schema, schemas_of
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors
-from opgrip.traces.schema.operator_arguments import schema_of
-from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Signature
+from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.table.profiler_labels import ENTER, EXIT, is_mark, label_of
 from opgrip.traces.table.trace import Trace
 from opgrip.traces.values import ValueModel
@@ -37,7 +37,6 @@ from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.order import Permutation
 from opgrip.traces.values.progression import Offsets, Progression
 
-ROOT = 1
 EMPTY = Port([], [], [], [])
 
 
@@ -54,31 +53,6 @@ class NodeStep:
 
     node: Node
     call: int | None = None
-
-
-@dataclass(slots=True)
-class _Numbers:
-    """Increasing numbers of nodes, tensors and storages: the inputs of a node have smaller numbers."""
-
-    last: int = ROOT
-    _storages: dict[int, int] = field(default_factory=dict)
-    _tensors: dict[tuple[Any, ...], int] = field(default_factory=dict)
-
-    def new(self) -> int:
-        self.last += 1
-        return self.last
-
-    def of(self, spec: TensorSpec, storage: int) -> tuple[int, int]:
-        """Return the numbers of a tensor and its storage: the same view of the same storage is the same tensor."""
-        if storage == NO_STORAGE:
-            return self.new(), self.new() if spec.stride is not None else 0
-        key = (storage, spec.offset, spec.shape, spec.stride, spec.dtype)
-        if storage not in self._storages:
-            self._tensors[key] = self.new()
-            self._storages[storage] = self.new()
-        elif key not in self._tensors:
-            self._tensors[key] = self.new()
-        return self._tensors[key], self._storages[storage]
 
 
 @dataclass(slots=True)
@@ -105,7 +79,7 @@ class _Writer:
     def __init__(self, trace: Trace, losses: Losses) -> None:
         self._trace = trace
         self._losses = losses
-        self._numbers = _Numbers()
+        self._numbers = NodeNumbers()
         self._signatures = {item.number: item for item in trace.signatures}
         self._places: dict[tuple[Any, str], _Place] = {}
         self._is_timed = bool(trace.header.get("timed", True))
@@ -200,7 +174,8 @@ class _Writer:
             results = []
         self._count_losses(row, signature)
         encoder = Encoder(
-            _Identities(self._numbers, iter(storages)),
+            self._numbers,
+            iter(storages),
             lambda spec: range_of(self._trace.values.get(-1 if spec.values is None else spec.values), spec),
             lambda what: self._losses.lose(row.Index, signature.op, what),
         )
@@ -216,26 +191,6 @@ class _Writer:
             self._losses.lose(row.Index, signature.op, "values of its tensors")
         if any(spec.requires_grad for spec in specs):
             self._losses.lose(row.Index, signature.op, "requires_grad of its tensors")
-
-
-class _Identities:
-    """Numbers of a call's tensors, by their storages in the trace."""
-
-    def __init__(self, numbers: _Numbers, storages: Iterator[int]) -> None:
-        self._numbers = numbers
-        self._storages = storages
-        self._shared: dict[int, int] = {}
-
-    def of(self, spec: TensorSpec) -> tuple[int, int]:
-        """Return the numbers of the next tensor."""
-        tensor, storage = self._numbers.of(spec, next(self._storages, NO_STORAGE))
-        if spec.storage is not None:
-            # the trace lacks the storages of its calls
-            storage = self._shared.setdefault(spec.storage, storage)
-        return tensor, storage
-
-    def new(self) -> int:
-        return self._numbers.new()
 
 
 def arguments_in_order(signature: Signature) -> tuple[str, SchemaText, list[Any]]:
@@ -256,7 +211,7 @@ def arguments_in_order(signature: Signature) -> tuple[str, SchemaText, list[Any]
 
 @lru_cache(maxsize=4096)
 def _schema(op: str) -> tuple[str, SchemaText, dict[str, Any]]:
-    schema = schema_of(Signature(0, OPERATOR, op, (), {}))
+    schema: Any = next(iter(schemas_of(op)), None)
     text = "" if schema is None else str(schema)
     parsed = parse_schema(text)
     if parsed is None:

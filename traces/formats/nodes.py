@@ -84,6 +84,8 @@ NONE = "<None>"
 """value that means None"""
 FUNCTION_SCOPE, BACKWARD_SCOPE, USER_SCOPE = 0, 1, 7
 """Torch's codes for the source of a node: an operator, a backward node, a label of the program."""
+ROOT = 1
+"""Number of the process node that a written file begins with."""
 PROCESS = "[pytorch|profiler|execution_trace|process]"
 THREAD = "[pytorch|profiler|execution_trace|thread]"
 THREADS = (THREAD, "[pytorch|profiler|execution_graph|thread]")

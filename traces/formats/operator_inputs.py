@@ -26,7 +26,7 @@ from opgrip.traces.formats.operator_schemas import registered
 from opgrip.traces.formats.parquet_files import EXTRA, MAGIC, MARK, footer_of, open_parquet
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
-from opgrip.traces.schema.limits import check_hashes
+from opgrip.traces.schema.json_values import check_hashes
 from opgrip.traces.schema.records import OPERATOR, Record, Signature
 from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS, contiguous, plain_name
 from opgrip.traces.table.trace import Trace

@@ -20,7 +20,7 @@ from opgrip.cli.plugins import needed
 from opgrip.errors import FormatError, one_line
 from opgrip.traces.formats.parquet_child import TOO_MUCH_MEMORY
 from opgrip.traces.io.foreign_files import MOST_BYTES, ForeignFile
-from opgrip.traces.schema.limits import DECOMPRESSED, Allowance
+from opgrip.traces.schema.json_values import DECOMPRESSED, Allowance
 
 MAGIC = b"PAR1"
 MARK = b"opgrip.trace"

@@ -27,7 +27,7 @@ from opgrip.traces.formats.exported_values import CONSTANTS, LEAST_SIZE, Sizes, 
 from opgrip.traces.formats.operator_schemas import NoOverload, bind
 from opgrip.traces.io.foreign_files import MOST_BYTES, ForeignFile, Format, Head, formats
 from opgrip.traces.schema.arguments import TensorSpec
-from opgrip.traces.schema.limits import DECOMPRESSED
+from opgrip.traces.schema.json_values import DECOMPRESSED
 from opgrip.traces.schema.records import Record, Scope
 
 OLD_PROGRAM = "serialized_exported_program.json"

@@ -19,7 +19,7 @@ from opgrip.cli.output_files import Damage
 from opgrip.cli.plugins import Registry
 from opgrip.errors import FormatError, UserError
 from opgrip.traces.io.shipped_traces import read_trace_chunks
-from opgrip.traces.schema.limits import DECOMPRESSED, check_nesting
+from opgrip.traces.schema.json_values import DECOMPRESSED, check_nesting
 from opgrip.traces.schema.records import FORMAT, Dropped, Record, listed
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from opgrip.traces.codec.record_forms import from_json, unknown_fields
 from opgrip.traces.io.foreign_files import ForeignFile, Losses, format_of, formats
 from opgrip.traces.io.shipped_traces import read_trace_chunks, trace_file
 from opgrip.traces.schema.arguments import FormatError
-from opgrip.traces.schema.json_values import LIMIT
-from opgrip.traces.schema.limits import UNKNOWN_NAMES, SizeMeter, check_nesting
+from opgrip.traces.schema.json_values import LIMIT, UNKNOWN_NAMES, SizeMeter, check_nesting
 from opgrip.traces.schema.records import FORMAT, MAJOR, Calls, End, Header, Record, Signature
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -38,7 +37,7 @@ class TraceReader:
 
     Parameters
     ----------
-    unbounded : read a file that exceeds the limits of `limits.py`, if its origin is trusted
+    unbounded : read a file that exceeds the limits of `json_values.py`, if its origin is trusted
     format_name : read the file in this format instead of the detected one
     cut : selection of the cases to read, for a file that defines more cases than it lists
 

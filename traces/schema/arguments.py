@@ -24,12 +24,12 @@ from opgrip.traces.schema.json_values import (
     DeviceName,
     Int64,
     Json,
+    check_hashes,
     convert,
     key_of,
     readers,
     writers,
 )
-from opgrip.traces.schema.limits import check_hashes
 from opgrip.traces.schema.privacy import Public, coarse, hashed
 from opgrip.traces.schema.python_objects import (
     ArraySpec,

@@ -26,7 +26,7 @@ from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.origins import Origin, origin_in, origin_of
 from opgrip.replay.results.results import OK, SETTINGS, SKIPPED, UNUSUAL, Result
-from opgrip.traces.schema.limits import check_nesting
+from opgrip.traces.schema.json_values import check_nesting
 from opgrip.traces.zoo import manifest
 from opgrip.zoo.scoring.spread import MOST_DEVIATION, deviation_of
 

@@ -21,7 +21,7 @@ from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, check_import, 
 from opgrip.replay.operators.lookup import mutates
 from opgrip.traces.formats.operator_schemas import NoOverload, bind, op_of, operator_name, schemas_of
 from opgrip.traces.schema.arguments import TensorSpec
-from opgrip.traces.schema.limits import NESTING
+from opgrip.traces.schema.json_values import NESTING
 from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS
 

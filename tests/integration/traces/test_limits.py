@@ -18,7 +18,7 @@ from opgrip.traces import TraceReader, UserError, load
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.codec.call_blocks import block_of
 from opgrip.traces.schema.arguments import decode
-from opgrip.traces.schema.limits import ITEMS, LINE_BYTES, NESTING, RECORDS, UNKNOWN_NAMES, UNKNOWN_RECORDS
+from opgrip.traces.schema.json_values import ITEMS, LINE_BYTES, NESTING, RECORDS, UNKNOWN_NAMES, UNKNOWN_RECORDS
 from opgrip.traces.schema.records import Calls, Entered, Record, Thread
 from opgrip.traces.table.step_starts import unfinished_calls
 

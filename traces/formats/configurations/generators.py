@@ -15,8 +15,7 @@ import torch
 from opgrip.cli.plugins import Registry
 from opgrip.errors import FormatError
 from opgrip.traces.schema.arguments import TensorSpec
-from opgrip.traces.schema.json_values import device_name
-from opgrip.traces.schema.limits import NAME_LENGTH
+from opgrip.traces.schema.json_values import NAME_LENGTH, device_name
 from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS, contiguous
 from opgrip.traces.values import ValueModel
 from opgrip.traces.values.booleans import Booleans

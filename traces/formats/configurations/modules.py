@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,21 +26,22 @@ from opgrip.traces.schema.arguments import Opaque, TensorSpec, encode, leaves, m
 
 def alex_net(num_classes: int = 1000, dropout: float = 0.5) -> nn.Module:
     """Return one-column AlexNet: Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks"."""
-    channels = (3, 64, 192, 384, 256, 256)
-    kernels = ((11, 4, 2), (5, 1, 2), (3, 1, 1), (3, 1, 1), (3, 1, 1))
-    layers: list[nn.Module] = []
-    for place, ((inner, outer), (size, stride, padding)) in enumerate(zip(pairwise(channels), kernels, strict=True)):
-        layers += [nn.Conv2d(inner, outer, size, stride, padding), nn.ReLU(inplace=True)]
-        if place in (0, 1, 4):
-            layers.append(nn.MaxPool2d(3, 2))
-    classifier: list[nn.Module] = []
-    for inner, outer in ((256 * 36, 4096), (4096, 4096)):
-        classifier += [nn.Dropout(dropout), nn.Linear(inner, outer), nn.ReLU(inplace=True)]
+
+    def convolution(*arguments: Any) -> tuple[nn.Module, nn.Module]:
+        return nn.Conv2d(*arguments), nn.ReLU(inplace=True)
+
+    def hidden(inner: int) -> tuple[nn.Module, ...]:
+        return nn.Dropout(dropout), nn.Linear(inner, 4096), nn.ReLU(inplace=True)
+
     return nn.Sequential(
-        nn.Sequential(*layers),
+        nn.Sequential(
+            *(*convolution(3, 64, 11, 4, 2), nn.MaxPool2d(3, 2), *convolution(64, 192, 5, 1, 2), nn.MaxPool2d(3, 2)),
+            *(*convolution(192, 384, 3, 1, 1), *convolution(384, 256, 3, 1, 1), *convolution(256, 256, 3, 1, 1)),
+            nn.MaxPool2d(3, 2),
+        ),
         nn.AdaptiveAvgPool2d(6),
         nn.Flatten(),
-        nn.Sequential(*classifier, nn.Linear(4096, num_classes)),
+        nn.Sequential(*hidden(256 * 36), *hidden(4096), nn.Linear(4096, num_classes)),
     )
 
 
