@@ -35,15 +35,15 @@ def record_of(path: Path, trace: ZooTrace, step_ms: float) -> Recording:
     from opgrip.traces import load
 
     content = load(path)
-    header, data = content.header, path.read_bytes()
+    header, data, operators = content.header, path.read_bytes(), operator_signatures(content)
     return Recording(
         versions=_versions(content, trace.library),
         machine=str(header["devices"].get(header.get("device"), header["devices"]["cpu"])),
         steps=int(header["steps"]),
         step_ms=step_ms,
         calls=len(content.own_calls),
-        signatures=len(operator_signatures(content)),
-        operators=len(operators_of(content)),
+        signatures=len(operators),
+        operators=len(set(operators)),
         longtail=len(longtail_functions([content])),
         size_bytes=len(data),
         sha256=sha256(data).hexdigest(),
@@ -56,11 +56,6 @@ def operator_signatures(trace: Trace) -> list[str]:
     from opgrip.traces.table.profiler_labels import is_mark
 
     return [item.op for item in trace.signatures if item.kind != FUNCTION and not is_mark(item.op)]
-
-
-def operators_of(trace: Trace) -> set[str]:
-    """Return the distinct operators and extension functions."""
-    return set(operator_signatures(trace))
 
 
 def longtail_functions(traces: Iterable[Trace]) -> set[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,12 +81,7 @@ def copy_tensors(tree: Any) -> Any:
 
 def bytes_of(tree: Any) -> int:
     """Return the number of bytes that a tree's tensors span."""
-    spans: dict[int, tuple[int, int]] = {}
-    for leaf in leaves(tree):
-        if isinstance(leaf, torch.Tensor):
-            address, (first, end) = storage_address(leaf), _span(leaf)
-            span = spans.get(address, (first, end))
-            spans[address] = min(span[0], first), max(span[1], end)
+    spans = _spans(leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor))
     return sum(end - first for first, end in spans.values())
 
 
@@ -126,11 +121,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    spans: dict[int, tuple[int, int]] = {}
-    for tensor in tensors:
-        first, end = _span(tensor)
-        span = spans.get(storage_address(tensor), (first, end))
-        spans[storage_address(tensor)] = min(span[0], first), max(span[1], end)
+    spans = _spans(tensors)
     memory = {}
     for tensor in tensors:
         address = storage_address(tensor)
@@ -151,6 +142,16 @@ def _over(tensor: torch.Tensor, first: int, memory: torch.UntypedStorage) -> tor
 def _part(tensor: torch.Tensor, first: int, end: int) -> torch.UntypedStorage:
     empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return empty.set_(tensor.untyped_storage(), first, (end - first,), (1,)).clone().untyped_storage()
+
+
+def _spans(tensors: Iterable[torch.Tensor]) -> dict[int, tuple[int, int]]:
+    """Return the bytes that tensors span of each storage, by its address."""
+    spans: dict[int, tuple[int, int]] = {}
+    for tensor in tensors:
+        address, (first, end) = storage_address(tensor), _span(tensor)
+        span = spans.get(address, (first, end))
+        spans[address] = min(span[0], first), max(span[1], end)
+    return spans
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

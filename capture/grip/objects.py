@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from opgrip.capture.grip.copies import Arrays, isolate_from_program
+from opgrip.capture.grip.patterns import HEAP
 from opgrip.capture.torch_compat.torch_private import is_transformed
 from opgrip.traces.rebuild import SAFE_OBJECTS, name_of
 from opgrip.traces.schema.arguments import Opaque
@@ -51,8 +52,6 @@ _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _FRESH_MODULE = vars(nn.Module())
 _MODULE_HOOKS = frozenset(name for name, value in _FRESH_MODULE.items() if isinstance(value, dict)) - {*_MODULE_TABLES}
 _MODULE_NOTHING = frozenset(name for name, value in _FRESH_MODULE.items() if value is None)
-_HEAP = 1 << 9
-"""flag `Py_TPFLAGS_HEAPTYPE` of classes created at run time, for example by class statements"""
 _NAMES_BY_ID = {id(thing): name for name, thing in SAFE_OBJECTS.items()}
 
 
@@ -297,7 +296,7 @@ def _module_parts(module: nn.Module) -> _Parts:
 def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
     for base in type(value).__mro__:
         for name, slot in vars(base).items():
-            if isinstance(slot, MemberDescriptorType) and base.__flags__ & _HEAP:
+            if isinstance(slot, MemberDescriptorType) and base.__flags__ & HEAP:
                 try:
                     yield name, slot.__get__(value)
                 except AttributeError:
@@ -326,7 +325,7 @@ def _refusal(cls: type) -> str | None:
     name = f"{cls.__module__}.{cls.__qualname__}"
     if cls in SAFE_OBJECTS.values():
         return None
-    root: Any = next(base for base in cls.__mro__ if base in _ROOTS or not base.__flags__ & _HEAP)
+    root: Any = next(base for base in cls.__mro__ if base in _ROOTS or not base.__flags__ & HEAP)
     try:
         # Python refuses this for objects with parts that only their own class can create, such as a lock
         can_be_made = root in _ROOTS and cls not in _ROOTS and root.__new__(cls) is not None

@@ -212,13 +212,13 @@ def _classes(namespaces: Sequence[dict[str, Any]]) -> Iterator[type]:
     while stack:
         for value in list(stack.pop().values()):
             # not isinstance, because some objects override `__class__`
-            if issubclass(type(value), type) and id(value) not in visited_ids and value.__flags__ & _HEAP:
+            if issubclass(type(value), type) and id(value) not in visited_ids and value.__flags__ & HEAP:
                 visited_ids.add(id(value))
                 stack.append(vars(value))
                 yield value
 
 
-_HEAP = 1 << 9
+HEAP = 1 << 9
 """flag `Py_TPFLAGS_HEAPTYPE` of classes created at run time; classes implemented in C cannot be changed"""
 
 
@@ -267,13 +267,8 @@ def decorated_inside(
     for item in node.body:
         marks.visit(item)
     new_code = _compile_function(node, code, qualname)
-    new_interface = (
-        new_code.co_freevars,
-        new_code.co_argcount,
-        new_code.co_varnames[: new_code.co_argcount],
-        new_code.co_firstlineno,
-    )
-    if new_interface != (code.co_freevars, code.co_argcount, code.co_varnames[: code.co_argcount], node.lineno):
+    names, new_names = (one.co_varnames[: one.co_argcount] for one in (code, new_code))
+    if (new_code.co_freevars, new_names, new_code.co_firstlineno) != (code.co_freevars, names, node.lineno):
         raise CannotDecorate("the source around it is not what was loaded")
     return _rename_code(_with_constant(new_code, marks.sentinel, decorate), qualname)
 
@@ -337,15 +332,13 @@ def _rename_code(code: CodeType, qualname: str) -> CodeType:
 
 def _with_constant(code: CodeType, sentinel: str, value: Any) -> CodeType:
     """Return code with `value` in place of the placeholder, including nested code."""
-    constants = tuple(
-        value
-        if item == sentinel and isinstance(item, str)
-        else _with_constant(item, sentinel, value)
-        if isinstance(item, CodeType)
-        else item
-        for item in code.co_consts
-    )
-    return code.replace(co_consts=constants)
+
+    def changed(item: Any) -> Any:
+        if isinstance(item, CodeType):
+            return _with_constant(item, sentinel, value)
+        return value if isinstance(item, str) and item == sentinel else item
+
+    return code.replace(co_consts=tuple(map(changed, code.co_consts)))
 
 
 class _Marks(ast.NodeVisitor):
@@ -357,24 +350,20 @@ class _Marks(ast.NodeVisitor):
         self._is_gripped = is_gripped
         self._prefix = f"{inside}.{LOCALS}." if inside else ""
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        self._function(node)
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        name = f"{self._prefix}{node.name}"
+        if self._is_gripped(name):
+            line = node.decorator_list[0] if node.decorator_list else node
+            node.decorator_list.insert(0, _at(ast.Constant(self.sentinel), line))
+        self._inside(node, f"{name}.{LOCALS}.")
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self._function(node)
+    visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._inside(node, f"{self._prefix}{node.name}.")
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
         """Skip lambdas, because functions inside them have no names."""
-
-    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        name = f"{self._prefix}{node.name}"
-        if self._is_gripped(name):
-            line = node.decorator_list[0] if node.decorator_list else node
-            node.decorator_list.insert(0, _at(ast.Constant(self.sentinel), line))
-        self._inside(node, f"{name}.{LOCALS}.")
 
     def _inside(self, node: ast.AST, prefix: str) -> None:
         before, self._prefix = self._prefix, prefix

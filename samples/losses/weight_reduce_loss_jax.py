@@ -1,25 +1,12 @@
 from collections.abc import Callable
+from typing import Any
 
-import jax.numpy as jnp
 from jax import Array
 
+from opgrip.samples.losses import weight_reduce_loss as for_torch
 
-def weight_reduce_loss(
-    loss: Array, weight: Array | None = None, reduction: str = "mean", avg_factor: float | None = None
-) -> Array:
-    if weight is not None:
-        loss = loss * weight
-    if reduction == "none":
-        return loss
-    if reduction == "sum":
-        if avg_factor is not None:
-            raise ValueError("avg_factor requires the reduction mean, got sum")
-        return loss.sum()
-    if reduction != "mean":
-        raise ValueError(f"unknown reduction {reduction}: choose none, mean or sum")
-    if avg_factor is None:
-        return loss.mean()
-    return loss.sum() / (avg_factor + float(jnp.finfo(jnp.float32).eps))
+# its arithmetic is that of arrays too
+weight_reduce_loss: Callable[..., Any] = for_torch.weight_reduce_loss
 
 
 def weighted(loss: Callable[..., Array]) -> Callable[..., Array]:
@@ -35,6 +22,7 @@ def weighted(loss: Callable[..., Array]) -> Callable[..., Array]:
         **named_settings: float | str,
     ) -> Array:
         losses = loss(predicted, target, *settings, **named_settings)
-        return weight_reduce_loss(losses, weight, reduction, avg_factor)
+        reduced_loss: Array = weight_reduce_loss(losses, weight, reduction, avg_factor)
+        return reduced_loss
 
     return reduced

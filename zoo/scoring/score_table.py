@@ -168,16 +168,15 @@ def _marked(value: float | None, is_partial: bool) -> str:
     return _ratio(value) + (PARTIAL if value is not None and is_partial else "")
 
 
+OF_RUN = ("score", "speed", "supported", "base_us", "time_us", "ok_base_us", "ok_us", "problem")
+"""fields of a trace's score that JSON has"""
+
+
 def plain_of(score: Score) -> dict[str, Any]:
     """Return a score as plain data for JSON."""
     return {
         **asdict(score.measured),
-        "score": score.score,
-        "speed": score.speed,
-        "supported": score.supported,
-        "selected": score.selected,
-        "left_out": score.left_out,
-        "partial": score.is_partial,
+        **_plain_shares(score),
         "interval": score.interval,
         "deviation": score.deviation,
         "baseline": score.baseline,
@@ -187,6 +186,11 @@ def plain_of(score: Score) -> dict[str, Any]:
     }
 
 
+def _plain_shares(score: Score | ModelScore) -> dict[str, Any]:
+    names = ("score", "speed", "supported", "selected", "left_out")
+    return {name: getattr(score, name) for name in names} | {"partial": score.is_partial}
+
+
 def _plain_of_model(model: ModelScore) -> dict[str, Any]:
     wrong, not_run = _wrong_and_not_run(model.statuses)
     return {
@@ -194,12 +198,7 @@ def _plain_of_model(model: ModelScore) -> dict[str, Any]:
         "library": model.library,
         "family": model.family,
         "weight": model.weight,
-        "score": model.score,
-        "speed": model.speed,
-        "supported": model.supported,
-        "selected": model.selected,
-        "left_out": model.left_out,
-        "partial": model.is_partial,
+        **_plain_shares(model),
         "deviation": model.uncertainty.deviation,
         "cases": sum(model.statuses.values()),
         "ok": model.statuses[OK],
@@ -207,10 +206,7 @@ def _plain_of_model(model: ModelScore) -> dict[str, Any]:
         "not_run": not_run,
         "slowed": sum(trace.slowed for trace in model.traces),
         "runs": [
-            {"run": trace.origin.run, "trace": trace.origin.trace, "score": trace.score, "speed": trace.speed}
-            | {"supported": trace.supported, "base_us": trace.base_us, "time_us": trace.time_us}
-            | {"ok_base_us": trace.ok_base_us, "ok_us": trace.ok_us}
-            | {"problem": trace.problem}
+            {"run": trace.origin.run, "trace": trace.origin.trace} | {name: getattr(trace, name) for name in OF_RUN}
             for trace in model.traces
         ],
     }

@@ -200,20 +200,17 @@ class Score:
     @property
     def selected(self) -> float | None:
         """Return the weighted mean over models of the share of the baseline's time that was selected."""
-        weights = weights_of([model for model in self.models if model.selected is not None])
-        return fsum(weight * (model.selected or 0.0) for model, weight in weights) if weights else None
+        return _mean_share((model, model.selected) for model in self.models)
 
     @property
     def left_out(self) -> float:
         """Return the weighted mean over models of the share of the baseline's time that is left out."""
-        weights = weights_of([model for model in self.models if model.selected is not None])
-        return fsum(weight * model.left_out for model, weight in weights)
+        return _mean_share((model, model.left_out) for model in self.models if model.selected is not None) or 0.0
 
     @property
     def supported(self) -> float | None:
         """Return the weighted mean over models of the supported share; models that did not run count as 0."""
-        weights = weights_of([model for model in self.models if model.supported is not None])
-        return fsum(weight * (model.supported or 0.0) for model, weight in weights) if weights else None
+        return _mean_share((model, model.supported) for model in self.models)
 
     @property
     def deviation(self) -> float:
@@ -231,6 +228,13 @@ class Score:
         return (self.supported or 0.0) < WHOLE or any(
             model.score is None and any(trace.whole_us for trace in model.traces) for model in self.models
         )
+
+
+def _mean_share(shares: Iterable[tuple[ModelScore, float | None]]) -> float | None:
+    """Return the weighted mean of the known shares, or None without one."""
+    known = [(model, share) for model, share in shares if share is not None]
+    weights = weights_of([model for model, _ in known])
+    return fsum(weight * share for (_, weight), (_, share) in zip(weights, known, strict=True)) if known else None
 
 
 def weights_of(models: Sequence[ModelScore]) -> list[tuple[ModelScore, float]]:

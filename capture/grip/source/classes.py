@@ -25,7 +25,7 @@ from opgrip.capture.grip.source.imports import is_imported, module_of
 from opgrip.capture.grip.source.items import ClassItem, PartItem, Piece, SampleItem
 from opgrip.capture.grip.source.live_names import Mentioned, evaluate, named_in, namespace_of_class, python_function
 from opgrip.capture.grip.source.source_files import find_definition, first_line
-from opgrip.capture.grip.source.values import is_literal
+from opgrip.capture.grip.source.values import is_literal, is_plain
 from opgrip.errors import UserError
 
 NO_BASES: frozenset[Any] = frozenset({object, abc.ABC, Generic, Protocol})
@@ -111,11 +111,7 @@ def defines(node: ast.stmt, name: str, cls: type) -> bool:
 
 def has_changed(node: ast.Assign | ast.AnnAssign, value: Any) -> bool:
     """Return True if a statement assigns a literal but the attribute has a different value by now."""
-    try:
-        ast.literal_eval(node.value)  # type: ignore[arg-type]
-    except (ValueError, TypeError, SyntaxError):
-        return False
-    return not is_literal(node, value)
+    return node.value is not None and is_plain(node.value) and not is_literal(node, value)
 
 
 class ClassParts:

@@ -242,28 +242,21 @@ class _Order:
         for needed in self._early[item]:
             self._visit(needed)
         # a decorator calls its helpers while it decorates
-        called = [one for needed in self._early[item] if isinstance(needed, FunctionItem) for one in self._all(needed)]
+        functions = [needed for needed in self._early[item] if isinstance(needed, FunctionItem)]
+        called = [one for needed in functions for one in self._closure(needed, self._needs)]
         for needed in (*called, *self._needs[item]):
-            if needed in self._early and not self._open & set(self._all_early(needed)):
+            if needed in self._early and not self._open & set(self._closure(needed, self._early)):
                 self._visit(needed)
         self._open.discard(item)
         self._done[item] = None
 
-    def _all(self, item: SampleItem) -> Iterator[SampleItem]:
-        return self._closure(item, self._needs)
-
-    def _all_early(self, item: SampleItem) -> Iterator[SampleItem]:
-        return self._closure(item, self._early)
-
     @staticmethod
     def _closure(item: SampleItem, edges: dict[SampleItem, list[SampleItem]]) -> Iterator[SampleItem]:
-        closure = {item: None}
-        queue = [item]
+        queue, closure = [item], {item}
         for one in queue:
             yield one
-            new = [needed for needed in edges.get(one, ()) if needed not in closure]
-            closure.update(dict.fromkeys(new))
-            queue += dict.fromkeys(new)
+            queue += dict.fromkeys(needed for needed in edges.get(one, ()) if needed not in closure)
+            closure.update(edges.get(one, ()))
 
 
 _DYNAMIC = ("exec", "__import__")

@@ -100,16 +100,10 @@ def _bound_by_users(items: Iterable[SampleItem]) -> Mapping[SampleItem, set[str]
 _ANY = Import("typing", "Any", "Any")
 
 
-@dataclass(frozen=True, slots=True)
-class Hints:
-    """Annotations to keep in a sample, and the additional items that they need."""
-
-    annotations: frozenset[Annotation]
-    items: tuple[SampleItem, ...]
-
-
-def hints_of(collector: Collector, included: Iterable[SampleItem]) -> Hints:
-    """Decide which annotations to keep, and link their names."""
+def hints_of(
+    collector: Collector, included: Iterable[SampleItem]
+) -> tuple[frozenset[Annotation], tuple[SampleItem, ...]]:
+    """Link the names in annotations; return the annotations to keep, and the additional items that they need."""
     included = list(included)
     has = set(included)
     annotations: list[Annotation] = []
@@ -125,10 +119,11 @@ def hints_of(collector: Collector, included: Iterable[SampleItem]) -> Hints:
                         more[one] = None
                         piece.links.append(Link(use, one, meaning.attribute_count))
                 elif isinstance(annotation.holder, ast.AnnAssign) and _is_field(piece, annotation.holder):
-                    more[
-                        collector.ensure_item(("hint", "Any"), lambda: ImportItem("Any", "typing", statement=_ANY))
-                    ] = None
-    return Hints(frozenset(annotations), tuple(one for one in more if one not in has))
+                    any_item = collector.ensure_item(
+                        ("hint", "Any"), lambda: ImportItem("Any", "typing", statement=_ANY)
+                    )
+                    more[any_item] = None
+    return frozenset(annotations), tuple(one for one in more if one not in has)
 
 
 def _find_item(
@@ -213,19 +208,23 @@ def lay_out(gripped: Gripped, requirements: Requirements, origin: str) -> Module
     ----------
     origin : description of where the function comes from
     """
-    hints = hints_of(requirements.collector, requirements.items)
-    items = (*requirements.items, *hints.items)
+    annotations, more = hints_of(requirements.collector, requirements.items)
+    items = (*requirements.items, *more)
     ordered = in_order(requirements.root, items)
     names = names_for(_by_claim(requirements, items, ordered))
     _check_texts(items, names)
     entry = _entry(gripped, requirements, names)
-    layout = Layout(requirements.collector, requirements.root, items, names, hints.annotations)
+    layout = Layout(requirements.collector, requirements.root, items, names, annotations)
     text = layout.module(f"{entry} of {origin}, and what it needs.", ordered)
     return ModuleText(
         text,
         entry,
         dict(_argument_names(gripped, requirements, names)),
-        frozenset(top_level(item.module) for item in items if _is_source(item)),
+        frozenset(
+            top_level(item.module)
+            for item in items
+            if isinstance(item, FunctionItem | ClassItem) and not is_imported(item.module)
+        ),
         frozenset(
             top_level(item.statement.module)
             for item in items
@@ -329,9 +328,3 @@ def _argument_names(
         item = requirements.collector.find_item(thing)
         if item is not None and item in names and not isinstance(item, ImportItem):
             yield f"{thing.__module__}:{thing.__qualname__}", names[item]
-
-
-def _is_source(item: SampleItem) -> bool:
-    if isinstance(item, FunctionItem | ClassItem):
-        return not is_imported(item.module)
-    return False

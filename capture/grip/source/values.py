@@ -333,11 +333,9 @@ def statement_of(name: str, piece: Piece) -> ast.Assign | ast.AnnAssign | None:
 
 def is_literal(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
     """Return True if a statement assigns a literal and the variable still has that value."""
-    assert statement.value is not None
-    try:
-        literal = ast.literal_eval(statement.value)
-    except (ValueError, TypeError, SyntaxError, MemoryError):
+    if statement.value is None or not is_plain(statement.value):
         return False
+    literal = ast.literal_eval(statement.value)
     return type(literal) is type(value) and repr(literal) == repr(value)
 
 
@@ -354,15 +352,16 @@ def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, va
     maker = evaluate(call.func, namespace)
     arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
     is_made = (isinstance(maker, type) and isinstance(value, maker)) or maker in (threading.Lock, threading.RLock)
-    return maker is not ABSENT and is_made and all(map(_is_plain, arguments))
+    return maker is not ABSENT and is_made and all(map(is_plain, arguments))
 
 
 def is_filled(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
     """Return True if a statement assigns a container that the program has since filled, such as a cache."""
-    return type(value) in (dict, list, set) and statement.value is not None and _is_plain(statement.value)
+    return type(value) in (dict, list, set) and statement.value is not None and is_plain(statement.value)
 
 
-def _is_plain(argument: ast.expr) -> bool:
+def is_plain(argument: ast.expr) -> bool:
+    """Return True for a literal."""
     try:
         ast.literal_eval(argument)
     except (ValueError, TypeError, SyntaxError, MemoryError):
