@@ -7,26 +7,16 @@ import json
 from pathlib import Path
 
 import pytest
-from openmmlab_models import BACKBONE, FASTER_RCNN, PYRAMID
-from optional import needs
 from programs import run_command
 
 from opgrip.traces import load
 from opgrip.traces.analysis.longtail import find_longtail
 
-FIRST = 25
 """Leading rows of a training step of Faster R-CNN, of about 45, that contain the slowest parts; the first `ALL` have
 all
 parts.
 """
 ALL = 40
-LONG_TAIL = {
-    "box coder": {"delta2bbox", "bbox2delta"},
-    "anchors": {"AnchorGenerator.single_level_grid_priors"},
-    "assigner": {"MaxIoUAssigner.assign_wrt_overlaps", "bbox_overlaps"},
-    "sampler": {"RandomSampler.random_choice", "SamplingResult.__init__"},
-    "losses": {"binary_cross_entropy", "cross_entropy", "L1Loss.forward", "weight_reduce_loss", "accuracy"},
-}
 
 
 @pytest.mark.slow
@@ -139,27 +129,6 @@ def test_a_scripts_table_goes_beside_its_own_output(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert done.stderr.rstrip().endswith("opcapture --grip __main__:shifted -- script.py")
     assert run_command("opcapture", "--find-longtail", "-o", "-").returncode == 2
-
-
-@needs("mmdet")
-@pytest.mark.slow
-def test_the_long_tail_of_a_training_step_of_faster_rcnn_is_found(tmp_path: Path) -> None:
-    path, rows = tmp_path / "t.jsonl", tmp_path / "rows.json"
-    model = ("--model", FASTER_RCNN, "--run", "train", "--input-size", "160x160", "--cfg-options", BACKBONE, PYRAMID)
-    done = run_command("opcapture", "--steps", 3, "-o", path, *model)
-    assert done.returncode == 0, done.stderr
-    assert run_command("opgrip", "longtail", path, "-o", rows, "--bandwidth", 10).returncode == 0
-    functions = json.loads(rows.read_text())["functions"]
-    names = [item["name"] for item in functions]
-    for part, expected in LONG_TAIL.items():
-        assert expected <= set(names[:ALL]), part
-        assert part == "sampler" or expected & set(names[:FIRST]), part
-    # an image and its two stages, and five levels of the pyramid, in three steps
-    calls = {item["name"]: item["calls"] for item in functions}
-    assert calls["MaxIoUAssigner.assign_wrt_overlaps"] == calls["bbox2delta"] == 2 * 3
-    assert calls["AnchorGenerator.single_level_grid_priors"] == 2 * 5 * 3
-    # functions that spend their time in one kernel are excluded
-    assert not {"Bottleneck.forward.<locals>._inner_forward", "RoIAlignFunction.forward"} & set(calls)
 
 
 MODEL = """

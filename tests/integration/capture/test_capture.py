@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from collections import Counter
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from counting import Counting
-from programs import TinyNet, run_python, train_tiny_net, wait_for
+from programs import run_python, train_tiny_net
 from torch import nn
 
 from opgrip.capture import Capture
 from opgrip.capture.recording import signature_table
 from opgrip.capture.signatures import fitting
-from opgrip.capture.writing import flusher
 from opgrip.traces import Trace, UserError, load, read
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec
 
@@ -35,19 +29,6 @@ def capture(path: Path, function: Any, **options: Any) -> Trace:
 
 def ops(trace: Trace) -> list[str]:
     return trace.calls["op"].astype(str).tolist()
-
-
-def test_every_call_of_training_is_recorded_as_often_as_it_ran(tiny_trace: Path) -> None:
-    torch.manual_seed(0)
-    model = TinyNet()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    images, words = torch.randn(2, 3, 8, 8), torch.randint(0, 10, (2, 6))
-    with Counting() as counting:
-        for _ in range(2):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(images, words), torch.tensor([1, 4])).backward()
-            optimizer.step()
-    assert Counter(ops(load(tiny_trace))) == counting.counts
 
 
 def test_calls_know_their_module_and_phase(tiny_trace: Path) -> None:
@@ -98,12 +79,6 @@ def test_the_layout_of_tensors_is_recorded(tmp_path: Path) -> None:
     assert add.args[1].storage == 0
 
 
-def test_arguments_that_share_memory_are_another_signature(tmp_path: Path) -> None:
-    x, y = torch.ones(3), torch.ones(3)
-    trace = capture(tmp_path, lambda: (x + x, x + y))
-    assert [signature.args[0].storage for signature in trace.signatures] == [0, None]
-
-
 def test_lists_of_tensors_keep_every_one(tmp_path: Path) -> None:
     tensors = [torch.ones(size) for size in range(1, 40)]
     trace = capture(tmp_path, lambda: torch._foreach_mul_(tensors, 2.0))
@@ -143,20 +118,6 @@ def test_an_error_of_the_program_leaves_a_whole_trace(tmp_path: Path) -> None:
         raise ZeroDivisionError
     trace = load(tmp_path / "t.jsonl", partial=False)
     assert ops(trace) == ["aten.add.Tensor"]
-
-
-def test_outputs_gradients_and_random_numbers_are_the_same_as_without(tmp_path: Path) -> None:
-    def step() -> list[torch.Tensor]:
-        torch.manual_seed(3)
-        model = TinyNet()
-        out = model(torch.randn(2, 3, 8, 8), torch.randint(0, 10, (2, 6)))
-        nn.functional.dropout(out, 0.5).sum().backward()
-        return [out, *(p.grad for p in model.parameters() if p.grad is not None), torch.get_rng_state()]
-
-    plain = step()
-    with Capture(tmp_path / "t.jsonl"):
-        captured = step()
-    assert all(torch.equal(before, after) for before, after in zip(plain, captured, strict=True))
 
 
 def test_a_fault_in_a_hook_costs_a_counted_record_and_nothing_else(
@@ -331,46 +292,6 @@ def test_an_existing_trace_is_kept_unless_forced(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="exists"), Capture(path):
         pass
     assert path.read_text(encoding="utf-8") == "precious"
-
-
-KILLED = """
-import sys, torch
-from opgrip.capture import Capture
-with Capture(sys.argv[1]):
-    x = torch.ones(3)
-    for count in sys.stdin:
-        for _ in range(int(count)):
-            x = x + 1
-"""
-
-
-def calls_on_disk(folder: Path) -> int:
-    with suppress(UserError):
-        return sum(len(load(part).calls) for part in folder.glob("t.part*.jsonl"))
-    # the first line is not written yet
-    return 0
-
-
-@pytest.mark.slow
-def test_a_killed_process_leaves_all_but_its_last_second(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    assert flusher.INTERVAL_S < 1
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdin=subprocess.PIPE, text=True) as process:
-
-        def call(count: int, until: int) -> None:
-            print(count, file=process.stdin, flush=True)
-            wait_for(lambda: calls_on_disk(tmp_path) >= until, process)
-
-        # all calls arrive although the program continues
-        call(1000, until=1000)
-        call(500, until=1500)
-        call(10**9, until=2000)
-        process.kill()
-    assert not path.exists()
-    (partial,) = tmp_path.glob("t.part*.jsonl")
-    trace = load(partial)
-    assert trace.missing is not None
-    assert len(trace.calls) >= 2000
 
 
 FORKED = """

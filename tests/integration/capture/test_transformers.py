@@ -59,21 +59,6 @@ def test_a_text_is_generated_token_by_token(name: str, tmp_path: Path) -> None:
     assert len(load(tmp_path / "t.jsonl").calls) > 100
 
 
-def test_a_captured_model_gives_what_an_uncaptured_one_does(tmp_path: Path) -> None:
-    results = []
-    for watched in (False, True):
-        torch.manual_seed(0)
-        program = load_program("transformers:BertForMaskedLM", options("train"))
-        inputs = program.inputs()
-        if watched:
-            with Capture(tmp_path / "t.jsonl", model=program.model):
-                program.step(inputs)
-        else:
-            program.step(inputs)
-        results.append([parameter.detach() for parameter in program.model.parameters()])
-    assert all(map(torch.equal, *results))
-
-
 def test_settings_reach_the_config_and_those_within_it() -> None:
     settings = ("small", "text_config.num_hidden_layers=1", "projection_dim=32")
     model = load_program("transformers:CLIPModel", ModelOptions(cfg_options=settings)).model

@@ -556,14 +556,6 @@ def test_more_memory_than_may_be_taken_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_detector_replays(detector_trace: Path) -> None:
-    result = replay_sequence(load(detector_trace), replace(SETTINGS, repeats=1))
-    assert result.replayed > 0.95 * result.calls
-    assert result.unsupported < 10
-    assert result.replayed_peak_bytes == pytest.approx(result.captured_peak_bytes, rel=0.05)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("run", ["predict", "train"])
 def test_the_built_in_detector_replays_at_its_full_size(tmp_path: Path, run: str) -> None:
     program = load_program("builtin:faster_rcnn", ModelOptions(run=run))

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import strategies as st
 from programs import ROOT
 
-from opgrip.errors import UserError
 from opgrip.replay.inputs.inputs import Inputs, device_map
-from opgrip.traces import Trace, load
+from opgrip.traces import Trace
 from opgrip.traces.io.foreign_files import Losses, formats
 from opgrip.traces.schema.records import Signature
 
@@ -48,26 +46,3 @@ def operator_of(signature: Signature) -> Any:
     """Return the operator that a signature names."""
     namespace, name, overload = signature.op.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
-
-
-def read_or_refuse(path: Path) -> str:
-    """Return the error message for a file that may be broken, or an empty text if it loads."""
-    try:
-        load(path)
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-def mutants(content: bytes) -> st.SearchStrategy[bytes]:
-    """Return a strategy for the bytes of a file with some of them changed, duplicated or removed."""
-    place = st.integers(0, len(content) - 1)
-    change = st.tuples(place, st.integers(0, 40), st.binary(max_size=12))
-
-    def apply(changes: list[tuple[int, int, bytes]]) -> bytes:
-        data = content
-        for start, length, piece in changes:
-            data = data[:start] + piece + data[start + length :]
-        return data
-
-    return st.lists(change, min_size=1, max_size=4).map(apply)

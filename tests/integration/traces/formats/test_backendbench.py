@@ -8,10 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from changed_bytes import changed, read_or_refuse
 from foreign_data import write_as
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from programs import SHIPPED_TRACES
 
 from opgrip.errors import UserError
@@ -103,12 +100,3 @@ def test_columns_of_other_kinds_are_refused(tmp_path: Path, frame: pd.DataFrame,
     frame.to_parquet(tmp_path / "a.parquet")
     with pytest.raises(UserError, match=reason):
         list(TraceReader(tmp_path / "a.parquet", format_name="backendbench"))
-
-
-# each file is read by a child process
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_a_changed_file_is_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
-    path = tmp_path / "a.parquet"
-    path.write_bytes(changed(table(ROWS, path).read_bytes(), data))
-    read_or_refuse(path, "backendbench")

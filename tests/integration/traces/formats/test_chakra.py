@@ -10,8 +10,6 @@ import pytest
 from execution_traces import calls_of, capture, dependencies_of, make_program, node, tensor, write_nodes
 from foreign_data import data_files, needs_data, write_as
 from google.protobuf.internal import decoder
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from programs import SHIPPED_TRACES
 
 from opgrip.errors import UserError
@@ -178,23 +176,3 @@ def test_other_files_are_not_taken_for_one(tmp_path: Path) -> None:
     for content in (b"", b"\n", b"{\n}", b"PK\x03\x04", b"\x00", b"PAR1", b"Operator: aten.add\n", b"\x02\x12\x00x"):
         (tmp_path / "a").write_bytes(content)
         assert format_of(tmp_path / "a") is None or content.startswith(b"Operator")
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_a_file_with_any_bytes_anywhere_is_read_or_refused_in_one_line(data: st.DataObject, tmp_path: Path) -> None:
-    path = tmp_path / "whole.et"
-    if not path.exists():
-        relu = node(3, 2, "aten::relu", RELU, inputs=[X], outputs=[Y], attributes={"tensor_range": '{"0": [1, 2]}'})
-        write_as("chakra", load(write_nodes(tmp_path / "a.json", [relu, node(4, 2, "label")])), path)
-    content = bytearray(path.read_bytes())
-    for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, len(content) - 1))
-        content[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-        content = content or bytearray(b"\x00")
-    (tmp_path / "b.et").write_bytes(content)
-    try:
-        list(TraceReader(tmp_path / "b.et", format_name="chakra"))
-        load(tmp_path / "b.et")
-    except UserError as error:
-        assert "\n" not in str(error)  # noqa: PT017

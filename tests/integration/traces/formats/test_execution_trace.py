@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gzip
 import json
 from collections import Counter
@@ -22,8 +21,6 @@ from execution_traces import (
     write_nodes,
 )
 from foreign_data import data_files, needs_data, write_as
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from programs import SHIPPED_TRACES, run_command
 
 from opgrip.errors import UserError
@@ -37,7 +34,6 @@ ADD = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
 T = "aten::t(Tensor(a) self) -> Tensor(a)"
 LINEAR = "aten::linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"
 RELU = "aten::relu(Tensor self) -> Tensor"
-STRIDED = "aten::as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)"
 X, Y, Z = (tensor(number, number + 1, [2, 2], [2, 1]) for number in (10, 20, 30))
 ONE: tuple[Any, ...] = (1, [], "Int", [])
 
@@ -347,57 +343,6 @@ def test_a_bomb_is_refused(tmp_path: Path) -> None:
         file.write(b'{"schema": "1.1.1", "pid": 1, "nodes": [' + b" " * (64 << 20) + b"]}")
     with pytest.raises(UserError, match="is refused"):
         list(TraceReader(tmp_path / "a.json.gz"))
-
-
-LEAVES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(2**70), 2**70),
-    st.floats(allow_nan=False, allow_infinity=False),
-    st.text(max_size=8),
-    st.sampled_from(["<None>", "<Object>", "Tensor(float)", "GenericList[Int]", "inf", "cuda:99", ADD, T, STRIDED]),
-    st.builds(list),
-    st.builds(dict),
-)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_a_file_in_which_anything_is_anything_is_read_or_refused_in_one_line(
-    data: st.DataObject, tmp_path: Path
-) -> None:
-    nodes: Any = [
-        node(3, 2, "step"),
-        node(4, 3, "aten::as_strided", STRIDED, inputs=[X, *SIZES], outputs=[Y]),
-        node(5, 3, "aten::add", ADD, inputs=[X, Y, ONE], outputs=[Z], attributes={"tensor_range": '{"0": [1, 2]}'}),
-        node(6, 5, "kernel", cat="kernel", stream=1, ts=1.0, exclusive_dur=2.0),
-    ]
-    # copy, because examples share parts
-    nodes = copy.deepcopy(nodes)
-    for _ in range(data.draw(st.integers(1, 3))):
-        place: Any = nodes
-        while True:
-            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-            if not keys:
-                break
-            key = data.draw(st.sampled_from(keys))
-            if isinstance(place[key], list | dict) and data.draw(st.integers(0, 5)):
-                place = place[key]
-                continue
-            place[key] = data.draw(LEAVES)
-            break
-    path = write_nodes(tmp_path / "a.json", nodes)
-    try:
-        load(path)
-    except UserError as error:
-        assert "\n" not in str(error)  # noqa: PT017
-
-
-SIZES = [
-    ([2, 2], [[], []], "GenericList[Int,Int]", [[], []]),
-    ([1, 2], [[], []], "GenericList[Int,Int]", [[], []]),
-    NONE,
-]
 
 
 @needs_data

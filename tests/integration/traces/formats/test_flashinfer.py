@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from changed_bytes import changed, read_or_refuse
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from optional import optional
 from programs import SHIPPED_TRACES, run_command
 
@@ -263,19 +260,6 @@ def test_commands_write_and_replay_a_folder(tmp_path: Path) -> None:
         done = run_command("opreplay", target, "--iterations", "1", "--strict", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "aten.relu.default" in done.stdout
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_a_changed_file_is_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
-    source = {"type": "safetensors", "path": "a.safetensors", "tensor_key": "index"}
-    path = data_set(tmp_path, GATHER, lines=workload("index_select_1", {"k": 3}, {"index": source}))
-    (tmp_path / "a.safetensors").unlink(missing_ok=True)
-    write_foreign_tensors(tmp_path / "a.safetensors", {"index": torch.tensor([8, 0, 3])})
-    (definition,) = tmp_path.glob("definitions/*/*.json")
-    victim = data.draw(st.sampled_from([path, definition, tmp_path / "a.safetensors"]))
-    victim.write_bytes(changed(victim.read_bytes(), data))
-    read_or_refuse(path, "flashinfer")
 
 
 TENSORS = {

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foreign_data import write_as
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from param_configs import RANGES, entry, number, operator, ranged, reasons, tensor
 
 from opgrip.errors import UserError
@@ -145,52 +142,6 @@ def test_bombs_are_refused(tmp_path: Path) -> None:
         load(path)
 
 
-JUNK: st.SearchStrategy[Any] = st.sampled_from(
-    [None, True, -1, 0, 1 << 65, 1e400, "", "tensor", "shape", "torch.nn.Linear", [], [1, 2, 0], {}, {"type": "int"}]
-)
-SMALL = {
-    "torch.baddbmm": operator(
-        entry(
-            ranged([1, 2], -1, 3, __copy__=[{"shape": [1, [1, 0]]}]),
-            tensor(2, 2),
-            beta=number([1, 3], __range__=["value"]),
-            alpha={"type": "float", "value_range": [0.0, 2.0]},
-        ),
-        input_iterator=RANGES,
-    ),
-    "torch.nn.Linear": operator(
-        entry(tensor(2, 8)), build=[entry(number(8), number(4), bias=number(True, "bool"))], build_iterator=RANGES
-    ),
-    "aten::add": operator(
-        entry(tensor(2), tensor(2), number(1)),
-        build=[entry(number("aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor", "str"))],
-    ),
-}
-
-
 def places_in(form: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     items = form.items() if isinstance(form, dict) else enumerate(form) if isinstance(form, list) else ()
     return [path] * bool(path) + [place for key, value in items for place in places_in(value, (*path, key))]
-
-
-@pytest.mark.slow
-@given(st.lists(st.tuples(st.sampled_from(places_in(SMALL)), JUNK), min_size=1, max_size=3))
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_mutants_are_read_or_refused(tmp_path: Path, changes: list[tuple[tuple[Any, ...], Any]]) -> None:
-    form = json.loads(json.dumps(SMALL))
-    for (*above, last), junk in changes:
-        inner = form
-        try:
-            for key in above:
-                inner = inner[key]
-            inner[last] = junk
-        except (KeyError, IndexError, TypeError):
-            continue
-    (tmp_path / "config.json").write_text(json.dumps(form))
-    reader = TraceReader(tmp_path / "config.json", format_name=NAME)
-    try:
-        trace = load(tmp_path / "config.json", reader=reader)
-    except UserError:
-        return
-    write_as(NAME, trace, tmp_path / "again.json")
-    load(tmp_path / "again.json", reader=TraceReader(tmp_path / "again.json", format_name=NAME))

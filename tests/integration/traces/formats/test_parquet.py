@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pyarrow
 import pytest
-from changed_bytes import changed, read_or_refuse, with_required_column
+from changed_bytes import with_required_column
 from google.protobuf.internal import encoder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -189,14 +189,6 @@ def test_a_cut_trace_is_not_written_as_a_whole_one(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "--partial" in done.stderr
     assert not (tmp_path / "t.parquet").exists()
-
-
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_a_changed_file_is_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
-    path = tmp_path / "t.parquet"
-    path.write_bytes(changed(write(BLOCKS, path).read_bytes(), data))
-    read_or_refuse(path, "parquet")
 
 
 @pytest.mark.parametrize(
