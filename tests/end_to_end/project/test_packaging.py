@@ -5,9 +5,8 @@ from __future__ import annotations
 from itertools import chain
 
 import pytest
-import torch
 from optional import EVERYBODY
-from programs import ROOT, run_command, run_python
+from programs import ROOT, run_python
 from project_files import ROOMS, pyproject
 
 import opgrip
@@ -28,12 +27,6 @@ def test_what_the_package_names_is_loaded_when_it_is_asked_for() -> None:
         assert getattr(opgrip, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'no_such'"):
         opgrip.no_such  # noqa: B018
-
-
-@pytest.mark.parametrize("words", [("opgrip",), ("opcapture",), ("opreplay",)])
-def test_each_command_tells_its_version(words: tuple[str, ...]) -> None:
-    done = run_command(*words, "--version")
-    assert done.stdout == f"opgrip {opgrip.__version__}, torch {torch.__version__}\n"
 
 
 def test_the_package_is_the_command_opgrip() -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from example_trace import RECORDS, write
 from programs import ROOT, SHIPPED_TRACES, run_command
@@ -50,24 +49,6 @@ def test_the_table_is_sorted_by_share_and_has_no_colour_in_a_pipe(detector_trace
     assert shares == sorted(shares, reverse=True)
 
 
-@pytest.mark.parametrize("suffix", [".json", ".csv"])
-def test_results_load_as_a_table(detector_trace: Path, tmp_path: Path, suffix: str) -> None:
-    output = tmp_path / f"results{suffix}"
-    assert run_command("opreplay", detector_trace, *FAST, "--top", "4", "-o", output).returncode == 0
-    rows = load_results(output)
-    assert isinstance(rows, pd.DataFrame)
-    wanted = "case op count mode device status median_us p10_us p90_us samples captured_us flops bytes_in error"
-    assert set(wanted.split()) <= set(rows.columns)
-    assert len(rows) == 4
-
-
-def test_markdown_has_the_same_table(detector_trace: Path, tmp_path: Path) -> None:
-    output = tmp_path / "results.md"
-    assert run_command("opreplay", detector_trace, *FAST, "--top", "4", "-o", output).returncode == 0
-    lines = output.read_text(encoding="utf-8").splitlines()
-    assert len([line for line in lines if line.startswith("| ")]) == 1 + 1 + 4
-
-
 def test_operators_and_modules_are_chosen_by_patterns(detector_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     chosen = ("--op", "aten.conv*", "--op", "aten.relu*", "--module", "backbone.*")
@@ -77,15 +58,6 @@ def test_operators_and_modules_are_chosen_by_patterns(detector_trace: Path, tmp_
     calls = load(detector_trace).calls
     inside = calls[calls["module"].str.startswith("backbone.") & calls["op"].isin(rows["op"])]
     assert rows["count"].sum() == len(inside)
-
-
-def test_the_number_of_runs_is_the_one_asked_for(detector_trace: Path, tmp_path: Path) -> None:
-    output = tmp_path / "results.json"
-    assert run_command("opreplay", detector_trace, "--top", "3", "--iterations", "7", "-o", output).returncode == 0
-    rows = load_results(output)
-    # it stops early if other processes use the cores in too many runs
-    assert set(rows["samples"][rows["stopped"] != "contended"]) <= {7}
-    assert set(rows["stopped"]) <= {"iterations", "contended"}
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -81,25 +81,6 @@ def test_a_trace_that_cannot_be_read_costs_its_own_rows(folder: Path, tmp_path: 
     assert done.returncode == 1
 
 
-@pytest.mark.slow
-def test_resume_goes_on_with_the_traces_that_are_missing(folder: Path, tmp_path: Path) -> None:
-    output, parts = tmp_path / "r.json", tmp_path / "r.json.parts"
-    first = [str(folder / "net.predict.jsonl"), str(folder / "net.train.jsonl")]
-    assert run_command("opreplay", *first, *FAST, "-o", output, cwd=tmp_path).returncode == 0
-    before = load_results(output)
-    # state after an interrupted run: the first trace complete, nothing of the second, and no output
-    output.unlink()
-    parts.mkdir()
-    replayed = replay(first[0], iterations=3, warmup=0, cache="warm")
-    assert len(replayed) == 2
-    done = run_command("opreplay", *first, *FAST, "-o", output, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "holds the rows of an interrupted replay" in done.stderr
-    assert run_command("opreplay", *first, *FAST, "-o", output, "--resume", cwd=tmp_path).returncode == 0
-    assert load_results(output)["trace"].tolist() == before["trace"].tolist()
-    assert not parts.exists()
-
-
 def test_resume_keeps_the_rows_of_a_trace_that_was_whole(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

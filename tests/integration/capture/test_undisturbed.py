@@ -251,15 +251,6 @@ def test_an_error_of_the_program_reaches_it_as_it_was_raised(tmp_path: Path, whe
     assert load(tmp_path / "t.jsonl", partial=False).missing is None
 
 
-def test_an_error_of_an_operator_reaches_the_program_as_it_was_raised(tmp_path: Path) -> None:
-    capture = Capture(tmp_path / "t.jsonl")
-    plain, captured = (error_of("operator", Broken(), watch) for watch in (without_capture, lambda model: capture))
-    assert type(plain) is type(captured) is RuntimeError
-    assert plain.args == captured.args
-    assert (captured.__cause__, captured.__context__) == (plain.__cause__, plain.__context__)
-    assert capture.dropped == 0
-
-
 class Stepping(nn.Module):
     """Module whose forward makes an optimizer step and fails."""
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from capture_overhead import EMPTY, EXECUTION_TRACE, NATIVE, OBSERVERS, OPGRIP, STEPS, Watch, Watches, table
 from capture_truth import FIGURES, LEAST_US, Times, compare_quiet, errors, halves
-from others import DISTURBED, TRIES, Part, Usage, are_too_few, measure_part
+from others import DISTURBED, TRIES, Part, Usage, measure_part
 from replay_fidelity import COLUMNS, _row
 
 QUIET, BUSY = Part(0.0, 0.01), Part(0.0, 0.4)
@@ -38,17 +38,6 @@ def test_a_part_that_others_disturb_is_measured_again(shares: list[float], value
     assert (part.value, part.is_disturbed) == (value, is_disturbed)
     assert part.others == pytest.approx(min(shares))
     assert len(list(tries)) == TRIES - len(shares)
-
-
-def test_a_figure_of_a_disturbed_part_is_no_number() -> None:
-    assert QUIET.figure("1.25") == "1.25"
-    assert BUSY.figure("1.25") == DISTURBED
-    assert str(BUSY) == "disturbed: others took 40% of the processors"
-
-
-def test_rounds_are_too_few_where_most_were_disturbed() -> None:
-    assert not are_too_few([1, 2], 4)
-    assert are_too_few([1], 4)
 
 
 def program(rng: np.random.Generator, rounds: int) -> list[Times]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import run_command, run_python
+from programs import run_command
 
 from opgrip.cli.option_types import floating_dtype
 from opgrip.errors import UserError
@@ -158,19 +158,6 @@ def test_an_operator_of_an_extension_is_replayed(own_operators: Path) -> None:
     done = run_command("opreplay", *words, "--strict", cwd=own_operators)
     assert done.returncode == 0, done.stderr
     assert "myops.twice.default" in done.stdout
-
-
-@pytest.mark.slow
-def test_an_operator_of_an_extension_is_replayed_in_python(own_operators: Path) -> None:
-    script = """
-from opgrip.replay import replay
-if __name__ == "__main__":
-    rows = replay(operator="myops.twice", extension="myops", inputs='{"x": [8]}', iterations=1)
-    print([(row.op, row.status) for row in rows])
-"""
-    (own_operators / "uses.py").write_text(script)
-    done = run_python("uses.py", cwd=own_operators)
-    assert done.stdout == "[('myops.twice.default', 'ok')]\n", done.stderr
 
 
 @pytest.mark.parametrize(

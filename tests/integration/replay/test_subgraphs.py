@@ -23,10 +23,9 @@ from opgrip.replay.cases.selection import FUNCTION, MODULE
 from opgrip.replay.cases.subgraphs import UNIT, make_units
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.cells import load_results
 from opgrip.replay.results.results import Result
-from opgrip.replay.run.workload import Workload, load_workload
+from opgrip.replay.run.workload import Workload
 from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.schema.records import OPERATOR, Calls, Record, Scope, Signature, Thread
@@ -507,15 +506,6 @@ def test_patterns_that_select_nothing_are_told(tiny_trace: Path, unit: str, sele
     with pytest.raises(UserError) as caught:
         make_units(load(tiny_trace), selection, unit)
     assert told in f"{caught.value}: {caught.value.hint}"
-
-
-def test_a_box_coder_of_the_shipped_trace_replays_as_one(tmp_path: Path) -> None:
-    job = request_with(SHIPPED_TRACES[0], unit=FUNCTION, op="*:delta2bbox")
-    loaded = load_workload(job)
-    assert len(loaded.cases) == 2
-    assert not loaded.surroundings.places
-    for result in rows_of(loaded.cases, SETTINGS):
-        assert (result.status, result.faithful, result.error) == ("ok", True, None)
 
 
 def test_the_command_replays_units(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import torch
 from example_trace import write
-from programs import ROOT, SHIPPED_TRACES, train_tiny_net
+from programs import ROOT
 from unusual_tensors import ALL
 
 from opgrip.capture import Capture
@@ -41,22 +41,6 @@ def test_the_schema_is_the_one_of_the_record_types(monkeypatch: pytest.MonkeyPat
 
 def test_the_schema_is_one() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-
-
-@pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
-def test_every_shipped_trace_follows_the_schema(path: Path) -> None:
-    check(path)
-
-
-@pytest.mark.slow
-def test_a_captured_detector_follows_the_schema(detector_trace: Path) -> None:
-    check(detector_trace)
-
-
-def test_captured_traces_follow_the_schema(tiny_trace: Path, tmp_path: Path) -> None:
-    check(tiny_trace)
-    train_tiny_net(tmp_path / "t.jsonl", values="full")
-    check(tmp_path / "t.jsonl")
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
