@@ -23,7 +23,7 @@ from forks import PROVING, WORKERS
 from gripped_projects import project  # noqa: F401
 from others import MOST_BY_OTHERS, share_of_others
 from passed import ALL, EVERY_PART, IGNORANT, Passed, need_not_run_again, of_other_parts, part
-from programs import run_command, train_tiny_net
+from programs import succeed, train_tiny_net
 from quiet import MEASURING, QuietMachine
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from turns import turn
@@ -168,6 +168,5 @@ def tiny_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def detector_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trace of the built-in detector, made by the command."""
     path = tmp_path_factory.mktemp("traces") / "detector.jsonl"
-    done = run_command("opcapture", "--input-size", "96", "--batch-size", "1", "-o", path)
-    assert done.returncode == 0, done.stderr
+    succeed("opcapture", "--input-size", "96", "--batch-size", "1", "-o", path)
     return path

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import ROOT, hear_ctrl_c, run_command, run_python, wait_for
+from programs import ROOT, hear_ctrl_c, refusal, run_command, run_python, succeed, wait_for
 
 from opgrip.traces import load
 
@@ -82,8 +82,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_with_no_arguments_it_captures_the_built_in_detector(tmp_path: Path) -> None:
-    done = run_command("opcapture", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opcapture", cwd=tmp_path)
     assert done.stdout == ""
     assert "run them again with: opreplay faster_rcnn.jsonl" in done.stderr
     assert "\x1b" not in done.stderr
@@ -95,23 +94,20 @@ def test_with_no_arguments_it_captures_the_built_in_detector(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["nets.py:good", "nets:good", "nets.py:named"])
 def test_a_factory_is_found_in_a_file_or_a_module(folder: Path, name: str) -> None:
-    done = run_command("opcapture", "--model", name, "--steps", "3", "--run", "train", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opcapture", "--model", name, "--steps", "3", "--run", "train", cwd=folder)
     assert done.stdout == ""
     (path,) = folder.glob("*.jsonl")
     assert load(path).calls["op"].value_counts()["aten.addmm.default"] == 6
 
 
 def test_sizes_reach_the_factory(folder: Path) -> None:
-    done = run_command("opcapture", "--model", "nets.py:sized", "--input-size", "5x7", "-o", "t.jsonl.gz", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeed("opcapture", "--model", "nets.py:sized", "--input-size", "5x7", "-o", "t.jsonl.gz", cwd=folder)
     (signature,) = (item for item in load(folder / "t.jsonl.gz").signatures if "convolution" in item.op)
     assert signature.args[0].shape == (1, 3, 5, 7)
 
 
 def test_a_trace_can_go_to_standard_output(folder: Path) -> None:
-    done = run_command("opcapture", "--model", "nets.py:good", "-o", "-", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opcapture", "--model", "nets.py:good", "-o", "-", cwd=folder)
     assert [json.loads(line)["type"] for line in done.stdout.splitlines()][:: len(done.stdout.splitlines()) - 1] == [
         "header",
         "end",
@@ -185,9 +181,8 @@ def test_a_config_without_openmmlab_names_what_to_install(folder: Path) -> None:
     (folder / "mmengine.py").write_text("raise ImportError('no mmengine here', name='mmengine')", encoding="utf-8")
     (folder / "config.py").write_text("model = {}", encoding="utf-8")
     env = {**os.environ, "PYTHONPATH": str(folder)}
-    done = run_command("opcapture", "--model", "config.py", cwd=folder, env=env)
-    assert done.returncode == 2
-    last = done.stderr.splitlines()[-1]
+    error = refusal("opcapture", "--model", "config.py", cwd=folder, env=env)
+    last = error.splitlines()[-1]
     assert "config.py needs mmengine, and mmengine is not installed: install the extra openmmlab" in last
 
 
@@ -201,9 +196,8 @@ def test_a_step_that_fails_leaves_an_older_trace_alone(folder: Path) -> None:
 
 def test_what_is_no_ordinary_file_is_never_replaced(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
-    done = run_command("opcapture", "--model", "nets.py:good", "--force", "-o", "pipe", cwd=folder)
-    assert done.returncode == 2
-    assert "pipe is not a regular file" in done.stderr
+    error = refusal("opcapture", "--model", "nets.py:good", "--force", "-o", "pipe", cwd=folder)
+    assert "pipe is not a regular file" in error
     assert (folder / "pipe").is_fifo()
 
 
@@ -217,16 +211,14 @@ def test_an_unwritable_folder_is_one_line(folder: Path) -> None:
     (folder / "locked").mkdir(mode=0o555)
     # root may write anywhere but there
     target = "/proc/t.jsonl" if os.geteuid() == 0 else "locked/t.jsonl"
-    done = run_command("opcapture", "--model", "nets.py:good", "-o", target, cwd=folder)
-    assert done.returncode == 2
-    assert "cannot be written" in done.stderr.splitlines()[-1]
+    error = refusal("opcapture", "--model", "nets.py:good", "-o", target, cwd=folder)
+    assert "cannot be written" in error.splitlines()[-1]
 
 
 def test_debug_shows_the_traceback(folder: Path) -> None:
-    done = run_command("opcapture", "--model", "nets.py:failing", "--debug", cwd=folder)
-    assert done.returncode == 2
-    assert "Traceback" in done.stderr
-    assert "in failing" in done.stderr
+    error = refusal("opcapture", "--model", "nets.py:failing", "--debug", cwd=folder)
+    assert "Traceback" in error
+    assert "in failing" in error
 
 
 def test_a_checkpoint_is_loaded_without_running_what_it_holds(folder: Path) -> None:
@@ -237,9 +229,8 @@ def test_a_checkpoint_is_loaded_without_running_what_it_holds(folder: Path) -> N
             return os.system, ("touch owned",)
 
     (folder / "evil.pth").write_bytes(pickle.dumps(Evil()))
-    done = run_command("opcapture", "--model", "nets.py:good", "--checkpoint", "evil.pth", cwd=folder)
-    assert done.returncode == 2
-    assert "is not a file of weights" in done.stderr
+    error = refusal("opcapture", "--model", "nets.py:good", "--checkpoint", "evil.pth", cwd=folder)
+    assert "is not a file of weights" in error
     assert not (folder / "owned").exists()
 
 
@@ -247,9 +238,8 @@ def test_weights_of_another_model_are_refused(folder: Path) -> None:
     import torch
 
     torch.save({"other": torch.ones(2)}, folder / "weights.pth")
-    done = run_command("opcapture", "--model", "nets.py:good", "--checkpoint", "weights.pth", cwd=folder)
-    assert done.returncode == 2
-    assert "does not fit Net" in done.stderr.splitlines()[-1]
+    error = refusal("opcapture", "--model", "nets.py:good", "--checkpoint", "weights.pth", cwd=folder)
+    assert "does not fit Net" in error.splitlines()[-1]
 
 
 def test_ctrl_c_leaves_a_whole_trace_and_says_so_by_its_status(folder: Path) -> None:
@@ -269,8 +259,7 @@ def test_ctrl_c_leaves_a_whole_trace_and_says_so_by_its_status(folder: Path) -> 
 
 
 def test_help_shows_examples() -> None:
-    done = run_command("opcapture", "--help")
-    assert done.returncode == 0
+    done = succeed("opcapture", "--help")
     assert "opcapture --model faster-rcnn_r50_fpn_1x_coco.py" in done.stdout
     models = {path.stem for path in (ROOT / "samples" / "models").glob("*.py")}
     named = set(re.findall(r"builtin:(\w+)", done.stdout))

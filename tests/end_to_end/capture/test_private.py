@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import run_command
+from programs import refusal, run_command, succeed
 from torch import nn
 
 from opgrip.capture import Capture
@@ -51,7 +51,7 @@ model(torch.randn(3, 4), torch.tensor([7, 31, 7]))
 
 def test_a_script_leaves_no_secret_in_its_trace(tmp_path: Path) -> None:
     (tmp_path / "SECRET_program.py").write_text(PROGRAM)
-    done = run_command(
+    succeed(
         *(
             "opcapture",
             "--private",
@@ -66,7 +66,6 @@ def test_a_script_leaves_no_secret_in_its_trace(tmp_path: Path) -> None:
         ),
         cwd=tmp_path,
     )
-    assert done.returncode == 0, done.stderr
     text = (tmp_path / "t.jsonl").read_text()
     assert "SECRET" not in text
     assert str(CARD)[:6] not in text
@@ -97,8 +96,7 @@ def test_custom_operators_whose_names_stay_are_told(tmp_path: Path) -> None:
 
 def test_a_trace_without_a_name_is_not_called_as_the_program(tmp_path: Path) -> None:
     (tmp_path / "SECRET_program.py").write_text("import torch; torch.ones(2).neg()")
-    done = run_command("opcapture", "--private", "--", "SECRET_program.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opcapture", "--private", "--", "SECRET_program.py", cwd=tmp_path)
     assert (tmp_path / "private.jsonl").exists()
     assert "SECRET" not in done.stderr
 
@@ -150,9 +148,7 @@ def test_what_is_not_private_cannot_be_asked_for_too(tmp_path: Path) -> None:
         Capture(tmp_path / "t.jsonl", private=True, grip=["m:f"], grip_to=tmp_path / "grips")
     with pytest.raises(UserError, match="--private"):
         Capture(tmp_path / "t.jsonl", salt_file=tmp_path / "salt")
-    done = run_command("opcapture", "--private", "--grip", "m:f", "-o", tmp_path / "t.jsonl")
-    assert done.returncode == 2
-    assert "--grip writes samples" in done.stderr
+    assert "--grip writes samples" in refusal("opcapture", "--private", "--grip", "m:f", "-o", tmp_path / "t.jsonl")
 
 
 def test_other_captures_are_written_as_they_are(tmp_path: Path) -> None:

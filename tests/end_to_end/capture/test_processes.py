@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import run_command, run_python, wait_for
+from programs import run_command, run_python, succeed, wait_for
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from versions import tells_reductions
 
@@ -154,8 +154,7 @@ assert total == 3 * 140
     workers = sorted(tmp_path.glob("t.pid*.jsonl"))
     assert len(workers) == 2
     merged = tmp_path / "all.jsonl"
-    done = run_command("opgrip", "trace", "merge", tmp_path / "t.jsonl", *workers, "-o", merged)
-    assert done.returncode == 0, done.stderr
+    succeed("opgrip", "trace", "merge", tmp_path / "t.jsonl", *workers, "-o", merged)
     whole = load(merged, partial=False)
     parts = [load(path, partial=False) for path in (tmp_path / "t.jsonl", *workers)]
     assert len(whole.calls) == sum(len(part.calls) for part in parts)
@@ -186,10 +185,9 @@ dist.destroy_process_group()
         encoding="utf-8",
     )
     options = ("--nproc-per-node", "2", "--master-port", "29617", "--no-python")
-    done = run_command(
+    succeed(
         "torchrun", *options, Path(sys.executable).parent / "opcapture", "-o", "t.jsonl", "--", "train.py", cwd=tmp_path
     )
-    assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         trace = load(tmp_path / f"t.rank{rank}.jsonl", partial=False)
         assert (trace.header["rank"], trace.header["world_size"]) == (rank, 2)

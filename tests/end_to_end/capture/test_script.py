@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from programs import run_command, run_python
+from programs import refusal, run_command, run_python, succeed
 
 from opgrip.traces import load
 
@@ -34,8 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_script_runs_as_it_does_alone(folder: Path) -> None:
-    done = run_command("opcapture", "--", "train.py", "--epochs", "1", "-o", "x", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opcapture", "--", "train.py", "--epochs", "1", "-o", "x", cwd=folder)
     assert done.stdout == "['--epochs', '1', '-o', 'x'] __main__ 42\n"
     assert done.stderr.startswith("a warning\n")
     trace = load(folder / "train.jsonl", partial=False)
@@ -57,8 +56,7 @@ def test_a_script_ends_with_its_own_status_and_leaves_a_whole_trace(folder: Path
 
 
 def test_a_module_runs_by_its_name(folder: Path) -> None:
-    done = run_command("opcapture", "-o", "t.jsonl", "--", "-m", "package", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeed("opcapture", "-o", "t.jsonl", "--", "-m", "package", cwd=folder)
     assert load(folder / "t.jsonl", partial=False).calls["op"].tolist() == ["aten.ones.default", "aten.sin.default"]
 
 
@@ -71,17 +69,15 @@ def test_a_module_runs_by_its_name(folder: Path) -> None:
     ],
 )
 def test_what_cannot_be_run_is_one_line(folder: Path, arguments: tuple[str, ...], message: str) -> None:
-    done = run_command("opcapture", *arguments, cwd=folder)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert message in done.stderr
+    error = refusal("opcapture", *arguments, cwd=folder)
+    assert error.count("\n") == 1
+    assert message in error
     assert not list(folder.glob("*.jsonl"))
 
 
 def test_an_extension_that_the_script_loads_is_recorded(folder: Path) -> None:
     (folder / "uses.py").write_text("import cmath; cmath.phase(1j)", encoding="utf-8")
-    done = run_command("opcapture", "--extension", "cmath", "--", "uses.py", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeed("opcapture", "--extension", "cmath", "--", "uses.py", cwd=folder)
     assert load(folder / "uses.jsonl", partial=False).calls["op"].tolist() == ["cmath:phase"]
 
 
@@ -113,8 +109,7 @@ def test_a_script_that_goes_to_another_folder_leaves_what_is_there(folder: Path)
     other.mkdir()
     (other / "t.jsonl").write_text("precious", encoding="utf-8")
     (folder / "goes.py").write_text("import os, torch; os.chdir('other'); torch.ones(3)", encoding="utf-8")
-    done = run_command("opcapture", "-o", "t.jsonl", "--", "goes.py", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeed("opcapture", "-o", "t.jsonl", "--", "goes.py", cwd=folder)
     assert (other / "t.jsonl").read_text(encoding="utf-8") == "precious"
     load(folder / "t.jsonl", partial=False)
 

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from programs import hear_ctrl_c, program_path, run_command, wait_for
+from programs import hear_ctrl_c, program_path, refusal, run_command, succeed, wait_for
 
 from opgrip.traces import load
 
@@ -66,10 +66,9 @@ def traces_in(folder: Path) -> set[str]:
 def test_a_script_that_cannot_start_is_one_line_and_leaves_no_file(
     folder: Path, words: tuple[str, ...], told: str
 ) -> None:
-    done = run_command("opcapture", *words, cwd=folder)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"opcapture: error: {told}")
-    assert done.stderr.count("\n") == 1
+    error = refusal("opcapture", *words, cwd=folder)
+    assert error.startswith(f"opcapture: error: {told}")
+    assert error.count("\n") == 1
     assert not traces_in(folder)
 
 
@@ -94,9 +93,8 @@ def test_a_script_that_calls_no_operator_leaves_no_trace_and_no_advice_to_replay
 def test_a_model_that_calls_no_operator_is_one_line_and_leaves_no_trace(tmp_path: Path) -> None:
     factory = "import torch\ndef make(): return torch.nn.Identity(), torch.ones(3)"
     (tmp_path / "nets.py").write_text(factory, encoding="utf-8")
-    done = run_command("opcapture", "--model", "nets.py:make", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == "opcapture: error: make called no operator: there is nothing to replay"
+    error = refusal("opcapture", "--model", "nets.py:make", cwd=tmp_path)
+    assert error.splitlines()[-1] == "opcapture: error: make called no operator: there is nothing to replay"
     assert not traces_in(tmp_path)
 
 
@@ -119,8 +117,7 @@ def test_ctrl_c_says_where_the_trace_of_a_script_is(folder: Path) -> None:
 
 def test_files_of_forked_processes_are_named_and_those_of_an_earlier_run_removed_by_force(folder: Path) -> None:
     command = ("opcapture", "-o", "t.jsonl.gz")
-    done = run_command(*command, "--", "forks.py", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeed(*command, "--", "forks.py", cwd=folder)
     first = traces_in(folder) - {"t.jsonl.gz"}
     assert len(first) == 2
     assert f"opcapture: calls of 2 processes that it forked, to {', '.join(sorted(first))}\n" in done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from foreign_data import write_as
 from pasted import PROGRAMS, TRAIN, Pasted, parse_options, run_pasted, why_not
-from programs import ROOT, run_command
+from programs import ROOT, run_command, succeed
 
 from opgrip.replay import load_results
 from opgrip.replay.comparison.results_store import Store
@@ -63,8 +63,7 @@ def test_the_options_of_each_line_are_there(command: Pasted) -> None:
 
 @pytest.mark.slow
 def test_a_part_of_a_configuration_is_the_one_that_the_page_says(folder: Path) -> None:
-    done = run_command("opreplay", "config.json", "--start", 2, "--stop", 4, "-o", "part.json", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeed("opreplay", "config.json", "--start", 2, "--stop", 4, "-o", "part.json", cwd=folder)
     rows = load_results(folder / "part.json")
     assert rows[["case", "shapes"]].values.tolist() == [
         [0, "float32[8,3] float32[8,3]"],

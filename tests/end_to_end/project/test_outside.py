@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from outside import FAILS, with_package
-from programs import run_command, run_python
+from programs import run_command, run_python, succeed
 
 FAST = ("--iterations", "2", "--warmup", "0")
 CALL = """
@@ -26,8 +26,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_parts_of_another_package_work_together(tmp_path: Path, environment: dict[str, str]) -> None:
     options = (*FAST, "--mode", "planted-same", "--most-us", "1", "-o", tmp_path / "out.json")
-    done = run_command("opreplay", "powers:3", *options, env=environment)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", "powers:3", *options, env=environment)
     document = json.loads((tmp_path / "out.json").read_text())
     assert document["most_us"] == 1
     assert [(row["op"], row["mode"]) for row in document["results"]] == [
@@ -41,8 +40,7 @@ def test_parts_of_another_package_work_together(tmp_path: Path, environment: dic
 @pytest.mark.slow
 def test_a_form_of_another_package_is_written(tmp_path: Path, environment: dict[str, str]) -> None:
     options = (*FAST, "--top", "1", "--most-us", "5", "-o", tmp_path / "out.tally")
-    done = run_command("opreplay", "powers:2", *options, env=environment)
-    assert done.returncode == 0, done.stderr
+    succeed("opreplay", "powers:2", *options, env=environment)
     assert (tmp_path / "out.tally").read_text() == "powers:2 5 pow0\n"
 
 
@@ -74,8 +72,7 @@ def test_an_analysis_that_fails_loses_no_row(tmp_path: Path, environment: dict[s
     done = run_command("opreplay", "powers:3", *options, "--most-us", str(FAILS), env=environment)
     assert (done.returncode, output.exists()) == (2, False)
     assert "opreplay: error: no budget is so large: name another" in done.stderr
-    again = run_command("opreplay", "powers:3", *options, "--resume", env=environment)
-    assert again.returncode == 0, again.stderr
+    again = succeed("opreplay", "powers:3", *options, "--resume", env=environment)
     assert "replaying 0 cases" in again.stderr
     assert len(json.loads(output.read_text())["results"]) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]

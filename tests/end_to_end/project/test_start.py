@@ -38,8 +38,7 @@ def test_help_version_and_usage_errors_load_neither_torch_nor_pandas(command: st
     lines = [["--help"], ["--version"], ["--nosuch"]]
     if command == "opgrip":
         lines += [[*name.split(), word] for name, _ in verbs.items() for word in ("--help", "--nosuch")]
-    done = run_python("-c", LOADED, ENTRIES[command], json.dumps(lines), fresh=True)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", LOADED, ENTRIES[command], json.dumps(lines), fresh=True, status=0)
     assert json.loads(done.stdout) == [[words, []] for words in lines]
 
 

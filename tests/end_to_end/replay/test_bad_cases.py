@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from bad_cases import ABORT, EXIT, EXTENSIONS, HANG, HUGE, SEGFAULT, bad_trace
-from programs import hear_ctrl_c, program_path, run_command, wait_for
+from programs import hear_ctrl_c, program_path, refusal, run_command, succeed, wait_for
 
 from opgrip.cli.progress import Reporter
 from opgrip.replay import load_results
@@ -30,10 +30,9 @@ MEASURED = ["median_us", "p10_us", "p90_us", "spread", "noisy", "stopped", "drop
 def rows(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     folder = tmp_path_factory.mktemp("bad")
     output = folder / "results.json"
-    done = run_command(
+    done = succeed(
         "opreplay", bad_trace(folder / "t.jsonl"), *TRUSTED, *FAST, "--timeout", "2", "-o", output, cwd=folder
     )
-    assert done.returncode == 0, done.stderr
     assert "20 cases: 15 ok, 4 failed, 1 timeout" in done.stderr
     return load_results(output)
 
@@ -147,12 +146,9 @@ def test_rows_of_an_interrupted_replay_are_not_lost_by_mistake(tmp_path: Path) -
     path = bad_trace(tmp_path / "t.jsonl", goods=1)
     (tmp_path / "results.json.journal").write_text('{"trace": "another", "options": {}}\n', encoding="utf-8")
     options = ["--op", "aten.mul*", *FAST, "-o", "results.json"]
-    done = run_command("opreplay", path, *options, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "holds the rows of an interrupted replay: continue with --resume, or start again with --force" in done.stderr
-    done = run_command("opreplay", path, *options, "--resume", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "is of another trace or with other options" in done.stderr
+    error = refusal("opreplay", path, *options, cwd=tmp_path)
+    assert "holds the rows of an interrupted replay: continue with --resume, or start again with --force" in error
+    assert "is of another trace or with other options" in refusal("opreplay", path, *options, "--resume", cwd=tmp_path)
     assert run_command("opreplay", path, *options, "--force", cwd=tmp_path).returncode == 0
     done = run_command("opreplay", path, *options, "--resume", cwd=tmp_path)
     assert "results.json is complete" in done.stderr

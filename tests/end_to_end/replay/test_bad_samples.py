@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from programs import run_command, run_python
+from programs import run_command, run_python, succeed
 
 from opgrip.replay import load_results
 from opgrip.replay.cases.sources.samples import sample_cases
@@ -69,8 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create a folder with good samples, some with side effects, and one for each kind of failure."""
     folder = tmp_path_factory.mktemp("bad")
     (folder / "uses.py").write_text(SCRIPT)
-    done = run_python("uses.py", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    run_python("uses.py", cwd=folder, status=0)
     for name, (top, body, *_) in BAD.items():
         plant(folder / "all", name, top, body)
     plant(folder / "all", "changes_folder", "os.chdir('/')", "os.chdir('/')")
@@ -90,8 +89,7 @@ def plant(folder: Path, name: str, top: str, body: str) -> None:
 
 @pytest.fixture(scope="module")
 def rows(folder: Path) -> pd.DataFrame:
-    done = run_command("opreplay", "all", *FAST, "-o", "rows.json", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeed("opreplay", "all", *FAST, "-o", "rows.json", cwd=folder)
     return load_results(folder / "rows.json").set_index("op")
 
 
@@ -124,8 +122,7 @@ def test_a_case_is_the_same_before_and_after_its_code_is_loaded(folder: Path) ->
 
 
 def test_listing_bad_samples_runs_no_code_of_them(folder: Path) -> None:
-    done = run_command("opreplay", "all", "--list", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", "all", "--list", cwd=folder)
     assert {*BAD, "fine"} <= set(done.stdout.split())
 
 
@@ -148,7 +145,6 @@ if __name__ == "__main__":
     print(*(f"{row.op}:{row.status}" for row in rows))
 """
     (folder / "calls_it.py").write_text(script)
-    done = run_python("calls_it.py", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = run_python("calls_it.py", cwd=folder, status=0)
     told = {*done.stdout.split()}
     assert told == {"fine:ok", "crashes:failed"}

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from programs import ROOT, run_command
+from programs import ROOT, run_command, succeed
 
 KEPT = ROOT / "benchmarks/results/h100/raw.zip"
 SMALL = ("aten.add*", "aten.cat*", "aten.embedding*", "*cudnn_attention*")
@@ -36,8 +36,7 @@ def test_calls_of_a_gpu_are_replayed_on_a_cpu(kept: Path) -> None:
     rows = kept / "rows.json"
     patterns = [word for pattern in SMALL for word in ("--op", pattern)]
     words = ("--device", "cpu", *patterns, "--top", 5, "--budget", 0.02, "-o", rows)
-    done = run_command("opreplay", kept / "clocks-kernels.jsonl", *words)
-    assert done.returncode == 0, done.stderr
+    succeed("opreplay", kept / "clocks-kernels.jsonl", *words)
     results = json.loads(rows.read_text())["results"]
     statuses = sorted((row["op"], row["status"].replace("contended", "ok")) for row in results)
     assert statuses == [
@@ -53,6 +52,5 @@ def test_calls_of_a_gpu_are_replayed_on_a_cpu(kept: Path) -> None:
 
 
 def test_replays_of_a_gpu_are_compared(kept: Path) -> None:
-    done = run_command("opgrip", "compare", kept / "replay-llama.json", kept / "graph-llama.json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("opgrip", "compare", kept / "replay-llama.json", kept / "graph-llama.json")
     assert "60 cases timed in both: 60 UNSURE, 124 missing" in done.stdout

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from example_trace import RECORDS, write
-from programs import ROOT, SHIPPED_TRACES, run_command
+from programs import ROOT, SHIPPED_TRACES, refusal, run_command, succeed
 
 from opgrip.replay import load_results
 from opgrip.traces import load
@@ -24,8 +24,7 @@ FAST = ("--iterations", "1", "--warmup", "0")
 @pytest.mark.slow
 def test_every_signature_of_the_built_in_detector_runs_again(detector_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
-    done = run_command("opreplay", detector_trace, *FAST, "-o", output)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", detector_trace, *FAST, "-o", output)
     rows = load_results(output)
     assert len(rows) == len(load(detector_trace).signatures)
     assert set(rows["status"]) == {"ok"}
@@ -63,8 +62,7 @@ def test_operators_and_modules_are_chosen_by_patterns(detector_trace: Path, tmp_
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_run_or_two_of_everything_are_results_without_a_spread(tiny_trace: Path, tmp_path: Path, number: int) -> None:
     output = tmp_path / "results.json"
-    done = run_command("opreplay", tiny_trace, "--iterations", number, "--warmup", "0", "--mode", "jit", "-o", output)
-    assert done.returncode == 0, done.stderr
+    succeed("opreplay", tiny_trace, "--iterations", number, "--warmup", "0", "--mode", "jit", "-o", output)
     rows = load_results(output)
     rows = rows[rows["status"] == "ok"]
     # a call with varying values or memory state has one run of each kind
@@ -74,19 +72,16 @@ def test_a_run_or_two_of_everything_are_results_without_a_spread(tiny_trace: Pat
 
 def test_a_case_that_cannot_run_costs_its_row_and_status_only_when_strict(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl")
-    done = run_command("opreplay", path)
-    assert done.returncode == 0
+    done = succeed("opreplay", path)
     assert "skipped: it raised when it was captured: ValueError: no" in done.stdout
     assert run_command("opreplay", path, "--strict").returncode == 1
 
 
 def test_a_cut_trace_is_replayed_only_on_request(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", RECORDS[:-1])
-    done = run_command("opreplay", path)
-    assert done.returncode == 2
-    assert done.stderr == f"opreplay: error: {path} is cut after record 15: load it with --partial\n"
-    done = run_command("opreplay", path, "--partial")
-    assert done.returncode == 0
+    error = refusal("opreplay", path)
+    assert error == f"opreplay: error: {path} is cut after record 15: load it with --partial\n"
+    done = succeed("opreplay", path, "--partial")
     assert "is cut after record 15" in done.stderr
 
 
@@ -218,8 +213,7 @@ def test_shipped_traces_run_where_no_extension_is_installed(path: Path, part: tu
 
 
 def test_help_shows_examples_and_defaults_as_they_are_typed() -> None:
-    done = run_command("opreplay", "--help")
-    assert done.returncode == 0
+    done = succeed("opreplay", "--help")
     assert "opreplay trace:faster_rcnn --mode jit,compile,onnxruntime" in done.stdout
     defaults = re.findall(r"\(default:\s+([^)]*)\)", done.stdout)
     assert "eager" in defaults

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from optional import needs
 from outside import with_package
-from programs import program_path, run_command, wait_for
+from programs import program_path, refusal, run_command, succeed, wait_for
 from ray_clusters import LOOPBACK, cluster, processes_below, workers_below
 from several_traces import small_trace
 
@@ -58,8 +58,7 @@ def test_rows_are_the_plain_engines_and_what_is_compiled_is_so_before_it_is_meas
     command = [folder, *FAST, "--mode", "planted-keeps", "-o"]
     for output, words in (("plain.json", []), ("ray.json", [*RAY, "--workers", "2"])):
         environment = site | {"OPGRIP_CACHE": str(tmp_path / f"{output}.cache"), "OPGRIP_STORE": ""}
-        done = run_command("opreplay", *command, output, *words, cwd=tmp_path, env=environment)
-        assert done.returncode == 0, done.stderr
+        done = succeed("opreplay", *command, output, *words, cwd=tmp_path, env=environment)
     plain, rows = read_run(tmp_path / "plain.json"), read_run(tmp_path / "ray.json")
     assert comparable(rows) == comparable(plain)
     assert {row.note for row in rows if row.mode != "eager" and row.status == "ok"} == {"made"}
@@ -121,9 +120,8 @@ def test_a_node_that_is_killed_costs_a_retry_and_machines_of_two_kinds_do_not_mi
     with cluster(("one", "big"), ("two", "big"), ("three", "small")) as (address, pids):
         environment = os.environ | LOOPBACK
         command = [folder / "long" / "long.jsonl", *FAST, *RAY, "--address", address]
-        done = run_command("opreplay", *command, cwd=tmp_path, env=environment, fresh=True)
-        assert done.returncode == 2, done.stderr
-        assert "the cluster has machines of 2 kinds that fit (big; small): name one by" in done.stderr
+        error = refusal("opreplay", *command, cwd=tmp_path, env=environment, fresh=True)
+        assert "the cluster has machines of 2 kinds that fit (big; small): name one by" in error
         # one worker, which is replaced on the other node; it survives its own node for some seconds
         words = ["--address", address, "--machine-kind", "big", "--workers", "1", "--iterations", "8000"]
         replay = start(folder, output, *words)
@@ -144,15 +142,13 @@ def test_a_node_that_cannot_write_is_left_out_and_one_line_tells_of_the_last(fol
     command = [trace, *FAST, *RAY, "--machine-kind", "big", "-o", output]
     with cluster(("full", "big"), ("free", "big")) as (address, pids):
         allow_files_below(pids[0], 1 << 20)
-        done = run_command("opreplay", *command, "--address", address, cwd=tmp_path, env=dict(LOOPBACK), fresh=True)
-        assert done.returncode == 0, done.stderr
+        succeed("opreplay", *command, "--address", address, cwd=tmp_path, env=dict(LOOPBACK), fresh=True)
         assert {row.added["machine"] for row in read_run(output)} == {"free"}
         os.kill(pids[1], signal.SIGKILL)
         command[-1] = tmp_path / "other.json"
-        done = run_command("opreplay", *command, "--address", address, cwd=tmp_path, env=dict(LOOPBACK), fresh=True)
-        assert done.returncode == 2, done.stderr
-        assert "full cannot run cases: " in done.stderr.splitlines()[-1]
-        assert "Traceback" not in done.stderr
+        error = refusal("opreplay", *command, "--address", address, cwd=tmp_path, env=dict(LOOPBACK), fresh=True)
+        assert "full cannot run cases: " in error.splitlines()[-1]
+        assert "Traceback" not in error
 
 
 FAILS_SOON = """
@@ -281,6 +277,4 @@ def test_a_cluster_that_nobody_serves_is_said_at_once() -> None:
 
 
 def test_an_engine_that_there_is_not_is_named() -> None:
-    done = run_command("opreplay", "trace:faster_rcnn", "--engine", "rai")
-    assert done.returncode == 2
-    assert "unknown engine 'rai': did you mean ray?" in done.stderr
+    assert "unknown engine 'rai': did you mean ray?" in refusal("opreplay", "trace:faster_rcnn", "--engine", "rai")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from optional import optional
-from programs import run_command, run_python
+from programs import refusal, run_command, run_python, succeed
 
 from opgrip.replay.cases.sources.samples import sample_cases
 from opgrip.replay.reports.cells import load_results
@@ -58,10 +58,9 @@ def test_calls_of_a_trace_have_no_jax_implementation(detector_trace: Path, tmp_p
     ],
 )
 def test_what_does_not_go_together_is_one_line(words: str, told: str) -> None:
-    done = run_command("opreplay", *words.split())
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"opreplay: error: {told}")
-    assert done.stderr.count("\n") == 1
+    error = refusal("opreplay", *words.split())
+    assert error.startswith(f"opreplay: error: {told}")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -80,23 +79,20 @@ def folder_of_samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "import torch\nfrom opgrip import grip\n\n\n@grip(to='samples')\ndef nms(boxes):\n    return boxes.sin()\n\n\n"
     )
     (folder / "uses.py").write_text(f"{text}nms(torch.ones(3))\n")
-    done = run_python("uses.py", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    run_python("uses.py", cwd=folder, status=0)
     return folder
 
 
 @pytest.mark.slow
 def test_a_sample_that_ships_has_a_name_that_no_folder_hides(folder_of_samples: Path) -> None:
-    shipped = run_command("opreplay", "sample:nms", *FAST, "-o", "shipped.json", cwd=folder_of_samples)
-    assert shipped.returncode == 0, shipped.stderr
+    shipped = succeed("opreplay", "sample:nms", *FAST, "-o", "shipped.json", cwd=folder_of_samples)
     assert "folder" not in shipped.stderr
     assert len(load_results(folder_of_samples / "shipped.json")) == len(samples()["nms"].configurations)
 
 
 @pytest.mark.slow
 def test_a_folder_that_hides_a_sample_that_ships_is_told(folder_of_samples: Path) -> None:
-    local = run_command("opreplay", "samples/nms", *FAST, "-o", "local.json", cwd=folder_of_samples)
-    assert local.returncode == 0, local.stderr
+    local = succeed("opreplay", "samples/nms", *FAST, "-o", "local.json", cwd=folder_of_samples)
     told = "opreplay: samples/nms is the folder here, not the sample of that name that ships, which is sample:nms\n"
     assert told in local.stderr
     assert len(load_results(folder_of_samples / "local.json")) == 1
@@ -127,8 +123,7 @@ def test_a_sample_whose_calls_are_an_ordinary_trace_is_told_in_one_line(tmp_path
     about = {"name": "x", "entry": "f", "file": "code.py", "classes": {}, "source": {"module": "m", "qualname": "f"}}
     (folder / "sample.json").write_text(json.dumps(about), encoding="utf-8")
     (folder / "calls.jsonl").write_bytes(tiny_trace.read_bytes())
-    done = run_command("opreplay", "x", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
+    error = refusal("opreplay", "x", cwd=tmp_path)
+    assert error.count("\n") == 1
     hint = "name a folder that grip wrote, or replay x/calls.jsonl as a trace"
-    assert done.stderr == f"opreplay: error: x holds no sample whose calls were recorded: {hint}\n"
+    assert error == f"opreplay: error: x holds no sample whose calls were recorded: {hint}\n"

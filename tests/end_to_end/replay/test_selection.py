@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from programs import run_command
+from programs import refusal, run_command, succeed
 
 from opgrip.errors import UserError
 from opgrip.replay import replay
@@ -15,8 +15,7 @@ from opgrip.traces import load
 
 
 def test_the_cases_that_would_run_are_listed_and_none_runs(tiny_trace: Path, tmp_path: Path) -> None:
-    done = run_command("opreplay", tiny_trace, "--list", "--top", "3", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", tiny_trace, "--list", "--top", "3", cwd=tmp_path)
     assert "replaying" not in done.stderr
     assert list(tmp_path.iterdir()) == []
     assert done.stdout.endswith("3 cases\n")
@@ -56,6 +55,5 @@ def test_tables_of_a_trace_are_written_with_all_rows(tiny_trace: Path, tmp_path:
     tables = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))
     assert [row["calls"] for row in tables["op"]] == table["calls"].tolist()
     assert set(tables) == {"op", "module"}
-    done = run_command(*map(str, words), "-o", tmp_path / "u.csv")
-    assert done.returncode == 2
-    assert "u.csv fits one table, got op and module: choose one with --by" in done.stderr
+    error = refusal(*map(str, words), "-o", tmp_path / "u.csv")
+    assert "u.csv fits one table, got op and module: choose one with --by" in error

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import run_command
+from programs import refusal, run_command, succeed
 from several_traces import small_trace
 
 from opgrip.cli.progress import QuietReporter
@@ -43,8 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(folder: Path) -> Path:
     output = folder / "out" / "results.json"
     output.parent.mkdir()
-    done = run_command("opreplay", folder, *FAST, "-o", output, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", folder, *FAST, "-o", output, cwd=folder)
     assert "3 of 3, other.predict" in done.stderr
     assert "6 cases: 5 ok, 1 unsupported" in done.stderr
     assert "no baseline: net.predict" in done.stdout
@@ -71,8 +70,7 @@ def test_a_trace_that_cannot_be_read_costs_its_own_rows(folder: Path, tmp_path: 
     broken = tmp_path / "broken.jsonl"
     broken.write_text("{}\n")
     output = tmp_path / "r.json"
-    done = run_command("opreplay", broken, folder / "net.predict.jsonl", *FAST, "-o", output, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", broken, folder / "net.predict.jsonl", *FAST, "-o", output, cwd=tmp_path)
     assert "1 of 2 traces not replayed: broken" in done.stderr
     rows = load_results(output)
     assert set(rows["trace"]) == {"net.predict"}
@@ -108,16 +106,14 @@ def test_rows_of_other_options_are_not_gone_on_with(folder: Path, tmp_path: Path
     parts = tmp_path / "r.json.parts"
     parts.mkdir()
     (parts / "about.json").write_text('{"traces": [], "options": {}}')
-    done = run_command("opreplay", folder, *FAST, "-o", tmp_path / "r.json", "--resume", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "is of other traces or with other options" in done.stderr
+    error = refusal("opreplay", folder, *FAST, "-o", tmp_path / "r.json", "--resume", cwd=tmp_path)
+    assert "is of other traces or with other options" in error
 
 
 @pytest.mark.parametrize("flag", ["--sequence", "--nsys", "--ncu", "--profile", "--roofline", "--sweep"])
 def test_what_is_for_one_trace_is_refused_in_a_line(folder: Path, flag: str) -> None:
-    done = run_command("opreplay", folder, flag, cwd=folder)
-    assert done.returncode == 2
-    assert done.stderr == f"opreplay: error: {flag} is for one trace: name one with it\n"
+    error = refusal("opreplay", folder, flag, cwd=folder)
+    assert error == f"opreplay: error: {flag} is for one trace: name one with it\n"
 
 
 def test_top_is_of_each_trace(folder: Path) -> None:
@@ -149,8 +145,7 @@ def test_traces_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_several_are_listed(folder: Path) -> None:
-    done = run_command("opreplay", folder, "--list", "--top", "1", cwd=folder)
-    assert done.returncode == 0
+    done = succeed("opreplay", folder, "--list", "--top", "1", cwd=folder)
     assert [line for line in done.stdout.splitlines() if line.endswith(":")] == [
         "net.predict:",
         "net.train:",
@@ -191,10 +186,9 @@ def test_traces_that_lack_what_is_selected_are_one_line(mixed_folder: Path, word
 
 @pytest.mark.parametrize("words", [["--list"], [*FAST, "-o", "rows.json", "--force"]], ids=["list", "replay"])
 def test_what_no_trace_has_is_an_error(mixed_folder: Path, words: list[str]) -> None:
-    done = run_command("opreplay", mixed_folder, "--op", "absent*", *words, cwd=mixed_folder)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("opreplay: error: no op matches --op absent* in 4 of 4 traces: ")
-    assert done.stderr.count("no op matches") == 1
+    error = refusal("opreplay", mixed_folder, "--op", "absent*", *words, cwd=mixed_folder)
+    assert error.splitlines()[-1].startswith("opreplay: error: no op matches --op absent* in 4 of 4 traces: ")
+    assert error.count("no op matches") == 1
 
 
 def test_several_traces_are_not_what_one_of_them_stands_for(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from busy import compared_times
 from example_trace import write
-from programs import run_command
+from programs import refusal, run_command, succeed
 from terminals import show
 
 from opgrip.capture import Capture
@@ -146,8 +146,7 @@ def marked_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_marks_are_no_operators_of_any_table(marked_trace: Path, tmp_path: Path) -> None:
     graph = tmp_path / "graph.json"
     for command in (("opreplay", marked_trace, *FAST), ("opgrip", "trace", "graph", marked_trace, "-o", graph)):
-        done = run_command(*command)
-        assert done.returncode == 0, done.stderr
+        done = succeed(*command)
         assert "_record_function" not in done.stdout
     assert "_record_function" not in graph.read_text(encoding="utf-8")
     info = run_command("opgrip", "trace", "info", marked_trace).stdout
@@ -174,10 +173,9 @@ def test_labels_select_what_ran_within_them(marked_trace: Path, labels: list[str
 
 
 def test_a_label_that_nothing_has_is_a_line_with_those_that_there_are(marked_trace: Path) -> None:
-    done = run_command("opreplay", marked_trace, "--label", "backward")
-    assert done.returncode == 2
+    error = refusal("opreplay", marked_trace, "--label", "backward")
     told = "no label matches --label backward: the trace has 'forward pass', 'after', 'inner'"
-    assert done.stderr == f"opreplay: error: {told}\n"
+    assert error == f"opreplay: error: {told}\n"
 
 
 def test_written_files_are_confirmed_and_numbers_agree(tiny_trace: Path, tmp_path: Path) -> None:
@@ -199,8 +197,7 @@ def test_written_files_are_confirmed_and_numbers_agree(tiny_trace: Path, tmp_pat
 def test_several_values_threads_and_caches_are_compared(tiny_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     points = ("--values", "recorded,random", "--threads", "1,2", "--cache", "warm,cold,program")
-    done = run_command("opreplay", tiny_trace, *FAST, "--top", "2", *points, "-o", output)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", tiny_trace, *FAST, "--top", "2", *points, "-o", output)
     lines = done.stdout.splitlines()
     rows = load_results(output)
     assert len(rows) == 2 * 2 * 2 * 3

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import run_command, run_python
+from programs import refusal, run_python, succeed
 
 from opgrip.replay import load_results
 from opgrip.replay.analyses.timeline import merged
@@ -29,8 +29,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def test_a_timeline_has_a_range_for_each_run_with_its_operator_inside(tiny_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.json"
     # torch's profiler does not count range markers as operators; on a busy machine the marker is among the top
-    done = run_command("opreplay", tiny_trace, *FAST, "--op", "aten.*", "--mode", "jit", "--profile", "-o", output)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", tiny_trace, *FAST, "--op", "aten.*", "--mode", "jit", "--profile", "-o", output)
     assert f"{tmp_path}/out.timeline.json.gz" in done.stderr
     events = read(tmp_path / "out.timeline.json.gz")
     rows = load_results(output)
@@ -53,9 +52,8 @@ def test_a_timeline_has_a_range_for_each_run_with_its_operator_inside(tiny_trace
 
 def test_a_timeline_that_is_there_is_replaced_only_by_force(tiny_trace: Path, tmp_path: Path) -> None:
     (tmp_path / "out.timeline.json.gz").write_text("mine")
-    done = run_command("opreplay", tiny_trace, *FAST, "--profile", "-o", tmp_path / "out.json")
-    assert done.returncode == 2
-    assert "out.timeline.json.gz exists" in done.stderr
+    error = refusal("opreplay", tiny_trace, *FAST, "--profile", "-o", tmp_path / "out.json")
+    assert "out.timeline.json.gz exists" in error
     assert (tmp_path / "out.timeline.json.gz").read_text() == "mine"
 
 
@@ -84,6 +82,5 @@ def test_without_the_package_nvtx_cases_run_and_profilers_that_need_it_say_so(
 
 @pytest.mark.slow
 def test_a_sample_whose_function_was_run_to_load_it_has_a_timeline_too(tmp_path: Path) -> None:
-    done = run_command("opreplay", "sample:nms", *FAST, "--profile", "-o", tmp_path / "out.json")
-    assert done.returncode == 0, done.stderr
+    succeed("opreplay", "sample:nms", *FAST, "--profile", "-o", tmp_path / "out.json")
     assert any(event["name"] == "case 0 nms eager" for event in read(tmp_path / "out.timeline.json.gz"))

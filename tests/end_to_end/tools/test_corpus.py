@@ -9,7 +9,7 @@ import pytest
 import torch
 from optional import needs
 from pages import in_browser, opened
-from programs import run_command, train_tiny_net
+from programs import run_command, succeed, train_tiny_net
 
 from opgrip.capture import Capture
 from opgrip.tools.opgrip import make_parser
@@ -86,8 +86,7 @@ def test_coverage_is_printed_by_category(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def page(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "corpus.html"
-    done = run_command("opgrip", "report", folder, folder / "small.jsonl", "-o", path)
-    assert done.returncode == 0, done.stderr
+    succeed("opgrip", "report", folder, folder / "small.jsonl", "-o", path)
     return path
 
 

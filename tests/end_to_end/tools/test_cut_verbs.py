@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from programs import run_command
+from programs import refusal, run_command, succeed
 
 MANY = {
     "torch.mm": {
@@ -29,14 +29,11 @@ MANY = {
 
 def test_a_part_of_a_million_cases_is_shown_listed_and_exported(tmp_path: Path) -> None:
     (tmp_path / "many.json").write_text(json.dumps(MANY))
-    whole = run_command("opgrip", "trace", "info", "many.json", cwd=tmp_path)
-    assert whole.returncode == 2
-    assert "represents 1,000,000 cases" in whole.stderr
+    assert "represents 1,000,000 cases" in refusal("opgrip", "trace", "info", "many.json", cwd=tmp_path)
     sampled = run_command("opgrip", "trace", "info", "many.json", "--sample", "5", cwd=tmp_path)
     assert "5 of 1 operator" in sampled.stdout, sampled.stderr
     last = ("many.json", "--start", "999999")
     shown = run_command("opgrip", "trace", "info", *last, cwd=tmp_path)
     assert "1 of 1 operator" in shown.stdout, shown.stderr
-    exported = run_command("opgrip", "trace", "export-case", *last, "0", "-o", "case.py", cwd=tmp_path)
-    assert exported.returncode == 0, exported.stderr
+    succeed("opgrip", "trace", "export-case", *last, "0", "-o", "case.py", cwd=tmp_path)
     assert "1000" in (tmp_path / "case.py").read_text()

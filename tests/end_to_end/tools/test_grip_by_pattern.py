@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from openmmlab_models import FASTER_RCNN, NARROW
 from optional import optional
-from programs import SUPPORT_PATH, run_command, run_python
+from programs import SUPPORT_PATH, run_python, succeed
 
 COUNT = 32
 
@@ -56,15 +56,13 @@ def test_what_a_pattern_grips_runs_without_its_project(tmp_path: Path) -> None:
     (tmp_path / "grips.py").write_text(GRIPS)
     (tmp_path / "blocks.py").write_text(BLOCKS)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), SUPPORT_PATH])}
-    gripped = run_python("grips.py", COUNT, cwd=tmp_path, env=environment)
-    assert gripped.returncode == 0, gripped.stderr[-3000:]
+    gripped = run_python("grips.py", COUNT, cwd=tmp_path, env=environment, status=0)
     folders = sorted(path.parent for path in tmp_path.glob("grips/*/sample.json"))
     origins = {json.loads((folder / "sample.json").read_text())["source"]["project"] for folder in folders}
     assert len(folders) >= 30, gripped.stderr[-3000:]
     assert origins == {"mmdet", "mmsegmentation"}
     options = ("-q", "-p", "blocks", "-p", "no:cacheprovider", "-c", os.devnull)
-    ran = run_python("-m", "pytest", *options, "grips", cwd=tmp_path, env=environment)
-    assert ran.returncode == 0, ran.stdout[-3000:]
+    ran = run_python("-m", "pytest", *options, "grips", cwd=tmp_path, env=environment, status=0)
     assert int(ran.stdout.strip().splitlines()[-1].split()[0]) >= 30
 
 
@@ -77,10 +75,8 @@ def test_what_patterns_grip_of_a_training_step_repeats(tmp_path: Path) -> None:
     patterns = ("mmdet.models.dense_heads.*:*", "mmdet.models.roi_heads.*:*", "mmdet.models.backbones.*:ResNet.forward")
     grips = [word for pattern in patterns for word in ("--grip", pattern)]
     folder = tmp_path / "samples"
-    done = run_command("opcapture", *step, *grips, "--grip-to", folder, "-o", tmp_path / "step.jsonl", *narrow)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opcapture", *step, *grips, "--grip-to", folder, "-o", tmp_path / "step.jsonl", *narrow)
     assert "was not gripped" not in done.stderr
     words = ("-q", "-p", "no:cacheprovider", "-c", os.devnull, str(folder))
-    ran = run_python("-m", "pytest", *words)
-    assert ran.returncode == 0, ran.stdout[-3000:]
+    ran = run_python("-m", "pytest", *words, status=0)
     assert int(ran.stdout.strip().splitlines()[-1].split()[0]) >= 25

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from programs import run_command
+from programs import run_command, succeed
 
 from opgrip.traces import load
 from opgrip.traces.analysis.longtail import find_longtail
@@ -21,8 +21,7 @@ ALL = 40
 
 @pytest.mark.slow
 def test_each_function_is_a_line_with_the_command_that_grips_it(detector_trace: Path, tmp_path: Path) -> None:
-    done = run_command("opgrip", "longtail", detector_trace, "--bandwidth", "10", "-o", tmp_path / "rows.csv")
-    assert done.returncode == 0
+    done = succeed("opgrip", "longtail", detector_trace, "--bandwidth", "10", "-o", tmp_path / "rows.csv")
     assert "\x1b" not in done.stdout
     total, heads, _, *lines = filter(None, done.stdout.splitlines())
     assert total.endswith("at 10.0 GB/s")
@@ -59,8 +58,7 @@ def test_what_cannot_be_is_refused_in_a_line(detector_trace: Path, arguments: li
 
 def test_opcapture_prints_the_table_of_what_it_captured(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(MODEL)
-    done = run_command("opcapture", "--model", "small.py:make", "-o", "t.jsonl", "--find-longtail", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opcapture", "--model", "small.py:make", "-o", "t.jsonl", "--find-longtail", cwd=tmp_path)
     total, _, _, line = filter(None, done.stdout.splitlines())
     assert total.startswith("1 long-tail function in 1 trace of ")
     assert line.endswith("opcapture --model small.py:make --grip small:shifted")
@@ -107,8 +105,7 @@ train()
 
 def test_functions_that_are_not_worth_gripping_are_not_recommended(tmp_path: Path) -> None:
     (tmp_path / "training.py").write_text(TRAINING, encoding="utf-8")
-    done = run_command("opcapture", "--find-longtail", "-o", "t.jsonl", "--", "training.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opcapture", "--find-longtail", "-o", "t.jsonl", "--", "training.py", cwd=tmp_path)
     assert "--grip __main__:halves -- training.py" in done.stderr
     (omitted,) = [line for line in done.stderr.splitlines() if line.startswith("left out")]
     for name in ("Net.__init__ (builds the model)", "Net.forward (the program", "RowsDataset.__getitem__ (loads data)"):

@@ -10,15 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from example_trace import RECORDS, write
-from programs import SHIPPED_TRACES, run_command
+from programs import SHIPPED_TRACES, refusal, run_command, succeed
 
 from opgrip.tools.verbs.trace_info import GROUPS, facts
 from opgrip.traces import load
 
 
 def test_info_shows_what_is_in_a_trace(detector_trace: Path) -> None:
-    done = run_command("opgrip", "trace", "info", detector_trace)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opgrip", "trace", "info", detector_trace)
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
     trace = load(detector_trace)
@@ -94,20 +93,17 @@ def test_info_counts_the_perturbed_calls_among_those_that_it_counts(perturbed: l
 
 def test_info_of_a_cut_trace_is_given_on_request(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", RECORDS[:-1])
-    done = run_command("opgrip", "trace", "info", path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("opgrip trace info: error: ")
-    done = run_command("opgrip", "trace", "info", path, "--partial")
-    assert done.returncode == 0
+    error = refusal("opgrip", "trace", "info", path)
+    assert error.startswith("opgrip trace info: error: ")
+    done = succeed("opgrip", "trace", "info", path, "--partial")
     assert "incomplete" in done.stdout
 
 
 @pytest.mark.parametrize("args", [(), ("trace",), ("trace", "nothing"), ("nothing",), ("trace", "info")])
 def test_what_is_no_verb_is_one_line(args: tuple[str, ...]) -> None:
-    done = run_command("opgrip", *args)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "error: " in done.stderr
+    error = refusal("opgrip", *args)
+    assert error.count("\n") == 1
+    assert "error: " in error
 
 
 @pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
@@ -119,8 +115,7 @@ def test_shipped_traces_are_whole_and_dropped_nothing(path: Path) -> None:
 
 
 def test_info_groups_by_function_and_line(detector_trace: Path) -> None:
-    done = run_command("opgrip", "trace", "info", detector_trace, "--by", "function", "--by", "line", "--top", "3")
-    assert done.returncode == 0, done.stderr
+    done = succeed("opgrip", "trace", "info", detector_trace, "--by", "function", "--by", "line", "--top", "3")
     assert "functions by share of time" in done.stdout
     assert "lines by share of time" in done.stdout
     assert "opgrip/samples/" in done.stdout
@@ -128,9 +123,8 @@ def test_info_groups_by_function_and_line(detector_trace: Path) -> None:
 
 def test_merging_says_what_it_wrote_and_refuses_a_file_that_is_named_twice(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl")
-    done = run_command("opgrip", "trace", "merge", "a.jsonl", "./a.jsonl", "-o", "all.jsonl", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("opgrip trace merge: error: a.jsonl is named twice: name each trace once")
+    error = refusal("opgrip", "trace", "merge", "a.jsonl", "./a.jsonl", "-o", "all.jsonl", cwd=tmp_path)
+    assert error.startswith("opgrip trace merge: error: a.jsonl is named twice: name each trace once")
     assert not (tmp_path / "all.jsonl").exists()
     write(tmp_path / "b.jsonl")
     done = run_command("opgrip", "trace", "merge", "a.jsonl", "b.jsonl", "-o", "all.jsonl", cwd=tmp_path)

@@ -14,7 +14,7 @@ import gripping
 import pytest
 import torch
 from optional import needs
-from programs import ROOT, run_command, run_python
+from programs import ROOT, refusal, run_command, run_python, succeed
 
 from opgrip.tools.sample_gripper import grip
 from opgrip.traces import UserError, load
@@ -32,8 +32,7 @@ def run_samples(folder: Path) -> int:
     """Run all tests of a folder of samples in a separate process, and return the number of passed tests."""
     # do not use the project's own pytest options
     options = ("-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", folder)
-    done = run_python("-m", "pytest", *options, folder, cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_python("-m", "pytest", *options, folder, cwd=folder, status=0)
     return int(done.stdout.strip().splitlines()[-1].split()[0])
 
 
@@ -284,8 +283,7 @@ def test_the_verb_grips_functions_of_a_script(tmp_path: Path) -> None:
     names = ("scale", "Head.forward", "Head.forward.moved")
     flags = [word for name in names for word in ("--function", name)]
     words = ("script.py", *flags, "--to", "out", "--", "--status", "0")
-    done = run_command("opgrip", "grip", *words, cwd=tmp_path, fresh=True)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opgrip", "grip", *words, cwd=tmp_path, fresh=True)
     assert done.stdout == "['script.py', '--status', '0'] __main__\n"
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"scale", "Head_forward", "moved"}
     assert run_samples(tmp_path / "out") == 6
@@ -299,18 +297,14 @@ def test_the_verb_has_the_script_s_status_and_says_what_was_not_gripped(tmp_path
     assert "__main__:no_such was not gripped: it matches no function" in done.stderr
     done = run_command("opgrip", "grip", "script.py", "--function", "no_such", "--", "--status", "0", cwd=tmp_path)
     assert done.returncode == 2
-    done = run_command("opgrip", "grip", "missing.py", "--function", "f", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == "opgrip grip: error: missing.py does not exist: name a script, or -m and a module\n"
+    error = refusal("opgrip", "grip", "missing.py", "--function", "f", cwd=tmp_path)
+    assert error == "opgrip grip: error: missing.py does not exist: name a script, or -m and a module\n"
 
 
 @pytest.mark.slow
 def test_opcapture_grips_functions_of_a_script_into_trace_and_folder(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = run_command(
-        "opcapture", "--grip", "__main__:scale", "-o", "t.jsonl", "--", "script.py", "--status", "0", cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
+    succeed("opcapture", "--grip", "__main__:scale", "-o", "t.jsonl", "--", "script.py", "--status", "0", cwd=tmp_path)
     trace = load(tmp_path / "t.jsonl", partial=False)
     assert trace.calls["op"].tolist().count("__main__:scale") == 2
     assert trace.own_calls["op"].tolist() == [*["aten.ones.default", "aten.add.Tensor"], *_SCALED] * 2
@@ -325,8 +319,7 @@ _SCALED = ["aten.mul.Tensor", "aten.relu.default"]
 def test_opcapture_grips_functions_of_a_model(tmp_path: Path) -> None:
     model = ("--model", "faster-rcnn_r50_fpn_1x_coco.py", "--input-size", "64", "--batch-size", "1", "-o", "t.jsonl")
     pattern = "mmdet.models.task_modules.coders.*:delta2bbox"
-    done = run_command("opcapture", *model, "--grip", pattern, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeed("opcapture", *model, "--grip", pattern, cwd=tmp_path)
     trace = load(tmp_path / "t.jsonl", partial=False)
     functions = trace.calls[trace.calls["kind"] == "function"]
     assert set(functions["op"]) == {"mmdet.models.task_modules.coders.delta_xywh_bbox_coder:delta2bbox"}

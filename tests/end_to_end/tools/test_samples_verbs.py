@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from programs import run_command
+from programs import refusal, run_command
 
 from opgrip.samples import Tag, samples
 
@@ -22,10 +22,9 @@ def test_what_is_not_there_is_one_line() -> None:
         (("list", "--source", "nobody"), "no sample is from 'nobody': "),
         (("show", "bbox2dlta"), "unknown sample 'bbox2dlta': did you mean bbox2delta"),
     ):
-        done = run_command("opgrip", "samples", *words)
-        assert done.returncode == 2
-        assert done.stderr.startswith(f"opgrip samples {words[0]}: error: {told}")
-        assert done.stderr.count("\n") == 1
+        error = refusal("opgrip", "samples", *words)
+        assert error.startswith(f"opgrip samples {words[0]}: error: {told}")
+        assert error.count("\n") == 1
 
 
 def test_a_sample_is_shown_with_its_inputs_and_source() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from programs import run_command
+from programs import refusal, run_command, succeed
 
 from opgrip.capture import Capture
 from opgrip.capture.on_demand.client import find_processes
@@ -28,8 +28,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kept")
     inputs = json.dumps([{"self": [size, size], "other": [size, size], "alpha": 2} for size in range(1, 7)])
     words = ["--operator", "aten.add.Tensor", "--inputs", inputs, "--iterations", "1", "--warmup", "0"]
-    done = run_command("opreplay", *words, cwd=folder, env=os.environ | {"OPGRIP_STORE": "results"})
-    assert done.returncode == 0, done.stderr
+    succeed("opreplay", *words, cwd=folder, env=os.environ | {"OPGRIP_STORE": "results"})
     return folder
 
 
@@ -76,9 +75,8 @@ def test_names_of_missing_operators_are_folded_in_a_pipe(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("command", [["opreplay"], ["opgrip", "trace", "info"]])
 def test_an_address_is_no_file(command: list[str], tmp_path: Path) -> None:
-    done = run_command(*command, "https://example.com/models/net.onnx", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "https://example.com/models/net.onnx is an address, and no file: download it first" in done.stderr
+    error = refusal(*command, "https://example.com/models/net.onnx", cwd=tmp_path)
+    assert "https://example.com/models/net.onnx is an address, and no file: download it first" in error
 
 
 def test_cases_of_a_trace_without_times_go_by_their_work(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from example_trace import write
-from programs import run_command
+from programs import refusal, run_command, succeed
 
 from opgrip.traces import load
 from opgrip.traces.analysis.timeline import timeline_lines
@@ -54,12 +54,9 @@ def test_slices_of_a_track_nest_and_modules_hold_their_calls(events: list[dict[s
 
 def test_it_goes_to_a_packed_file_too(detector_trace: Path, tmp_path: Path, events: list[dict[str, Any]]) -> None:
     output = tmp_path / "timeline.json.gz"
-    done = run_command("opgrip", "trace", "timeline", detector_trace, "-o", output)
-    assert done.returncode == 0, done.stderr
+    succeed("opgrip", "trace", "timeline", detector_trace, "-o", output)
     assert len(events_of(gzip.decompress(output.read_bytes()).decode())) == len(events)
-    again = run_command("opgrip", "trace", "timeline", detector_trace, "-o", output)
-    assert again.returncode == 2
-    assert "--force" in again.stderr
+    assert "--force" in refusal("opgrip", "trace", "timeline", detector_trace, "-o", output)
 
 
 def test_another_form_is_refused_in_a_line(detector_trace: Path, tmp_path: Path) -> None:
@@ -71,8 +68,7 @@ def test_a_header_that_names_its_model_in_another_form_is_passed_over(tmp_path: 
     path = write(tmp_path / "t.jsonl")
     header, *records = path.read_text(encoding="utf-8").splitlines(keepends=True)
     path.write_text(json.dumps(json.loads(header) | {"model": ["net"]}) + "\n" + "".join(records), encoding="utf-8")
-    done = run_command("opgrip", "trace", "timeline", path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opgrip", "trace", "timeline", path)
     assert '"name": "capture"' in done.stdout
 
 

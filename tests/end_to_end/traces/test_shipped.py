@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from programs import ROOT, SHIPPED_TRACES, run_command
+from programs import ROOT, SHIPPED_TRACES, refusal, succeed
 
 from opgrip.replay.replay_options import EXAMPLES
 from opgrip.tools.verbs import verbs
@@ -16,12 +16,10 @@ from opgrip.traces.io.shipped_traces import shipped_traces
 
 @pytest.mark.slow
 def test_a_trace_that_ships_is_named_anywhere(tmp_path: Path) -> None:
-    done = run_command("opgrip", "trace", "info", "trace:faster_rcnn", "--top", "1", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opgrip", "trace", "info", "trace:faster_rcnn", "--top", "1", cwd=tmp_path)
     assert f"calls       {len(load('trace:faster_rcnn').calls):,}" in done.stdout
     fast = ("--iterations", "1", "--warmup", "0", "--op", "aten.relu*", "--top", "1", "-o", "r.json")
-    done = run_command("opreplay", "trace:faster_rcnn", *fast, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeed("opreplay", "trace:faster_rcnn", *fast, cwd=tmp_path)
     assert set(shipped_traces().values()) == {*SHIPPED_TRACES, ROOT / "traces" / "zoo_500.jsonl.gz"}
 
 
@@ -34,9 +32,7 @@ def test_a_trace_that_ships_is_named_anywhere(tmp_path: Path) -> None:
     ],
 )
 def test_a_trace_that_is_not_there_is_answered_with_the_one_that_ships(tmp_path: Path, name: str, told: str) -> None:
-    done = run_command("opreplay", name, cwd=tmp_path)
-    assert done.returncode == 2
-    assert told in done.stderr
+    assert told in refusal("opreplay", name, cwd=tmp_path)
 
 
 def test_examples_in_the_help_name_what_there_is_everywhere() -> None:

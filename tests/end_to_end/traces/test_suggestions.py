@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from programs import SHIPPED_TRACES, run_command
+from programs import SHIPPED_TRACES, refusal, run_command
 
 from opgrip.cli.command import did_you_mean, nearest
 
@@ -47,17 +47,15 @@ def test_nothing_is_suggested_for_what_is_like_nothing() -> None:
 )
 def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(tmp_path: Path, command: str, told: str) -> None:
     name, *words = command.replace("TRACE", str(TRACE)).split()
-    done = run_command(name, *words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert told in done.stderr
-    assert done.stderr.count("\n") == 1
+    error = refusal(name, *words, cwd=tmp_path)
+    assert told in error
+    assert error.count("\n") == 1
 
 
 def test_a_folder_without_samples_is_said_to_be_one_and_traces_in_it_are_replayed(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    done = run_command("opreplay", "runs", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "runs is a folder without samples: name a trace, or a folder that grip wrote" in done.stderr
+    error = refusal("opreplay", "runs", cwd=tmp_path)
+    assert "runs is a folder without samples: name a trace, or a folder that grip wrote" in error
     (tmp_path / "runs" / "a.jsonl.gz").touch()
     told = run_command("opreplay", "runs", cwd=tmp_path).stderr
     assert "a: not replayed: runs/a.jsonl.gz is not a trace" in told

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from programs import SHIPPED_TRACES, run_command
+from programs import SHIPPED_TRACES, run_command, succeed
 
 from opgrip.replay.cases.selection import no_calls, unconverted
 from opgrip.traces import load
@@ -20,8 +20,7 @@ GOOD_ROW_AND_BAD = '{"input": [[4], ["x"]]}'
 
 def test_a_replay_says_which_calls_of_a_file_it_leaves_out(tmp_path: Path) -> None:
     (tmp_path / "abs.json").write_text(GOOD_ROW_AND_BAD)
-    done = run_command("opreplay", "abs.json", "--iterations", "1", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", "abs.json", "--iterations", "1", cwd=tmp_path)
     (line,) = [line for line in done.stderr.splitlines() if "not converted" in line]
     assert "1 call of the file not converted: 1 abs: " in line
 

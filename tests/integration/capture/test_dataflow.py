@@ -13,7 +13,7 @@ import torch
 from example_trace import write
 from hypothesis import given
 from hypothesis import strategies as st
-from programs import run_command, train_tiny_net
+from programs import run_command, succeed, train_tiny_net
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from opgrip.capture import Capture
@@ -184,8 +184,7 @@ def test_whatever_a_stranger_calls_an_operator_there_is_a_graph(tmp_path: Path, 
 @pytest.mark.slow
 def test_the_graph_verb_writes_json_and_dot(tmp_path: Path) -> None:
     train_tiny_net(tmp_path / "t.jsonl")
-    done = run_command("opgrip", "trace", "graph", tmp_path / "t.jsonl", "-o", tmp_path / "g.json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("opgrip", "trace", "graph", tmp_path / "t.jsonl", "-o", tmp_path / "g.json")
     assert "critical path" in done.stdout
     graph = json.loads((tmp_path / "g.json").read_text(encoding="utf-8"))
     assert len(graph["calls"]) == len(load(tmp_path / "t.jsonl").own_calls)

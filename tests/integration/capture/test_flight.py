@@ -15,7 +15,7 @@ from typing import IO
 
 import pytest
 import torch
-from programs import run_command, run_python, train_tiny_net
+from programs import refusal, run_command, run_python, succeed, train_tiny_net
 from torch import nn
 
 from opgrip.capture import Capture
@@ -491,13 +491,11 @@ def test_the_command_keeps_the_last_calls_of_a_script_that_fails(tmp_path: Path)
 @pytest.mark.slow
 def test_the_command_says_that_nothing_happened(tmp_path: Path) -> None:
     (tmp_path / "works.py").write_text("import torch\ntorch.ones(3)\n")
-    done = run_command("opcapture", "--last", 4, "--", "works.py", cwd=tmp_path)
-    assert done.returncode == 0
+    done = succeed("opcapture", "--last", 4, "--", "works.py", cwd=tmp_path)
     assert "nothing happened: the last calls were not written" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["works.py"]
-    refused = run_command("opcapture", "--last", 4, cwd=tmp_path)
-    assert refused.returncode == 2
-    assert refused.stderr.count("\n") == 1
+    refused = refusal("opcapture", "--last", 4, cwd=tmp_path)
+    assert refused.count("\n") == 1
 
 
 FORKED = """

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import TinyNet, run_command, run_python
+from programs import TinyNet, refusal, run_python, succeed
 from small_models import lstm
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -247,10 +247,7 @@ def test_the_program_runs_as_if_nobody_watched(tmp_path: Path) -> None:
 )
 def test_the_command_keeps_the_weights_and_says_so(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "nets.py").write_text(NETS, encoding="utf-8")
-    done = run_command(
-        "opcapture", "--model", "nets.py:net", "--values", "full", "-o", f"t.jsonl{suffix}", cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
+    done = succeed("opcapture", "--model", "nets.py:net", "--values", "full", "-o", f"t.jsonl{suffix}", cwd=tmp_path)
     assert "to t.values.safetensors: they can be private data" in done.stderr
     trace = load(tmp_path / f"t.jsonl{suffix}", partial=False)
     assert trace.header["values_file"] == "t.values.safetensors"
@@ -260,8 +257,7 @@ def test_the_command_keeps_the_weights_and_says_so(tmp_path: Path, suffix: str) 
     weights = nn.Linear(64, 32), nn.Linear(32, 4)
     assert all(any(torch.equal(item, layer.weight.flatten()) for item in stored) for layer in weights)
     assert not list(tmp_path.glob("*.part*"))
-    done = run_command("opreplay", f"t.jsonl{suffix}", "--iterations", "1", "--strict", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", f"t.jsonl{suffix}", "--iterations", "1", "--strict", cwd=tmp_path)
     assert "Warning" not in done.stderr
 
 
@@ -275,9 +271,8 @@ def test_the_command_keeps_the_weights_and_says_so(tmp_path: Path, suffix: str) 
 def test_where_values_cannot_go_no_model_is_built(tmp_path: Path, args: list[str], told: str) -> None:
     (tmp_path / "nets.py").write_text(NETS, encoding="utf-8")
     (tmp_path / "t.values.safetensors").write_text("precious", encoding="utf-8")
-    done = run_command("opcapture", "--model", "nets.py:net", "--values", "full", *args, cwd=tmp_path)
-    assert done.returncode == 2
-    assert told in done.stderr.splitlines()[-1]
+    error = refusal("opcapture", "--model", "nets.py:net", "--values", "full", *args, cwd=tmp_path)
+    assert told in error.splitlines()[-1]
     assert not (tmp_path / "built").exists()
     assert (tmp_path / "t.values.safetensors").read_text(encoding="utf-8") == "precious"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import TinyNet, run_command, run_python
+from programs import TinyNet, refusal, run_command, run_python, succeed
 
 from opgrip.capture import Capture, Schedule, capture
 from opgrip.capture.program.environment import describe_environment
@@ -61,9 +61,8 @@ def folder(tmp_path: Path) -> Path:
 )
 def test_a_mistake_is_answered_with_what_may_have_been_meant(folder: Path, words: str, told: str) -> None:
     before = {path.name for path in folder.iterdir()}
-    done = run_command("opcapture", *words.split(), cwd=folder)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"opcapture: error: {told}")
+    error = refusal("opcapture", *words.split(), cwd=folder)
+    assert error.splitlines()[-1].startswith(f"opcapture: error: {told}")
     assert {path.name for path in folder.iterdir()} - {"__pycache__"} == before
 
 
@@ -81,8 +80,7 @@ def test_a_carried_config_without_its_suffix_is_named_with_it(folder: Path) -> N
 
 def test_an_extension_that_could_not_be_recorded_is_told(folder: Path) -> None:
     words = ("--extension", "no_such_extension", "--extension", "json", "-o", "t.jsonl", "--", "train.py")
-    done = run_command("opcapture", *words, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opcapture", *words, cwd=folder)
     assert "opcapture: the extension no_such_extension was not recorded: the program did not load it\n" in done.stderr
     assert "opcapture: the extension json was not recorded: it has no function that is not Python's\n" in done.stderr
     assert "Warning" not in done.stderr

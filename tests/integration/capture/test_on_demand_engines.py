@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from optional import needs
-from programs import run_command, wait_for
+from programs import succeed, wait_for
 from services import ask, on_demand, running
 
 from opgrip.traces import Trace, load
@@ -119,8 +119,7 @@ def steps_of(trace: Trace) -> int:
 
 def replays(path: Path) -> None:
     """Check that a trace replays elsewhere: its matrix products, each as eager PyTorch runs it."""
-    done = run_command("opreplay", path, "--op", "*mm*", "--top", "2", "--budget", "0.1", "--strict", cwd=path.parent)
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeed("opreplay", path, "--op", "*mm*", "--top", "2", "--budget", "0.1", "--strict", cwd=path.parent)
 
 
 @needs("fastapi", "uvicorn", "httpx", "transformers")

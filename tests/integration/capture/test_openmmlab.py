@@ -13,7 +13,7 @@ import torch
 from counting import Counting
 from openmmlab_models import BACKBONE, DEFORMABLE_DETR, FASTER_RCNN, MASK_RCNN, NARROW, RETINANET
 from optional import needs
-from programs import flat_tensors, run_command
+from programs import flat_tensors, refusal, succeed
 from settings import rows_of, settings_of
 
 from opgrip.capture import Capture
@@ -130,8 +130,7 @@ def test_every_signature_replays_or_says_rightly_why_not(run: Run) -> None:
 def test_the_command_records_what_the_model_runs(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     options = ("--warmup", "1", "--steps", "1", "--cfg-options", *NARROW[FASTER_RCNN])
-    done = run_command("opcapture", "--model", FASTER_RCNN, "--input-size", "160x160", "-o", path, *options)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opcapture", "--model", FASTER_RCNN, "--input-size", "160x160", "-o", path, *options)
     assert done.stdout == ""
     torch.manual_seed(0)
     program = load_program(FASTER_RCNN, ModelOptions(input_size=SIZE, cfg_options=NARROW[FASTER_RCNN]))
@@ -152,8 +151,7 @@ def test_a_segmentation_model_is_captured_in_training(tmp_path: Path) -> None:
     step = ("--run", "train", "--input-size", "64", "--batch-size", 2)
     narrow = (BACKBONE, "model.decode_head.in_channels=256", "model.auxiliary_head.in_channels=128")
     config = "fcn_r50-d8_4xb2-40k_cityscapes-512x1024.py"
-    done = run_command("opcapture", "--model", config, *step, "-o", path, "--cfg-options", *narrow)
-    assert done.returncode == 0, done.stderr
+    succeed("opcapture", "--model", config, *step, "-o", path, "--cfg-options", *narrow)
     trace = load(path, partial=False)
     assert set(trace.calls["phase"]) == {"forward", "backward", "optimizer"}
     assert trace.header["model"]["class"] == "EncoderDecoder"
@@ -200,11 +198,10 @@ def test_a_checkpoint_is_not_downloaded_however_the_config_names_it() -> None:
 
 def test_settings_override_the_config(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    done = run_command(
+    succeed(
         *("opcapture", "--model", MODELS["one-stage"], "--input-size", "64", "-o", path),
         *("--cfg-options", "model.test_cfg.nms_pre=7", "model.test_cfg.score_thr=0"),
     )
-    assert done.returncode == 0, done.stderr
     topk = [signature for signature in load(path).signatures if signature.op.startswith("aten.sort")]
     assert topk
     assert load(path).header["model"]["cfg_options"] == ["model.test_cfg.nms_pre=7", "model.test_cfg.score_thr=0"]
@@ -216,7 +213,6 @@ def test_settings_override_the_config(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_no_config_is_one_line(tmp_path: Path, content: str, told: str) -> None:
     (tmp_path / "config.py").write_text(content, encoding="utf-8")
-    done = run_command("opcapture", "--model", "config.py", cwd=tmp_path)
-    assert done.returncode == 2
-    assert told in done.stderr.splitlines()[-1]
+    error = refusal("opcapture", "--model", "config.py", cwd=tmp_path)
+    assert told in error.splitlines()[-1]
     assert list(tmp_path.iterdir()) == [tmp_path / "config.py"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from optional import needs
-from programs import run_command, train_tiny_net
+from programs import succeed, train_tiny_net
 
 from opgrip.capture import capture
 from opgrip.capture.models.operators import torch_tables
@@ -72,8 +72,7 @@ def specs_of(trace: Trace, op: str) -> list[Any]:
 
 def test_operators_are_recorded_forward_and_backward_and_replays(tmp_path: Path) -> None:
     path = tmp_path / "pooling.jsonl"
-    done = run_command("opcapture", "--model", "opinfo:nn.functional.avg_pool2d", "--per-dtype", "1", "-o", path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opcapture", "--model", "opinfo:nn.functional.avg_pool2d", "--per-dtype", "1", "-o", path)
     assert "operators by" in done.stderr
     trace = load(path)
     assert {"forward", "backward"} <= set(trace.calls["phase"])
@@ -166,8 +165,7 @@ def test_operators_of_other_packages_are_run_and_those_without_samples_named(tmp
     (tmp_path / "own_ops.py").write_text(CUSTOM.format(name="own_ops"))
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     words = ("--model", "opinfo:custom", "--import", "own_ops", "-o", "own.jsonl", "--uncovered", "own.json")
-    done = run_command("opcapture", *words, cwd=tmp_path, env=env)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opcapture", *words, cwd=tmp_path, env=env)
     assert "my_ops" not in done.stderr
     trace = load(tmp_path / "own.jsonl")
     assert {spec.dtype for args in specs_of(trace, "own_ops.scale.default") for spec in args} >= {torch.float32}
@@ -176,8 +174,7 @@ def test_operators_of_other_packages_are_run_and_those_without_samples_named(tmp
     reasons = {item["op"]: item["reason"] for item in form["uncovered"]}
     assert reasons["own_ops.odd.default"] == "unsupported type of argument mode: str"
     words = ("own.jsonl", "--op", "own_ops.*", "--extension", "own_ops", "--iterations", "1", "--strict")
-    done = run_command("opreplay", *words, cwd=tmp_path, env=env)
-    assert done.returncode == 0, done.stderr
+    succeed("opreplay", *words, cwd=tmp_path, env=env)
 
 
 def test_a_sample_that_fails_does_not_stop_the_others() -> None:
@@ -287,8 +284,7 @@ def test_private_places_have_fall_backs() -> None:
 def test_nearly_all_that_is_recorded_of_many_operators_replays(tmp_path: Path) -> None:
     path = tmp_path / "many.jsonl.gz"
     names = "opinfo:unary,reduction,nn,indexing,sorting,random,optimizer,schema"
-    done = run_command("opcapture", "--model", names, "--per-dtype", "1", "-o", path)
-    assert done.returncode == 0, done.stderr
+    succeed("opcapture", "--model", names, "--per-dtype", "1", "-o", path)
     assert len({item.op for item in load(path).signatures}) >= 500
     frame = replay(path, iterations=1, warmup=0).frame
     assert (frame["status"] == "ok").mean() >= 0.98

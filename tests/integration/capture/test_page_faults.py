@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import run_command
+from programs import succeed
 
 from opgrip.capture import Capture
 from opgrip.capture.timing import page_faults
@@ -39,8 +39,7 @@ for _ in range(40):
 def test_a_call_that_gets_fresh_memory_says_so_and_one_that_reuses_it_does_not(tmp_path: Path) -> None:
     # a separate program, because results get huge pages in a process in which NumPy has had large arrays
     (tmp_path / "program.py").write_text(KEPT_AND_GIVEN_BACK)
-    done = run_command("opcapture", "-o", "t.jsonl", "--", "program.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeed("opcapture", "-o", "t.jsonl", "--", "program.py", cwd=tmp_path)
     calls = load(tmp_path / "t.jsonl").calls
     faults = {op: calls[calls["op"] == f"aten.{op}.default"]["page_faults"] for op in ("cos", "sin")}
     assert (faults["sin"] > 0.9 * PAGES).mean() > 0.9

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import TinyNet, run_command
+from programs import TinyNet, succeed
 
 from opgrip.capture import capture
 from opgrip.replay import replay
@@ -49,8 +49,7 @@ def test_a_source_is_captured_as_by_the_command(tmp_path: Path) -> None:
     options = {"input_size": "64x64", "batch_size": 1, "warmup": 0}
     trace = capture("builtin:faster_rcnn", tmp_path / "call.jsonl", **options)
     words = ("--input-size", "64x64", "--batch-size", 1, "--warmup", 0)
-    done = run_command("opcapture", *words, "-o", tmp_path / "command.jsonl")
-    assert done.returncode == 0, done.stderr
+    succeed("opcapture", *words, "-o", tmp_path / "command.jsonl")
     command = load(tmp_path / "command.jsonl")
     assert list(trace.calls["op"]) == list(command.calls["op"])
     assert trace.header["model"] == command.header["model"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import run_command
+from programs import succeed
 from torch import nn
 
 from opgrip.capture import Capture
@@ -304,8 +304,7 @@ def factory():
 def test_functions_of_opgrip_are_not_functions_of_the_program(command: tuple[str, str], tmp_path: Path) -> None:
     text = MODEL + "\nif __name__ == '__main__':\n    net, rows = factory()\n    net(rows)\n"
     (tmp_path / "encoder.py").write_text(text, encoding="utf-8")
-    done = run_command("opcapture", "-o", "t.jsonl", *command, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeed("opcapture", "-o", "t.jsonl", *command, cwd=tmp_path)
     scopes = load(tmp_path / "t.jsonl").scopes
     assert {scope.function for scope in scopes} <= {"", "<module>", "factory", "deepcopy"}
     assert not any("opgrip" in scope.file or "bin/" in scope.file for scope in scopes)

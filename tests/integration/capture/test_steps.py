@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from programs import run_command, train_tiny_net
+from programs import run_command, succeed, train_tiny_net
 
 from opgrip.capture import Capture, Schedule
 from opgrip.cli.command import counted
@@ -170,8 +170,7 @@ def test_a_backward_pass_within_a_limit_is_as_without_one(tmp_path: Path) -> Non
 
 def test_the_command_says_that_a_limit_was_reached(tmp_path: Path) -> None:
     (tmp_path / "steps.py").write_text("import torch\nfor size in range(9): torch.ones(size)\n", encoding="utf-8")
-    done = run_command("opcapture", "--max-calls", "1", "--", "steps.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opcapture", "--max-calls", "1", "--", "steps.py", cwd=tmp_path)
     lines = done.stderr.splitlines()
     assert lines[0].startswith("opcapture: 1 call of 1 signature, ")
     assert lines[1] == ("opcapture: the recording ended at the limit of 1 call: later calls of the program are missing")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from optional import needs
-from programs import flat_tensors, run_command
+from programs import flat_tensors, refusal
 
 from opgrip.capture import Capture
 from opgrip.capture.models import load_program
@@ -122,6 +122,5 @@ def test_a_mistake_is_one_line(name: str, request_: dict[str, object], problem: 
     ],
 )
 def test_sources_without_texts_refuse_what_is_for_texts(flags: tuple[str, str], problem: str) -> None:
-    done = run_command("opcapture", *flags)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"opcapture: error: {problem}")
+    error = refusal("opcapture", *flags)
+    assert error.splitlines()[-1].startswith(f"opcapture: error: {problem}")

@@ -19,7 +19,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from optional import needs
-from programs import run_command
+from programs import refusal, run_command, succeed
 
 from opgrip.errors import UserError
 from opgrip.replay import load_results
@@ -151,8 +151,7 @@ def table(kernels: list[tuple[str, str, float]]) -> str:
 @pytest.fixture(scope="module")
 def rows(tiny_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     output = tmp_path_factory.mktemp("rows") / "rows.json"
-    done = run_command("opreplay", tiny_trace, *FAST, "-o", output)
-    assert done.returncode == 0, done.stderr
+    succeed("opreplay", tiny_trace, *FAST, "-o", output)
     table = load_results(output)
     return table[table["status"] == "ok"]
 
@@ -328,20 +327,17 @@ def test_an_empty_report_loses_its_batch_alone(stand_in: StandIn, tiny_trace: Pa
     ],
 )
 def test_options_that_cannot_be_are_one_line(tiny_trace: Path, options: list[str], said: str) -> None:
-    done = run_command("opreplay", tiny_trace, *options)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    error = refusal("opreplay", tiny_trace, *options)
+    assert said in error
+    assert len(error.splitlines()) == 1
 
 
 def test_a_missing_ncu_is_one_line_that_says_where_it_was_looked_for(tiny_trace: Path) -> None:
     elsewhere = ("--ncu", "--batch-device", "cuda", "--batch-command", "{command}")
-    done = run_command("opreplay", tiny_trace, *elsewhere, "--ncu-bin", "/nowhere/ncu")
-    assert done.returncode == 2
-    assert "/nowhere/ncu is not an executable" in done.stderr
-    done = run_command("opreplay", tiny_trace, *elsewhere, env={**os.environ, "PATH": "/usr/bin:/bin"})
-    assert done.returncode == 2
-    assert "ncu is neither on PATH nor at /usr/local/cuda" in done.stderr
+    error = refusal("opreplay", tiny_trace, *elsewhere, "--ncu-bin", "/nowhere/ncu")
+    assert "/nowhere/ncu is not an executable" in error
+    error = refusal("opreplay", tiny_trace, *elsewhere, env={**os.environ, "PATH": "/usr/bin:/bin"})
+    assert "ncu is neither on PATH nor at /usr/local/cuda" in error
 
 
 def test_names_that_begin_alike_are_told_apart() -> None:

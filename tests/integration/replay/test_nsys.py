@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from busy import compared_times
 from optional import needs
-from programs import ROOT, run_command
+from programs import ROOT, refusal, succeed
 
 from opgrip.errors import UserError
 from opgrip.replay.analyses import nsys
@@ -42,8 +42,7 @@ def test_every_case_has_its_ranges_and_nsys_times_agree_with_ours(detector_trace
     if int(version("nvtx").split(".")[2]) > 11:
         pytest.skip("this nvtx needs a newer nsys than Debian's")
     output = tmp_path / "rows.json"
-    done = run_command("opreplay", detector_trace, "--top", CASES, "--nsys", "--cache", "warm", "-o", output)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", detector_trace, "--top", CASES, "--nsys", "--cache", "warm", "-o", output)
     assert (tmp_path / "rows.nsys-rep").stat().st_size > 0
     assert "nsys saw nothing" not in done.stderr
     rows = load_results(output)
@@ -65,8 +64,7 @@ def test_each_row_of_a_case_has_ranges_of_its_own(detector_trace: Path, tmp_path
         pytest.skip("this nvtx needs a newer nsys than Debian's")
     output = tmp_path / "rows.json"
     words = ("--op", "aten.mul*", "--top", 1, "--mode", "jit", "--threads", "1,2", "--nsys", "--nsys-iterations", 4)
-    done = run_command("opreplay", detector_trace, *words, "-o", output)
-    assert done.returncode == 0, done.stderr
+    succeed("opreplay", detector_trace, *words, "-o", output)
     rows = load_results(output)
     assert rows[["mode", "threads"]].values.tolist() == [["eager", 1], ["jit", 1], ["eager", 2], ["jit", 2]]
     # all rows of a case get the same number of runs, also if some runs are dropped
@@ -112,10 +110,9 @@ def test_rows_that_the_first_report_lacks_are_run_again(
 def test_what_keeps_nsys_from_running_is_told_before_anything_runs(
     detector_trace: Path, words: Sequence[str], told: str
 ) -> None:
-    done = run_command("opreplay", detector_trace, "--top", 1, "--nsys", *words)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"opreplay: error: {told}")
-    assert done.stderr.count("\n") == 1
+    error = refusal("opreplay", detector_trace, "--top", 1, "--nsys", *words)
+    assert error.startswith(f"opreplay: error: {told}")
+    assert error.count("\n") == 1
 
 
 def test_where_nsys_was_looked_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,17 +167,15 @@ def test_arguments_of_the_documentation_are_added_to_ours(tiny_trace: Path, tmp_
     (tmp_path / "arguments").write_text("\n".join([*arguments, "--sample=none"]))
     output = tmp_path / "rows.json"
     words = ("--top", 1, "--nsys", "--nsys-args-file", tmp_path / "arguments", "--nsys-iterations", 2)
-    done = run_command("opreplay", tiny_trace, *words, "-o", output)
-    assert done.returncode == 0, done.stderr
+    succeed("opreplay", tiny_trace, *words, "-o", output)
     assert load_results(output)["nsys_runs"].tolist() == [2]
 
 
 @real
 def test_what_nsys_says_against_an_argument_is_in_the_error(tiny_trace: Path, tmp_path: Path) -> None:
     (tmp_path / "arguments").write_text("--no-such-option=5")
-    done = run_command("opreplay", tiny_trace, "--top", 1, "--nsys", "--nsys-args-file", tmp_path / "arguments")
-    assert done.returncode == 2
-    error = done.stderr.splitlines()[-1]
+    done = refusal("opreplay", tiny_trace, "--top", 1, "--nsys", "--nsys-args-file", tmp_path / "arguments")
+    error = done.splitlines()[-1]
     assert error.startswith("opreplay: error: nsys wrote no report: ")
     assert "unrecognised option '--no-such-option=5'" in error
 

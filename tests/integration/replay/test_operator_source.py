@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import run_command
+from programs import refusal, succeed
 
 from opgrip.cli.option_types import floating_dtype
 from opgrip.errors import UserError
@@ -32,8 +32,7 @@ def signatures(operator: str, *configurations: Any) -> list[Any]:
 
 def test_an_operator_is_replayed_without_a_trace() -> None:
     inputs = json.dumps(ADD)
-    done = run_command("opreplay", "--operator", "aten.add.Tensor", "--inputs", inputs, "--iterations", "1", "--strict")
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", "--operator", "aten.add.Tensor", "--inputs", inputs, "--iterations", "1", "--strict")
     assert "float32[16,8] float32[16,8]" in done.stdout
     assert "1 case: 1 ok" in done.stderr
 
@@ -110,10 +109,9 @@ def test_a_tensor_may_say_its_strides_and_dtype() -> None:
     ],
 )
 def test_mistakes_are_one_line(words: list[str], problem: str) -> None:
-    done = run_command("opreplay", *words)
-    assert done.returncode == 2
-    assert problem in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    error = refusal("opreplay", *words)
+    assert problem in error
+    assert len(error.splitlines()) == 1
 
 
 def test_a_tensor_of_any_size_is_a_row() -> None:
@@ -155,8 +153,7 @@ def own_operators(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_an_operator_of_an_extension_is_replayed(own_operators: Path) -> None:
     words = ("--operator", "myops.twice", "--extension", "myops", "--inputs", '{"x": [8]}', "--iterations", "1")
-    done = run_command("opreplay", *words, "--strict", cwd=own_operators)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", *words, "--strict", cwd=own_operators)
     assert "myops.twice.default" in done.stdout
 
 
@@ -171,9 +168,8 @@ def test_an_operator_of_an_extension_is_replayed(own_operators: Path) -> None:
 def test_an_extension_that_cannot_be_imported_is_one_line(own_operators: Path, text: str, reason: str) -> None:
     (own_operators / "myops.py").write_text(text)
     words = ("--operator", "myops.twice", "--extension", "myops", "--inputs", '{"x": [8]}')
-    done = run_command("opreplay", *words, cwd=own_operators)
-    assert done.returncode == 2
-    assert done.stderr == f"opreplay: error: --extension myops cannot be imported: {reason}\n"
+    error = refusal("opreplay", *words, cwd=own_operators)
+    assert error == f"opreplay: error: --extension myops cannot be imported: {reason}\n"
 
 
 def test_a_package_is_not_imported_to_see_whether_it_has_a_module(

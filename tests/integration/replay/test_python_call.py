@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import run_command, run_python
+from programs import run_python, succeed
 
 from opgrip.cli.options import OF_COMMANDS, arguments_of
 from opgrip.replay import Results, load_results, replay
@@ -25,8 +25,7 @@ def results(tiny_trace: Path) -> Results:
 
 def test_a_trace_is_replayed_as_by_the_command(results: Results, tiny_trace: Path, tmp_path: Path) -> None:
     options = ("--mode", "eager,jit", "--op", OPS[0], "--op", OPS[1], "--iterations", 1, "--warmup", 0)
-    done = run_command("opreplay", tiny_trace, *options, "-o", tmp_path / "r.json")
-    assert done.returncode == 0, done.stderr
+    succeed("opreplay", tiny_trace, *options, "-o", tmp_path / "r.json")
     same = ["case", "op", "shapes", "count", "mode", "status", "method", "cache"]
     assert results.frame[same].to_dict("records") == load_results(tmp_path / "r.json")[same].to_dict("records")
 

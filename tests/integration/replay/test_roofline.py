@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from programs import run_command
+from programs import refusal, run_command, succeed
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -279,8 +279,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 @pytest.mark.slow
 def test_opreplay_prints_and_draws_the_roofline(detector_trace: Path, tmp_path: Path, measured: dict[str, str]) -> None:
     output = tmp_path / "roofline.svg"
-    shown = run_command("opreplay", detector_trace, *FAST, "--top", "40", "--roofline", "-o", output, env=measured)
-    assert shown.returncode == 0, shown.stderr
+    shown = succeed("opreplay", detector_trace, *FAST, "--top", "40", "--roofline", "-o", output, env=measured)
     assert "measuring" not in shown.stderr
     table = shown.stdout.split("how near the machine's limit")[1]
     assert "aten.convolution.default" in table
@@ -294,8 +293,7 @@ def test_rows_have_their_limits_and_what_binds_them(
 ) -> None:
     output = tmp_path / "rows.json"
     told = ("--unit", "module", "--module", "backbone.*", "--top", "2", "--roofline", "-o", output)
-    shown = run_command("opreplay", detector_trace, *FAST, *told, env=measured)
-    assert shown.returncode == 0, shown.stderr
+    succeed("opreplay", detector_trace, *FAST, *told, env=measured)
     rows = load_results(output)
     assert rows["operators"].max() > 1
     assert (rows["flops"] > 0).all()
@@ -307,8 +305,7 @@ def test_rows_have_their_limits_and_what_binds_them(
 @pytest.mark.slow
 def test_samples_have_limits_too(tmp_path: Path, measured: dict[str, str]) -> None:
     output = tmp_path / "rows.json"
-    shown = run_command("opreplay", "sample:bbox2delta", *FAST, "--roofline", "-o", output, env=measured)
-    assert shown.returncode == 0, shown.stderr
+    succeed("opreplay", "sample:bbox2delta", *FAST, "--roofline", "-o", output, env=measured)
     assert (load_results(output)["operators"] > 1).all()
 
 
@@ -335,15 +332,12 @@ def test_opgrip_machine_prints_what_was_measured_before(tmp_path: Path, measured
     assert "a processor" in shown.stdout
     assert "1.00 us, a view 0.50 us" in shown.stdout
     assert from_json(json.loads(output.read_text())) == CEILINGS
-    again = run_command("opgrip", "machine", "-o", output, env=measured)
-    assert again.returncode == 2
-    assert "--force" in again.stderr
+    assert "--force" in refusal("opgrip", "machine", "-o", output, env=measured)
 
 
 @pytest.mark.slow
 def test_a_machine_is_measured_and_the_file_kept(tmp_path: Path, measured: dict[str, str]) -> None:
-    shown = run_command("opgrip", "machine", "--again", env=measured)
-    assert shown.returncode == 0, shown.stderr
+    shown = succeed("opgrip", "machine", "--again", env=measured)
     assert "kept in" in shown.stderr
     found = read_cached_ceilings("cpu")
     assert found is not None

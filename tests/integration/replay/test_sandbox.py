@@ -14,7 +14,7 @@ from time import monotonic_ns
 from typing import Any
 
 import pytest
-from programs import run_command
+from programs import succeed
 
 from opgrip.errors import UserError
 from opgrip.platform.heartbeat import IDLE, Beat, Heartbeat
@@ -186,8 +186,7 @@ def test_opreplay_in_the_sandbox_measures_as_outside(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     few = () if "--sequence" in options else ("--top", "2", "--warmup", "0")
     words = [tiny_trace, *few, "--iterations", "2", *options, "-o", tmp_path / "r.json"]
-    done = run_command("opreplay", *words, "--sandbox")
-    assert done.returncode == 0, done.stderr
+    succeed("opreplay", *words, "--sandbox")
     assert {*load_results(tmp_path / "r.json")["status"]} <= {"ok", "contended"}
 
 

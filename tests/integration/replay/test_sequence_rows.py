@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import run_command
+from programs import refusal, succeed
 
 from opgrip.capture import Capture
 from opgrip.replay import load_results
@@ -131,8 +131,7 @@ def test_rows_of_a_sequence_are_written_in_every_form(results: Results, tmp_path
 def test_the_command_shows_and_writes_the_rows_that_take_most(tiny_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "r.csv"
     options = ("--sequence", "--iterations", "1", "--top", "3", "--strict")
-    done = run_command("opreplay", tiny_trace, *options, "-o", output)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", tiny_trace, *options, "-o", output)
     said = rf"opreplay: 3 rows to {re.escape(str(output))}\nopreplay: 3 cases: [\w ,]*(ok|contended)\n$"
     assert re.search(said, done.stderr)
     lines = done.stdout.splitlines()
@@ -144,10 +143,9 @@ def test_the_command_shows_and_writes_the_rows_that_take_most(tiny_trace: Path, 
 
 
 def test_a_roofline_of_a_sequence_is_refused_in_one_line(tiny_trace: Path, tmp_path: Path) -> None:
-    done = run_command("opreplay", tiny_trace, "--sequence", "-o", tmp_path / "r.svg")
-    assert done.returncode == 2
-    assert done.stderr.endswith("r.svg shows what --roofline finds: end its name in .json\n")
-    assert done.stderr.count("\n") == 1
+    error = refusal("opreplay", tiny_trace, "--sequence", "-o", tmp_path / "r.svg")
+    assert error.endswith("r.svg shows what --roofline finds: end its name in .json\n")
+    assert error.count("\n") == 1
 
 
 def test_rows_say_what_became_of_calls_that_did_not_run_on_what_flows(odd: tuple[Trace, SequenceResult]) -> None:
@@ -210,8 +208,7 @@ def test_times_that_a_file_lacks_are_left_out(tmp_path: Path) -> None:
     torch.ones(50, 50).sin().matmul(torch.ones(50, 50))
     observer.stop()
     observer.unregister_callback()
-    done = run_command("opreplay", "et.json", "--sequence", "--iterations", "2", "-o", "rows.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", "et.json", "--sequence", "--iterations", "2", "-o", "rows.json", cwd=tmp_path)
     assert "0.00 ms" not in done.stdout
     assert "critical" not in done.stdout
     names = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import HEADER, made_run
-from programs import run_command
+from programs import run_command, succeed
 from several_traces import small_trace
 
 from opgrip.errors import UserError
@@ -160,15 +160,13 @@ def test_merged_shards_of_several_traces_are_what_one_replay_gives(folder: Path,
     assert run_command("opreplay", folder, *options, "whole.json", cwd=tmp_path).returncode == 0
     whole = read_run(tmp_path / "whole.json")
     for number in (1, 2):
-        done = run_command("opreplay", folder, *options, "p-{shard}.json", "--shard", f"{number}/2", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        succeed("opreplay", folder, *options, "p-{shard}.json", "--shard", f"{number}/2", cwd=tmp_path)
     files = sorted(tmp_path.glob("p-*.json"))
     assert [file.name for file in files] == ["p-1-of-2.json", "p-2-of-2.json"]
     done = run_command("opgrip", "results", "merge", *files[1:], "-o", "part.json", cwd=tmp_path)
     assert done.stderr.splitlines()[-1] == "opgrip results merge: 1 shard missing: 1"
     assert missing_shards(read_run(tmp_path / "part.json").header) == [1]
-    done = run_command("opgrip", "results", "merge", "part.json", files[0], "-o", "all.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opgrip", "results", "merge", "part.json", files[0], "-o", "all.json", cwd=tmp_path)
     assert "missing" not in done.stderr
     merged = read_run(tmp_path / "all.json")
     assert comparable(merged) == comparable(whole)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from example_trace import SPEC, write
-from programs import SHIPPED_TRACES, run_command, train_tiny_net
+from programs import SHIPPED_TRACES, succeed, train_tiny_net
 from settings import rows_of, settings_of
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
@@ -511,7 +511,6 @@ def test_patterns_that_select_nothing_are_told(tiny_trace: Path, unit: str, sele
 def test_the_command_replays_units(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     patterns = ("--unit", "function", "--op", "*:delta2bbox", "--iterations", 2)
-    done = run_command("opreplay", SHIPPED_TRACES[0], *patterns, "-o", path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", SHIPPED_TRACES[0], *patterns, "-o", path)
     assert set(load_results(path)["op"]) == {"delta_xywh_bbox_coder:delta2bbox"}
     assert "2 ok" in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from outside import with_package
-from programs import run_command
+from programs import succeed
 from torch.nn import functional
 
 from opgrip.capture import Capture
@@ -100,8 +100,7 @@ def test_a_mode_with_other_statistics_is_right_where_a_model_predicts(traces: di
     for kind, path in traces.items():
         output = tmp_path / f"{kind}.json"
         options = ("--mode", "planted-statistics", "--iterations", "2", "--warmup", "0", "--jobs", "1")
-        done = run_command("opreplay", path, "--op", ATTENTION, *options, "-o", output, env=environment)
-        assert done.returncode == 0, done.stderr
+        succeed("opreplay", path, "--op", ATTENTION, *options, "-o", output, env=environment)
         rows[kind] = load_results(output).set_index("mode").loc["planted-statistics"]
     assert rows["predict"]["status"] == "ok"
     assert rows["predict"]["faithful"]

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from made_runs import HEADER, made_row
-from programs import SHIPPED_TRACES, run_command
+from programs import SHIPPED_TRACES, refusal, run_command, succeed
 from several_traces import small_trace
 
 from opgrip.errors import UserError
@@ -171,8 +171,7 @@ def test_a_check_by_another_replay_tells_the_model_that_it_misses(folder: Path, 
     one = run_of(folder, tmp_path / "one.json", {"net": 1.0, "other": 1.0})
     two = run_of(folder, tmp_path / "two.json", {"net": 1.01, "other": 1.515})
     options = ("--cases", "1", "--times", one, "--check", two, "-o", "bench.jsonl")
-    done = run_command("opgrip", "corpus", "distill", folder, *options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opgrip", "corpus", "distill", folder, *options, cwd=tmp_path)
     # with a single case, from one of the models, the other model's times are predicted to change like this case
     assert "1 of 2 models are predicted within 10%" in done.stdout
     errors = {line.split()[0]: line.split()[-1] for line in done.stdout.splitlines() if line.endswith("%")}
@@ -187,11 +186,10 @@ def test_a_check_by_the_times_that_chose_is_refused(folder: Path, tmp_path: Path
     for runs in ((one,), (copy,), (two, copy)):
         checks = [word for run in runs for word in ("--check", run)]
         options = ("--times", one, *checks, "-o", "bench.jsonl")
-        done = run_command("opgrip", "corpus", "distill", folder, *options, cwd=tmp_path)
-        assert done.returncode == 2
-        assert "has the same times as --times" in done.stderr
-        assert "replay the traces again" in done.stderr
-        assert done.stderr.count("\n") == 1
+        error = refusal("opgrip", "corpus", "distill", folder, *options, cwd=tmp_path)
+        assert "has the same times as --times" in error
+        assert "replay the traces again" in error
+        assert error.count("\n") == 1
         assert not (tmp_path / "bench.jsonl").exists()
 
 
@@ -216,13 +214,11 @@ def test_a_trace_without_other_times_takes_nothing_of_its_models_weight(folder: 
 def test_times_of_the_baseline_that_ships_are_what_cases_stand_for(tmp_path: Path) -> None:
     bench = tmp_path / "bench.jsonl"
     options = ("--cases", "5", "--times", "baseline", "-o", bench)
-    done = run_command("opgrip", "corpus", "distill", "zoo:dcgan.predict", *options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeed("opgrip", "corpus", "distill", "zoo:dcgan.predict", *options, cwd=tmp_path)
     (about,) = load(bench).header[FIELD]["traces"].values()
     assert sum(about["us"]) == pytest.approx(read_baselines().traces["dcgan.predict"].total_us, rel=0.02)
-    checked = run_command("opgrip", "corpus", "distill", "zoo:dcgan.predict", *options, "-f", "--check", "baseline")
-    assert checked.returncode == 2
-    assert "--check baseline has the same times as --times" in checked.stderr
+    checked = refusal("opgrip", "corpus", "distill", "zoo:dcgan.predict", *options, "-f", "--check", "baseline")
+    assert "--check baseline has the same times as --times" in checked
 
 
 def test_times_of_two_machines_are_not_mixed(run: Results, tmp_path: Path) -> None:
@@ -231,9 +227,8 @@ def test_times_of_two_machines_are_not_mixed(run: Results, tmp_path: Path) -> No
     environment = run.header["environment"] | {"processor": "another"}
     Results(run.rows, run.header | {"environment": environment}).save(own)
     options = ("--times", "baseline", "--times", own, "-o", tmp_path / "bench.jsonl")
-    done = run_command("opgrip", "corpus", "distill", "zoo:dcgan.predict", *options, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "use results of one machine" in done.stderr
+    error = refusal("opgrip", "corpus", "distill", "zoo:dcgan.predict", *options, cwd=tmp_path)
+    assert "use results of one machine" in error
 
 
 def test_the_distilled_set_that_ships_stands_for_all_traces_of_the_baseline() -> None:
@@ -254,8 +249,7 @@ def test_a_replay_of_the_distilled_set_that_ships_ends_in_a_score(tmp_path: Path
     """The run is limited to operators that move no data, whose cases are the shortest."""
     views = [word for name in ("t", "view", "slice", "permute") for word in ("--op", f"aten.{name}.*")]
     results = tmp_path / "results.json"
-    done = run_command("opreplay", "trace:zoo_500", *views, "--iterations", "1", "-o", results, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", "trace:zoo_500", *views, "--iterations", "1", "-o", results, cwd=tmp_path)
     (line,) = [line for line in done.stdout.splitlines() if "score under eager" in line]
     # models without such cases have no score, so the result is partial
     assert re.match(
@@ -277,19 +271,15 @@ def test_nothing_is_wrong_with_the_distilled_set_that_ships() -> None:
 
 def test_the_file_is_a_trace_whose_replay_ends_in_a_score(folder: Path, tmp_path: Path) -> None:
     bench = tmp_path / "bench.jsonl"
-    done = run_command("opgrip", "corpus", "distill", folder, "--cases", "4", "-o", bench, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opgrip", "corpus", "distill", folder, "--cases", "4", "-o", bench, cwd=tmp_path)
     assert "4 cases represent 3 traces" in done.stdout
     assert "4 cases that represent 3 traces" in run_command("opgrip", "trace", "info", bench, cwd=tmp_path).stdout
-    refused = run_command("opreplay", bench, "--baseline", "other.json", cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "--baseline is for several traces" in refused.stderr
+    assert "--baseline is for several traces" in refusal("opreplay", bench, "--baseline", "other.json", cwd=tmp_path)
     assert run_command("opgrip", "trace", "validate", bench, cwd=tmp_path).returncode == 0
     trace = load(bench)
     assert {signature.number for signature in trace.signatures} > {0, 1, 2, 3}
     assert set(trace.header[FIELD]["traces"]) == {"net.predict", "net.train", "other.predict"}
-    done = run_command("opreplay", bench, "--iterations", "3", "-o", "r.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", bench, "--iterations", "3", "-o", "r.json", cwd=tmp_path)
     assert "score under eager" in done.stdout
     assert "4 cases: 4 ok" in done.stderr
     done = run_command("opgrip", "results", "score", "r.json", cwd=tmp_path)

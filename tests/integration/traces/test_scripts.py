@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import SHIPPED_TRACES, run_command, run_python
+from programs import SHIPPED_TRACES, run_command, run_python, succeed
 from unusual_tensors import UNUSUAL
 
 from opgrip.capture import Capture
@@ -244,10 +244,8 @@ def test_huge_tensors_cost_nothing_to_write() -> None:
 
 def test_the_verb_writes_a_file_that_runs_by_itself(tiny_trace: Path, tmp_path: Path) -> None:
     number = next(item.number for item in load(tiny_trace).signatures if item.op == "aten.convolution.default")
-    done = run_command("opgrip", "trace", "export-case", tiny_trace, number, "-o", "case.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    run = run_python("case.py", "--repeats", "3", cwd=tmp_path)
-    assert run.returncode == 0, run.stderr
+    succeed("opgrip", "trace", "export-case", tiny_trace, number, "-o", "case.py", cwd=tmp_path)
+    run = run_python("case.py", "--repeats", "3", cwd=tmp_path, status=0)
     assert run.stdout.startswith("result float32[2, 4, 6, 6]\nmedian ")
     for wrong in (
         (tiny_trace, 10**6, "-o", "x.py"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from foreign_data import operator_of
-from programs import run_command, run_python
+from programs import run_python, succeed
 from versions import is_removed
 
 from opgrip.replay.inputs.input_options import RECORDED, with_values
@@ -118,7 +118,5 @@ def test_every_row_is_about_arguments_that_torch_has(row: Default) -> None:
 
 def test_a_script_of_a_call_draws_them_too(tmp_path: Path) -> None:
     (tmp_path / "calls.txt").write_text(REFUSED_OTHERWISE)
-    done = run_command("opgrip", "trace", "export-case", "calls.txt", "0", "-o", "case.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    done = run_python("case.py", "--repeats", "1", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeed("opgrip", "trace", "export-case", "calls.txt", "0", "-o", "case.py", cwd=tmp_path)
+    run_python("case.py", "--repeats", "1", cwd=tmp_path, status=0)

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from programs import ROOT, run_command
+from programs import ROOT, run_command, succeed
 from project_files import pyproject
 
 from opgrip.capture.command.capture_options import make_parser
@@ -122,8 +122,7 @@ def test_the_page_of_the_zoo_says_what_is_distinct_over_all_traces() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("trace", MADE, ids=names_of(MADE))
 def test_a_trace_is_right_and_holds_what_the_manifest_says(trace: ZooTrace) -> None:
-    done = run_command("opgrip", "trace", "validate", f"zoo:{trace.name}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeed("opgrip", "trace", "validate", f"zoo:{trace.name}")
     assert trace.recording is not None
     held = record_of(zoo_file(trace), trace, trace.recording.step_ms)
     assert replace(held, versions=trace.recording.versions) == trace.recording

@@ -46,19 +46,42 @@ def run_command(
     return run_python(program_path(name), *args, cwd=cwd, env=env, fresh=fresh, timeout=timeout)
 
 
+def succeed(name: str, *args: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command as `run_command` does, which must end with exit status 0."""
+    done = run_command(name, *args, **options)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def refusal(name: str, *args: object, **options: Any) -> str:
+    """Return what a command writes to standard error, which must end with exit status 2."""
+    done = run_command(name, *args, **options)
+    assert done.returncode == 2, done.stdout + done.stderr
+    return done.stderr
+
+
 def run_python(
     *args: object,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     fresh: bool = False,
     timeout: float = 900,
+    status: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python` with arguments, in a fork of a process that has imported torch and the commands, or a fresh one."""
+    """Run `python` with arguments, in a fork of a process that has imported torch and the commands, or a fresh one.
+
+    Parameters
+    ----------
+    status : exit status that the program must have, or None for any
+    """
     words = list(map(str, args))
     if fresh or not can_fork(env):
         command = [sys.executable, *words]
-        return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=timeout, check=False)
-    return run_forked(words, cwd, env, timeout)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=timeout, check=False)
+    else:
+        done = run_forked(words, cwd, env, timeout)
+    assert status in (None, done.returncode), done.stdout + done.stderr
+    return done
 
 
 def hear_ctrl_c() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from example_trace import write
-from programs import run_command
+from programs import run_command, succeed
 
 from opgrip.replay import load_results
 from opgrip.replay.operators.admission import Unsupported
@@ -133,8 +133,7 @@ def test_indices_that_a_trace_makes_far_outside_cost_no_process(tmp_path: Path, 
             ("aten.max_pool2d_with_indices_backward.default", (*POOLED, INDEX), float_spec(1, 1, 4, 4), [1, 2, 3, 4]),
         ],
     )
-    done = run_command("opreplay", path, "--iterations", "2", *way, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", path, "--iterations", "2", *way, cwd=tmp_path)
     assert "ended its process" not in done.stdout + done.stderr
 
 
@@ -147,8 +146,7 @@ def test_values_far_outside_are_brought_into_bounds_when_a_case_is_made(tmp_path
         [Values(0, Constant(FAR * 8)), Scope(0, "", "", "forward"), signature, block, End(1, 1, 10)],
     )
     output = tmp_path / "r.json"
-    done = run_command("opreplay", path, "--iterations", "2", "-o", output, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeed("opreplay", path, "--iterations", "2", "-o", output, cwd=tmp_path)
     assert load_results(output)["status"].tolist() == ["ok"]
 
 

@@ -35,8 +35,7 @@ if TORCH < (2, 13):
 
 def rows_under(*modes: str, functions: Sequence[str] = ()) -> pd.DataFrame:
     environment = {**os.environ, "PYTHONPATH": SUPPORT_PATH}
-    done = run_python(PROGRAM, ",".join(modes), *functions, env=environment, timeout=1500)
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = run_python(PROGRAM, ",".join(modes), *functions, env=environment, timeout=1500, status=0)
     return pd.DataFrame(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
 
 

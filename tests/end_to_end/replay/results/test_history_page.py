@@ -9,7 +9,7 @@ from example_trace import write
 from made_runs import HEADER, made_run
 from optional import needs
 from pages import in_browser, opened
-from programs import run_command
+from programs import succeed
 
 from opgrip.replay.comparison.results_store import Store
 from opgrip.replay.outcome import Results
@@ -23,8 +23,7 @@ def test_the_page_of_a_store_has_its_newest_runs(tmp_path: Path) -> None:
         Store(tmp_path / "store").keep(run.rows, {**run.header, "trace": f"t{seed:02}.jsonl"})
     (tmp_path / "store" / "machine").mkdir()
     (tmp_path / "store" / "machine" / "broken.json").write_text("{")
-    done = run_command("opgrip", "report", tmp_path / "store", "-o", tmp_path / "history.html")
-    assert done.returncode == 0, done.stderr
+    succeed("opgrip", "report", tmp_path / "store", "-o", tmp_path / "history.html")
     page = (tmp_path / "history.html").read_text()
     assert "t21" in page
     assert "t02" in page
@@ -36,8 +35,7 @@ def test_a_folder_of_other_json_files_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "traces" / "detector").mkdir(parents=True)
     (tmp_path / "traces" / "detector" / "notes.json").write_text("{}")
     write(tmp_path / "traces" / "t.jsonl")
-    done = run_command("opgrip", "report", tmp_path / "traces", "-o", tmp_path / "corpus.html")
-    assert done.returncode == 0, done.stderr
+    succeed("opgrip", "report", tmp_path / "traces", "-o", tmp_path / "corpus.html")
     assert "t.jsonl" in (tmp_path / "corpus.html").read_text()
 
 

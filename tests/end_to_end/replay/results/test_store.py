@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from made_runs import HEADER, made_row, made_run
-from programs import run_command
+from programs import run_command, succeed
 
 from opgrip.errors import UserError
 from opgrip.replay import replay
@@ -32,8 +32,7 @@ def kept(tiny_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kept")
     environment = os.environ | {"OPGRIP_STORE": "results", "OPGRIP_MACHINE": "a machine/with ../ strange name"}
     for words in ((), ("--repeats", "2")):
-        done = run_command("opreplay", tiny_trace, *FAST, *words, cwd=folder, env=environment)
-        assert done.returncode == 0, done.stderr
+        done = succeed("opreplay", tiny_trace, *FAST, *words, cwd=folder, env=environment)
         assert re.search(r"3 rows kept as results/a-machine-with-\.\.-strange-name-cpu/\S+-tiny-\w+", done.stderr)
     return folder / "results"
 
@@ -103,8 +102,7 @@ def test_nothing_is_kept_where_nobody_asks(tiny_trace: Path, tmp_path: Path) -> 
 def test_a_store_that_cannot_be_written_costs_no_results(tiny_trace: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     environment = os.environ | {"OPGRIP_STORE": str(tmp_path / "file")}
-    done = run_command("opreplay", tiny_trace, *FAST, env=environment)
-    assert done.returncode == 0
+    done = succeed("opreplay", tiny_trace, *FAST, env=environment)
     assert "the results are not kept: " in done.stderr
     done = run_command("opreplay", tiny_trace, *FAST, "--store", tmp_path / "file")
     assert (done.returncode, "cannot be written" in done.stderr) == (2, True)
@@ -224,6 +222,5 @@ def test_what_is_decided_by_is_found_before_anything_runs(tiny_trace: Path, tmp_
     assert (done.returncode, "is neither a file nor a run in" in done.stderr) == (2, True)
     base = made_run(1, cases=2)
     write_results(base.rows, base.header, tmp_path / "base.json", force=False)
-    done = run_command("opreplay", tiny_trace, *FAST, "--until-decided", tmp_path / "base.json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", tiny_trace, *FAST, "--until-decided", tmp_path / "base.json")
     assert f"against {tmp_path / 'base.json'}: 0 cases timed in both: 2 missing, 3 new" in done.stderr

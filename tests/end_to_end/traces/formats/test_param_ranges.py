@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from param_configs import RANGES, entry, number, operator, ranged, read, shapes, tensor
-from programs import SHIPPED_TRACES, run_command
+from programs import SHIPPED_TRACES, run_command, succeed
 
 from opgrip.cli.case_slices import Cut
 from opgrip.errors import UserError
@@ -130,15 +130,13 @@ def test_a_part_of_a_trace_of_calls_is_refused(tmp_path: Path) -> None:
 
 def test_opreplay_and_convert_take_parts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(ten_million()))
-    done = run_command("opreplay", "config.json", "--start", "9999999", *FAST, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", "config.json", "--start", "9999999", *FAST, cwd=tmp_path)
     assert "float32[1000,100] float32[100,100]" in done.stdout
     assert "1 case: 1 ok" in done.stderr
     listed = run_command("opreplay", "config.json", "--sample", "4", "--sample-seed", "1", "--list", cwd=tmp_path)
     assert listed.stdout.endswith("4 cases\n")
     words = ("config.json", "part.jsonl", "--start", "5", "--stop", "8")
-    done = run_command("opgrip", "trace", "convert", *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeed("opgrip", "trace", "convert", *words, cwd=tmp_path)
     assert shapes(load(tmp_path / "part.jsonl")) == [[(1, 1), (1, size)] for size in (6, 7, 8)]
     beyond = run_command("opreplay", "config.json", "--start", "10000000", cwd=tmp_path)
     assert beyond.stderr.endswith(

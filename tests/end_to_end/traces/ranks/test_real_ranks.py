@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import run_command
+from programs import run_command, succeed
 
 from opgrip.traces import load
 
@@ -42,10 +42,8 @@ def test_ranks_wait_for_the_one_that_sleeps(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
     options = ("--nproc-per-node", "2", "--master-port", "29619", "--no-python")
     capture = (Path(sys.executable).parent / "opcapture", "-o", "t.jsonl", "--", "train.py")
-    done = run_command("torchrun", *options, *capture, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    done = run_command("opgrip", "trace", "merge", "t.rank0.jsonl", "t.rank1.jsonl", "-o", "t.jsonl", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeed("torchrun", *options, *capture, cwd=tmp_path)
+    succeed("opgrip", "trace", "merge", "t.rank0.jsonl", "t.rank1.jsonl", "-o", "t.jsonl", cwd=tmp_path)
     clocks = load(tmp_path / "t.jsonl", partial=False).header["clocks"]["processes"]
     assert clocks[1]["collectives"] > 4
     done = run_command("opgrip", "trace", "ranks", "t.jsonl", "--json", cwd=tmp_path)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from made_runs import HEADER, made_row, made_run
 from pages import in_browser, opened, table_cells
-from programs import run_command
+from programs import run_command, succeed
 
 from opgrip.replay.comparison import compare
 from opgrip.replay.outcome import Results
@@ -32,10 +32,8 @@ def report(detector_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("report")
     words = ("--top", "40", "--iterations", "3", "--cache", "warm")
     for name, more in {"one": ("--mode", "eager,jit"), "two": ()}.items():
-        done = run_command("opreplay", detector_trace, *words, *more, "-o", folder / f"{name}.json")
-        assert done.returncode == 0, done.stderr
-    done = run_command("opgrip", "report", "one.json", "two.json", detector_trace, "-o", "r.html", cwd=folder)
-    assert done.returncode == 0, done.stderr
+        succeed("opreplay", detector_trace, *words, *more, "-o", folder / f"{name}.json")
+    succeed("opgrip", "report", "one.json", "two.json", detector_trace, "-o", "r.html", cwd=folder)
     return folder / "r.html"
 
 

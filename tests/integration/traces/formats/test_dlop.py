@@ -11,7 +11,7 @@ import torch
 from foreign_data import data_files, needs_data
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from programs import run_command
+from programs import succeed
 
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
@@ -145,8 +145,7 @@ def test_most_operators_of_the_real_files_become_calls() -> None:
 @needs_data
 def test_a_real_table_is_replayed(tmp_path: Path) -> None:
     (path,) = data_files("dlop/masked_fill_.json")
-    done = run_command("opreplay", path, "--iterations", "1", "--top", "2", "--strict", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opreplay", path, "--iterations", "1", "--top", "2", "--strict", cwd=tmp_path)
     assert "aten.masked_fill_" in done.stdout
 
 

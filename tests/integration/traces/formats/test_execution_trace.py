@@ -21,7 +21,7 @@ from execution_traces import (
     write_nodes,
 )
 from foreign_data import data_files, needs_data, write_as
-from programs import SHIPPED_TRACES, run_command
+from programs import SHIPPED_TRACES, succeed
 
 from opgrip.errors import UserError
 from opgrip.traces import Trace, TraceReader, load
@@ -350,6 +350,5 @@ def test_a_bomb_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", data_files("param/execution_traces/linear*.gz"), ids=lambda path: path.name)
 def test_a_real_file_of_a_gpu_is_replayed_on_the_processor(path: Path, tmp_path: Path) -> None:
     settings_ = ["--device", "cpu", "--iterations", "1", "--warmup", "0", "-o", "rows.csv"]
-    result = run_command("opreplay", str(path), *settings_, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = succeed("opreplay", str(path), *settings_, cwd=tmp_path)
     assert "22 cases: 22 ok" in result.stderr

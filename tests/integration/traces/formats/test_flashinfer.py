@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from optional import optional
-from programs import SHIPPED_TRACES, run_command
+from programs import SHIPPED_TRACES, run_command, succeed
 
 from opgrip.errors import FormatError
 from opgrip.traces import Trace, TraceReader, load
@@ -125,8 +125,7 @@ def test_a_call_with_many_stored_values_is_replayed(tmp_path: Path) -> None:
     path = data_set(tmp_path, fill, lines=workload("index_select_1", {"k": count}, {"mask": source}))
     write_foreign_tensors(tmp_path / "a.safetensors", {"mask": torch.arange(count) % 9 == 0})
     # a new process, because a fork after operators ran in several threads would never end
-    done = run_command("opreplay", path, "--iterations", "1", "--strict", cwd=tmp_path, fresh=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    succeed("opreplay", path, "--iterations", "1", "--strict", cwd=tmp_path, fresh=True, timeout=300)
 
 
 @pytest.mark.parametrize("name", ["../a.safetensors", "/etc/passwd", "blob/none.safetensors"])
@@ -250,15 +249,13 @@ def test_the_tool_itself_takes_what_was_written(tmp_path: Path) -> None:
 def test_commands_write_and_replay_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Operator: aten.relu.default\ncnt: 3, ((T([4, 3], f32),), {})\n")
     convert = ("opgrip", "trace", "convert", "a.txt", "set", "--to", "flashinfer")
-    done = run_command(*convert, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed(*convert, cwd=tmp_path)
     assert "how often it was called" in done.stderr
     done = run_command(*convert, cwd=tmp_path)
     assert (done.returncode, "set exists" in done.stderr) == (2, True)
     (path,) = tmp_path.glob("set/workloads/*/*.jsonl")
     for target in (path, "set"):
-        done = run_command("opreplay", target, "--iterations", "1", "--strict", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        done = succeed("opreplay", target, "--iterations", "1", "--strict", cwd=tmp_path)
         assert "aten.relu.default" in done.stdout
 
 

@@ -11,7 +11,7 @@ import torch
 from foreign_data import DATA, data_files, needs_data, write_as
 from outside import with_package
 from param_configs import entry, number, operator, read, reasons, shapes, tensor
-from programs import SHIPPED_TRACES, run_command
+from programs import SHIPPED_TRACES, succeed
 
 from opgrip.traces import Trace, load
 from opgrip.traces.formats.param import NAME
@@ -127,8 +127,7 @@ def test_iterators_and_generators_of_another_package_are_found_by_name(tmp_path:
     )
     ours = operator({"powers": 4}, {"wrong": 1}, input_iterator="PowersOfTwo", input_data_generator="planted:Ones")
     (tmp_path / "config.json").write_text(json.dumps({"aten::add": ours}))
-    done = run_command("opgrip", "trace", "convert", "config.json", "a.jsonl", cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opgrip", "trace", "convert", "config.json", "a.jsonl", cwd=tmp_path, env=environment)
     assert "1 call of aten::add not converted: an entry cannot be read (KeyError: 'powers')" in done.stderr
     trace = load(tmp_path / "a.jsonl")
     assert shapes(trace) == [[(1,)], [(2,)], [(4,)], [(8,)]]
@@ -157,8 +156,7 @@ def test_of_real_files_all_operators_become_cases(path: Path, tmp_path: Path) ->
 )
 def test_real_files_are_replayed(name: str, tmp_path: Path) -> None:
     path = DATA / "param" / "configs" / f"{name}.json"
-    done = run_command("opreplay", path, *FAST, "--strict", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeed("opreplay", path, *FAST, "--strict", cwd=tmp_path)
 
 
 def plain(signature: Signature) -> str:

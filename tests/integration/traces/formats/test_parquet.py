@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_ranks import made_rank
 from optional import optional
-from programs import SHIPPED_TRACES, run_command
+from programs import SHIPPED_TRACES, refusal, run_command, succeed
 from pyarrow import parquet
 
 from opgrip.errors import UserError
@@ -177,17 +177,14 @@ def test_commands_take_it(tmp_path: Path) -> None:
         run_command("opgrip", "trace", "info", name, cwd=tmp_path).stdout for name in ("t.parquet", "trace:faster_rcnn")
     ]
     assert told[0] == told[1]
-    done = run_command("opgrip", "trace", "convert", "t.parquet", "t.jsonl", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeed("opgrip", "trace", "convert", "t.parquet", "t.jsonl", cwd=tmp_path)
     assert forms(TraceReader(tmp_path / "t.jsonl")) == forms(TraceReader("trace:faster_rcnn"))
 
 
 def test_a_cut_trace_is_not_written_as_a_whole_one(tmp_path: Path) -> None:
     lines = json.dumps({"type": "header", "format": "opgrip-trace", "version": "1.5"})
     (tmp_path / "cut.jsonl").write_text(f"{lines}\n")
-    done = run_command("opgrip", "trace", "convert", "cut.jsonl", "t.parquet", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--partial" in done.stderr
+    assert "--partial" in refusal("opgrip", "trace", "convert", "cut.jsonl", "t.parquet", cwd=tmp_path)
     assert not (tmp_path / "t.parquet").exists()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from made_runs import HEADER, made_row
-from programs import run_command
+from programs import refusal, run_command, succeed
 
 from opgrip.errors import UserError
 from opgrip.replay.outcome import Results
@@ -128,15 +128,12 @@ def test_the_command_takes_another_run_of_a_distilled_trace_as_the_baseline(tmp_
     distilled().save(other)
     words = ("results", "score", one)
     assert "score under eager: " in run_command("opgrip", *words, cwd=tmp_path).stdout
-    done = run_command("opgrip", *words, "--baseline", other, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opgrip", *words, "--baseline", other, cwd=tmp_path)
     assert "score under eager: 2.000 (95 %" in done.stdout
     done = run_command("opgrip", *words, "--baseline", other, "--json", cwd=tmp_path)
     assert json.loads(done.stdout)[0]["machine"] == "a processor, cpu, torch 2.13.0"
     distilled(trace_hash="another").save(other, force=True)
-    done = run_command("opgrip", *words, "--baseline", other, cwd=tmp_path)
-    assert done.returncode == 2
+    error = refusal("opgrip", *words, "--baseline", other, cwd=tmp_path)
     assert (
-        "the baseline is not a replay of the same distilled trace: replay this file on the baseline's machine"
-        in done.stderr
+        "the baseline is not a replay of the same distilled trace: replay this file on the baseline's machine" in error
     )

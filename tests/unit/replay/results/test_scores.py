@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_runs import HEADER, made_row
-from programs import ROOT, run_command
+from programs import ROOT, refusal, run_command, succeed
 
 from opgrip.errors import UserError
 from opgrip.replay.comparison.priors import DRIFT, SHORT_US, USUAL
@@ -463,11 +463,9 @@ def test_a_file_that_grows_without_end_is_no_baseline(tmp_path: Path) -> None:
 def test_the_commands_make_a_baseline_and_print_the_score_again(tmp_path: Path) -> None:
     results, baseline = tmp_path / "zoo.json", tmp_path / "base.json.zst"
     made_zoo().save(results)
-    done = run_command("opgrip", "zoo", "baseline", results, "-o", baseline, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opgrip", "zoo", "baseline", results, "-o", baseline, cwd=tmp_path)
     assert "12 cases of 4 traces" in done.stdout
-    done = run_command("opgrip", "results", "score", results, "--baseline", baseline, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("opgrip", "results", "score", results, "--baseline", baseline, cwd=tmp_path)
     assert "score under eager: 1.000 (95 %" in done.stdout
     done = run_command("opgrip", "results", "score", results, "--baseline", baseline, "--json", cwd=tmp_path)
     assert json.loads(done.stdout)[0]["models"][0]["model"] == "a"
@@ -475,6 +473,5 @@ def test_the_commands_make_a_baseline_and_print_the_score_again(tmp_path: Path) 
 
 def test_results_of_one_trace_have_no_score(tmp_path: Path) -> None:
     Results([made_row(0, [1.0])], HEADER).save(tmp_path / "one.json")
-    done = run_command("opgrip", "results", "score", tmp_path / "one.json", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "these results do not belong to the zoo" in done.stderr
+    error = refusal("opgrip", "results", "score", tmp_path / "one.json", cwd=tmp_path)
+    assert "these results do not belong to the zoo" in error
