@@ -166,10 +166,9 @@ def test_the_whole_of_an_error_is_there_for_debugging(trace: Path, tmp_path: Pat
     ],
 )
 def test_a_mode_that_cannot_be_is_one_line(trace: Path, planted: dict[str, str], mode: str, told: str) -> None:
-    error = refusal("opreplay", trace, "--mode", *mode.split(), env=planted)
+    error = refusal("opreplay", trace, "--mode", *mode.split(), env=planted, in_one_line=True)
     assert error.startswith("opreplay: error: ")
     assert told in error
-    assert len(error.splitlines()) == 1
 
 
 def test_another_mode_can_be_the_reference(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:

@@ -110,9 +110,8 @@ def test_rows_that_the_first_report_lacks_are_run_again(
 def test_what_keeps_nsys_from_running_is_told_before_anything_runs(
     detector_trace: Path, words: Sequence[str], told: str
 ) -> None:
-    error = refusal("opreplay", detector_trace, "--top", 1, "--nsys", *words)
+    error = refusal("opreplay", detector_trace, "--top", 1, "--nsys", *words, in_one_line=True)
     assert error.startswith(f"opreplay: error: {told}")
-    assert error.count("\n") == 1
 
 
 def test_where_nsys_was_looked_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,28 +46,8 @@ def of_type(lines: list[Line], kind: str) -> Line:
     return next(line for line in lines if line["type"] == kind)
 
 
-def _lose_signature(lines: list[Line]) -> None:
-    lines.remove(of_type(lines, "signature"))
-
-
-def _lose_scope(lines: list[Line]) -> None:
-    lines.remove(of_type(lines, "scope"))
-
-
-def _lose_thread(lines: list[Line]) -> None:
-    lines.remove(of_type(lines, "thread"))
-
-
-def _lose_context(lines: list[Line]) -> None:
-    lines.remove(of_type(lines, "context"))
-
-
-def _lose_values(lines: list[Line]) -> None:
-    lines.remove(of_type(lines, "values"))
-
-
-def _lose_end(lines: list[Line]) -> None:
-    lines.pop()
+def _lose(kind: str) -> Callable[[list[Line]], None]:
+    return lambda lines: lines.remove(of_type(lines, kind))
 
 
 def _repeat_scope(lines: list[Line]) -> None:
@@ -117,12 +97,12 @@ def _enter_as_another_operator(lines: list[Line]) -> None:
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
-        (_lose_signature, "reference", "no record before has the signature 0"),
-        (_lose_scope, "reference", "no record before has the scope 0"),
-        (_lose_thread, "reference", "no record before has the thread 0"),
-        (_lose_context, "reference", "no record before has the context 0"),
-        (_lose_values, "reference", "no record has the values 0"),
-        (_lose_end, "total", "the file has no end"),
+        (_lose("signature"), "reference", "no record before has the signature 0"),
+        (_lose("scope"), "reference", "no record before has the scope 0"),
+        (_lose("thread"), "reference", "no record before has the thread 0"),
+        (_lose("context"), "reference", "no record before has the context 0"),
+        (_lose("values"), "reference", "no record has the values 0"),
+        (_lose("end"), "total", "the file has no end"),
         (_repeat_scope, "number", "a second scope 0"),
         (_repeat_end, "total", "a record behind the end"),
         (_lengthen_call, "time", "the end of another that began before it"),

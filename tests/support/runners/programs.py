@@ -53,10 +53,11 @@ def succeed(name: str, *args: object, **options: Any) -> subprocess.CompletedPro
     return done
 
 
-def refusal(name: str, *args: object, **options: Any) -> str:
+def refusal(name: str, *args: object, in_one_line: bool = False, **options: Any) -> str:
     """Return what a command writes to standard error, which must end with exit status 2."""
     done = run_command(name, *args, **options)
     assert done.returncode == 2, done.stdout + done.stderr
+    assert not in_one_line or done.stderr.count("\n") == 1, done.stderr
     return done.stderr
 
 
