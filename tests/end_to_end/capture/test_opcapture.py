@@ -181,8 +181,7 @@ def test_a_config_without_openmmlab_names_what_to_install(folder: Path) -> None:
     (folder / "mmengine.py").write_text("raise ImportError('no mmengine here', name='mmengine')", encoding="utf-8")
     (folder / "config.py").write_text("model = {}", encoding="utf-8")
     env = {**os.environ, "PYTHONPATH": str(folder)}
-    error = refusal("opcapture", "--model", "config.py", cwd=folder, env=env)
-    last = error.splitlines()[-1]
+    last = refusal("opcapture", "--model", "config.py", cwd=folder, env=env).splitlines()[-1]
     assert "config.py needs mmengine, and mmengine is not installed: install the extra openmmlab" in last
 
 

@@ -173,8 +173,8 @@ def test_arguments_of_the_documentation_are_added_to_ours(tiny_trace: Path, tmp_
 @real
 def test_what_nsys_says_against_an_argument_is_in_the_error(tiny_trace: Path, tmp_path: Path) -> None:
     (tmp_path / "arguments").write_text("--no-such-option=5")
-    done = refusal("opreplay", tiny_trace, "--top", 1, "--nsys", "--nsys-args-file", tmp_path / "arguments")
-    error = done.splitlines()[-1]
+    message = refusal("opreplay", tiny_trace, "--top", 1, "--nsys", "--nsys-args-file", tmp_path / "arguments")
+    error = message.splitlines()[-1]
     assert error.startswith("opreplay: error: nsys wrote no report: ")
     assert "unrecognised option '--no-such-option=5'" in error
 
