@@ -22,7 +22,7 @@ from opgrip.replay.plots import PlotChoices, draw_fitting, draw_runs
 from opgrip.replay.replay_options import OutputOptions
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import by_call_site, header_of, load_results, rows_in, to_frame
-from opgrip.replay.results.results import WAY, Result, summarize
+from opgrip.replay.results.results import VARIANT_COLUMNS, Result, summarize
 from opgrip.replay.workers.journal import journal_path
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Results:
     def _repr_html_(self) -> str:
         frame = self.frame.assign(status=[row.marked_status for row in self.rows])
         timed = frame[frame["median_us"].notna()]
-        varied = [name for name in WAY if name not in SHOWN and timed[name].nunique(dropna=False) > 1]
+        varied = [name for name in VARIANT_COLUMNS if name not in SHOWN and timed[name].nunique(dropna=False) > 1]
         table = frame[[*SHOWN[:6], *varied, *SHOWN[6:]]].dropna(axis="columns", how="all")
         return as_html([repr(self)], table, lambda: draw_fitting({"": self}, PlotChoices()))
 

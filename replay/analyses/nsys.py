@@ -196,10 +196,7 @@ class NsysOptions:
         common=True,
     )
     nsys_bin: str | None = option(
-        None,
-        "path of nsys (default: on PATH, or where NVIDIA's installers put it)",
-        metavar="FILE",
-        role=OUTPUT,
+        None, "path of nsys (default: on PATH, or where NVIDIA's installers put it)", metavar="FILE", role=OUTPUT
     )
     nsys_args_file: Path | None = option(
         None,
@@ -209,18 +206,10 @@ class NsysOptions:
         role=OUTPUT,
     )
     nsys_warmup: int = option(
-        3,
-        "warm-up runs per case under nsys (default: 3)",
-        parse=not_negative,
-        metavar="N",
-        role=EFFORT,
+        3, "warm-up runs per case under nsys (default: 3)", parse=not_negative, metavar="N", role=EFFORT
     )
     nsys_iterations: int = option(
-        10,
-        "profiled runs per case under nsys (default: 10)",
-        parse=positive,
-        metavar="N",
-        role=EFFORT,
+        10, "profiled runs per case under nsys (default: 10)", parse=positive, metavar="N", role=EFFORT
     )
 
 

@@ -271,10 +271,7 @@ def print_sweep(results: Sequence[Result], file: IO[str]) -> None:
             continue
         title = f"speed-up by {dimension} over {curves[0].points[0]}, of all calls: medians for equal work, divided"
         has_modes = len({item.mode for item in curves}) > 1
-        columns = [
-            TableColumn("operator", "operator", least=20),
-            *([TableColumn("mode", "mode")] if has_modes else []),
-        ]
+        columns = [TableColumn("operator", "operator", least=20), *([TableColumn("mode", "mode")] if has_modes else [])]
         columns += [
             TableColumn(str(point), partial(_gain, place), ".2f") for place, point in enumerate(curves[0].points)
         ]

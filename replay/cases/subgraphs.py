@@ -45,7 +45,7 @@ from opgrip.replay.cases.subgraph_calls import (
     make_runs,
 )
 from opgrip.replay.inputs.filling import drawn_values
-from opgrip.replay.operators.agreement import bounding
+from opgrip.replay.operators.agreement.indices import bounding
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS, Operator, Unsupported, find_operator
 from opgrip.traces import Trace
 from opgrip.traces.analysis.timeline import OUTSIDE, TimelinePlace, frames_of, origins

@@ -30,7 +30,7 @@ from opgrip.replay.outcome import Results, check_output
 from opgrip.replay.replay_options import OutputOptions, make_parser, options_of, run_settings
 from opgrip.replay.reports.fulfilment import unfulfilled
 from opgrip.replay.results.ratios import ratio_over
-from opgrip.replay.results.results import OF_MODE, SETTINGS, WAY, WRONG, Result
+from opgrip.replay.results.results import MODE_COLUMNS, SETTINGS, VARIANT_COLUMNS, WRONG, Result
 from opgrip.replay.run.measure import measure_cases
 from opgrip.replay.run.workload import Workload, empty_rows, workload_for
 from opgrip.replay.timing import pages
@@ -197,17 +197,21 @@ def _measured(contenders: Sequence[_Contender], workload: Workload, device: Any)
             raise UserError(f"{device} serves this process no more: {error}", "restart Python without it") from error
     compared = []
     for item in contenders:
-        base = {_way(row): row for row in rows_of_case[item.reference] if row.mode == workload.request.modes.reference}
+        base = {
+            _variant_key(row): row
+            for row in rows_of_case[item.reference]
+            if row.mode == workload.request.modes.reference
+        }
         for row in rows_of_case[item.case.number]:
             if item.note:
                 row = replace(row, note=", ".join(filter(None, (row.note, item.note))))
             is_candidate = item.case.number != item.reference
-            compared.append(_over(row, base.get(_way(row))) if is_candidate else row)
+            compared.append(_over(row, base.get(_variant_key(row))) if is_candidate else row)
     return compared
 
 
-def _way(row: Result) -> tuple[object, ...]:
-    return tuple(getattr(row, name) for name in WAY if name not in OF_MODE)
+def _variant_key(row: Result) -> tuple[object, ...]:
+    return tuple(getattr(row, name) for name in VARIANT_COLUMNS if name not in MODE_COLUMNS)
 
 
 def _over(row: Result, base: Result | None) -> Result:

@@ -293,7 +293,7 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
     pairs.sort(key=lambda pair: -pair.lost_us)
     broken = [Pair(old, now) for old, now in both if _gave_results(old) and not _gave_results(now)]
     mended = [Pair(old, now) for old, now in both if old.status not in (OK, CONTENDED) and now.status == OK]
-    told = {id(pair.new) for pair in (*pairs, *broken, *mended)}
+    named = {id(pair.new) for pair in (*pairs, *broken, *mended)}
     return Comparison(
         base.header,
         new.header,
@@ -301,7 +301,7 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
         pairs,
         broken=broken,
         mended=mended,
-        untimed=[Pair(old, now) for old, now in both if id(now) not in told],
+        untimed=[Pair(old, now) for old, now in both if id(now) not in named],
         changed=[Pair(old, now) for old, now in both if _gives_other(old, now)],
         missing=[row for identity, row in base_rows.items() if identity not in new_rows],
         added=[row for identity, row in new_rows.items() if identity not in base_rows],

@@ -228,8 +228,8 @@ def _remedy(pairs: Sequence[Pair]) -> str:
 
 def describe(row: Result) -> str:
     """Return operator, shapes, mode and variant of a row as one line."""
-    way = f"{row.mode}, {row.variant}" if row.variant else row.mode
-    return f"{shorten(f'{row.op} {row.shapes}')} ({way})"
+    variant = f"{row.mode}, {row.variant}" if row.variant else row.mode
+    return f"{shorten(f'{row.op} {row.shapes}')} ({variant})"
 
 
 def parse_gate(text: str) -> Gate:

@@ -35,12 +35,7 @@ class Tuning:
         role=IDENTITY,
     )
     tuner: str | None = option(
-        None,
-        "search algorithm of --tune",
-        metavar="NAME",
-        only=("single cases",),
-        role=IDENTITY,
-        column="tune",
+        None, "search algorithm of --tune", metavar="NAME", only=("single cases",), role=IDENTITY, column="tune"
     )
 
     def words_of(self, mode: str) -> str:

@@ -34,10 +34,7 @@ COMPUTING = frozenset(
 """namespaces of operators on tensors that programs call"""
 
 BETWEEN_PROCESSES = frozenset(
-    {
-        *("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor"),
-        "mempool",
-    }
+    {*("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor"), "mempool"}
 )
 """namespaces of operators that communicate between processes"""
 NO_OTHERS = "works with other processes, of which a replay has none"

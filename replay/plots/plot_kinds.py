@@ -80,11 +80,11 @@ def _series(request: PlotRequest) -> dict[str, list[tuple[Result, float]]]:
 
 def _first_ways(rows: list[Result]) -> list[Result]:
     """Return the first row of each case, because further variants such as thread counts do not add calls."""
-    from opgrip.replay.results.results import WAY
+    from opgrip.replay.results.results import VARIANT_COLUMNS
 
     cases: dict[tuple[object, ...], Result] = {}
     for row in rows:
-        cases.setdefault((row.case, *row.identity_without(*WAY)), row)
+        cases.setdefault((row.case, *row.identity_without(*VARIANT_COLUMNS)), row)
     return list(cases.values())
 
 

@@ -16,7 +16,7 @@ from opgrip.replay.reports import report_for
 from opgrip.replay.results.columns import Column, Columns, columns_in
 from opgrip.replay.results.origins import MachineColumns, OriginColumns
 from opgrip.replay.results.ratios import ClusterColumns
-from opgrip.replay.results.results import OK, WAY, Result
+from opgrip.replay.results.results import OK, VARIANT_COLUMNS, Result
 from opgrip.replay.run.energy import EnergyColumns
 from opgrip.replay.sequences.step_options import RankColumns, SequenceColumns
 from opgrip.replay.workers.journal import checked_cell, quoted
@@ -211,7 +211,7 @@ def check_columns(names: Iterable[Hashable], path: Path) -> None:
         raise other_columns(path)
 
 
-OF_CASE = ("case", "op", "count", *(name for name in WAY if name not in ("cache", "method", "device")))
+OF_CASE = ("case", "op", "count", *(name for name in VARIANT_COLUMNS if name not in ("cache", "method", "device")))
 """columns set by the options and the trace, not by measurement"""
 SAME_IN_HEADER = ("trace", "trace_hash", "torch", "device", "seed")
 OPTIONS = "options_hash"

@@ -227,15 +227,15 @@ def _doubts(results: Sequence[Result]) -> list[str]:
 def _behaviours(results: Sequence[Result]) -> Iterator[str]:
     """Yield a line for each case with timing clusters, with the times of each cluster."""
     for result in results:
-        told = ClusterColumns.of(result)
-        if told.behaviour_shares is not None:
-            columns = (told.behaviour_shares, told.behaviours_captured_us or [], told.behaviours_us or [])
-            ways = [
+        clusters = ClusterColumns.of(result)
+        if clusters.behaviour_shares is not None:
+            columns = (clusters.behaviour_shares, clusters.behaviours_captured_us or [], clusters.behaviours_us or [])
+            parts = [
                 f"{share:.0%} of calls captured {_number(captured)}, replayed {_number(replayed)} us"
                 for share, captured, replayed in zip(*columns, strict=False)
             ]
             mode = "" if result.mode == EAGER else f" {printable(result.mode)}"
-            yield f"{shorten(f'{result.op} {result.shapes}', SHORT)}{mode}: {'; '.join(ways)}: --split gives each a row"
+            yield f"{shorten(f'{result.op} {result.shapes}', SHORT)}{mode}: {'; '.join(parts)}: --split gives each a row"
 
 
 def _contended(results: Sequence[Result]) -> list[str]:

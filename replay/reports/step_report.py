@@ -49,7 +49,7 @@ def _slowed(result: SequenceResult) -> str:
 
 def _reasons(result: SequenceResult, shown: Sequence[Result], others: Sequence[Result]) -> list[str]:
     """Return the reasons why calls were not replayed or not in the mode, except those already printed with a row."""
-    told = {(row.op, row.error) for row in shown}
+    printed = {(row.op, row.error) for row in shown}
     lines = {
         (reason.op, reason.reason): f"{reason.status}: {reason.op}, {counted(reason.count, 'call')}: {reason.reason}"
         for reason in result.not_replayed
@@ -57,7 +57,7 @@ def _reasons(result: SequenceResult, shown: Sequence[Result], others: Sequence[R
     for row in others:
         if row.error is not None:
             lines.setdefault((row.op, row.error), f"{row.mode} {row.status}: {row.op}: {row.error}")
-    return [line for key, line in lines.items() if key not in told][:REASONS]
+    return [line for key, line in lines.items() if key not in printed][:REASONS]
 
 
 def _lines(result: SequenceResult) -> list[tuple[str, str]]:

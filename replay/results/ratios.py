@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 OUTSIDE = "(outside)"
 """name of calls outside all modules"""
-SITES: tuple[str, ...] = ("module", "phase", "line")
-"""groups of calls; the calls of one row can be in several groups"""
 GROUPS: dict[str, Callable[[Result], str]] = {
     "op": lambda row: row.op,
     "family": lambda row: family_of(row.op),
@@ -34,7 +32,7 @@ def shares_by(row: Result, by: str) -> dict[str, float]:
 
     Modules and lines of different traces are in different groups.
 
-    by : a name in `GROUPS` or `SITES`
+    by : a name in `GROUPS`, `module`, `phase` or `line`
     """
     if by in GROUPS:
         return {GROUPS[by](row): 1.0}
@@ -79,10 +77,10 @@ def base_place(place: int, rows: Sequence[Result], reference: str) -> int | None
         else:
             wanted = row.values, row.threads, first.cache
     own = (other for other in alike if other != place)
-    return next((other for other in own if _way(rows[other]) == wanted), None)
+    return next((other for other in own if _variant_key(rows[other]) == wanted), None)
 
 
-def _way(row: Result) -> tuple[str, int | None, str | None]:
+def _variant_key(row: Result) -> tuple[str, int | None, str | None]:
     return row.values, row.threads, row.cache
 
 

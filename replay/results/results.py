@@ -37,13 +37,13 @@ SETTINGS = "settings"
 """header field with the given options whose role is `RUN`, by name, as text"""
 UNUSUAL = "unusual"
 """field that earlier versions wrote instead of `SETTINGS`: a list of such options as text"""
-WAY = (
+VARIANT_COLUMNS = (
     *("mode", "direction", "values", "dtype", "threads", "batch_scale", "streams", "cache", "method", "tune"),
     "device",
 )
 """columns that describe how a case was run, as options of the role `IDENTITY` do"""
-OF_MODE = ("mode", "tune")
-"""columns of `WAY` that belong to a mode"""
+MODE_COLUMNS = ("mode", "tune")
+"""columns of `VARIANT_COLUMNS` that belong to a mode"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,7 @@ class Result:
     key: str = column(
         "of the case in any trace: a hash of what is called, and of arguments' shapes and dtypes", default=""
     )
-    trace: str = column(
-        "name of the case's trace, if several traces were replayed; else empty",
-        default="",
-    )
+    trace: str = column("name of the case's trace, if several traces were replayed; else empty", default="")
     module: str = column(
         "the path of the module that made its calls; if several did, a pattern such as `layers.*.linear1`, and "
         "`call_sites` has the calls of each; empty outside of all",
@@ -124,9 +121,7 @@ class Result:
         "of each timed run, in their order, repeat by repeat; in .csv as JSON writes a list", "us", several=True
     )
     weights: list[float] | None = column(
-        "share of the program's calls per value, if unequal; quantiles are weighted by it",
-        "1",
-        several=True,
+        "share of the program's calls per value, if unequal; quantiles are weighted by it", "1", several=True
     )
     repeats: list[int] | None = column("how many of the runs each repeat made, with `--repeats`", several=True)
     spread: float | None = column("interquartile range of the runs, as a share of their median")
@@ -141,8 +136,7 @@ class Result:
     )
     cache: str | None = column("what the caches held: `program`, `warm`, `cold`")
     clock_mhz: float | None = column(
-        "mean clock of a GPU's multiprocessors during timing, or during `--energy`, if NVML reports it",
-        "MHz",
+        "mean clock of a GPU's multiprocessors during timing, or during `--energy`, if NVML reports it", "MHz"
     )
     throttled: str | None = column("why that was not higher; empty where nothing held it down")
     memory_gb_per_s: float | None = column(
@@ -225,11 +219,11 @@ class Result:
     def identity_without(self, *columns: str) -> tuple[object, ...]:
         """Return the key without some columns, to join rows that differ in them, such as the mode or threads."""
         what = self.key or f"{self.op} {self.shapes}"
-        apart = {*columns, *(OF_MODE if "mode" in columns else ())}
-        return (what, self.trace, *(self._way(name) for name in WAY if name not in apart))
+        apart = {*columns, *(MODE_COLUMNS if "mode" in columns else ())}
+        return (what, self.trace, *(self._variant_cell(name) for name in VARIANT_COLUMNS if name not in apart))
 
-    def _way(self, name: str) -> object:
-        """Return how a case was run by a column of `WAY`; equal devices with different indices count as the same."""
+    def _variant_cell(self, name: str) -> object:
+        """Return the cell of a column, of the device only its kind: equal devices have different indices."""
         return self.device.partition(":")[0] if name == "device" else getattr(self, name)
 
     @property

@@ -17,7 +17,8 @@ from opgrip.replay.checks.verdicts import ResultVerdict, joined
 from opgrip.replay.inputs.input_options import with_values
 from opgrip.replay.inputs.inputs import ADDRESSES, Inputs
 from opgrip.replay.modes import EAGER, Program, RunOutputs, find_mode
-from opgrip.replay.operators.agreement import bound_indices, check_agreement, check_graph, check_parts
+from opgrip.replay.operators.agreement import check_agreement, check_graph, check_parts
+from opgrip.replay.operators.agreement.indices import bound_indices
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.equivalents import equivalent_on

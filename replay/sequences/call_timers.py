@@ -20,7 +20,7 @@ from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.inputs.input_options import RECORDED
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.modes import Program, Tuning, find_mode, runs_graphs
-from opgrip.replay.operators.agreement import bound_indices
+from opgrip.replay.operators.agreement.indices import bound_indices
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, current_stream, make_event, synchronizer
 from opgrip.replay.operators.lookup import Operator

@@ -17,7 +17,8 @@ import torch
 from opgrip.replay.cases.flow import can_flow
 from opgrip.replay.inputs.filling import memory_of
 from opgrip.replay.inputs.inputs import DeviceMap, Inputs
-from opgrip.replay.operators.agreement import bounded_arguments, check_agreement
+from opgrip.replay.operators.agreement import check_agreement
+from opgrip.replay.operators.agreement.indices import bounded_arguments
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.operators.memory import Arguments
 from opgrip.replay.sequences.step_memory import StepMemory

@@ -39,10 +39,7 @@ class NcuOptions:
         role=OUTPUT,
     )
     ncu_bin: str | None = option(
-        None,
-        "path of ncu (default: on PATH, or where NVIDIA's installers put it)",
-        metavar="FILE",
-        role=OUTPUT,
+        None, "path of ncu (default: on PATH, or where NVIDIA's installers put it)", metavar="FILE", role=OUTPUT
     )
     ncu_args_file: Path | None = option(
         None,
@@ -52,18 +49,10 @@ class NcuOptions:
         role=OUTPUT,
     )
     ncu_warmup: int = option(
-        1,
-        "warm-up runs per case under ncu (default: 1)",
-        parse=not_negative,
-        metavar="N",
-        role=EFFORT,
+        1, "warm-up runs per case under ncu (default: 1)", parse=not_negative, metavar="N", role=EFFORT
     )
     ncu_iterations: int = option(
-        1,
-        "profiled runs per case under ncu (default: 1)",
-        parse=positive,
-        metavar="N",
-        role=EFFORT,
+        1, "profiled runs per case under ncu (default: 1)", parse=positive, metavar="N", role=EFFORT
     )
     run_batch_size: int = option(
         10,

@@ -67,11 +67,7 @@ def _decoded(record: Any) -> Batch:
 
 
 FLAGS = Flags("--export", "--metrics", {"-o": "--export", "-f": "--force-overwrite"}, ("--nvtx-include",))
-PLACES = (
-    "/usr/local/cuda*/bin/ncu",
-    "/opt/nvidia/nsight-compute/*/ncu",
-    "/usr/local/NVIDIA-Nsight-Compute*/ncu",
-)
+PLACES = ("/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu", "/usr/local/NVIDIA-Nsight-Compute*/ncu")
 """usual installation paths of ncu, searched after PATH"""
 COMMAND = "{command}"
 """placeholder for ncu and its arguments in `--batch-command`"""

@@ -40,12 +40,7 @@ SHARES: Mapping[str, str] = {
 BASIC = (DURATION, *(name for names in SUMS.values() for name in names), *SHARES.values())
 SETS: Mapping[str, tuple[str, ...]] = {
     "basic": BASIC,
-    "memory": (
-        *BASIC,
-        "l1tex__t_bytes.sum",
-        "l1tex__t_sector_hit_rate.pct",
-        "lts__t_sector_hit_rate.pct",
-    ),
+    "memory": (*BASIC, "l1tex__t_bytes.sum", "l1tex__t_sector_hit_rate.pct", "lts__t_sector_hit_rate.pct"),
     "compute": (
         *BASIC,
         "smsp__inst_executed.sum",

@@ -174,7 +174,7 @@ class Nearness:
 def nearness(rows: Sequence[Result]) -> list[Nearness]:
     """Return one entry per operator, by falling share of time."""
     limited = [row for row in rows if LimitColumns.of(row).limit_us is not None and row.median_us]
-    total = sum(_us(row) for row in limited)
+    total = sum(time_of(row) for row in limited)
     by_operator: dict[str, list[Result]] = {}
     for row in limited:
         by_operator.setdefault(_name(row), []).append(row)
@@ -208,16 +208,17 @@ def print_roofline(rows: Sequence[Result], file: IO[str]) -> None:
 
 def _nearness(name: str, rows: Sequence[Result], total: float) -> Nearness:
     limits = [(row, LimitColumns.of(row)) for row in rows]
-    us, limit = sum(map(_us, rows)), sum(row.count * (own.limit_us or 0.0) for row, own in limits)
+    us, limit = sum(map(time_of, rows)), sum(row.count * (own.limit_us or 0.0) for row, own in limits)
     times: dict[str, float] = {}
     for row, own in limits:
-        times[own.bound or ""] = times.get(own.bound or "", 0.0) + _us(row)
+        times[own.bound or ""] = times.get(own.bound or "", 0.0) + time_of(row)
     saved = sum(row.count * max((row.median_us or 0.0) - (own.limit_us or 0.0), 0.0) for row, own in limits)
     calls = sum(row.count for row in rows)
     return Nearness(name, us / total, calls, us, limit, max(times, key=lambda bound: times[bound]), saved / total)
 
 
-def _us(row: Result) -> float:
+def time_of(row: Result) -> float:
+    """Return the time of all calls of a row, in us."""
     return row.count * (row.median_us or 0.0)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from opgrip.cli.command import counted
 from opgrip.cli.plugins import needed
 from opgrip.display.figures import PALETTE, label_axis, literal, logarithmic, new_figure
-from opgrip.replay.analyses.roofline import BOUNDS, LimitColumns
+from opgrip.replay.analyses.roofline import BOUNDS, LimitColumns, time_of
 from opgrip.replay.results.results import Result
 from opgrip.traces.analysis.machine_ceilings import TF32, Ceilings
 
@@ -52,7 +52,7 @@ def add_key(figure: Figure, rows: Sequence[Result], total: float) -> dict[str, i
     """Name the operators that take most time below the plots, and return their numbers."""
     times = Counter[str]()
     for row in rows:
-        times[row.op] += row.count * (row.median_us or 0.0)  # type: ignore[assignment]
+        times[row.op] += time_of(row)  # type: ignore[assignment]
     largest = times.most_common(NAMED)
     if largest:
         names = [f"{number}  {literal(op, 44)} {time / total:.1%}" for number, (op, time) in enumerate(largest, 1)]
@@ -77,23 +77,12 @@ STYLE: dict[str, Any] = {"alpha": 0.6, "linewidths": 0.5, "edgecolors": "white",
 Dot = tuple[float, float, Result]
 
 
-def time_of(row: Result) -> float:
-    return row.count * (row.median_us or 0.0)
-
-
 def add_dots(axes: Axes, dots: Sequence[Dot], total: float) -> None:
     """Draw dots, large ones first, so that none hides a smaller one."""
     for place, (x, y, row) in enumerate(_ordered(dots)):
         area = SMALLEST + time_of(row) / total * (LARGEST - SMALLEST)
         color = COLORS.get(LimitColumns.of(row).bound or "", "#888888")
-        style: dict[str, Any] = {
-            "alpha": 0.6,
-            "linewidths": 0.5,
-            "edgecolors": "white",
-            "in_layout": False,
-            "zorder": 3,
-        }
-        axes.scatter([x], [y], area, color=color, gid=f"dot {place}", **style)
+        axes.scatter([x], [y], area, color=color, gid=f"dot {place}", **STYLE)
 
 
 def add_numbers(axes: Axes, dots: Sequence[Dot], key: Mapping[str, int]) -> None:

@@ -18,31 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.agreement import gradients, layers
-from opgrip.replay.operators.agreement.gradients import optimizer
-from opgrip.replay.operators.agreement.indices import (
-    bound_indices,
-    bounded_arguments,
-    bounded_function,
-    bounding,
-    check_indices,
-)
-from opgrip.replay.operators.agreement.layers import (
-    Check,
-    attention,
-    attention_for_cpu,
-    batch_norm,
-    both,
-    encoder,
-    group_norm,
-    group_norm_backward,
-    layer_norm,
-    own_memory,
-    projected,
-    quantized_batch_norm,
-    rnn,
-    upsample,
-    weight_norm,
-)
+from opgrip.replay.operators.agreement.indices import bounded_function, check_indices
+from opgrip.replay.operators.agreement.layers import Check, both, own_memory
 from opgrip.replay.operators.torch_private import is_composite
 
 _NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm")
@@ -63,30 +40,36 @@ _STRIDED = (
 _BITS = ("byte", "4bit", "2bit")
 
 _SIZES: Mapping[str, Check] = {
-    **{f"aten::_fused_{name}{ending}": optimizer for name in _OPTIMIZERS for ending in ("", "_")},
-    **{f"aten::{name}{ending}": upsample for name in _UPSAMPLES for ending in ("", "_backward")},
-    **{f"aten::{name}{ending}": batch_norm for name in _NORMS for ending in ("", "_backward")},
-    **{f"aten::_native_batch_norm_legit{ending}": batch_norm for ending in ("", "_functional", "_no_training")},
-    **{f"aten::_batch_norm_{name}": batch_norm for name in ("no_update", "with_update", "with_update_functional")},
-    "aten::batch_norm_update_stats": batch_norm,
-    "aten::batch_norm_elemt": batch_norm,
-    **{f"quantized::batch_norm{n}": quantized_batch_norm for n in ("", "1d", "2d", "3d")},
-    **{f"quantized::batch_norm{n}_relu": quantized_batch_norm for n in ("", "1d", "2d", "3d")},
-    **{f"aten::native_layer_norm{ending}": layer_norm for ending in ("", "_backward")},
-    **{f"aten::_fused_rms_norm{ending}": layer_norm for ending in ("", "_backward")},
-    "aten::native_group_norm": group_norm,
-    "aten::native_group_norm_backward": group_norm_backward,
-    **{f"aten::_weight_norm_{ending}": weight_norm for ending in ("interface", "interface_backward")},
+    **{f"aten::_fused_{name}{ending}": gradients.optimizer for name in _OPTIMIZERS for ending in ("", "_")},
+    **{f"aten::{name}{ending}": layers.upsample for name in _UPSAMPLES for ending in ("", "_backward")},
+    **{f"aten::{name}{ending}": layers.batch_norm for name in _NORMS for ending in ("", "_backward")},
+    **{f"aten::_native_batch_norm_legit{ending}": layers.batch_norm for ending in ("", "_functional", "_no_training")},
     **{
-        f"aten::_scaled_dot_product_{name}_attention{ending}": attention
+        f"aten::_batch_norm_{name}": layers.batch_norm
+        for name in ("no_update", "with_update", "with_update_functional")
+    },
+    "aten::batch_norm_update_stats": layers.batch_norm,
+    "aten::batch_norm_elemt": layers.batch_norm,
+    **{f"quantized::batch_norm{n}": layers.quantized_batch_norm for n in ("", "1d", "2d", "3d")},
+    **{f"quantized::batch_norm{n}_relu": layers.quantized_batch_norm for n in ("", "1d", "2d", "3d")},
+    **{f"aten::native_layer_norm{ending}": layers.layer_norm for ending in ("", "_backward")},
+    **{f"aten::_fused_rms_norm{ending}": layers.layer_norm for ending in ("", "_backward")},
+    "aten::native_group_norm": layers.group_norm,
+    "aten::native_group_norm_backward": layers.group_norm_backward,
+    **{f"aten::_weight_norm_{ending}": layers.weight_norm for ending in ("interface", "interface_backward")},
+    **{
+        f"aten::_scaled_dot_product_{name}_attention{ending}": layers.attention
         for name in _ATTENTIONS
         for ending in ("", "_backward", "_overrideable", "_overrideable_backward")
     },
-    **{f"aten::_scaled_dot_product_flash_attention_for_cpu{ending}": attention_for_cpu for ending in ("", "_backward")},
-    "aten::_native_multi_head_attention": encoder,
-    "aten::_transformer_encoder_layer_fwd": encoder,
-    "aten::_transform_bias_rescale_qkv": projected,
-    **{f"aten::mkldnn_rnn_layer{ending}": rnn for ending in ("", "_backward")},
+    **{
+        f"aten::_scaled_dot_product_flash_attention_for_cpu{ending}": layers.attention_for_cpu
+        for ending in ("", "_backward")
+    },
+    "aten::_native_multi_head_attention": layers.encoder,
+    "aten::_transformer_encoder_layer_fwd": layers.encoder,
+    "aten::_transform_bias_rescale_qkv": layers.projected,
+    **{f"aten::mkldnn_rnn_layer{ending}": layers.rnn for ending in ("", "_backward")},
     **{name: gradients.as_forward(forward) for name, forward in gradients.FORWARDS.items()},
     **{f"aten::_adaptive_avg_pool{n}d_backward": gradients.pooled_planes(n) for n in (2, 3)},
     "aten::adaptive_avg_pool3d_backward": gradients.pooled_planes(3),
@@ -250,16 +233,3 @@ def check_graph(module: fx.GraphModule, args: tuple[Any, ...]) -> None:
 
 REVIEWED = ((2, 6), (2, 13), (2, 15))
 """versions of torch whose operators were called; versions in between count as reviewed"""
-
-__all__ = [
-    "REVIEWED",
-    "bound_indices",
-    "bounded_arguments",
-    "bounding",
-    "check_agreement",
-    "check_graph",
-    "check_indices",
-    "check_parts",
-    "checking_parts",
-    "is_checked",
-]

@@ -184,11 +184,7 @@ def matmul_4bit(call: Call) -> Iterator[Sizes]:
 
 
 def bag(call: Call) -> Iterator[Sizes]:
-    yield (
-        "any bags for indices",
-        prod(shape_of(call["offsets"])) > 0 or not prod(shape_of(call["indices"])),
-        True,
-    )
+    yield ("any bags for indices", prod(shape_of(call["offsets"])) > 0 or not prod(shape_of(call["indices"])), True)
 
 
 def bag_of_rows(call: Call) -> Iterator[Sizes]:

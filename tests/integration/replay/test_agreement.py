@@ -15,15 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.replay import replay
 from opgrip.replay.operators.admission import Unsupported
-from opgrip.replay.operators.agreement import (
-    CHECKS,
-    REVIEWED,
-    bound_indices,
-    bounding,
-    check_agreement,
-    check_graph,
-    check_parts,
-)
+from opgrip.replay.operators.agreement import CHECKS, REVIEWED, check_agreement, check_graph, check_parts
+from opgrip.replay.operators.agreement.indices import bound_indices, bounding
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Calls, End, Scope, Signature, Thread
 

@@ -22,7 +22,7 @@ from opgrip.replay.comparison.results_store import merge_runs, summary_of
 from opgrip.replay.outcome import Results, read_run
 from opgrip.replay.replay_options import make_parser, option_classes, run_settings
 from opgrip.replay.reports.result_files import write_json
-from opgrip.replay.results.results import WAY, Result
+from opgrip.replay.results.results import VARIANT_COLUMNS, Result
 from opgrip.replay.run.workload import expected_rows
 from opgrip.traces import load
 
@@ -52,10 +52,10 @@ def test_every_option_says_what_it_changes() -> None:
     unsaid = [word for word, about in options.items() if about.role not in (IDENTITY, RUN, CASES, EFFORT, OUTPUT)]
     assert not unsaid, f"declare a role of {unsaid}"
     columns = {about.column or word for word, about in options.items() if about.role == IDENTITY}
-    assert columns == {*WAY}
+    assert columns == {*VARIANT_COLUMNS}
 
 
-@pytest.mark.parametrize("column", WAY)
+@pytest.mark.parametrize("column", VARIANT_COLUMNS)
 def test_rows_that_differ_in_a_column_have_another_identity(column: str) -> None:
     row = made_row(1, TIMES)
     other = replace(row, **{column: "cuda" if column == "device" else "other"})

@@ -12,7 +12,7 @@ from programs import run_command, succeed
 
 from opgrip.replay import load_results
 from opgrip.replay.operators.admission import Unsupported
-from opgrip.replay.operators.agreement import bound_indices, bounded_arguments, bounding
+from opgrip.replay.operators.agreement.indices import bound_indices, bounded_arguments, bounding
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Calls, End, Record, Scope, Signature, Values
 from opgrip.traces.values.exact import Constant
