@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import IO
 
 from opgrip.cli.command import counted
@@ -85,11 +86,8 @@ class SweepPoint:
     speed_up: SpeedUp | None
 
 
-DIMENSIONS: Mapping[str, Callable[[Result], object]] = {
-    "values": lambda row: row.values,
-    "threads": lambda row: row.threads,
-    "cache": lambda row: row.cache,
-}
+DIMENSIONS = ("values", "threads", "cache")
+"""columns with several values in one run"""
 
 
 @analyses.register("points")
@@ -106,10 +104,11 @@ def print_points(rows: Sequence[Result], reference: str, file: IO[str]) -> None:
     reference : the mode whose rows are compared over its own values
     """
     own = [row for row in rows if row.mode == reference and row.status == OK]
-    for name, point_of in DIMENSIONS.items():
+    for name in DIMENSIONS:
+        point_of = attrgetter(name)
         points = list(dict.fromkeys(map(point_of, own)))
-        others = [other for label, other in DIMENSIONS.items() if label != name]
-        alike = [row for row in own if all(other(row) == other(own[0]) for other in others)]
+        others = attrgetter(*(other for other in DIMENSIONS if other != name))
+        alike = [row for row in own if others(row) == others(own[0])]
         compared = [
             SweepPoint(str(point), speed_up_of([row for row in alike if point_of(row) == point]))
             for point in points[1:]
@@ -147,8 +146,16 @@ class ModeSummary:
 
 
 def summarize_modes(results: Sequence[Result], reference: str) -> list[ModeSummary]:
-    modes = dict.fromkeys(result.mode for result in results)
-    return [_summary(mode, [row for row in results if row.mode == mode]) for mode in modes if mode != reference]
+    rows_by_mode: dict[str, list[Result]] = {}
+    for row in results:
+        rows_by_mode.setdefault(row.mode, []).append(row)
+    rows_by_mode.pop(reference, None)
+    return [
+        ModeSummary(
+            mode, Counter(row.status for row in rows), speed_up_of(rows), sum(row.first_ms or 0.0 for row in rows) / 1e3
+        )
+        for mode, rows in rows_by_mode.items()
+    ]
 
 
 def print_modes(results: Sequence[Result], reference: str, file: IO[str]) -> None:
@@ -176,15 +183,6 @@ def _status_column(status: str, summaries: Sequence[ModeSummary]) -> TableColumn
     # columns of statuses that no row has are the first to be dropped from a narrow table
     rank = 0 if any(item.statuses[status] for item in summaries) else 4
     return TableColumn(status, lambda item: item.statuses[status], "d", rank)
-
-
-def _summary(mode: str, rows: Sequence[Result]) -> ModeSummary:
-    return ModeSummary(
-        mode=mode,
-        statuses=Counter(row.status for row in rows),
-        speed_up=speed_up_of(rows),
-        first_s=sum(row.first_ms or 0.0 for row in rows) / 1e3,
-    )
 
 
 WORTH = 1.05
@@ -237,23 +235,22 @@ class Scaling:
     gains: tuple[float, ...]
     turning: int
 
+    def gain(self, place: int) -> float:
+        return self.gains[place]
 
-SWEPT: dict[str, Callable[[Result], int | None]] = {
-    "threads": lambda row: row.threads,
-    "batch": lambda row: row.batch_scale,
-    "streams": lambda row: row.streams,
-}
+
+SWEPT = {"threads": "threads", "batch": "batch_scale", "streams": "streams"}
+"""columns by the name of the dimension"""
 
 
 def scalings(results: Sequence[Result], dimension: str) -> list[Scaling]:
     """Return one entry per operator and mode, by falling share of time at the first value; empty for a single value."""
-    point_of = SWEPT[dimension]
-    points = tuple(dict.fromkeys(point for row in results if (point := point_of(row)) is not None))
+    point_of = attrgetter(SWEPT[dimension])
+    points: tuple[int, ...] = tuple(dict.fromkeys(point for row in results if (point := point_of(row)) is not None))
     if len(points) < 2:
         return []
-    others = [name for name in SWEPT if name != dimension]
-    firsts = {name: SWEPT[name](results[0]) for name in others}
-    rows = [row for row in results if all(SWEPT[name](row) == firsts[name] for name in others)]
+    others = attrgetter(*(column for name, column in SWEPT.items() if name != dimension))
+    rows = [row for row in results if others(row) == others(results[0])]
     scalings_by_cost: list[tuple[float, Scaling]] = []
     for operator, mode in dict.fromkeys((_name(row), row.mode) for row in rows):
         own = [row for row in rows if (_name(row), row.mode) == (operator, mode)]
@@ -273,14 +270,11 @@ def print_sweep(results: Sequence[Result], file: IO[str]) -> None:
         has_modes = len({item.mode for item in curves}) > 1
         columns = [TableColumn("operator", "operator", least=20), *([TableColumn("mode", "mode")] if has_modes else [])]
         columns += [
-            TableColumn(str(point), partial(_gain, place), ".2f") for place, point in enumerate(curves[0].points)
+            TableColumn(str(point), partial(Scaling.gain, place=place), ".2f")
+            for place, point in enumerate(curves[0].points)
         ]
         columns.append(TableColumn("up to", "turning", "d", rank=1))
         print_table(columns, curves, file, title)
-
-
-def _gain(place: int, item: Scaling) -> float:
-    return item.gains[place]
 
 
 def _name(row: Result) -> str:
@@ -289,7 +283,7 @@ def _name(row: Result) -> str:
 
 def _costs(rows: Sequence[Result], dimension: str, points: Sequence[int]) -> list[float] | None:
     """Return the time for the same work at each value in us; None if no case is ok at all of them."""
-    point_of = SWEPT[dimension]
+    point_of = attrgetter(SWEPT[dimension])
     by_case: dict[tuple[int, str, str | None], dict[int, float]] = {}
     for row in rows:
         point = point_of(row)

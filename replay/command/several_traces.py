@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -307,7 +308,7 @@ class SeveralReplays:
         traces = {}
         for target in self.targets:
             name = target.origin.trace
-            about = {key: value for key, value in target.origin.plain().items() if key != "trace"}
+            about = {key: value for key, value in asdict(target.origin).items() if key != "trace"}
             share = self._shares.get(name)
             about["trace_hash"] = hash_of(self._headers.get(name)) or (share and share.trace_hash)
             if name in self._problems:

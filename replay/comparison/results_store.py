@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -48,23 +48,16 @@ class RunSummary:
     cases: int = 0
     ok: int = 0
 
-    def plain(self) -> dict[str, Any]:
-        """Return the fields as a dict."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """Replay kept in a store.
-
-    name : file name without suffix, by which a user can refer to the run
-    """
+    """Replay kept in a store."""
 
     path: Path
 
     @property
     def name(self) -> str:
-        """File name without suffix."""
+        """File name without suffix, by which a user can refer to the run."""
         return self.path.stem
 
     def load(self) -> Results:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
@@ -153,24 +153,19 @@ def free_by_driver(device: str) -> int | None:
         gpu.close()
 
 
-def without_waiting(device: str) -> AbstractContextManager[Any]:
-    """Return a context in which operators that wait for the device raise, if torch can detect that."""
+@contextmanager
+def without_waiting(device: str) -> Iterator[None]:
+    """Make operators that wait for the device raise in the block, if torch can detect that."""
     module = module_of(device)
     if not hasattr(module, "set_sync_debug_mode"):
-        return nullcontext()
-    return _SyncErrors(module)
-
-
-class _SyncErrors:
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def __enter__(self) -> None:
-        self._before = self._module.get_sync_debug_mode()
-        self._module.set_sync_debug_mode("error")
-
-    def __exit__(self, *error: object) -> None:
-        self._module.set_sync_debug_mode(self._before)
+        yield
+        return
+    before = module.get_sync_debug_mode()
+    module.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        module.set_sync_debug_mode(before)
 
 
 ALIKE = 0.98

@@ -235,7 +235,8 @@ def _behaviours(results: Sequence[Result]) -> Iterator[str]:
                 for share, captured, replayed in zip(*columns, strict=False)
             ]
             mode = "" if result.mode == EAGER else f" {printable(result.mode)}"
-            yield f"{shorten(f'{result.op} {result.shapes}', SHORT)}{mode}: {'; '.join(parts)}: --split gives each a row"
+            case = shorten(f"{result.op} {result.shapes}", SHORT)
+            yield f"{case}{mode}: {'; '.join(parts)}: --split gives each a row"
 
 
 def _contended(results: Sequence[Result]) -> list[str]:

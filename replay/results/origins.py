@@ -7,7 +7,7 @@ import platform
 import re
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,6 @@ class Machine:
     def marked(self, row: Result) -> Result:
         """Return a row with the name and kind of this machine."""
         return row.adding(MachineColumns(self.name, self.kind))
-
-    def of_kind(self, kind: str) -> Machine:
-        """Return this machine with another kind, such as one named by the user."""
-        return replace(self, kind=kind)
 
 
 def names_of(machines: Iterable[str]) -> str:
@@ -98,13 +94,9 @@ class Origin:
         about = OriginColumns(self.model, self.run or None, self.library or None, self.family or None)
         return replace(row.adding(about), trace=self.trace)
 
-    def plain(self) -> dict[str, Any]:
-        """Return the fields by name, as headers of results store them."""
-        return asdict(self)
-
 
 def origin_in(trace: str, about: Mapping[str, Any]) -> Origin:
-    """Return the origin that a header or file describes, which may be untrusted; see `Origin.plain`."""
+    """Return the origin that a header or file describes, which may be untrusted."""
     words = {word: str(about.get(word) or "") for word in ("run", "library", "family")}
     return Origin(trace, str(about.get("model") or trace), **words)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def run_list(args: argparse.Namespace) -> int:
         if fnmatchcase(about.trace, args.trace or "*") and fnmatchcase(about.machine, args.machine or "*"):
             found.append((kept, about))
     if args.json:
-        json.dump([{"name": kept.name, "path": str(kept.path), **about.plain()} for kept, about in found], sys.stdout)
+        json.dump([{"name": kept.name, "path": str(kept.path), **asdict(about)} for kept, about in found], sys.stdout)
         print()
         return 0
     if not found:

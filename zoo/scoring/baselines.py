@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -215,7 +215,7 @@ def write_baseline(baseline: Baseline, path: Path, force: bool = False) -> None:
     """Write a baseline; compressed if the name ends in `.zst` or `.gz`."""
     traces = {
         name: {
-            **{key: value for key, value in trace.origin.plain().items() if key != "trace" and value},
+            **{key: value for key, value in asdict(trace.origin).items() if key != "trace" and value},
             "trace_hash": trace.trace_hash,
             "cases": [
                 [key, case.count, _digits(case.median_us), _digits(case.deviation, 2)]
