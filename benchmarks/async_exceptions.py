@@ -2,8 +2,7 @@
 
 Signal handlers, `PyThreadState_SetAsyncExc`, Ctrl-C and a timeout decorator raise in the middle of operators, training
 steps and loops over a DataLoader. Whatever code of the capture runs at that moment, the exception must reach the
-program,
-the trace must be valid, and each call must be in it or counted as lost.
+program, the trace must be valid, and each call must be in it or counted as lost.
 
     python benchmarks/async_exceptions.py [--exceptions 1000] [--seed 0]
 """
@@ -21,7 +20,7 @@ import tempfile
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
 from types import FrameType
@@ -180,6 +179,13 @@ SOURCES = {
 }
 
 
+def with_contexts(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those that were being handled when it was raised."""
+    while error is not None:
+        yield error
+        error = error.__context__
+
+
 def interrupt(work: Callable[[], None], source: str, kind: type[BaseException], delay_s: float) -> bool:
     """Run a loop until it is interrupted; return True if the exception arrived."""
     unraisable: list[type[BaseException]] = []
@@ -193,7 +199,8 @@ def interrupt(work: Callable[[], None], source: str, kind: type[BaseException], 
     try:
         SOURCES[source](kind, loop, delay_s)
     except BaseException as error:
-        if type(error) is kind:
+        # code that it interrupts may fail in its own handler: `Thread.start` does if the thread has ended by then
+        if any(type(item) is kind for item in with_contexts(error)):
             return True
         traceback.print_exc()
     finally:
