@@ -8,7 +8,6 @@ Python's notation. Source: Chakra's `et_def.proto`; `SCHEMA` holds the part that
 from __future__ import annotations
 
 import ast
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -23,13 +22,14 @@ from opgrip.traces.formats.node_writing import NodeStep, steps_of
 from opgrip.traces.formats.nodes import (
     FUNCTION_SCOPE,
     LATEST_NUMBER,
-    LATEST_US,
     NO_PORT,
     ROOT,
     ROOTS,
     SCHEMA_VERSION,
     Node,
     Port,
+    node_number,
+    time_us,
 )
 from opgrip.traces.formats.protobuf_files import (
     make_message_classes,
@@ -167,17 +167,17 @@ def node_from_message(message: Any) -> Node:
     start, own = message.start_time_micros or None, message.duration_micros or None
     exact = attributes.get("exclusive_us")
     return Node(
-        number=_checked_number(message.id),
+        number=node_number(message.id),
         name=message.name,
-        parent=_checked_number(message.ctrl_deps[0]) if message.ctrl_deps else 0,
+        parent=node_number(message.ctrl_deps[0]) if message.ctrl_deps else 0,
         inputs=_port(message.inputs, attributes.get("input_strides")),
         outputs=_port(message.outputs, attributes.get("output_strides")),
         schema=_text_attribute(attributes, "op_schema"),
         scope=_number_attribute(attributes, "scope"),
         thread=_number_attribute(attributes, "tid"),
         record=_number_attribute(attributes, "rf_id"),
-        start_us=_time(attributes.get("start_us", start)),
-        own_us=_time(exact if isinstance(exact, float) else own),
+        start_us=time_us(attributes.get("start_us", start)),
+        own_us=time_us(exact if isinstance(exact, float) else own),
         ranges=_text_attribute(attributes, "tensor_range"),
         stream=None if attributes.get("is_cpu_op", True) else _number_attribute(attributes, "stream"),
     )
@@ -234,20 +234,6 @@ def _text_attribute(attributes: dict[str, Any], name: str) -> str:
 def _number_attribute(attributes: dict[str, Any], name: str) -> int:
     value = attributes.get(name)
     return value if type(value) is int and 0 <= value < LATEST_NUMBER else 0
-
-
-def _checked_number(number: int) -> int:
-    if number >= LATEST_NUMBER:
-        raise FormatError(f"the number of a node is too large: {number}")
-    return number
-
-
-def _time(value: Any) -> float | None:
-    if value is None:
-        return None
-    if not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value < LATEST_US:
-        raise FormatError(f"expected a time in us, got {str(value)[:60]}")
-    return float(value)
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:

@@ -16,7 +16,7 @@ from opgrip.errors import FormatError
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
 from opgrip.traces.formats.node_calls import calls_of
 from opgrip.traces.formats.node_writing import steps_of
-from opgrip.traces.formats.nodes import LATEST_NUMBER, LATEST_US, SCHEMA_VERSION, Node, Port
+from opgrip.traces.formats.nodes import LATEST_NUMBER, SCHEMA_VERSION, Node, Port, node_number, time_us
 from opgrip.traces.io.foreign_files import CutText, ForeignFile, Format, Head, Losses, TooLong, formats, members
 from opgrip.traces.schema.records import Record
 from opgrip.traces.table.trace import Trace
@@ -102,17 +102,17 @@ def node_from_json(form: Any) -> Node:
     is_kernel = isinstance(form.get("cat"), str)
     stream = form.get("stream")
     return Node(
-        number=_number(form.get("id")),
+        number=node_number(form.get("id")),
         name=_text(form.get("name")),
-        parent=_number(form.get("ctrl_deps", form.get("parent"))),
+        parent=node_number(form.get("ctrl_deps", form.get("parent"))),
         inputs=inputs,
         outputs=outputs,
         schema=_text(attributes.get("op_schema", "")),
-        scope=_number(attributes.get("scope", 0)),
-        thread=_number(attributes.get("tid", 0)),
+        scope=node_number(attributes.get("scope", 0)),
+        thread=node_number(attributes.get("tid", 0)),
         backend=_text(attributes.get("kernel_backend", "")),
-        start_us=_time(form.get("ts")),
-        own_us=_time(form.get("exclusive_dur")),
+        start_us=time_us(form.get("ts")),
+        own_us=time_us(form.get("exclusive_dur")),
         ranges=_text(attributes.get("tensor_range", "")),
         stream=(stream if type(stream) is int and 0 <= stream < LATEST_NUMBER else 0) if is_kernel else None,
     )
@@ -149,24 +149,10 @@ def _port(form: Mapping[str, Any], name: str) -> Port:
     return Port(values, shapes, types, strides)
 
 
-def _number(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < LATEST_NUMBER:
-        raise FormatError(f"expected the number of a node, got {str(value)[:60]}")
-    return value
-
-
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise FormatError(f"expected a string, got {str(value)[:60]}")
     return value
-
-
-def _time(value: Any) -> float | None:
-    if value is None:
-        return None
-    if type(value) not in (int, float) or not 0 <= value < LATEST_US:
-        raise FormatError(f"expected a time in us, got {str(value)[:60]}")
-    return float(value)
 
 
 def node_to_json(node: Node) -> dict[str, Any]:

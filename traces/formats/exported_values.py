@@ -155,6 +155,19 @@ class Sizes:
         self._sizes[name] = size if highest is None else min(size, highest)
 
 
+def _of_table(names: Mapping[int, str], table: Mapping[str, Any], problem: str) -> Callable[[Any], Any]:
+    def look_up(form: Any) -> Any:
+        value = table.get(names.get(form, ""))
+        if value is None:
+            raise ValueError(problem)
+        return value
+
+    return look_up
+
+
+_dtype_of = _of_table(_DTYPES, DTYPES, "unknown dtype")
+
+
 def tensor_of(meta: Any, sizes: Sizes, storage: int | None) -> TensorSpec:
     """Return a tensor by its metadata.
 
@@ -177,20 +190,12 @@ def tensor_of(meta: Any, sizes: Sizes, storage: int | None) -> TensorSpec:
     return TensorSpec(
         tuple(map(sizes.of, shape)),
         tuple(map(sizes.of, stride)),
-        dtype_of(dtype),
+        _dtype_of(dtype),
         str(device_of(meta.get("device"))),
         offset=sizes.of(meta.get("storage_offset", {"as_int": 0})),
         requires_grad=meta.get("requires_grad") is True,
         storage=storage,
     )
-
-
-def dtype_of(number: Any) -> torch.dtype:
-    """Return the dtype of a number, or raise `ValueError`."""
-    dtype = DTYPES.get(_DTYPES.get(number, ""))
-    if dtype is None:
-        raise ValueError("unknown dtype")
-    return dtype
 
 
 def device_of(form: Any) -> torch.device:
@@ -227,16 +232,6 @@ def _of_type(kind: type) -> Callable[[Any], Any]:
     return check
 
 
-def _of_table(names: Mapping[int, str], table: Mapping[str, Any]) -> Callable[[Any], Any]:
-    def look_up(form: Any) -> Any:
-        value = table.get(names.get(form, ""))
-        if value is None:
-            raise ValueError("unknown layout or memory format")
-        return value
-
-    return look_up
-
-
 CONSTANTS: dict[str, Callable[[Any], Any]] = {
     "as_none": lambda form: None,
     "as_int": _int,
@@ -250,9 +245,9 @@ CONSTANTS: dict[str, Callable[[Any], Any]] = {
     "as_int_lists": lambda form: [list(map(_int, row)) for row in form],
     "as_float_lists": lambda form: [list(map(_float, row)) for row in form],
     "as_complex": lambda form: complex(_float(form["real"]), _float(form["imag"])),
-    "as_scalar_type": dtype_of,
-    "as_layout": _of_table(_LAYOUTS, LAYOUTS),
-    "as_memory_format": _of_table(_MEMORY_FORMATS, MEMORY_FORMATS),
+    "as_scalar_type": _dtype_of,
+    "as_layout": _of_table(_LAYOUTS, LAYOUTS, "unknown layout"),
+    "as_memory_format": _of_table(_MEMORY_FORMATS, MEMORY_FORMATS, "unknown memory format"),
     "as_device": device_of,
 }
 """Readers of constant arguments by their kind."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from opgrip.errors import FormatError
 from opgrip.traces.formats.operator_schemas import has_composite_kernel, parse_schema, schemas_of
 from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS
 from opgrip.traces.table.profiler_labels import AUTOGRAD
@@ -80,6 +81,8 @@ SCHEMA_VERSION = "1.1.1-chakra.0.0.4"
 """Newest version that et_replay and Chakra's converter read, and the version that torch 2.13 writes."""
 LATEST_NUMBER = 1 << 53
 """Limit of nodes' numbers."""
+LATEST_US = 1e15
+"""Limit of times, 30 years."""
 NONE = "<None>"
 """value that means None"""
 FUNCTION_SCOPE, BACKWARD_SCOPE, USER_SCOPE = 0, 1, 7
@@ -95,6 +98,22 @@ OPTIMIZER_LABEL = "Optimizer.step#"
 OPTIMIZER_STEP = f"{OPTIMIZER_LABEL}step"
 """Label of an optimizer's step if the program has none."""
 MODULE_LABEL = "nn.Module: "
+
+
+def node_number(value: Any) -> int:
+    """Return the number of a node in a file, or raise `FormatError`."""
+    if type(value) is not int or not 0 <= value < LATEST_NUMBER:
+        raise FormatError(f"expected the number of a node, got {str(value)[:60]}")
+    return value
+
+
+def time_us(value: Any) -> float | None:
+    """Return a time of a node in a file, None if it has none, or raise `FormatError`."""
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0 <= value < LATEST_US:
+        raise FormatError(f"expected a time in us, got {str(value)[:60]}")
+    return float(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +168,6 @@ class Node:
 NO_PORT = Port([], [], [])
 
 
-LATEST_US = 1e15
-"""Limit of times, 30 years."""
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 MODULE = re.compile(re.escape(MODULE_LABEL) + r"(\S*)(?: \((\w+)\))?")
 

@@ -26,7 +26,7 @@ from opgrip.traces.formats.building import (
     split,
 )
 from opgrip.traces.formats.onnx_nodes import NoOperator, OnnxCall, OnnxNode, Shapes, complete, inlined, tensor
-from opgrip.traces.formats.onnx_operators import check_operator, lower
+from opgrip.traces.formats.onnx_operators import TABLE, check_operator
 from opgrip.traces.formats.operator_schemas import NoOverload, bind
 from opgrip.traces.formats.protobuf_files import has_more_fields
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
@@ -58,12 +58,12 @@ _NAMES = (
 )
 _FLOAT, _INT, _STRING, _TENSOR, _FLOATS, _INTS, _STRINGS = 1, 2, 3, 4, 6, 7, 8
 _PLAIN = {
-    _FLOAT: (torch.float32, ""),
-    _INT: (torch.int64, ""),
-    _FLOATS: (torch.float32, "floats"),
-    _INTS: (torch.int64, "ints"),
+    _FLOAT: (torch.float32, "f", False),
+    _INT: (torch.int64, "i", False),
+    _FLOATS: (torch.float32, "floats", True),
+    _INTS: (torch.int64, "ints", True),
 }
-"""Type of a constant's numbers by attribute, and the attribute's field if they are a list."""
+"""Of attributes with numbers: dtype of the constant that they make, field, and whether the field is a list."""
 _VALUES = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
 
@@ -100,7 +100,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
         try:
             check_operator(op)
             node = _node(item, op, shapes, constants, storages, opset, between, builder)
-            calls = [_bound(call) for call in lower(node)]
+            calls = [_bound(call) for call in TABLE[op](node)]
         except (NoOperator, NoOverload) as error:
             file.losses.skip(op, str(error)[:200])
             continue
@@ -180,11 +180,10 @@ def _attribute(attribute: Any, onnx: Any) -> Any:
         return [item.decode(errors="replace") for item in attribute.strings]
     if kind == _TENSOR:
         return _values(attribute.t, onnx)
-    plain = {_FLOAT: "f", _INT: "i", _FLOATS: "floats", _INTS: "ints"}
-    if kind not in plain:
+    if kind not in _PLAIN:
         return None
-    value = getattr(attribute, plain[kind])
-    return value if kind in (_FLOAT, _INT) else list(value)
+    _, field, is_list = _PLAIN[kind]
+    return list(getattr(attribute, field)) if is_list else getattr(attribute, field)
 
 
 def _close(graph: Any) -> bool:
@@ -262,8 +261,8 @@ def _shapes(graph: Any) -> Shapes:
             weights += [(node.output[0], attribute.t) for attribute in node.attribute if attribute.type == _TENSOR]
             plain = [attribute for attribute in node.attribute if attribute.type in _PLAIN]
             for attribute in plain[:1]:
-                plain_dtype, field = _PLAIN[attribute.type]
-                shapes[node.output[0]] = plain_dtype, (len(getattr(attribute, field)),) if field else ()
+                plain_dtype, field, is_list = _PLAIN[attribute.type]
+                shapes[node.output[0]] = plain_dtype, (len(getattr(attribute, field)),) if is_list else ()
     for name, item in weights:
         dtype = _dtype(item.data_type)
         if dtype is not None and len(item.dims) <= MOST_DIMENSIONS:

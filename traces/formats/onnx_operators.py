@@ -6,7 +6,6 @@ product with a sum, that torch has as separate operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -14,10 +13,8 @@ from typing import Any
 import torch
 
 from opgrip.traces.formats.building import NOT_RECORDED
-from opgrip.traces.formats.onnx_layers import LAYERS
+from opgrip.traces.formats.onnx_layers import LAYERS, Lower
 from opgrip.traces.formats.onnx_nodes import NoOperator, OnnxCall, OnnxNode, call
-
-Lower = Callable[[OnnxNode], list[OnnxCall]]
 
 _SAME_NAME = (
     *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Floor", "IsInf"),
@@ -73,14 +70,6 @@ def check_operator(op: str) -> None:
     """Raise `NoOperator` for an operator of ONNX that the table lacks."""
     if op not in TABLE:
         raise NoOperator(REASONS.get(op, "no aten operator for it"))
-
-
-def lower(node: OnnxNode) -> list[OnnxCall]:
-    """Return the calls of a node whose operator is in the table.
-
-    Raise `NoOperator` if there are none for its attributes or shapes.
-    """
-    return TABLE[node.op](node)
 
 
 def _unary(op: str) -> Lower:
