@@ -149,7 +149,7 @@ def _outermost(event: Any, names: Collection[str]) -> Iterator[str]:
     elif event.cpu_children:
         for child in event.cpu_children:
             yield from _outermost(child, names)
-    elif "::" in name and _is_operator(name):
+    elif "::" in name and torch._C._jit_get_schemas_for_operator(name):
         yield name
 
 
@@ -178,20 +178,12 @@ def _is_made_of_others(event: Any) -> bool:
     return MADE_OF.get(event.name) in below or {event.name, "aten::to"} <= below
 
 
-def _is_operator(name: str) -> bool:
-    return bool(torch._C._jit_get_schemas_for_operator(name))
-
-
 def _is_composite(name: str) -> bool:
     """Return True if every overload of an operator is made of other operators."""
-    kernels = _composite_kernels(name)
-    return True in kernels and False not in kernels
-
-
-def _composite_kernels(name: str) -> list[bool | None]:
     overloads = torch._C._jit_get_schemas_for_operator(name)
     names = (f"{name}.{overload.overload_name}" if overload.overload_name else name for overload in overloads)
-    return [_has_composite_kernel(name) for name in names]
+    kernels = [_has_composite_kernel(name) for name in names]
+    return True in kernels and False not in kernels
 
 
 def _has_composite_kernel(name: str) -> bool | None:

@@ -53,7 +53,7 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
     elif capture.calls or capture.dropped:
         ending = " (interrupted)" if interrupted else ""
         size = f"{capture.bytes_written / 1000:,.0f} kB"
-        counts = f"{_count(capture.calls, 'call')} of {_count(capture.signatures, 'signature')}"
+        counts = f"{counted(capture.calls, 'call')} of {counted(capture.signatures, 'signature')}"
         yield f"{counts}, {size}, to {where}{ending}"
     elif interrupted:
         yield "interrupted before a call was recorded: no trace was written"
@@ -63,7 +63,7 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
         yield f"the recording ended at the limit of {capture.stopped}: later calls of the program are missing"
     if capture.dropped:
         advice = "" if capture.keeps_last and not capture.dumps else f"; `opgrip trace info {where}` says why"
-        yield f"{_count(capture.dropped, 'call')} could not be recorded{advice}"
+        yield f"{counted(capture.dropped, 'call')} could not be recorded{advice}"
     yield from _values_lines(capture)
     if operators := capture.custom_operators:
         yield f"names of custom operators stay, for replays: {_first(operators)}; `opgrip trace redact` can hide them"
@@ -106,10 +106,6 @@ def _child_lines(capture: Capture) -> Iterator[str]:
     yield f"calls of {processes}, to {_names(children)}"
     if capture.calls:
         yield f"`opgrip trace merge` makes one trace of these and {Path(capture.path).name}"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _names(files: Sequence[Path]) -> str:

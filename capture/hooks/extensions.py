@@ -210,7 +210,8 @@ class TritonWatch(ModuleWatch):
             if launch.repeat_grid is not None:
                 kwargs["grid"] = launch.repeat_grid
             mode = recorder.threads.here()
-            with _inside_operator(recorder, mode):
+            operator = _running_operator() if mode.place.inside is None or mode.place.gripped else None
+            with _inside(recorder, mode, operator):
                 return mode.call(
                     *(launch.name, EXTENSION, lambda: run(kernel, *args, **kwargs), launch.args, launch.kwargs),
                     # programs do not use the compiled kernel that `run` returns
@@ -236,23 +237,13 @@ class TritonWatch(ModuleWatch):
         def passed(tuner: Any, *args: Any, **kwargs: Any) -> Any:
             _tuning.depth = getattr(_tuning, "depth", 0) + 1
             try:
-                with self._inside_kernel(tuner):
+                # these calls prepare and separate trial launches
+                with _inside(self.recorder, self.recorder.threads.here(), name_of(innermost_kernel(tuner))):
                     return bench(tuner, *args, **kwargs)
             finally:
                 _tuning.depth -= 1
 
         return passed
-
-    @contextmanager
-    def _inside_kernel(self, tuner: Any) -> Iterator[None]:
-        """Record the calls of the block, which prepare and separate trial launches, as inside the tuned kernel."""
-        recorder, token = self.recorder, object()
-        mode = recorder.threads.here()
-        mode.enter(token, recorder.places.inside(mode.place, name_of(innermost_kernel(tuner))))
-        try:
-            yield
-        finally:
-            mode.leave(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,14 +337,13 @@ def _constant(value: Any) -> Any:
 
 
 @contextmanager
-def _inside_operator(recorder: Recorder, mode: ThreadMode) -> Iterator[None]:
-    """Record the calls of the block as inside the operator that runs in this thread, if any."""
-    operator = _running_operator() if mode.place.inside is None or mode.place.gripped else None
-    if operator is None:
+def _inside(recorder: Recorder, mode: ThreadMode, function: str | None) -> Iterator[None]:
+    """Record the calls of the block as inside a function or operator, if there is one."""
+    if function is None:
         yield
         return
     token = object()
-    mode.enter(token, recorder.places.inside(mode.place, operator))
+    mode.enter(token, recorder.places.inside(mode.place, function))
     try:
         yield
     finally:

@@ -28,12 +28,7 @@ from opgrip.traces.schema.records import HIGHER_ORDER
 
 
 class ScopeWatch:
-    """A context in which the locations of all threads' modes are kept up to date.
-
-    Parameters
-    ----------
-    module_raised : function called with an exception that leaves an outermost module
-    """
+    """A context in which the locations of all threads' modes are kept up to date."""
 
     def __init__(self, recorder: Recorder, module_raised: Callable[[BaseException], None] | None = None) -> None:
         self.recorder = recorder

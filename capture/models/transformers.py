@@ -349,12 +349,7 @@ _SPECIAL = ("_token_id", "_token_index")
 
 
 def small_settings(config: Any) -> dict[str, Any]:
-    """Return settings that make a config small, with dictionaries for nested configs; no size is increased.
-
-    Parameters
-    ----------
-    config : config with the architecture's default sizes
-    """
+    """Return settings that make a config small, with dictionaries for nested configs; no size is increased."""
     settings: dict[str, Any] = {}
     values = config.to_dict()
     stages = values.get("depths") or values.get("num_blocks")

@@ -66,10 +66,6 @@ _here = _Here()
 class StepRecording:
     """Recording of steps: decides which to record, and records each in its own thread.
 
-    Parameters
-    ----------
-    position : returns the position that `Extent.begins_at` refers to
-
     Attributes
     ----------
     steps : number of recorded steps that have ended

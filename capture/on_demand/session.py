@@ -42,12 +42,6 @@ class StepCapture(Capture):
 
     Threads started by a step are not recorded: only a thread itself can remove its mode, and a mode that stays would
     slow the thread for the rest of its life.
-
-    Parameters
-    ----------
-    path : trace file, with the rank in its name if needed
-    warmup : watch steps before the recorded ones
-    options : options of `Capture`
     """
 
     def __init__(self, path: Path, warmup: bool, **options: Any) -> None:
@@ -179,13 +173,7 @@ GRACE_S = 5.0
 
 
 class RecordingSession:
-    """Recording of a request.
-
-    Parameters
-    ----------
-    number : number of the recording in its process, from 1
-    asked_ns : time of the request, by `time.perf_counter_ns`
-    """
+    """Recording of a request."""
 
     def __init__(self, settings: AgentSettings, request: RecordingRequest, number: int, asked_ns: int) -> None:
         pattern = request.output or settings.output
@@ -221,13 +209,7 @@ class RecordingSession:
         return self._result()
 
     def stop(self, discard: bool = False, grace_s: float = GRACE_S) -> None:
-        """End the recording early.
-
-        Parameters
-        ----------
-        discard : leave no file
-        grace_s : time for unfinished steps
-        """
+        """End the recording early."""
         self._grace_s = grace_s
         if discard:
             self._capture.discard()

@@ -11,13 +11,7 @@ from typing import Any
 
 
 class LateModules(MetaPathFinder):
-    """A module finder that reports modules after they were loaded, while its context is active.
-
-    Parameters
-    ----------
-    is_watched : returns True if the module of this name should be reported
-    loaded : function called with each loaded module
-    """
+    """A module finder that reports modules after they were loaded, while its context is active."""
 
     def __init__(self, is_watched: Callable[[str], bool], loaded: Callable[[ModuleType], None]) -> None:
         self.is_watched = is_watched

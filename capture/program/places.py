@@ -19,12 +19,7 @@ from torch import nn
 
 
 def qualified_name(code: CodeType, module_globals: dict[str, Any]) -> str:
-    """Return the qualified name of a code object's function, or its plain name if Python 3.10 finds no source.
-
-    Parameters
-    ----------
-    module_globals : the function's globals, which give access to source that is not in a file
-    """
+    """Return the qualified name of a code object's function, or its plain name if Python 3.10 finds no source."""
     name: str | None = getattr(code, "co_qualname", None)
     if name is not None:
         return name

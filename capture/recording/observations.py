@@ -302,10 +302,6 @@ class Observations:
         """Return the reason for observing a call, and mark that observation as done.
 
         If several threads ask, only the first one gets the observation.
-
-        Parameters
-        ----------
-        here : returns the call site of the call
         """
         if number in self._due and self.is_affordable():
             self._due.discard(number)

@@ -28,11 +28,6 @@ from opgrip.traces.table.profiler_labels import is_mark
 class SignatureTable:
     """The signatures of one recording.
 
-    Parameters
-    ----------
-    own_calls, pending, lost, fitter, observations, epochs : parts of the same recording
-    note_new : function called for each new signature
-
     Attributes
     ----------
     closed : number of signatures whose records were made

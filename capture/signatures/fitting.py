@@ -31,11 +31,6 @@ class _Fitted:
 class Fitter:
     """The value models of one capture.
 
-    Parameters
-    ----------
-    pend : receives the records to write
-    next_number : returns the number of the next model
-
     Attributes
     ----------
     full : store of whole values, or None to keep only models

@@ -61,12 +61,6 @@ class _Entry:
 class FullValues:
     """The whole values of one trace, with equal contents stored once.
 
-    Parameters
-    ----------
-    path : path of the safetensors file
-    force : replace an existing file
-    most_bytes : maximum number of bytes to keep
-
     Attributes
     ----------
     bytes_written : size of all kept values

@@ -74,11 +74,6 @@ class Spends(Protocol):
 class Budget:
     """A credit that grows by a share of the elapsed time and pays for the capture's own work.
 
-    Parameters
-    ----------
-    share : share of the program's time that the capture may take
-    spending : time that the capture has taken since it began
-
     Attributes
     ----------
     left_out : number of omissions by kind of data

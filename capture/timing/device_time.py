@@ -58,12 +58,7 @@ class DeviceTimer:
         return run
 
     def times_ns(self, starts: Sequence[int], may_ask: bool = True) -> list[int]:
-        """Return the device times of the calls with these starts, once; empty if no call was timed.
-
-        Parameters
-        ----------
-        may_ask : True if the device may be queried; otherwise the calls have no device time
-        """
+        """Return the device times of the calls with these starts, once; empty if no call was timed."""
         if not self._open:
             return []
         return [self._read(start, may_ask) for start in starts]

@@ -34,13 +34,7 @@ FEWEST = 8
 
 
 def may_need_pages(func: Any, tensors: Sequence[torch.Tensor], outputs: int) -> bool:
-    """Return True if a call on the CPU may allocate enough memory to count its page faults.
-
-    Parameters
-    ----------
-    tensors : the call's tensors
-    outputs : size of its results in bytes, as far as known
-    """
+    """Return True if a call on the CPU may allocate enough memory to count its page faults."""
     if not _allocates(func):
         return False
     return outputs >= LARGE or not tensors or any(_bytes(tensor) >= LARGE for tensor in tensors)
@@ -141,13 +135,7 @@ class SlowMemory:
         self.excess_ns = 0.0
 
     def slow_calls(self, counted: Mapping[int, CountedCall], signatures: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the index of each slow call in a block and an estimate of its additional time in ns.
-
-        Parameters
-        ----------
-        counted : counts of the calls by their index
-        signatures : signature number of each call
-        """
+        """Return the index of each slow call in a block and an estimate of its additional time in ns."""
         places = [place for place, call in sorted(counted.items()) if call.faults >= FEWEST]
         if self.usual_ns is None or not places:
             return []
@@ -175,12 +163,7 @@ class SlowMemory:
 def _means(
     group: NDArray[np.intp], values: NDArray[np.float64], weights: NDArray[np.float64], prior: float
 ) -> NDArray[np.float64]:
-    """Return for each call the ratio of summed values to summed weights in its group, shrunk towards the overall ratio.
-
-    Parameters
-    ----------
-    prior : weight of the overall ratio in each group
-    """
+    """Return for each call the ratio of sums of values and weights in its group, shrunk towards the overall ratio."""
     overall = values.sum() / weights.sum()
     sums, totals = (np.bincount(group, weights=column) for column in (values, weights))
     ratios: NDArray[np.float64] = (sums + prior * overall) / (totals + prior)

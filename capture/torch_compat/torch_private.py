@@ -124,35 +124,31 @@ def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | N
     A function of the arguments as a tuple, or None if an argument has an unsupported type or this torch has no such
     tests.
     """
-    if _root_guard is None:
-        return None
-    try:
-        root = _root_guard()
-        if not _add_items(root, root.tuple_getitem_manager, args, typed_lists):
-            return None
-        check: Check = root.check
-        return check if check(tuple(args)) else None
-    except Exception as error:
-        raise_if_from_program(error)
-        # the guards of another version of torch may take other arguments
-        return None
+    return _compiled_check(lambda root: _add_items(root, root.tuple_getitem_manager, args, typed_lists), tuple(args))
 
 
 def keywords_check(kwargs: Mapping[str, Any]) -> Check | None:
     """Return a compiled test like `arguments_check` for keyword arguments, as a function of the dictionary."""
+
+    def add(root: Any) -> bool:
+        root.add_dict_length_check_guard(len(kwargs), *_place_in_code())
+        child_of = lambda name: root.dict_getitem_manager(name, name, kwargs[name], _plain_manager())  # noqa: E731
+        return all(_add_value(child_of(name), value, False) for name, value in kwargs.items())
+
+    return _compiled_check(add, kwargs)
+
+
+def _compiled_check(add: Callable[[Any], bool], values: Any) -> Check | None:
+    """Return the test whose guards `add` sets; None if it cannot set them, or the test fails for these values."""
     if _root_guard is None:
         return None
     try:
         root = _root_guard()
-        root.add_dict_length_check_guard(len(kwargs), *_place_in_code())
-        for name, value in kwargs.items():
-            child = root.dict_getitem_manager(name, name, value, _plain_manager())
-            if not _add_value(child, value, False):
-                return None
         check: Check = root.check
-        return check if check(kwargs) else None
+        return check if add(root) and check(values) else None
     except Exception as error:
         raise_if_from_program(error)
+        # the guards of another version of torch may take other arguments
         return None
 
 

@@ -71,10 +71,6 @@ class Blocks:
     newest : largest storage number in the calls
     duration_ns : sum of the durations of calls
     is_contended : True if other processes used the processors while the next calls ran
-
-    Parameters
-    ----------
-    looks : request observations of later calls according to the times of these calls
     """
 
     def __init__(self, recorder: Recorder, looks: bool = True) -> None:

@@ -81,13 +81,6 @@ class Ring:
 class FlightRecorder(Flusher):
     """A flusher that keeps the last calls instead of writing all of them.
 
-    Parameters
-    ----------
-    open_dump : opens a trace
-    last : number of calls to keep
-    path : path of the first trace
-    make_header : makes the header of a file from some of its fields
-
     Attributes
     ----------
     dumps : traces that were written
@@ -178,13 +171,7 @@ class FlightRecorder(Flusher):
             return path
 
     def dump_for_signal(self, name: str, always: bool, again: Callable[[], None]) -> bool:
-        """Write the kept calls before the program's signal handler runs; return True if that handler may run now.
-
-        Parameters
-        ----------
-        always : as for `dump`
-        again : raises the signal again, used later if this thread is already writing
-        """
+        """Write the kept calls before the program's signal handler runs; return True if that handler may run now."""
         if self._holder == threading.get_ident():
             self._later = again
             return False

@@ -244,13 +244,7 @@ MOST_BYTES = 1 << 32
 
 
 def trace_entries(trace: Trace, functions: Mapping[str, Any], coverage: Coverage) -> Iterator[OperatorEntry]:
-    """Yield the operators that a trace calls, with the calls' arguments as samples.
-
-    Parameters
-    ----------
-    functions : overloads that may be called, by their names in a trace
-    coverage : counts the calls that cannot be made
-    """
+    """Yield the operators that a trace calls, with the calls' arguments as samples."""
     by_op: dict[str, list[Signature]] = {}
     for signature in trace.signatures:
         if signature.kind == OPERATOR and signature.op in functions:
