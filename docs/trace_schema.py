@@ -125,12 +125,12 @@ def _without_none(hint: Any, field: Field[Any]) -> Any:
 
 def _documentation(kind: type) -> tuple[str, dict[str, str]]:
     """Return a docstring's summary, and the descriptions of its attributes by name."""
-    text, _, attributes = (kind.__doc__ or "").partition("Attributes\n")
+    summary, _, attributes = (kind.__doc__ or "").partition("\n\n")
     described: dict[str, str] = {}
     for names, about in re.findall(r"^    (\w[\w, ]*) : ((?:.|\n(?=     ))*)", attributes, re.MULTILINE):
         plain = " ".join(about.split()).replace("None", "null")
         described.update((name, plain) for name in names.split(", "))
-    return " ".join(text.partition("\n\n")[0].split()), described
+    return " ".join(summary.split()), described
 
 
 def calls_schema() -> dict[str, Any]:
