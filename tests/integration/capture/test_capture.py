@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import run_python, train_tiny_net
+from programs import captured, run_python, train_tiny_net
 from torch import nn
 
 from opgrip.capture import Capture
@@ -19,12 +19,6 @@ from opgrip.traces import Trace, UserError, load, read
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec
 
 UNWATCHED = nn.Module.__call__
-
-
-def capture(path: Path, function: Any, **options: Any) -> Trace:
-    with Capture(path / "t.jsonl", force=True, **options):
-        function()
-    return load(path / "t.jsonl")
 
 
 def ops(trace: Trace) -> list[str]:
@@ -47,7 +41,7 @@ def test_calls_know_their_module_and_phase(tiny_trace: Path) -> None:
 
 def test_thousands_of_calls_share_a_signature(tmp_path: Path) -> None:
     x = torch.ones(3)
-    trace = capture(tmp_path, lambda: [x + 1 for _ in range(5000)])
+    trace = captured(tmp_path, lambda: [x + 1 for _ in range(5000)])
     assert len(trace.calls) == 5000
     assert len(trace.signatures) == 1
 
@@ -58,7 +52,7 @@ def test_thousands_of_calls_share_a_signature(tmp_path: Path) -> None:
 )
 def test_scalars_that_python_calls_equal_are_told_apart(tmp_path: Path, first: Any, second: Any) -> None:
     x = torch.ones(3)
-    trace = capture(tmp_path, lambda: (x * first, x * second, x * first))
+    trace = captured(tmp_path, lambda: (x * first, x * second, x * first))
     scalars = [signature.args[1] for signature in trace.signatures]
     assert [repr(scalar) for scalar in scalars] == [repr(first), repr(second)]
     assert trace.calls["signature"].tolist() == [0, 1, 0]
@@ -66,13 +60,13 @@ def test_scalars_that_python_calls_equal_are_told_apart(tmp_path: Path, first: A
 
 def test_nan_arguments_share_a_signature(tmp_path: Path) -> None:
     x = torch.ones(3)
-    trace = capture(tmp_path, lambda: (x * float("nan"), x * float("nan")))
+    trace = captured(tmp_path, lambda: (x * float("nan"), x * float("nan")))
     assert len(trace.signatures) == 1
 
 
 def test_the_layout_of_tensors_is_recorded(tmp_path: Path) -> None:
     base = torch.arange(24.0).reshape(4, 6)
-    trace = capture(tmp_path, lambda: torch.add(base.t()[1:], base.expand(1, 4, 6)[0].t()[1:]))
+    trace = captured(tmp_path, lambda: torch.add(base.t()[1:], base.expand(1, 4, 6)[0].t()[1:]))
     add = next(signature for signature in trace.signatures if signature.op == "aten.add.Tensor")
     spec = replace(add.args[0], values=None)
     assert spec == TensorSpec((5, 4), (1, 6), torch.float32, "cpu", offset=1, storage=0)
@@ -81,20 +75,20 @@ def test_the_layout_of_tensors_is_recorded(tmp_path: Path) -> None:
 
 def test_lists_of_tensors_keep_every_one(tmp_path: Path) -> None:
     tensors = [torch.ones(size) for size in range(1, 40)]
-    trace = capture(tmp_path, lambda: torch._foreach_mul_(tensors, 2.0))
+    trace = captured(tmp_path, lambda: torch._foreach_mul_(tensors, 2.0))
     (signature,) = trace.signatures
     assert [spec.shape for spec in signature.args[0]] == [(size,) for size in range(1, 40)]
 
 
 def test_generators_are_kept_by_device_and_seed(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(5)
-    trace = capture(tmp_path, lambda: torch.randn(3, generator=generator))
+    trace = captured(tmp_path, lambda: torch.randn(3, generator=generator))
     assert GeneratorSpec("cpu", 5) in [*trace.signatures[0].args, *trace.signatures[0].kwargs.values()]
 
 
 def test_arguments_that_a_trace_cannot_hold_are_named(tmp_path: Path) -> None:
     x = torch.ones(3)
-    trace = capture(tmp_path, lambda: torch.empty(0).set_(x.untyped_storage()))
+    trace = captured(tmp_path, lambda: torch.empty(0).set_(x.untyped_storage()))
     kinds = [leaf.type_name for signature in trace.signatures for leaf in signature.args if isinstance(leaf, Opaque)]
     assert kinds == ["torch.storage.UntypedStorage"]
 
@@ -106,7 +100,7 @@ def test_a_call_that_raises_is_recorded_and_the_program_gets_its_error(tmp_path:
         with pytest.raises(RuntimeError, match="must match"):
             torch.add(x, torch.ones(4))
 
-    trace = capture(tmp_path, program)
+    trace = captured(tmp_path, program)
     assert trace.signatures[-1].raised is not None
     assert "must match" in trace.signatures[-1].raised
 
@@ -145,7 +139,7 @@ def test_values_that_cannot_be_read_are_counted_and_the_call_is_kept(
 
     monkeypatch.setattr(fitting, "fit_argument", broken)
     x = torch.ones(3)
-    trace = capture(tmp_path, lambda: x + 1)
+    trace = captured(tmp_path, lambda: x + 1)
     assert len(trace.calls) == 1
     assert trace.end is not None
     assert trace.end.without_values[0].reason == "OSError: planted"
@@ -174,7 +168,7 @@ def test_a_module_that_is_no_child_is_named_under_its_caller(tmp_path: Path) -> 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return nn.ReLU()(x)
 
-    trace = capture(tmp_path, lambda: Outer()(torch.ones(3)))
+    trace = captured(tmp_path, lambda: Outer()(torch.ones(3)))
     assert {row.op: row.module for row in trace.calls.itertuples()}["aten.relu.default"] == "(ReLU)"
 
 
@@ -191,7 +185,7 @@ def test_the_scope_is_right_again_after_a_module_failed(tmp_path: Path) -> None:
             model(x)
         x + 1
 
-    trace = capture(tmp_path, program)
+    trace = captured(tmp_path, program)
     assert [(row.op, row.module) for row in trace.calls.itertuples()] == [
         ("aten.relu.default", "0"),
         ("aten.add.Tensor", ""),
@@ -203,7 +197,7 @@ def test_functions_of_an_extension_are_calls_of_their_own(tmp_path: Path) -> Non
     import math
 
     original = math.hypot
-    trace = capture(tmp_path, lambda: math.hypot(3.0, 4.0), extensions=["math", "not_loaded"])
+    trace = captured(tmp_path, lambda: math.hypot(3.0, 4.0), extensions=["math", "not_loaded"])
     (signature,) = trace.signatures
     assert (signature.kind, signature.op, signature.args) == ("extension", "math:hypot", (3.0, 4.0))
     assert signature.outputs == 5.0
@@ -213,7 +207,7 @@ def test_functions_of_an_extension_are_calls_of_their_own(tmp_path: Path) -> Non
 def test_an_extension_that_the_capture_itself_calls_does_not_wait_for_itself(tmp_path: Path) -> None:
     # the capture itself calls math.isfinite to fit values, and functions of struct and zlib to write
     watched = ["math", "zlib", "_struct"]
-    trace = capture(tmp_path, lambda: torch.ones(100) * 2, extensions=watched)
+    trace = captured(tmp_path, lambda: torch.ones(100) * 2, extensions=watched)
     assert set(ops(trace)) == {"aten.ones.default", "aten.mul.Tensor"}
 
 
@@ -238,7 +232,7 @@ def test_a_compiled_function_runs_and_the_compiler_sees_nothing_of_ours(tmp_path
 
     compiled = torch.compile(lambda tensor: (tensor.sin() + 1).cos(), backend=backend)
     x = torch.randn(4)
-    trace = capture(tmp_path, lambda: compiled(x))
+    trace = captured(tmp_path, lambda: compiled(x))
     assert ops(trace) == ["aten.sin.default", "aten.add.Tensor", "aten.cos.default"]
     assert graphs == []
     assert trace.end is not None
@@ -248,7 +242,7 @@ def test_a_compiled_function_runs_and_the_compiler_sees_nothing_of_ours(tmp_path
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_are_recorded_by_their_buffer(tmp_path: Path) -> None:
     parts = [torch.ones(2), torch.ones(3)]
-    trace = capture(tmp_path, lambda: torch.nested.nested_tensor(parts) * 2)
+    trace = captured(tmp_path, lambda: torch.nested.nested_tensor(parts) * 2)
     (mul,) = (signature for signature in trace.signatures if signature.op == "aten.mul.Tensor")
     assert (mul.args[0].shape, mul.args[0].made_of.buffer.shape) == ((2, 3), (5,))
     assert mul.outputs.made_of.sizes == mul.args[0].made_of.sizes == ((2,), (3,))
@@ -259,7 +253,7 @@ def test_nested_tensors_are_recorded_by_their_buffer(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_calls_of_a_tensor_subclass_are_those_that_it_makes_inside(tmp_path: Path) -> None:
     parts = [torch.ones(2), torch.ones(3)]
-    trace = capture(tmp_path, lambda: torch.nested.nested_tensor(parts, layout=torch.jagged) * 2)
+    trace = captured(tmp_path, lambda: torch.nested.nested_tensor(parts, layout=torch.jagged) * 2)
     (mul,) = (signature for signature in trace.signatures if signature.op == "aten.mul.Tensor")
     assert mul.args[0].shape == (5,)
     assert trace.end is not None
@@ -273,7 +267,7 @@ def test_outputs_that_cannot_be_described_do_not_cost_the_call(tmp_path: Path, m
 
     monkeypatch.setattr(signature_table, "describe_result", broken)
     x = torch.ones(3)
-    trace = capture(tmp_path, lambda: (x + 1, x + 1))
+    trace = captured(tmp_path, lambda: (x + 1, x + 1))
     assert ops(trace) == ["aten.add.Tensor"] * 2
     assert trace.signatures[0].outputs == Opaque("OSError: planted")
 

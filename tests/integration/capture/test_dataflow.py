@@ -6,14 +6,13 @@ import gc
 import json
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from example_trace import write
 from hypothesis import given
 from hypothesis import strategies as st
-from programs import run_command, succeed, train_tiny_net
+from programs import captured, run_command, succeed, train_tiny_net
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from opgrip.capture import Capture
@@ -23,12 +22,6 @@ from opgrip.traces.analysis.graph import make_graph
 from opgrip.traces.codec.call_blocks import decode_storages, encode_storages
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import NO_STORAGE, Calls, Scope, Signature, Thread
-
-
-def capture(path: Path, function: Any) -> Trace:
-    with Capture(path / "t.jsonl", force=True):
-        function()
-    return load(path / "t.jsonl", partial=False)
 
 
 def storages(trace: Trace) -> list[list[int]]:
@@ -44,7 +37,7 @@ def test_numbers_of_storages_survive_the_file(numbers: list[int], newest: int) -
 
 def test_a_result_is_known_again_as_an_argument(tmp_path: Path) -> None:
     x = torch.ones(3)
-    sine, cosine, both = storages(capture(tmp_path, lambda: x.sin() + x.cos()))
+    sine, cosine, both = storages(captured(tmp_path, lambda: x.sin() + x.cos()))
     assert sine[0] == cosine[0]
     assert len({*sine, *cosine}) == 3
     assert both[:2] == [sine[1], cosine[1]]
@@ -57,7 +50,7 @@ def test_views_and_results_of_operators_in_place_are_the_memory_they_are_of(tmp_
         x[:2].add_(1)
         x.view(2, 2).split(1)
 
-    for call in storages(capture(tmp_path, program)):
+    for call in storages(captured(tmp_path, program)):
         assert len(set(call)) == 1
 
 
@@ -70,7 +63,7 @@ def test_an_address_that_is_used_again_is_another_storage(tmp_path: Path) -> Non
             addresses.append(y.untyped_storage().data_ptr())
             del y
 
-    calls = storages(capture(tmp_path, program))
+    calls = storages(captured(tmp_path, program))
     # the allocator reused addresses
     assert len(set(addresses)) < 50
     assert len({call[-1] for call in calls}) == 50
@@ -83,7 +76,7 @@ def test_memory_that_no_call_made_is_told_from_what_had_its_address(tmp_path: Pa
         for _ in range(20):
             torch.from_numpy(np.ones(1000, dtype=np.float32)).sin()
 
-    assert len({call[0] for call in storages(capture(tmp_path, program))}) == 20
+    assert len({call[0] for call in storages(captured(tmp_path, program))}) == 20
 
 
 def test_storages_are_freed_when_the_program_frees_them() -> None:
@@ -111,7 +104,7 @@ def test_backward_calls_take_what_forward_calls_made(tmp_path: Path) -> None:
     def program() -> None:
         torch.ones(3, requires_grad=True).sin().exp().sum().backward()
 
-    trace = capture(tmp_path, program)
+    trace = captured(tmp_path, program)
     calls = list(zip(trace.calls["op"].astype(str), storages(trace), strict=True))
     ((_, result),) = (numbers for op, numbers in calls if op == "aten.exp.default")
     # the derivative of exp is its result, which the backward pass takes from a saved variable
@@ -126,7 +119,7 @@ def test_a_graph_follows_results_and_writes(tmp_path: Path) -> None:
         y.add_(1)  # 3
         (y + z).sum()  # 4, 5
 
-    graph = make_graph(capture(tmp_path, program))
+    graph = make_graph(captured(tmp_path, program))
     after = {number: step.after for number, step in graph.steps.items()}
     assert after == {0: [], 1: [0], 2: [0], 3: [1], 4: [2, 3], 5: [4]}
     assert graph.facts.critical_path[0] == 0
@@ -144,7 +137,7 @@ def test_memory_is_sized_by_what_takes_it_where_results_vary(tmp_path: Path) -> 
         # a second call with the same signature
         few.nonzero().add_(1)
 
-    graph = make_graph(capture(tmp_path, program))
+    graph = make_graph(captured(tmp_path, program))
     sizes = [storage.bytes for storage in graph.storages.values() if storage.made_by is not None]
     assert sizes == [100 * 8, 9 * 8]
     assert graph.facts.peak_bytes == 100 * 8

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from programs import captured
 from settings import rows_of, settings_of
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from opgrip.capture import Capture
 from opgrip.replay.batch_scale.batch_scale import BatchScale, scaled
 from opgrip.replay.batch_scale.growth import grown_steps
 from opgrip.replay.cases.cases import make_cases
@@ -89,12 +89,6 @@ def predicted(model: nn.Module, data: Tensor, labels: Tensor) -> Callable[[], ob
             model(data)
 
     return step
-
-
-def captured(folder: Path, program: Callable[[], object]) -> Trace:
-    with Capture(folder / "t.jsonl"):
-        program()
-    return load(folder / "t.jsonl")
 
 
 def described(signature: Any) -> str:

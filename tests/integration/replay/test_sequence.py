@@ -17,11 +17,10 @@ from example_trace import write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optional import needs
-from programs import train_tiny_net
+from programs import captured, train_tiny_net
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from opgrip.capture import Capture
 from opgrip.capture.models import load_program
 from opgrip.capture.models.program import ModelOptions
 from opgrip.errors import UserError
@@ -43,12 +42,6 @@ from opgrip.traces.values.integers import Integers
 
 SETTINGS = SequenceSettings(device_map("cpu", None), "cpu", repeats=3)
 ROOM = 1 << 32
-
-
-def capture(folder: Path, function: Callable[[], Any], **options: Any) -> Trace:
-    with Capture(folder / "t.jsonl", force=True, **options):
-        function()
-    return load(folder / "t.jsonl", partial=False)
 
 
 def after_dry_run(trace: Trace) -> DryRun:
@@ -116,7 +109,7 @@ def train_conv_net(optimizer: Callable[..., torch.optim.Optimizer]) -> Callable[
     ],
 )
 def test_a_training_step_flows_whole_and_takes_the_memory_that_it_took(tmp_path: Path, optimizer: Any) -> None:
-    trace = capture(tmp_path, train_conv_net(optimizer))
+    trace = captured(tmp_path, train_conv_net(optimizer))
     result = replay_sequence(trace, SETTINGS)
     assert not told(result)
     assert (result.substituted, result.redrawn) == (0, 0)
@@ -138,7 +131,7 @@ def test_values_flow_to_what_the_program_came_to(tmp_path: Path) -> None:
             model(images).square().mean().backward()
             optimizer.step()
 
-    trace = capture(tmp_path, steps)
+    trace = captured(tmp_path, steps)
     dry_run = after_dry_run(trace)
     assert not any(part.redrawn for part in dry_run.plans)
     final = [floats(dry_run.memory.live[number]) for number in dry_run.flow.outside]
@@ -148,7 +141,7 @@ def test_values_flow_to_what_the_program_came_to(tmp_path: Path) -> None:
 
 def test_every_pass_begins_with_the_same_values(tmp_path: Path) -> None:
     x = torch.full((3,), 1.0)
-    dry_run = after_dry_run(capture(tmp_path, lambda: x.mul_(2)))
+    dry_run = after_dry_run(captured(tmp_path, lambda: x.mul_(2)))
     (number,) = dry_run.flow.outside
     assert floats(dry_run.memory.live[number]) == [2.0] * 3
     dry_run.begin()
@@ -163,7 +156,7 @@ def test_views_and_writes_in_place_reach_the_memory_that_they_are_of(tmp_path: P
         x[1:3].copy_(x[5:7])
         torch.add(x[:4], x[4:], out=out)
 
-    dry_run = after_dry_run(capture(tmp_path, program))
+    dry_run = after_dry_run(captured(tmp_path, program))
     final = [floats(dry_run.memory.live[number]) for number in dry_run.flow.outside]
     assert [0.0, 3.0, 3.0, 0.0, 3.0, 3.0, 3.0, 3.0] in final
     assert [3.0, 6.0, 6.0, 3.0] in final
@@ -177,7 +170,7 @@ def test_memory_is_freed_when_no_later_call_mentions_it(tmp_path: Path, monkeypa
         for _ in range(30):
             y = y + 1
 
-    trace = capture(tmp_path, program)
+    trace = captured(tmp_path, program)
     seen: list[StorageWeakRef] = []
     alive: list[int] = []
     give = StepMemory.give
@@ -206,7 +199,7 @@ def test_a_result_takes_the_memory_that_its_own_consumers_tell(tmp_path: Path) -
         few = small.nonzero()
         torch.ones(4000).add_(few[0])
 
-    result = replay_sequence(capture(tmp_path, program), SETTINGS)
+    result = replay_sequence(captured(tmp_path, program), SETTINGS)
     assert result.captured_peak_bytes == 4989 * 8
     assert result.replayed_peak_bytes == result.captured_peak_bytes
 
@@ -223,7 +216,7 @@ def test_what_depends_on_values_is_drawn_or_substituted_and_told(tmp_path: Path)
         # value models do not show which rows are equal
         torch.randint(0, 10, (500, 3)).unique(dim=0).float().sqrt()
 
-    trace = capture(tmp_path, program)
+    trace = captured(tmp_path, program)
     result = replay_sequence(trace, SETTINGS)
     # the mask, and numbers with as many distinct values; calls that take the substitutes use them unchanged
     assert redrawn(after_dry_run(trace)) == {"aten.index.Tensor": {1}, "aten._unique2.default": {0}}
@@ -247,7 +240,7 @@ def test_calls_that_cannot_run_are_counted_and_their_results_are_there(tmp_path:
             torch.mm(x, x)
         y.sqrt()
 
-    result = replay_sequence(capture(tmp_path, program), SETTINGS)
+    result = replay_sequence(captured(tmp_path, program), SETTINGS)
     assert "cannot hold an argument" in told(result)["aten.set_.source_Storage"]
     assert "it raised when it was captured" in told(result)["aten.mm.default"]
     assert (result.unsupported, result.substituted, result.replayed) == (2, 0, result.calls - 2)
@@ -263,7 +256,7 @@ def test_indices_that_an_operator_does_not_check_stay_in_the_recorded_range(tmp_
         indices.numpy()[:] = 7
         torch.ops.aten.embedding_dense_backward(grad, indices, 10, -1, True)
 
-    dry_run = after_dry_run(capture(tmp_path, program))
+    dry_run = after_dry_run(captured(tmp_path, program))
     assert redrawn(dry_run) == {"aten.embedding_dense_backward.default": {1}}
 
 
@@ -280,13 +273,13 @@ def test_floats_that_went_astray_are_drawn_anew(tmp_path: Path, values: torch.Te
         x.numpy()[:] = values
         (x * 2).exp()
 
-    dry_run = after_dry_run(capture(tmp_path, program))
+    dry_run = after_dry_run(captured(tmp_path, program))
     assert redrawn(dry_run) == {"aten.mul.Tensor": {0}}
 
 
 def test_floats_that_were_not_finite_flow(tmp_path: Path) -> None:
     x = torch.tensor([1.0, float("nan"), 2.0])
-    assert redrawn(after_dry_run(capture(tmp_path, lambda: (x * 2).exp()))) == {}
+    assert redrawn(after_dry_run(captured(tmp_path, lambda: (x * 2).exp()))) == {}
 
 
 ROW = torch.ones(1, 5)
@@ -363,7 +356,7 @@ def test_an_extension_function_runs_where_its_program_called_it(tmp_path: Path) 
     def program() -> None:
         roi_align((features * 2).relu(), rois + 0.0, (7, 7)).relu()
 
-    trace = capture(tmp_path, program)
+    trace = captured(tmp_path, program)
     assert trace.calls["inside"].notna().any() or (trace.calls["op"] == "mmcv._ext:roi_align_forward").any()
     result = replay_sequence(trace, SETTINGS)
     assert (result.substituted, result.unsupported) == (0, 0)
@@ -382,7 +375,7 @@ def test_random_numbers_and_settings_are_left_as_they_were(tmp_path: Path) -> No
             torch.rand(100).bernoulli_().sum()
         torch.dropout(torch.ones(50), 0.5, True)
 
-    trace = capture(tmp_path, program)
+    trace = captured(tmp_path, program)
     before = torch.get_rng_state()
     result = replay_sequence(trace, SETTINGS)
     assert result.replayed == result.calls
@@ -417,7 +410,7 @@ def test_what_several_threads_ran_is_one_sequence(tmp_path: Path) -> None:
         other.join()
         made[0].log()
 
-    trace = capture(tmp_path, program)
+    trace = captured(tmp_path, program)
     assert trace.calls["thread"].nunique() == 2
     result = replay_sequence(trace, SETTINGS)
     assert result.replayed == result.calls == 2
@@ -550,7 +543,7 @@ def test_whatever_numbers_a_stranger_writes_nothing_raises_but_a_line(
 
 def test_more_memory_than_may_be_taken_is_not(tmp_path: Path) -> None:
     x = torch.ones(1 << 20)
-    trace = capture(tmp_path, lambda: (x + 1, torch.ones(3).sin()))
+    trace = captured(tmp_path, lambda: (x + 1, torch.ones(3).sin()))
     result = replay_sequence(trace, replace(SETTINGS, room_bytes=1 << 20))
     assert told(result) == {"aten.add.Tensor": "unsupported: it needs more memory than there is: 4194304 bytes"}
 
@@ -559,7 +552,7 @@ def test_more_memory_than_may_be_taken_is_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize("run", ["predict", "train"])
 def test_the_built_in_detector_replays_at_its_full_size(tmp_path: Path, run: str) -> None:
     program = load_program("builtin:faster_rcnn", ModelOptions(run=run))
-    trace = capture(tmp_path, lambda: program.step(program.inputs()), model=program.model)
+    trace = captured(tmp_path, lambda: program.step(program.inputs()), model=program.model)
     result = replay_sequence(trace, replace(SETTINGS, repeats=1))
     assert result.replayed > 0.95 * result.calls
     assert result.replayed_peak_bytes == pytest.approx(result.captured_peak_bytes, rel=0.05)

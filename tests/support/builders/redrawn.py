@@ -12,6 +12,10 @@ from opgrip.traces.values import ValueModel, fit, value_model_from_json, value_m
 Model = TypeVar("Model")
 
 
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 def read_again(model: ValueModel) -> ValueModel:
     """Return the model after writing and reading it."""
     return value_model_from_json(json.loads(json.dumps(value_model_to_json(model), allow_nan=False)))

@@ -16,6 +16,7 @@ from forks import can_fork, run_forked
 from torch import nn
 
 from opgrip.capture import Capture
+from opgrip.traces import Trace, load
 
 ROOT = Path(__file__).resolve().parents[3]
 SUPPORT_PATH = os.pathsep.join(str(folder) for folder in sorted(Path(__file__).resolve().parents[1].iterdir()))
@@ -130,6 +131,13 @@ class TinyNet(nn.Module):
     def forward(self, images: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         pooled = self.features(images).mean(dim=(2, 3))
         return self.head(pooled + self.embedding(words).sum(dim=1))
+
+
+def captured(folder: Path, program: Callable[[], Any], **options: Any) -> Trace:
+    """Return the trace of a program, which is captured into `t.jsonl`."""
+    with Capture(folder / "t.jsonl", force=True, **options):
+        program()
+    return load(folder / "t.jsonl", partial=False)
 
 
 def train_tiny_net(path: Path, steps: int = 2, **options: object) -> Capture:

@@ -7,13 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optional import optional
-from redrawn import drawn, fitted
+from redrawn import drawn, fitted, seeded
 
 from opgrip.traces.values.boxes import Boxes, overlapping
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def proposals(count: int, seed: int = 0, *, sides: float = 200.0) -> torch.Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from redrawn import drawn, fitted
+from redrawn import drawn, fitted, seeded
 
 from opgrip.traces.values import fit
 from opgrip.traces.values.distribution import PROBABILITIES, Probabilities
@@ -17,10 +17,6 @@ from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.matrices import Factorable, Triangular
 
 WIDE = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @given(st.floats(-1e3, 1e3), st.floats(0.01, 1e3), st.floats(0, 0.8), st.integers(0, 9))

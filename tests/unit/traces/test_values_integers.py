@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from redrawn import drawn, fitted
+from redrawn import drawn, fitted, seeded
 
 from opgrip.traces.values import fit
 from opgrip.traces.values.drawing import distinct, exactly, parts
@@ -17,10 +17,6 @@ from opgrip.traces.values.order import Permutation
 from opgrip.traces.values.progression import Offsets, Progression
 
 TOP = torch.iinfo(torch.int64).max
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @given(st.integers(66, 5000), st.integers(-1000, 1000), st.integers(2, 100_000), st.floats(0.2, 4), st.integers(0, 9))

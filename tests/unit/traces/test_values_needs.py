@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from optional import optional
-from redrawn import drawn, fitted
+from redrawn import drawn, fitted, seeded
 from versions import is_removed
 
 from opgrip.traces.schema.arguments import TensorSpec
@@ -21,10 +21,6 @@ from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.matrices import Factorable, Triangular
 from opgrip.traces.values.needs import NEEDS, ValueNeed
 from opgrip.traces.values.progression import Offsets
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def outputs(result: Any) -> Any:
