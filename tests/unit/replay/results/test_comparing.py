@@ -11,7 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_runs import HEADER, made_row, made_run
 from programs import run_command, succeed
@@ -203,6 +203,7 @@ def test_quantiles_stand_in_where_single_times_were_not_kept() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(-1, 1), st.floats(1e-6, 0.1)), min_size=1, max_size=30))
+@settings(deadline=None)
 def test_who_is_held_against_whom_does_not_matter(pairs: list[tuple[float, float]]) -> None:
     there = [Difference(ratio, variance, 8.0, 5, 5) for ratio, variance in pairs]
     back = [replace(item, log_ratio=-item.log_ratio) for item in there]
