@@ -8,7 +8,7 @@ import torch
 
 from gpu.programs import capture_calls, expect_ok, replay_rows
 from gpu.step import NotHereError, Place, Step, expect, expect_between
-from opgrip.platform.nvml import find_gpu
+from opgrip.platform.machine import find_gpu
 from opgrip.replay.analyses.roofline import LimitColumns
 from opgrip.replay.operators.devices import with_index
 from opgrip.replay.run.energy import EnergyColumns

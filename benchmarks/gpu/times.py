@@ -12,7 +12,7 @@ from gpu.kernels import kernel_names, kernel_us, kernels_in, kernels_of
 from gpu.programs import SHIPPED, capture_calls, median_us, replay_rows, row_of
 from gpu.step import Facts, NotHereError, Place, Step, expect, expect_between
 from opgrip.capture import Capture
-from opgrip.platform.nvml import find_gpu
+from opgrip.platform.machine import find_gpu
 from opgrip.replay.operators.devices import with_index
 from opgrip.replay.results.results import CONTENDED, OK, RAN, UNSUPPORTED
 from opgrip.traces import load

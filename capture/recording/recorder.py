@@ -45,7 +45,7 @@ from opgrip.capture.signatures.fitting import Fitter
 from opgrip.capture.timing.budget import Budget, Thinning, WorkDone
 from opgrip.capture.timing.kernel_times import KernelTimes
 from opgrip.capture.timing.page_faults import SlowMemory
-from opgrip.platform.page_fault_cost import usual_fault_ns
+from opgrip.platform.contention import usual_fault_ns
 from opgrip.traces.analysis.redaction import Policy
 from opgrip.traces.schema.records import Context, Scope, Signature, Values
 from opgrip.traces.table.step_starts import MOST_STEPS

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from opgrip.platform.page_fault_cost import TICK_NS, is_slow
+from opgrip.platform.contention import TICK_NS, is_slow
 
 LARGE = 1 << 16
 """minimum tensor size in bytes to count a call's page faults; smaller tensors are rarely in new pages"""

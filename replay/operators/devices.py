@@ -20,8 +20,7 @@ import torch
 
 from opgrip.cli.command import own_python
 from opgrip.errors import UserError
-from opgrip.platform.machine import available_memory, check_device, parse_device
-from opgrip.platform.nvml import find_gpu
+from opgrip.platform.machine import available_memory, check_device, find_gpu, parse_device
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.table.accelerators import describe_accelerators
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from opgrip.cli.options import OUTPUT, option, titled
 from opgrip.platform.heartbeat import IDLE
-from opgrip.platform.nvml import Gpu, open_gpu
+from opgrip.platform.machine import Gpu, open_gpu
 from opgrip.replay.results.columns import Columns, column
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from itertools import chain
 import torch
 
 from opgrip.errors import UserError
-from opgrip.platform.nvml import find_gpu
+from opgrip.platform.machine import find_gpu
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.preceding_calls import PrecedingCalls, recent_bytes
 from opgrip.replay.cases.selection import PointOptions, Variant

@@ -26,10 +26,9 @@ from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec, leaves, ma
 from opgrip.traces.schema.python_objects import children
 from opgrip.traces.schema.records import EXTENSION, OPERATOR, Signature
 from opgrip.traces.values import ValueModel
-from opgrip.traces.values.booleans import OneHot
 from opgrip.traces.values.boxes import MAX_COLUMNS, Boxes
 from opgrip.traces.values.distribution import Probabilities
-from opgrip.traces.values.exact import Constant, Exact
+from opgrip.traces.values.exact import Constant, Exact, OneHot
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.progression import Progression
 

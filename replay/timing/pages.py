@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from opgrip.platform.page_fault_cost import TICK_NS, usual_fault_ns
+from opgrip.platform.contention import TICK_NS, usual_fault_ns
 from opgrip.replay.operators.memory import LARGE
 
 PAGE = resource.getpagesize()

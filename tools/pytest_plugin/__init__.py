@@ -13,6 +13,7 @@ import pytest
 
 from opgrip.cli.command import counted
 from opgrip.errors import UserError
+from opgrip.tools.pytest_plugin.baseline import add_options, read_options
 from opgrip.tools.pytest_plugin.measured import (
     BENCHMARKS,
     JUDGED,
@@ -25,7 +26,6 @@ from opgrip.tools.pytest_plugin.measured import (
     opgrip_replay,
     rows_of_test,
 )
-from opgrip.tools.pytest_plugin.plugin_options import add_options, read_options
 
 if TYPE_CHECKING:
     from opgrip.tools.pytest_plugin.traces import TraceFile

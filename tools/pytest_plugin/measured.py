@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from opgrip.tools.pytest_plugin.baseline import StoredBaseline, TestRow, join_headers, results_of
-from opgrip.tools.pytest_plugin.plugin_options import Options
+from opgrip.tools.pytest_plugin.baseline import Options, StoredBaseline, TestRow, join_headers, results_of
 
 if TYPE_CHECKING:
     from opgrip.replay.comparison import Comparison

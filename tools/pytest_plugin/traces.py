@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from opgrip.errors import UserError
+from opgrip.tools.pytest_plugin.baseline import CASE
 from opgrip.tools.pytest_plugin.measured import BENCHMARKS, JUDGED, Judged
-from opgrip.tools.pytest_plugin.plugin_options import CASE
 
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgrip.platform.machine import lines
-from opgrip.platform.nvml import find_gpu
+from opgrip.platform.machine import find_gpu, lines
 from opgrip.platform.precisions import PLACES, allows_tf32, read_precision
 from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.schema.records import Signature

@@ -35,7 +35,6 @@ from opgrip.traces.schema.records import (
     Values,
 )
 from opgrip.traces.table.accelerators import doubt_of_events, merge_facts
-from opgrip.traces.table.call_filter import call_filter
 from opgrip.traces.table.call_source import CallSource
 from opgrip.traces.table.call_table import (
     COUNT,
@@ -51,7 +50,7 @@ from opgrip.traces.table.call_table import (
 from opgrip.traces.table.distinct_calls import NUMBER, distinct_calls, ordered_rows
 from opgrip.traces.table.lazy_fields import LazyField, is_made
 from opgrip.traces.table.profiler_labels import label_of, labeled, own_calls
-from opgrip.traces.table.step_starts import unfinished_calls
+from opgrip.traces.table.step_starts import call_filter, unfinished_calls
 from opgrip.traces.table.time_pictures import check_columns, draw_times
 from opgrip.traces.values import ValueModel
 

@@ -17,8 +17,8 @@ import torch
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.traces.schema.operator_arguments import schema_arguments
 from opgrip.traces.schema.records import ValueModel
-from opgrip.traces.values.booleans import Booleans
 from opgrip.traces.values.boxes import Boxes
+from opgrip.traces.values.exact import Booleans
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.matrices import Factorable, Triangular

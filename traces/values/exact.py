@@ -1,16 +1,17 @@
-"""Value models of tensors with few values: all elements of a small tensor, or the value of a constant one."""
+"""Value models of tensors with few different values: small and constant tensors, booleans, and one-hot rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.values import drawing as checks
-from opgrip.traces.values.drawing import HIGHEST, LOWEST, UNSIGNED
-from opgrip.traces.values.model import PIECES, value_models
+from opgrip.traces.values.drawing import HIGHEST, LOWEST, UNSIGNED, between, exactly, in_runs, runs_of, scaled, shuffled
+from opgrip.traces.values.model import PIECES, ROWS, array_of, value_models
 
 MAX_ELEMENTS = 64
 
@@ -91,3 +92,112 @@ class Constant:
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return a tensor filled with the value."""
         return elements([self.value], dtype, generator.device)[0].expand(shape).clone()
+
+
+@value_models.register("booleans")
+@dataclass(frozen=True, slots=True)
+class Booleans:
+    """The number of true elements, which determines the output size of `nonzero` and `masked_select`.
+
+    Attributes
+    ----------
+    runs : number of runs of true elements in row-major order; None in old traces
+    """
+
+    true: int
+    total: int
+    runs: int | None = None
+
+    priority: ClassVar[int] = 20
+    seen: ClassVar[str] = PIECES
+
+    @classmethod
+    def fit(cls, tensor: torch.Tensor) -> Booleans | None:
+        """Return the model of a boolean tensor, or None for other dtypes."""
+        if tensor.dtype != torch.bool:
+            return None
+        flat = array_of(tensor).reshape(-1)
+        return cls(int(np.count_nonzero(flat)), len(flat), runs_of(flat))
+
+    def check(self) -> None:
+        """Raise `FormatError` unless the counts of true elements and runs are possible."""
+        checks.whole(self.total, "a count of booleans", 1)
+        checks.whole(self.true, "a count of true booleans", 0, self.total)
+        if self.runs is not None:
+            checks.whole(self.runs, "a count of runs", 0, min(self.true, self.total - self.true + 1))
+            if self.true and not self.runs:
+                raise FormatError("true booleans without a run")
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        """Return booleans with as many true elements and runs, at random places; counts scale with the size."""
+        count = torch.Size(shape).numel()
+        true = scaled(self.true, self.total, count)
+        if self.runs is None or true in (0, count):
+            return exactly(true, count, generator).reshape(shape).to(dtype)
+        return in_runs(true, count, scaled(self.runs, self.total, count), generator).reshape(shape).to(dtype)
+
+
+FREQUENT = 64
+
+
+@value_models.register("one_hot")
+@dataclass(frozen=True, slots=True)
+class OneHot:
+    """Class frequencies of one-hot rows along the last dimension.
+
+    Attributes
+    ----------
+    classes : length of a row
+    frequent : (class, count) of at most 64 classes, the most frequent first
+    others : number of rows of other classes
+    """
+
+    classes: int
+    frequent: list[list[int]]
+    others: int
+
+    priority: ClassVar[int] = 15
+    seen: ClassVar[str] = ROWS
+
+    @classmethod
+    def fit(cls, tensor: torch.Tensor) -> OneHot | None:
+        """Return the model of a one-hot tensor with at least two classes, or None for other tensors."""
+        if tensor.dim() < 2 or tensor.shape[-1] < 2 or tensor.dtype.is_complex:
+            return None
+        first = tensor[(0,) * (tensor.dim() - 1)]
+        if int(torch.count_nonzero(first != 0)) != 1 or not bool((first == 1).any()):
+            return None
+        rows = tensor.numel() // tensor.shape[-1]
+        ones = tensor == 1
+        if int(torch.count_nonzero(ones)) != rows or not bool((ones | (tensor == 0)).all()):
+            return None
+        counts = ones.reshape(rows, -1).sum(0)
+        if not bool((ones.sum(-1) == 1).all()):
+            return None
+        most, classes = counts.topk(min(FREQUENT, len(counts)))
+        frequent = [[at, count] for at, count in zip(classes.tolist(), most.tolist(), strict=True) if count]
+        return cls(tensor.shape[-1], frequent, rows - sum(count for _, count in frequent))
+
+    def check(self) -> None:
+        """Raise `FormatError` for invalid classes or counts."""
+        checks.whole(self.classes, "a count of classes", 1)
+        checks.counted(self.frequent, "frequent classes", FREQUENT)
+        for at, _ in self.frequent:
+            checks.whole(at, "a frequent class", 0, self.classes - 1)
+        checks.whole(self.others, "a count of rows", 0, checks.HIGHEST - sum(count for _, count in self.frequent))
+        checks.whole(self.others + sum(count for _, count in self.frequent), "a count of rows", 1)
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        """Return rows in random order with the same class counts, or shares if the number of rows differs."""
+        length = shape[-1] if shape else 1
+        rows, device = torch.Size(shape).numel() // length, generator.device
+        total = self.others + sum(count for _, count in self.frequent)
+        repeats = torch.tensor([count * rows // total for _, count in self.frequent], dtype=torch.int64, device=device)
+        classes = torch.tensor([at for at, _ in self.frequent], dtype=torch.int64, device=device)
+        others = between(0, self.classes - 1, rows - int(repeats.sum()), generator)
+        if not self.others and len(classes):
+            others = classes[:1].expand(len(others))
+        ones = shuffled(torch.cat([classes.repeat_interleave(repeats), others]), generator) % length
+        values = torch.zeros(rows, length, dtype=torch.bool, device=device)
+        values.scatter_(1, ones[:, None], True)
+        return values.reshape(shape).to(dtype)

@@ -16,8 +16,8 @@ import torch
 
 from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.schema.records import ValueModel
-from opgrip.traces.values.booleans import Booleans
 from opgrip.traces.values.boxes import Boxes
+from opgrip.traces.values.exact import Booleans
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.model import fit

@@ -24,7 +24,7 @@ from opgrip.traces.analysis.differences import (
 from opgrip.traces.schema.tensor_specs import TensorSpec
 from opgrip.traces.table.trace import Trace as TraceType
 from opgrip.traces.values import fit
-from opgrip.traces.values.booleans import Booleans
+from opgrip.traces.values.exact import Booleans
 
 USUAL = Tolerances()
 

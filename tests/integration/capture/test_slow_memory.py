@@ -18,8 +18,8 @@ from opgrip.capture import Capture
 from opgrip.capture.command.opcapture import closing_lines
 from opgrip.capture.timing.page_faults import CountedCall, SlowMemory
 from opgrip.capture.writing import flusher as flushing
-from opgrip.platform import page_fault_cost
-from opgrip.platform.page_fault_cost import TICK_NS, usual_fault_ns
+from opgrip.platform import contention
+from opgrip.platform.contention import TICK_NS, usual_fault_ns
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec
@@ -143,7 +143,7 @@ def test_a_capture_on_a_busy_machine_says_so(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_usual_cost_of_a_page_fault_is_of_memory_at_hand() -> None:
-    if page_fault_cost._has_huge_pages():
+    if contention._has_huge_pages():
         pytest.skip("this system provides huge pages unasked")
     usual = usual_fault_ns()
     assert usual is not None

@@ -12,7 +12,7 @@ from nvml import BUSY_W, IDLE_W, Nvml, OldNvml, properties_of
 from settings import rows_of, settings_of
 
 from opgrip.errors import UserError
-from opgrip.platform.nvml import Gpu, find_gpu, open_gpu
+from opgrip.platform.machine import Gpu, find_gpu, open_gpu
 from opgrip.replay.operators import devices
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import OK

@@ -15,7 +15,7 @@ from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.traces import load
 from opgrip.traces.io.tensor_file import TensorFile, load_safetensors
 from opgrip.traces.schema.arguments import TensorSpec
-from opgrip.traces.values.booleans import Booleans
+from opgrip.traces.values.exact import Booleans
 
 VALUES = torch.linspace(0, 10, 100).sin()
 """values that no value model represents exactly"""

@@ -27,7 +27,7 @@ from opgrip.traces.schema.records import (
     Thread,
     Values,
 )
-from opgrip.traces.values.booleans import Booleans
+from opgrip.traces.values.exact import Booleans
 
 EXTENSION_CALL, MULTIPLY, GRIPPED = 0, 1, 2
 RECORDS: list[Record] = [

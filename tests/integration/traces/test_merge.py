@@ -34,7 +34,7 @@ from opgrip.traces.schema.records import (
     Thread,
     Values,
 )
-from opgrip.traces.values.booleans import Booleans
+from opgrip.traces.values.exact import Booleans
 from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.corpus import read_corpus
 from opgrip.zoo.corpus.cases import write_cases

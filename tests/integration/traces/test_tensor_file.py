@@ -17,7 +17,7 @@ from opgrip.traces.io.tensor_file import TensorFile, from_stored, load_safetenso
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.arguments import DTYPES
 from opgrip.traces.schema.records import Header, Values
-from opgrip.traces.values.booleans import Booleans
+from opgrip.traces.values.exact import Booleans
 
 KNOWN = sorted(
     name

@@ -14,8 +14,7 @@ from redrawn import drawn, fitted, read_again
 
 from opgrip.traces import load
 from opgrip.traces.values import fit, value_model_from_json, value_model_to_json, value_models
-from opgrip.traces.values.booleans import Booleans, OneHot
-from opgrip.traces.values.exact import Constant, Exact
+from opgrip.traces.values.exact import Booleans, Constant, Exact, OneHot
 
 DTYPES = [torch.float16, torch.bfloat16, torch.complex64, torch.int8, torch.uint64, torch.bool, torch.float8_e5m2]
 

@@ -24,7 +24,7 @@ from opgrip.traces.schema.records import (
     Thread,
     Values,
 )
-from opgrip.traces.values.booleans import Booleans
+from opgrip.traces.values.exact import Booleans
 
 SPEC = TensorSpec((2, 3), (3, 1), torch.float32, "cpu", values=0)
 GROUP = GroupSpec("0", "gloo", (0, 1), 1)

@@ -13,10 +13,9 @@ from opgrip.errors import FormatError
 from opgrip.traces.schema.arguments import TensorSpec, tensors
 from opgrip.traces.schema.tensor_specs import Compressed, Coo, Nested, memory_dtype
 from opgrip.traces.values import ValueModel, reads_places, refine_model, requested_kinds, sizes_outputs
-from opgrip.traces.values.booleans import Booleans, OneHot
 from opgrip.traces.values.boxes import Boxes
 from opgrip.traces.values.distribution import Probabilities
-from opgrip.traces.values.exact import Constant, Exact
+from opgrip.traces.values.exact import Booleans, Constant, Exact, OneHot
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.matrices import Factorable, Triangular

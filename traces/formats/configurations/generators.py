@@ -18,7 +18,7 @@ from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.json_values import NAME_LENGTH, device_name
 from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS, contiguous
 from opgrip.traces.values import ValueModel
-from opgrip.traces.values.booleans import Booleans
+from opgrip.traces.values.exact import Booleans
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
 
