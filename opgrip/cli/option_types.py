@@ -1,14 +1,18 @@
-"""Value types of options, as functions for argparse that parse text."""
+"""Value types of options, as functions for argparse that parse text, and the options that select numbered cases."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from opgrip.cli.command import positive
+from opgrip.cli.command import not_negative, positive, seed
+from opgrip.cli.options import CASES, option, titled
+from opgrip.errors import UserError
 
 LEAST_BYTES = 1 << 20
 """minimum size; a smaller one usually lacks its unit"""
@@ -52,10 +56,7 @@ def image_size(text: str) -> tuple[int, int]:
 
 def tolerance(text: str) -> float:
     """Parse a finite number of at least 0."""
-    number = _number(text)
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a tolerance")
-    return number
+    return _number(text, "a tolerance", lambda number: 0 <= number < float("inf"))
 
 
 SHORT_DTYPES = {
@@ -82,10 +83,7 @@ def floating_dtype(text: str) -> str:
 
 def share(text: str) -> float:
     """Parse a number above 0 and up to 1."""
-    number = _number(text)
-    if not 0 < number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1")
-    return number
+    return _number(text, "a share between 0 and 1", lambda number: 0 < number <= 1)
 
 
 def percent(text: str) -> float:
@@ -101,18 +99,12 @@ def percent(text: str) -> float:
 
 def seconds(text: str) -> float:
     """Parse a number of seconds above 0."""
-    number = _number(text)
-    if not 0 < number < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return number
+    return _number(text, "a number of seconds", lambda number: 0 < number < 1e9)
 
 
 def duration(text: str) -> float:
     """Parse a number of seconds from 0."""
-    number = _number(text)
-    if not 0 <= number < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0")
-    return number
+    return _number(text, "a number of seconds from 0", lambda number: 0 <= number < 1e9)
 
 
 def interval(text: str) -> float:
@@ -135,13 +127,83 @@ def byte_count(text: str) -> int:
     return count
 
 
-def _number(text: str) -> float:
+def _number(text: str, what: str = "a number", is_allowed: Callable[[float], bool] = lambda number: True) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
+    if not is_allowed(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+    return number
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Return True if a name matches one of the shell patterns, or if there are none."""
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+INDEXED = 1 << 62
+"""number of cases from which on a range is too long for `random.sample`"""
+
+
+@titled("cases")
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Selection of cases of a table, or of a file that describes more cases than it holds."""
+
+    start: int = option(
+        0,
+        "skip the cases before number N (counted from 0) of a table or configuration file",
+        parse=not_negative,
+        metavar="N",
+        only=("single cases",),
+        role=CASES,
+    )
+    stop: int | None = option(
+        None, "stop before case number N", parse=positive, metavar="N", only=("single cases",), role=CASES
+    )
+    sample: int | None = option(
+        None, "run N of the cases, chosen at random", parse=positive, metavar="N", only=("single cases",), role=CASES
+    )
+    sample_seed: int = option(
+        0,
+        "random seed for --sample (default: %(default)s)",
+        parse=seed,
+        metavar="N",
+        only=("single cases",),
+        role=CASES,
+    )
+
+    @property
+    def takes_all(self) -> bool:
+        """Return True if all cases are selected."""
+        return not self.start and self.stop is None and self.sample is None
+
+    def size(self, count: int) -> int:
+        """Return the number of selected cases out of `count`."""
+        size = max(0, min(count, count if self.stop is None else self.stop) - self.start)
+        return size if self.sample is None else min(size, self.sample)
+
+    def places(self, count: int) -> Sequence[int]:
+        """Return the numbers of the selected cases in ascending order.
+
+        Raises
+        ------
+        UserError : if the selection of a non-empty table is empty
+        """
+        stop = min(count, count if self.stop is None else self.stop)
+        if count and stop <= self.start:
+            end = "" if self.stop is None else f" to --stop {self.stop}"
+            raise UserError(
+                f"no case is left from --start {self.start}{end}", f"there are {count:,}, the first being case 0"
+            )
+        places = range(self.start, stop)
+        if self.sample is None or self.sample >= stop - self.start:
+            return places
+        chance = random.Random(self.sample_seed)
+        if stop - self.start < INDEXED:
+            return sorted(chance.sample(places, self.sample))
+        drawn: set[int] = set()
+        while len(drawn) < self.sample:
+            drawn.add(chance.randrange(self.start, stop))
+        return sorted(drawn)

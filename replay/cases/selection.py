@@ -9,9 +9,8 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from opgrip.cli.case_slices import Cut
 from opgrip.cli.command import UNBOUNDED_HELP, counted, nearest, positive
-from opgrip.cli.option_types import counts, cpus, matches
+from opgrip.cli.option_types import Cut, counts, cpus, matches
 from opgrip.cli.options import CASES, IDENTITY, RUN, option, titled
 from opgrip.errors import NothingSelectedError, UserError
 from opgrip.replay.inputs.input_options import RECORDED

@@ -8,8 +8,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.cli.case_slices import Cut
 from opgrip.cli.command import add_reading, counted, did_you_mean, not_negative, printable
+from opgrip.cli.option_types import Cut
 from opgrip.cli.options import add_options, from_arguments
 from opgrip.cli.output_files import (
     check_output,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from opgrip.cli.case_slices import Cut
 from opgrip.cli.command import DEVICE_TIME, add_reading, counted, positive, printable
+from opgrip.cli.option_types import Cut
 from opgrip.cli.options import add_options, from_arguments
 from opgrip.cli.output_files import check_output, write_text
 from opgrip.cli.progress import Reporter

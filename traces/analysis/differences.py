@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any
@@ -169,23 +169,13 @@ class TraceDifference:
             "traces": list(self.names),
             "facts": [{"name": name, "a": one, "b": other} for name, one, other in self.facts],
             "per": {"unit": self.unit, "a": self.units[0], "b": self.units[1]},
-            "operators": [
-                {"op": row.op, "shares": list(row.shares), "call_shares": list(row.call_shares)}
-                for row in self.operators
-            ],
+            "operators": list(map(asdict, self.operators)),
             "counts": {kind: len(self.of_kind(kind)) for kind in KINDS},
             "signatures": [
                 {
-                    "key": row.key,
-                    "op": row.op,
-                    "call": row.call,
-                    "kinds": list(row.kinds),
-                    "counts": list(row.counts),
-                    "shares": list(row.shares),
-                    "median_us": list(row.median_us),
+                    **asdict(row),
                     "values": [
-                        {"tensor": place, "statistic": name, "a": one, "b": other}
-                        for place, name, one, other in row.values
+                        dict(zip(("tensor", "statistic", "a", "b"), value, strict=True)) for value in row.values
                     ],
                 }
                 for row in self.rows

@@ -16,6 +16,7 @@ from threading import Thread
 from time import perf_counter
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -122,7 +123,7 @@ def read_cached_ceilings(device: str) -> Ceilings | None:
     """Return the peaks in this machine's file, or None if the file cannot be read."""
     try:
         return from_json(json.loads(ceilings_path(device).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -144,25 +145,15 @@ def to_json(ceilings: Ceilings) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> Ceilings:
-    """Return the peaks of a file; raise ValueError, KeyError, TypeError or AttributeError if the file is damaged."""
+    """Return the peaks of a file; raise ValueError or KeyError if the file is damaged."""
     if fields["form"] != FORM:
         raise ValueError(f"form {fields['form']}")
-    levels = tuple(
-        Level(item["name"], item["size"], item["sharing"], _by_threads(item["bandwidth"])) for item in fields["levels"]
-    )
-    if not levels or levels[-1].size is not None:
+    ceilings = msgspec.convert(fields, Ceilings, strict=False, str_keys=True)
+    if not ceilings.levels or ceilings.levels[-1].size is not None:
         raise ValueError("the last level is not the memory")
-    ceilings = Ceilings(
-        machine=tuple(fields["machine"]),
-        device=fields["device"],
-        threads=int(fields["threads"]),
-        levels=levels,
-        rates={dtype: _by_threads(rates) for dtype, rates in fields["rates"].items()},
-        launch_us=float(fields["launch_us"]),
-        dispatch_us=float(fields["dispatch_us"]),
-        torch=fields["torch"],
-        time=fields["time"],
-    )
+    for measured in (*(level.bandwidth for level in ceilings.levels), *ceilings.rates.values()):
+        if not measured or not min(measured.values()) > 0:
+            raise ValueError("a ceiling is missing")
     if implausible := find_implausible_rate(ceilings):
         raise ValueError(implausible)
     return ceilings
@@ -180,13 +171,6 @@ def find_implausible_rate(ceilings: Ceilings) -> str | None:
     if rates[slowest] >= LEAST_SHARE * rates[fastest]:
         return None
     return f"{rates[slowest]:,.2f} Gflop/s for {slowest} and {rates[fastest]:,.2f} for {fastest}"
-
-
-def _by_threads(values: dict[str, float]) -> dict[int, float]:
-    value_by_threads = {int(threads): float(value) for threads, value in values.items()}
-    if not value_by_threads or min(value_by_threads.values()) <= 0:
-        raise ValueError("a ceiling is missing")
-    return value_by_threads
 
 
 def _between(measured: dict[int, float], threads: int) -> float:

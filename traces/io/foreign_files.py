@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from opgrip.cli.case_slices import Cut
+from opgrip.cli.option_types import Cut
 from opgrip.cli.output_files import Damage
 from opgrip.cli.plugins import Registry
 from opgrip.errors import FormatError, UserError

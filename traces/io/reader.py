@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from opgrip.cli.case_slices import Cut
+from opgrip.cli.option_types import Cut
 from opgrip.cli.output_files import Damage
 from opgrip.errors import UserError
 from opgrip.traces.codec.call_blocks import CallBlock, block_of, exact_sum, parse_block, record_of

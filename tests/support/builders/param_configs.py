@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from opgrip.cli.case_slices import Cut
+from opgrip.cli.option_types import Cut
 from opgrip.traces import Trace, TraceReader, load
 from opgrip.traces.schema.arguments import TensorSpec
 

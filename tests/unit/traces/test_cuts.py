@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opgrip.cli.case_slices import Cut
+from opgrip.cli.option_types import Cut
 from opgrip.errors import UserError
 
 HUGE = 10**30

@@ -13,7 +13,7 @@ import torch
 from param_configs import RANGES, entry, number, operator, ranged, read, shapes, tensor
 from programs import SHIPPED_TRACES, run_command, succeed
 
-from opgrip.cli.case_slices import Cut
+from opgrip.cli.option_types import Cut
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
 from opgrip.traces.formats.param import MOST_CASES
