@@ -124,7 +124,6 @@ class _ShowAll(argparse.Action):
 
 
 def add_debug(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--debug` to a command."""
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
@@ -135,7 +134,6 @@ def add_reading(parser: argparse.ArgumentParser, partial: str) -> None:
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--version` to a command."""
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the versions of opgrip and of torch")
 
 

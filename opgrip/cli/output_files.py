@@ -78,7 +78,6 @@ def create(path: Path, force: bool) -> IO[bytes]:
 
 
 def cannot_be_written(path: str | Path, error: BaseException) -> UserError:
-    """Return the error for a file that cannot be written."""
     return UserError(f"{path} cannot be written", reason_of(error))
 
 

@@ -67,7 +67,6 @@ class Registry(Generic[T]):
         return sorted(self._load())
 
     def get(self, name: str) -> T | None:
-        """Return the plug-in with a name, or None."""
         return self._load().get(name)
 
     def values(self) -> list[T]:

@@ -154,7 +154,6 @@ class Contention:
         return self._others * processors <= processors - threads + MOST_BY_OTHERS * threads
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._files.values():
             os.close(file)
         self._files.clear()

@@ -222,11 +222,9 @@ class Gpu:
         return _number(self._read("nvmlDeviceGetPowerUsage", self._handle))
 
     def clock_mhz(self) -> float | None:
-        """Return the clock of the multiprocessors."""
         return _number(self._read("nvmlDeviceGetClockInfo", self._whole, getattr(self._nvml, "NVML_CLOCK_SM", 1)))
 
     def free_bytes(self) -> int | None:
-        """Return the free memory."""
         memory = self._read("nvmlDeviceGetMemoryInfo", self._handle)
         return None if memory is None else int(memory.free)
 

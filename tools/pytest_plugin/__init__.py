@@ -39,12 +39,10 @@ CARRIED = "opgrip_results"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options."""
     add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the options."""
     folder = getattr(config, "workerinput", {}).get(KEY)
     benchmarks = Benchmarks(read_options(config), Turns(None if folder is None else Path(folder)))
     try:
@@ -65,7 +63,6 @@ class Receiver:
         self._benchmarks = benchmarks
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add the results of a test."""
         text = getattr(report, CARRIED, None)
         if text is not None:
             self._benchmarks.add(report.nodeid, text)

@@ -23,7 +23,6 @@ STORE = ".opgrip"
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Declare the options."""
     group = parser.getgroup("opgrip", "benchmarks of operators (opgrip)")
     group.addoption("--opgrip-traces", action="store_true", help="collect trace files as tests")
     group.addoption(
@@ -176,7 +175,6 @@ def join_headers(headers: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def results_of(pairs: Sequence[TestRow], header: dict[str, Any]) -> Results:
-    """Return the rows without their tests as results."""
     from opgrip.replay.outcome import Results
 
     return Results([row for _, row in pairs], header)

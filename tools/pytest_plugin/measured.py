@@ -61,11 +61,9 @@ class SharedFolder:
         self._folder = tempfile.TemporaryDirectory(prefix="opgrip-pytest-")
 
     def pytest_configure_node(self, node: Any) -> None:
-        """Send the folder to a worker before it starts."""
         node.workerinput[KEY] = self._folder.name
 
     def pytest_unconfigure(self) -> None:
-        """Remove the folder."""
         self._folder.cleanup()
 
 

@@ -32,12 +32,10 @@ class MemoryNumbers:
         self._count = 0
 
     def get(self, storage: int) -> int:
-        """Return the number of a storage, or `UNKNOWN`."""
         number = self._near[storage] if 0 <= storage < len(self._near) else UNKNOWN
         return number if number != UNKNOWN or not self._far else self._far.get(storage, UNKNOWN)
 
     def set(self, storage: int, number: int) -> None:
-        """Set the number of a storage."""
         self._count += 1
         # damaged traces can have any numbers
         if storage in self._far or not 0 <= storage < self._end:

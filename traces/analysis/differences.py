@@ -155,16 +155,13 @@ class TraceDifference:
     operators: list[OperatorRow] = field(default_factory=list)
 
     def of_kind(self, kind: str) -> list[Row]:
-        """Return the rows with this kind of difference."""
         return [row for row in self.rows if kind in row.kinds]
 
     @property
     def changed(self) -> list[Row]:
-        """Rows with any difference."""
         return [row for row in self.rows if row.kinds]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the differences as a JSON object."""
         return {
             "traces": list(self.names),
             "facts": [{"name": name, "a": one, "b": other} for name, one, other in self.facts],

@@ -140,7 +140,6 @@ def write(ceilings: Ceilings, path: Path, force: bool) -> None:
 
 
 def to_json(ceilings: Ceilings) -> dict[str, Any]:
-    """Return the peaks as JSON."""
     return {"form": FORM, **asdict(ceilings)}
 
 

@@ -221,7 +221,6 @@ def with_inner_calls(outline: Outline, flags: Flags) -> Flags:
 
 
 def within(starts: NDArray[np.int64], span: tuple[int, int | None]) -> Flags:
-    """Return flags of the calls that start in a span."""
     first, end = span
     return (starts >= first) & (True if end is None else starts < end)
 

@@ -76,7 +76,6 @@ class Validation:
     notes: list[str] = field(default_factory=list)
 
     def add(self, record: int, kind: str, message: str) -> None:
-        """Add a finding."""
         self.counts[kind] += 1
         if len(self.findings) < MOST:
             self.findings.append(Finding(record, kind, message))
@@ -114,37 +113,30 @@ class References:
         self._device_times: list[tuple[int, DeviceTimes]] = []
 
     def see(self, place: int, record: Record) -> None:
-        """Check a record."""
+        if isinstance(record, Signature | Scope | Context | Thread):
+            self._define(place, type(record).__name__.lower(), record.number)
+        if isinstance(record, Observed | Effects | Kernels):
+            self._refer(place, "signature", [record.signature])
         match record:
             case Signature():
-                self._define(place, "signature", record.number)
                 self._op_of_signature[record.number] = record.op
                 arguments = (record.args, record.kwargs)
                 self._models_of[record.number] = len(numbers_of(arguments))
                 self._tensors_of[record.number] = sum(1 for _ in tensors(arguments))
                 self._await_values(place, numbers_of((*arguments, record.outputs)))
             case Scope():
-                self._define(place, "scope", record.number)
                 self._refer(place, "context", [record.context])
                 self._refer(place, "scope", [record.forward])
-            case Context():
-                self._define(place, "context", record.number)
-            case Thread():
-                self._define(place, "thread", record.number)
             case Values():
                 self._values.add(record.number)
             case Observed():
-                self._refer(place, "signature", [record.signature])
                 self._await_values(place, record.values)
                 expected = self._models_of.get(record.signature, len(record.values))
                 if len(record.values) != expected:
                     message = f"{len(record.values)} values, and its signature has {expected} tensors"
                     self._validation.add(place, REFERENCE, message)
             case Effects():
-                self._refer(place, "signature", [record.signature])
                 self._await_values(place, numbers_of((record.after, record.random_state)))
-            case Kernels():
-                self._refer(place, "signature", [record.signature])
             case Calls():
                 self._calls(place, record)
             case DeviceTimes():

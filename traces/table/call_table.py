@@ -217,7 +217,6 @@ def named_columns(signature: Integers, scope: Integers, thread: Integers, names:
 
 
 def concatenated_columns(source: Iterable[CallBlock]) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the concatenated columns of all blocks."""
     pieces: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for block in source:
         calls = len(block)

@@ -43,7 +43,6 @@ class DistinctCalls:
         self._bits: int | None = None
 
     def add(self, block: CallBlock) -> None:
-        """Count the calls of a block."""
         calls = len(block)
         self._pieces.append(
             [
@@ -174,7 +173,6 @@ def _dense(key: Integers) -> tuple[Integers, int]:
 
 
 def distinct_calls(source: Iterable[CallBlock], names: CallNames) -> pd.DataFrame:
-    """Return the table of distinct calls of a trace."""
     distinct = DistinctCalls()
     for block in source:
         distinct.add(block)

@@ -25,12 +25,10 @@ STEP_LABEL = re.compile(rf"{STEP} [0-9]{{1,9}}")
 
 
 def is_mark(op: str) -> bool:
-    """Return True if an operator is a mark."""
     return op.startswith(MARKS)
 
 
 def are_marks(calls: pd.DataFrame) -> pd.Series[bool]:
-    """Return a mask of the marks in a table of calls."""
     return calls["op"].isin([name for name in calls["op"].cat.categories if is_mark(str(name))])
 
 

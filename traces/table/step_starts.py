@@ -33,7 +33,6 @@ class _Thread:
         self._has_calls = False
 
     def note(self, block: CallBlock) -> None:
-        """Add a block of calls of the thread."""
         order = np.argsort(block.start_ns, kind="stable")
         starts = block.start_ns[order]
         last = int(starts[-1])
@@ -245,7 +244,6 @@ class CallFilter:
             self._processes[record.number] = record.process
 
     def select(self, block: CallBlock) -> CallBlock:
-        """Return the selected calls of a block."""
         flags = np.ones(len(block), dtype=np.bool_)
         if self._phase or self._module:
             flags &= self._scopes.flags(block.scope)

@@ -157,7 +157,6 @@ class Trace:
 
     @property
     def call_count(self) -> int:
-        """Return the number of calls of the trace."""
         return len(self.calls) if is_made(self, "calls") else self.source.calls
 
     @property
@@ -325,65 +324,58 @@ class _Contents:
 
     def __init__(self, source: CallSource) -> None:
         self._source = source
-        self._header: dict[str, Any] = {}
-        self._values: dict[int, ValueModel] = {}
-        self._tensors: dict[int, str] = {}
         self._entered: dict[int, list[Entered]] = {}
-        self._signatures: list[Signature] = []
-        self._scopes: list[Scope] = []
-        self._threads: dict[int, Thread] = {}
-        self._others: dict[str, Any] = {"contexts": {}, "observed": {}, "effects": {}, "kernels": [], "end": None}
+        self._fields: dict[str, Any] = {
+            **{name: {} for name in ("header", "values", "tensors", "threads", "contexts", "observed", "effects")},
+            **{name: [] for name in ("signatures", "scopes", "kernels")},
+        }
 
     def add(self, record: Record | CallBlock) -> None:
+        fields = self._fields
         match record:
             case CallBlock():
                 self._source.add(record)
             case Header():
-                self._header = record.fields
+                fields["header"] = record.fields
             case Signature():
-                self._signatures.append(record)
+                fields["signatures"].append(record)
             case Scope():
-                self._scopes.append(record)
+                fields["scopes"].append(record)
             case Values():
-                self._values[record.number] = record.model
+                fields["values"][record.number] = record.model
                 if record.tensor is not None:
-                    self._tensors[record.number] = record.tensor
+                    fields["tensors"][record.number] = record.tensor
             case Thread():
-                self._threads[record.number] = record
+                fields["threads"][record.number] = record
             case Entered():
                 self._entered.setdefault(record.thread, []).append(record)
             case DeviceTimes():
                 self._source.add_times(record)
             case Context():
-                self._others["contexts"][record.number] = record.settings
+                fields["contexts"][record.number] = record.settings
             case Observed():
-                self._others["observed"].setdefault(record.signature, []).append(record)
+                fields["observed"].setdefault(record.signature, []).append(record)
             case Effects():
-                self._others["effects"][record.signature] = record
+                fields["effects"][record.signature] = record
             case Kernels():
-                self._others["kernels"].append(record)
+                fields["kernels"].append(record)
             case End():
-                self._others["end"] = record
-                self._header = _with_accelerators(self._header, record)
+                fields["end"] = record
+                fields["header"] = _with_accelerators(fields["header"], record)
 
     def trace(self, reader: TraceReader) -> Trace:
         """Return the trace made of the collected records."""
-        names = CallNames(self._signatures, self._scopes, self._threads)
+        fields = self._fields
+        names = CallNames(fields["signatures"], fields["scopes"], fields["threads"])
         return Trace(
-            header=self._header,
-            signatures=self._signatures,
-            scopes=self._scopes,
-            values=self._values,
+            **fields,
             calls=lambda: calls_table(self._source, names),
             storages=lambda: all_storages(self._source),
             unfinished=lambda: unfinished_calls(self._entered, self._source),
             source=self._source,
-            threads=self._threads,
             missing=reader.missing,
             unknown=dict(reader.unknown),
-            tensors=self._tensors,
-            tensor_files=files_beside(reader.path, self._header),
-            **self._others,
+            tensor_files=files_beside(reader.path, fields["header"]),
         )
 
 

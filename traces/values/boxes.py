@@ -232,7 +232,6 @@ class Boxes:
         return cls(first, low, high, whole, quantiles, overlap)
 
     def check(self) -> None:
-        """Raise `FormatError` for invalid ranges, or fewer columns than a box has."""
         checks.whole(self.first, "the first column of boxes", 0, 1)
         checks.listed(self.low, "columns of boxes", self.first + 4, MAX_COLUMNS)
         for column in (self.high, self.whole):

@@ -268,7 +268,6 @@ class Probabilities:
         return cls(min(1.0, peak), kinds.zeros / tensor.numel(), kinds.denormals / tensor.numel())
 
     def check(self) -> None:
-        """Raise `FormatError` for shares outside 0 to 1."""
         for value in (self.peak, self.zeros, self.denormals):
             checks.share(value, "a probability")
         if self.zeros + self.denormals > 1 + 1e-9:

@@ -33,7 +33,6 @@ class Exact:
         return cls(tensor.reshape(-1).tolist())
 
     def check(self) -> None:
-        """Raise `FormatError` unless all values are numbers."""
         checks.listed(self.data, "exact values", 1, MAX_ELEMENTS)
         for value in self.data:
             check_element(value)
@@ -86,7 +85,6 @@ class Constant:
         return cls(value) if value == other and bool((tensor == first).all()) else None
 
     def check(self) -> None:
-        """Raise `FormatError` unless the value is a number that a tensor can hold."""
         check_element(self.value)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
@@ -120,7 +118,6 @@ class Booleans:
         return cls(int(np.count_nonzero(flat)), len(flat), runs_of(flat))
 
     def check(self) -> None:
-        """Raise `FormatError` unless the counts of true elements and runs are possible."""
         checks.whole(self.total, "a count of booleans", 1)
         checks.whole(self.true, "a count of true booleans", 0, self.total)
         if self.runs is not None:
@@ -179,7 +176,6 @@ class OneHot:
         return cls(tensor.shape[-1], frequent, rows - sum(count for _, count in frequent))
 
     def check(self) -> None:
-        """Raise `FormatError` for invalid classes or counts."""
         checks.whole(self.classes, "a count of classes", 1)
         checks.counted(self.frequent, "frequent classes", FREQUENT)
         for at, _ in self.frequent:

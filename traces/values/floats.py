@@ -100,7 +100,6 @@ class Floats(Ordered):
         )
 
     def check(self) -> None:
-        """Raise `FormatError` unless moments are finite and shares lie between 0 and 1."""
         for value in (self.mean, self.std, self.low, self.high):
             checks.finite(value, "a moment of floats")
         if self.std < 0 or self.low > self.high:

@@ -135,7 +135,6 @@ class Integers(Ordered):
         )
 
     def check(self) -> None:
-        """Raise `FormatError` for negative counts or an invalid range."""
         checks.counted(self.frequent, "frequent values", FREQUENT)
         frequent_count = sum(count for _, count in self.frequent)
         checks.whole(self.others, "a count of other values", 0, checks.HIGHEST - frequent_count)

@@ -53,7 +53,6 @@ class Factorable:
         return cls(mean, math.sqrt(max(0.0, rest)) / mean) if mean > 0 and size > 1 else None
 
     def check(self) -> None:
-        """Raise `FormatError` unless the diagonal is positive."""
         checks.finite(self.diagonal, "a diagonal")
         checks.finite(self.spread, "a spread")
         if self.diagonal <= 0 or self.spread < 0:
@@ -114,7 +113,6 @@ class Triangular:
         return cls(upper, low, high, math.sqrt(max(0.0, float(beside))), negative)
 
     def check(self) -> None:
-        """Raise `FormatError` if the diagonal may contain zeros."""
         checks.flag(self.upper, "upper")
         for value in (self.low, self.high, self.spread):
             checks.finite(value, "an element of triangular matrices")

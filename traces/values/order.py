@@ -232,7 +232,6 @@ class Permutation(Ordered):
         return cls(low, high, **order_of(values, last_length(tensor)))
 
     def check(self) -> None:
-        """Raise `FormatError` for an invalid range."""
         checks.whole(self.low, "a lower bound")
         checks.whole(self.high, "an upper bound", self.low)
         self.check_order()

@@ -67,7 +67,6 @@ class Progression:
         return cls(start, step, repeats, period)
 
     def check(self) -> None:
-        """Raise `FormatError` unless all numbers of the progression fit in 64 bits."""
         checks.whole(self.repeats, "a count of repeats", 1)
         checks.whole(self.period, "a period", 1)
         for value in (self.start, self.step, self.start + self.step * (self.period - 1)):
@@ -219,7 +218,6 @@ class Offsets:
         return cls(first, last, len(lengths), empty, quantiles=[float(size) for size in sizes[ranks].tolist()])
 
     def check(self) -> None:
-        """Raise `FormatError` for negative lengths."""
         checks.whole(self.first, "a first offset")
         checks.whole(self.last, "a last offset", self.first, min(checks.HIGHEST, self.first + checks.HIGHEST))
         checks.whole(self.count, "a count of lengths", 1)

@@ -1,7 +1,12 @@
 """Long-tail functions: Python functions that consist of many small operators."""
 
 from opgrip.traces.analysis.longtail.function_costs import CaptureCost
-from opgrip.traces.analysis.longtail.functions import LongTail, LongTailFunction, find_longtail
-from opgrip.traces.analysis.longtail.longtail_table import print_longtail, write_rows
+from opgrip.traces.analysis.longtail.functions import (
+    LongTail,
+    LongTailFunction,
+    find_longtail,
+    print_longtail,
+    write_rows,
+)
 
 __all__ = ["CaptureCost", "LongTail", "LongTailFunction", "find_longtail", "print_longtail", "write_rows"]

@@ -1,87 +1,39 @@
-"""Long-tail functions of traces: how often each is called, and an upper bound of what one kernel for it could save."""
+"""Long-tail functions of traces: how often each is called, what one kernel for it could save, and their table."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import IO
 
+from opgrip.cli.command import DEVICE_TIME, counted, printable
+from opgrip.cli.output_files import write_json, write_text
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
 from opgrip.traces.analysis.longtail.function_costs import Borders, CaptureCost, FunctionTimes, Traffic, measure_times
-from opgrip.traces.analysis.longtail.operators import operation_of
-from opgrip.traces.analysis.longtail.thread_calls import (
-    BACKWARD,
-    Function,
-    MadeCall,
-    MadeCalls,
+from opgrip.traces.analysis.longtail.omissions import (
     Spans,
     constructors,
-    function_of,
     grip_command,
     models_forward,
     pattern_of,
     reason_to_omit,
 )
+from opgrip.traces.analysis.longtail.thread_calls import (
+    BACKWARD,
+    Function,
+    Invocations,
+    MadeCall,
+    MadeCalls,
+    function_of,
+    operation_of,
+)
 from opgrip.traces.analysis.timeline import in_runs
 from opgrip.traces.table.trace import Trace
-
-
-@dataclass(slots=True)
-class _Open:
-    """Unfinished call of a function.
-
-    Attributes
-    ----------
-    line, op : line and name of its first operator
-    moved : True if its last operator was on another line
-    last : index of its last operator in the thread's calls
-    """
-
-    line: int
-    op: str
-    moved: bool
-    last: int
-
-
-class Invocations:
-    """Counter of how often one thread called each function.
-
-    A trace holds operators, not calls of Python functions. A new call is assumed to begin when its first operator
-    occurs again: the same operator on the same line, after an operator on another line or after calls of other
-    functions;
-    or on an earlier line, after calls of other functions. So a loop around the whole body counts its iterations.
-    Backward
-    passes begin no call; a function that occurs only in them counts as called once.
-    """
-
-    def __init__(self) -> None:
-        self.counts: dict[Function, int] = {}
-        self._opened: dict[tuple[Function, str], _Open] = {}
-        self._index = -1
-
-    def note(self, call: MadeCall) -> None:
-        """Add the thread's next call."""
-        self._index += 1
-        if call.place is None:
-            return
-        function = function_of(call)
-        self.counts.setdefault(function, 0)
-        if call.place.phase == BACKWARD:
-            return
-        open_call = self._opened.get((function, call.module))
-        if open_call is None or _begins(open_call, call, self._index):
-            self.counts[function] += 1
-            self._opened[function, call.module] = _Open(call.line, call.operation.op, False, self._index)
-        else:
-            open_call.moved = call.line != open_call.line
-            open_call.last = self._index
-
-
-def _begins(open_call: _Open, call: MadeCall, index: int) -> bool:
-    came_back = index != open_call.last + 1
-    if call.line == open_call.line and call.operation.op == open_call.op:
-        return open_call.moved or came_back
-    return came_back and call.line < open_call.line
-
 
 FEWEST_LAUNCHES = 3
 """minimum number of operators per call, backward pass included, of a long-tail function"""
@@ -201,22 +153,14 @@ def find_longtail(
         speed = bandwidth(trace)
         bandwidths.add(speed)
         counts = _add(trace, sums, speed, cost)
-        launches.append(counts.calls)
-        device_launches += counts.device_calls
+        launches.append(counts["calls"])
+        device_launches += counts["device"]
     wall = sum(item.operator_ns + item.between_ns for item in sums.values())
     ranked = [(_function(*of, item), item.omitted) for of, item in sums.items() if of[1] and item.is_long_tail]
     ranked.sort(key=lambda pair: pair[0].saving_ns, reverse=True)
     functions = [function for function, reason in ranked if reason is None]
     omitted = {function.pattern: reason for function, reason in ranked if reason is not None}
     return LongTail(functions, len(launches), sum(launches), wall, tuple(sorted(bandwidths)), device_launches, omitted)
-
-
-@dataclass(slots=True)
-class _Counts:
-    """Number of calls of a trace, and of calls with a time on a device."""
-
-    calls: int = 0
-    device_calls: int = 0
 
 
 @dataclass(slots=True)
@@ -234,7 +178,6 @@ class _Run:
     borders: Borders = field(default_factory=Borders)
 
     def add(self, call: MadeCall, before: MadeCall | None, times: FunctionTimes) -> None:
-        """Add a call; `before` is the previous call of the run."""
         self.launches += 1
         operator_ns = times.operator_ns(call)
         self.operator_ns += operator_ns
@@ -245,14 +188,14 @@ class _Run:
             self.gaps_ns += times.gap_ns(before, call)
 
 
-def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: CaptureCost) -> _Counts:
-    """Add a trace's calls to the sums of each function."""
+def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: CaptureCost) -> Counter[str]:
+    """Add a trace's calls to the sums of each function; return the number of calls, and of those on a device."""
     operations = {signature.number: operation_of(signature) for signature in trace.signatures}
     calls = MadeCalls(trace, operations)
     traffic = Traffic()
     traffic.note(calls)
     times = measure_times(calls, trace.observed, cost)
-    counts = _Counts()
+    counts: Counter[str] = Counter()
     wall_by_function: dict[Function, float] = {}
     calls_by_function: Counter[Function] = Counter()
     containing = models_forward(trace)
@@ -276,11 +219,13 @@ def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: Captu
     return counts
 
 
-def _counted(calls: Iterable[MadeCall], counts: _Counts, invocations: Invocations, spans: Spans) -> Iterator[MadeCall]:
+def _counted(
+    calls: Iterable[MadeCall], counts: Counter[str], invocations: Invocations, spans: Spans
+) -> Iterator[MadeCall]:
     """Yield the calls of a thread while counting them."""
     for call in calls:
-        counts.calls += 1
-        counts.device_calls += call.device_ns is not None
+        counts["calls"] += 1
+        counts["device"] += call.device_ns is not None
         invocations.note(call)
         spans.note(call)
         yield call
@@ -320,19 +265,81 @@ def _add_run(own: _Sum, run: _Run, bandwidth: float) -> None:
 
 def _function(file: str, name: str, own: _Sum) -> LongTailFunction:
     pattern, command = max(own.wall_by_command, key=lambda item: own.wall_by_command[item])
-    return LongTailFunction(
-        name=name,
-        file=file,
-        pattern=pattern,
-        calls=own.calls,
-        launches=own.launches,
-        backward_launches=own.backward_launches,
-        operator_ns=own.operator_ns,
-        between_ns=own.between_ns,
-        host_ns=own.host_ns,
-        backward_ns=own.backward_ns,
-        bytes=own.bytes,
-        fused_ns=own.fused_ns,
-        traces=own.traces,
-        command=command,
+    shared = {item.name: getattr(own, item.name) for item in fields(own) if item.name in LongTailFunction.__slots__}
+    return LongTailFunction(name=name, file=file, pattern=pattern, command=command, **shared)
+
+
+MOST_OMITTED = 5
+"""maximum number of functions that are named although they are not recommended"""
+
+
+def print_longtail(longtail: LongTail, top: int, file: IO[str]) -> None:
+    """Print one line of totals, then a table of functions, largest saving first.
+
+    Parameters
+    ----------
+    top : maximum number of rows
+    """
+    ranked = longtail.functions
+    saving = sum(item.saving_ns for item in ranked)
+    head = (
+        f"{counted(len(ranked), 'long-tail function')} in {counted(longtail.traces, 'trace')} of "
+        f"{counted(longtail.launches, 'call')}: one kernel in place of each saves at most {saving / 1e6:,.1f} ms of "
+        f"{longtail.wall_ns / 1e6:,.1f}, at {' and '.join(f'{speed / 1e9:,.1f}' for speed in longtail.bandwidths)} GB/s"
     )
+    print_line(head, file)
+    if longtail.device_launches:
+        print_line(f"{DEVICE_TIME}: {longtail.device_launches:,} of them; host ms is the time on the host", file)
+    shown = ranked[:top]
+    rows = [(item, longtail.wall_ns) for item in shown]
+    columns = [column for column in COLUMNS if column.heading != "host ms" or longtail.device_launches]
+    print_table(columns, rows, file)
+    if longtail.omitted:
+        names = [f"{pattern} ({reason})" for pattern, reason in longtail.omitted.items()]
+        more = f" and {len(names) - MOST_OMITTED} more" if len(names) > MOST_OMITTED else ""
+        print_line(f"left out, as not worth gripping: {', '.join(names[:MOST_OMITTED])}{more}", file)
+
+
+def _launches(item: LongTailFunction) -> str:
+    calls = max(item.calls, 1)
+    backward = f"+{item.backward_launches / calls:.0f}" if item.backward_launches else ""
+    return f"{item.launches / calls:.0f}{backward}"
+
+
+def _ms(heading: str, name: str, rank: int, form: str = ",.2f") -> TableColumn:
+    return TableColumn(heading, lambda row: getattr(row[0], name) / 1e6, form, rank)
+
+
+COLUMNS = (
+    _ms("saves ms", "saving_ns", 0),
+    TableColumn("share", lambda row: row[0].saving_ns / max(row[1], 1), ".2%", rank=1),
+    TableColumn("calls", lambda row: row[0].calls, ",d", rank=1),
+    TableColumn("ops/call", lambda row: _launches(row[0]), ">", rank=1),
+    _ms("ops ms", "operator_ns", 2),
+    _ms("between ms", "between_ns", 2),
+    _ms("host ms", "host_ns", 2),
+    TableColumn("backward", lambda row: row[0].backward_ns / max(row[0].wall_ns, 1), ".0%", rank=4),
+    _ms("in+out MB", "bytes", 3),
+    _ms("fused ms", "fused_ns", 3, ",.3f"),
+    TableColumn("function", lambda row: row[0].name, least=24),
+    TableColumn("grip it with", lambda row: row[0].command, below=True, is_command=True, most=1000),
+)
+"""columns of a function's row, and the time of all traces"""
+
+
+def write_rows(longtail: LongTail, path: Path, force: bool) -> None:
+    """Write all functions with all their figures to a `.json` or `.csv`, one object or row each."""
+    rows = [{**asdict(item), "wall_ns": item.wall_ns, "saving_ns": item.saving_ns} for item in longtail.functions]
+    if path.suffix == ".json":
+        facts = {"traces": longtail.traces, "calls": longtail.launches, "wall_ns": longtail.wall_ns}
+        facts["device_calls"] = longtail.device_launches
+        write_json({**facts, "bandwidths": longtail.bandwidths, "functions": rows}, path, force)
+        return
+    text = io.StringIO()
+    names = [*(item.name for item in fields(LongTailFunction)), "wall_ns", "saving_ns"]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {name: printable(cell) if isinstance(cell, str) else cell for name, cell in row.items()} for row in rows
+    )
+    write_text(text.getvalue(), path, force)

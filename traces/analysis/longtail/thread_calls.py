@@ -1,23 +1,105 @@
-"""Calls of a trace by thread, with the function that made each call, and functions that are not worth gripping."""
+"""Calls of a trace by thread, with facts of their operators and the function that made each, and calls of functions."""
 
 from __future__ import annotations
 
-import re
-import shlex
-import sys
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
-from pathlib import PurePath
-from typing import Any, TypeAlias
+from math import isnan, prod
+from typing import TypeAlias
 
 import pandas as pd
 
-from opgrip.traces.analysis.longtail.operators import Operation
+from opgrip.traces.analysis.ranks.collectives import namespace_of
 from opgrip.traces.analysis.timeline import TimelinePlace, origins
-from opgrip.traces.schema.records import Scope
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.operator_arguments import Interface, interface_of, schema_of, written
+from opgrip.traces.schema.records import OPERATOR, Scope, Signature
 from opgrip.traces.table.profiler_labels import are_marks
 from opgrip.traces.table.trace import Trace
+
+PRODUCTS = frozenset(
+    {"mm", "addmm", "addmm_activation", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "int_mm"}
+)
+"""products of matrices and vectors"""
+DENSE_PARTS = (
+    *("convolution", "conv_depthwise", "thnn_conv", "attention", "lstm", "gru", "rnn_", "embedding", "fft_"),
+    *("batch_norm", "layer_norm", "group_norm", "rms_norm"),
+    *("max_pool", "avg_pool", "upsample_", "grid_sampler"),
+)
+"""parts of the names of other operators with kernels that do much work, backward operators included"""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Facts of a signature for the analysis.
+
+    Attributes
+    ----------
+    argument_bytes, result_bytes : bytes of each tensor; elements that a stride of 0 repeats count once
+    writes : for each argument, whether calls may write it
+    shapes : key that distinguishes arguments in the same memory
+    extents : bytes of each argument from the start of its memory to its end
+    moves : True if it reads or writes elements; a view does not
+    dense : see `is_dense`
+    exchanges : True if it exchanges data with other processes or waits for them, which no kernel can speed up
+    """
+
+    op: str
+    interface: Interface
+    argument_bytes: tuple[int, ...]
+    result_bytes: tuple[int, ...]
+    writes: tuple[bool, ...]
+    shapes: tuple[tuple[object, ...], ...]
+    extents: tuple[int, ...]
+    moves: bool
+    dense: bool
+    exchanges: bool
+
+
+def operation_of(signature: Signature) -> Operation:
+    interface = interface_of(signature)
+    takes = interface.takes
+    return Operation(
+        signature.op,
+        interface,
+        tuple(map(bytes_of, takes)),
+        tuple(map(bytes_of, interface.gives)),
+        tuple(written(signature)),
+        tuple((spec.shape, spec.stride, spec.offset, spec.dtype) for spec in takes),
+        tuple(spec.extent for spec in takes),
+        not _is_view(signature),
+        is_dense(signature),
+        namespace_of(signature) is not None,
+    )
+
+
+def is_dense(signature: Signature) -> bool:
+    """Return True if the operator is one kernel that does much work.
+
+    These are convolutions, matrix products, attention, recurrent layers, normalization, pooling, resampling, embedding
+    lookups, functions of extensions and compiled regions.
+    """
+    if signature.kind != OPERATOR:
+        return True
+    name = signature.op.partition(".")[2].rpartition(".")[0].lstrip("_")
+    return name in PRODUCTS or any(part in name for part in DENSE_PARTS)
+
+
+def bytes_of(spec: TensorSpec) -> int:
+    """Return the bytes of a tensor's elements."""
+    if spec.stride is None:
+        return sum(map(bytes_of, spec.parts))
+    sizes = (size for size, step in zip(spec.shape, spec.stride, strict=True) if step or not size)
+    return prod(sizes) * spec.dtype.itemsize
+
+
+def _is_view(signature: Signature) -> bool:
+    """Return True if a call returns its argument or a view of it, and writes nothing."""
+    schema = schema_of(signature)
+    if schema is None or any(written(signature)):
+        return False
+    return any(item.alias_info is not None for item in schema.returns)
+
 
 LOCALS = ".<locals>."
 BACKWARD = "backward"
@@ -160,167 +242,59 @@ def function_of(call: MadeCall) -> Function:
     return (call.place.file, call.place.name) if call.place is not None else ("", "")
 
 
-CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
-INITIALIZERS = ("reset_parameters", "init_weights", "_init_weights")
-LOADING = re.compile(r"(Dataset|Loader)\w*\.|collate", re.IGNORECASE)
-"""names of functions that load data"""
-WHOLE, OWN = 0.8, 0.5
-"""Limits for a function that contains the program: it is called once, lasts at least for the first share of the
-program,
-and makes at most the second share of its calls itself.
-"""
-
-
 @dataclass(slots=True)
-class _Span:
-    """First start, last end and number of a function's calls.
+class _Open:
+    """Unfinished call of a function.
 
     Attributes
     ----------
-    last_forward_ns : start of its last call outside a backward pass, or -1
+    line, op : line and name of its first operator
+    moved : True if its last operator was on another line
+    last : index of its last operator in the thread's calls
     """
 
-    first_ns: int
-    last_ns: int
-    calls: int = 0
-    last_forward_ns: int = -1
+    line: int
+    op: str
+    moved: bool
+    last: int
 
 
-class Spans:
-    """Time spans of the functions of a thread, each from its first operator to its last."""
+class Invocations:
+    """Counter of how often one thread called each function.
+
+    A trace holds operators, not calls of Python functions. A new call is assumed to begin when its first operator
+    occurs again: the same operator on the same line, after an operator on another line or after calls of other
+    functions;
+    or on an earlier line, after calls of other functions. So a loop around the whole body counts its iterations.
+    Backward
+    passes begin no call; a function that occurs only in them counts as called once.
+    """
 
     def __init__(self) -> None:
-        self._spans: dict[Function, _Span] = {}
-        self._first_backward_ns: int | None = None
+        self.counts: dict[Function, int] = {}
+        self._opened: dict[tuple[Function, str], _Open] = {}
+        self._index = -1
 
     def note(self, call: MadeCall) -> None:
         """Add the thread's next call."""
-        end = call.start_ns + call.duration_ns
-        span = self._spans.setdefault(function_of(call), _Span(call.start_ns, end))
-        span.first_ns, span.last_ns = min(span.first_ns, call.start_ns), max(span.last_ns, end)
-        span.calls += 1
-        if call.place is None or call.place.phase != BACKWARD:
-            span.last_forward_ns = call.start_ns
-        elif self._first_backward_ns is None:
-            self._first_backward_ns = call.start_ns
-
-    def containing(self, counts: Mapping[Function, int]) -> set[Function]:
-        """Return the functions that contain the thread's other calls: called once, with other functions running within
-        them.
-
-        Parameters
-        ----------
-        counts : number of calls of each function
-        """
-        spans = self._spans.values()
-        calls = sum(span.calls for span in spans)
-        whole = max((span.last_ns for span in spans), default=0) - min((span.first_ns for span in spans), default=0)
-        return {
-            function
-            for function, span in self._spans.items()
-            if counts.get(function) == 1
-            and span.last_ns - span.first_ns >= WHOLE * whole
-            and span.calls <= OWN * calls
-            # calls in a backward pass belong to functions that have returned
-            and span.last_forward_ns >= (self._first_backward_ns or 0)
-        }
+        self._index += 1
+        if call.place is None:
+            return
+        function = function_of(call)
+        self.counts.setdefault(function, 0)
+        if call.place.phase == BACKWARD:
+            return
+        open_call = self._opened.get((function, call.module))
+        if open_call is None or _begins(open_call, call, self._index):
+            self.counts[function] += 1
+            self._opened[function, call.module] = _Open(call.line, call.operation.op, False, self._index)
+        else:
+            open_call.moved = call.line != open_call.line
+            open_call.last = self._index
 
 
-def models_forward(trace: Trace) -> set[Function]:
-    """Return the `forward` functions of the models that the program calls; each contains a step."""
-    return {
-        (scope.file, scope.function)
-        for scope in trace.scopes
-        if not scope.module and scope.module_type and scope.function.endswith(f"{scope.module_type}.forward")
-    }
-
-
-def constructors(trace: Trace, counts: Mapping[Function, int]) -> set[Function]:
-    """Return the constructors of modules, and other constructors that the program calls once.
-
-    Parameters
-    ----------
-    counts : number of calls of each function
-    """
-    module_types = {scope.module_type for scope in trace.scopes}
-    return {
-        (file, name)
-        for (file, name), count in counts.items()
-        if name.rpartition(".")[2] in CONSTRUCTORS and (count == 1 or name.split(".")[-2:][0] in module_types)
-    }
-
-
-def reason_to_omit(
-    header: Mapping[str, Any], function: Function, building: Container[Function], containing: Container[Function]
-) -> str | None:
-    """Return why a function is not worth gripping, or None if it is.
-
-    Parameters
-    ----------
-    building : constructors that build the model
-    containing : functions that contain the program or a step of it
-    """
-    file, name = function
-    if function in building or name.rpartition(".")[2] in INITIALIZERS:
-        return "builds the model"
-    if LOADING.search(name):
-        return "loads data"
-    if function in containing or (name == "main" and is_script(file, header)):
-        return "the program or a step"
-    # a script may have the same name as one of Python's modules
-    is_library = file.partition("/")[0].removesuffix(".py") in sys.stdlib_module_names
-    return "Python's library" if is_library and not is_script(file, header) else None
-
-
-ALONE = ("-f", "--force", "--find-longtail")
-VALUED = ("-o", "--output", "--top", "--bandwidth", "--max-calls", "--max-bytes")
-"""options of the recorded command that do not affect what it runs: without and with a value"""
-
-
-def pattern_of(header: Mapping[str, Any], file: str, function: str) -> str:
-    """Return the pattern `module:qualname` of a function for `--grip`."""
-    module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".").strip(".")
-    if is_script(file, header):
-        module = "__main__"
-    return f"{module}:{function.replace('.<locals>', '')}"
-
-
-def grip_command(header: Mapping[str, Any], pattern: str) -> str:
-    """Return an `opcapture` command that runs a trace's program again with `--grip` and the pattern."""
-    own, program = _parts(header)
-    return shlex.join(["opcapture", *_run_options(own), "--grip", pattern, *(["--", *program] if program else [])])
-
-
-def _parts(header: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the options of `opcapture` in a trace's command, and the script with its arguments."""
-    command = header.get("command")
-    words = [str(word) for word in command] if isinstance(command, list) else []
-    if not words or words[0] != "opcapture":
-        return [], words
-    place = words.index("--") if "--" in words else len(words)
-    return words[1:place], words[place + 1 :]
-
-
-def is_script(file: str, header: Mapping[str, Any]) -> bool:
-    """Return True if a file is the script of the trace's command, which Python imports as `__main__`."""
-    own, program = _parts(header)
-    match program:
-        case ["-m", module, *_]:
-            return PurePath(file).as_posix().endswith(f"{module.replace('.', '/')}.py")
-        case [script, *_]:
-            # the command of a script that captured itself holds only the script's name
-            return PurePath(file) == PurePath(script) or (not own and PurePath(file).name == script)
-    return False
-
-
-def _run_options(options: Sequence[str]) -> list[str]:
-    """Return the options that select what to run."""
-    run_options: list[str] = []
-    pending = iter(options)
-    for word in pending:
-        name, value, _ = word.partition("=")
-        if name in VALUED and not value:
-            next(pending, None)
-        elif name not in (*ALONE, *VALUED):
-            run_options.append(word)
-    return run_options
+def _begins(open_call: _Open, call: MadeCall, index: int) -> bool:
+    came_back = index != open_call.last + 1
+    if call.line == open_call.line and call.operation.op == open_call.op:
+        return open_call.moved or came_back
+    return came_back and call.line < open_call.line

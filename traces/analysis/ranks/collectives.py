@@ -156,7 +156,6 @@ class Collective:
 
 
 def collective_of(signature: Signature) -> Collective | None:
-    """Return the collective of a signature, or None."""
     exchange = exchange_of(signature)
     if exchange is None or exchange.kind in MESSAGES:
         return None

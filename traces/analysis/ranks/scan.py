@@ -79,7 +79,6 @@ class SignatureKinds:
     views: NumberSet = field(default_factory=NumberSet)
 
     def add(self, record: Signature) -> None:
-        """Add a signature."""
         collective = collective_of(record)
         if collective is not None:
             self.collectives[record.number] = collective

@@ -127,7 +127,6 @@ class _Ranks:
         return match(events, dict.fromkeys(events, self.kinds.collectives), self.names())
 
     def add(self, block: CallBlock) -> None:
-        """Add a block to its process."""
         if not len(block):
             return
         number = self.process_of.get(block.thread, 0)

@@ -123,7 +123,6 @@ class RedactionReport:
     salted: set[str] = field(default_factory=set)
 
     def add_text(self, name: str, kind: str, text: str, image: str, why: str) -> None:
-        """Add a text and its image."""
         if image != text or HASH.search(image):
             self.salted.update(HASH.findall(image))
         elif text:
@@ -145,7 +144,6 @@ class RedactionReport:
             yield name, kind, count, why
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as JSON."""
         rows = [
             {"field": left.field, "kind": left.kind, "value": left.value, "why": left.why, "count": count}
             for left, count in sorted(self.counts.items(), key=lambda item: astuple(item[0]))

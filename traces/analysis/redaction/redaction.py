@@ -331,7 +331,6 @@ class RedactedFile:
     missing: str | None
 
     def as_json(self) -> dict[str, object]:
-        """Return the report as JSON."""
         values = [
             {"op": op, "argument": argument, "why": why, "count": count}
             for (op, argument, why), count in sorted(self.values.items())
