@@ -1,4 +1,4 @@
-"""`opgrip samples list`, `show` and `tags`: the samples that ship."""
+"""`opgrip longtail`, `grip` and `samples`: long-tail functions, found, extracted, and those that ship."""
 
 from __future__ import annotations
 
@@ -15,6 +15,135 @@ from opgrip.tools.verbs import verb
 
 if TYPE_CHECKING:
     from opgrip.samples import Sample
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opgrip.capture.program.capture_choices import CALLS, GRIPS
+from opgrip.cli.command import USAGE_ERROR, add_reading, positive, printable
+from opgrip.cli.output_files import check_output
+from opgrip.cli.progress import Reporter
+from opgrip.tools.verbs import add_output
+
+if TYPE_CHECKING:
+    from opgrip.traces import Trace
+
+GRIP_EXAMPLES = """\
+examples:
+  opgrip grip train.py --function bbox2delta    a function of the script, into grips/bbox2delta
+  opgrip grip train.py --function 'mmdet.models.*:*Coder.decode' -- --epochs 1
+  opgrip grip detect.py --function mmdet.structures.bbox:bbox_overlaps --by-reference
+"""
+
+
+def prepare_grip(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("script", metavar="SCRIPT", help="program to run, followed by -- and its arguments")
+    parser.add_argument(
+        "--function",
+        action="append",
+        required=True,
+        metavar="NAME",
+        help="functions to grip: names in the script, or module:function, with wildcards; can be repeated",
+    )
+    parser.add_argument(
+        "--to", type=Path, default=Path(GRIPS), metavar="FOLDER", help="folder for the samples (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--calls",
+        type=positive,
+        default=CALLS,
+        metavar="N",
+        help="calls with different signatures to keep per function (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--by-reference", action="store_true", help="refer to functions by import path instead of copying their code"
+    )
+
+
+@verb("grip", "run a script and extract samples of its functions", GRIP_EXAMPLES, prepare_grip, runs_program=True)
+def run_grip(args: argparse.Namespace) -> int:
+    from opgrip.capture.command.script import check_script, run_script
+    from opgrip.capture.grip.gripped import Keep
+    from opgrip.capture.grip.gripping import Grips
+    from opgrip.capture.grip.patterns import parse_pattern
+
+    program = [args.script, *args.program]
+    check_script(program)
+    patterns = [parse_pattern(name if ":" in name else f"__main__:{name}") for name in args.function]
+    grips = Grips(patterns, Keep(args.calls, by_reference=args.by_reference), args.to)
+    with grips:
+        status = run_script(program, grips.script_compiler())
+    grips.finish()
+    for folder in grips.written:
+        print(f"opgrip grip: a sample in {folder}: run it with pytest", file=sys.stderr)
+    for name, reason in grips.refused.items():
+        print(f"opgrip grip: error: {printable(name)} was not gripped: {printable(reason)}", file=sys.stderr)
+    return status or (USAGE_ERROR if grips.refused else 0)
+
+
+LONGTAIL_EXAMPLES = """\
+examples:
+  opgrip longtail trace:faster_rcnn
+  opgrip longtail traces/*.jsonl.gz --top 50 -o longtail.csv    over several models
+  opgrip longtail step.jsonl --bandwidth 3350                   as if run with memory of this bandwidth in GB/s
+"""
+
+
+def prepare_longtail(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a trace, or a file of another tool")
+    parser.add_argument("--top", type=positive, default=30, metavar="N", help="rows to show (default: %(default)s)")
+    parser.add_argument(
+        "--bandwidth",
+        type=gigabytes,
+        metavar="GB/S",
+        help="memory bandwidth (default: measured on each trace's device)",
+    )
+    add_output(parser, "write all rows to a .json or .csv")
+    add_reading(parser, "also read cut or damaged traces, as far as possible")
+
+
+@verb("longtail", "rank functions that run as many small operators", LONGTAIL_EXAMPLES, prepare_longtail)
+def run_longtail(args: argparse.Namespace) -> int:
+    from opgrip.capture.command.opcapture import own_cost
+    from opgrip.traces.analysis.longtail import find_longtail, print_longtail, write_rows
+
+    check_output(args.output, args.force, (".json", ".csv"))
+    longtail = find_longtail(_load(args.traces, args, Reporter(args.prog)), _bandwidth(args.bandwidth), own_cost())
+    print_longtail(longtail, args.top, sys.stdout)
+    if args.output is not None:
+        write_rows(longtail, args.output, args.force)
+        written = counted(len(longtail.functions), "function")
+        print(f"opgrip longtail: {written} to {args.output}", file=sys.stderr)
+    return 0
+
+
+def _load(paths: Iterable[Path], args: argparse.Namespace, reporter: Reporter) -> Iterator[Trace]:
+    from opgrip.traces import load
+
+    for path in paths:
+        with reporter.reading(path):
+            trace = load(path, args.partial, args.unbounded)
+        if not trace.distinct_calls["function"].notna().any():
+            raise UserError(f"{path} does not contain the functions of its calls", "capture it again")
+        yield trace
+
+
+def _bandwidth(bandwidth: float | None) -> Callable[[Trace], float]:
+    from opgrip.traces.analysis.machine_ceilings import bandwidth_of
+
+    return bandwidth_of if bandwidth is None else lambda trace: bandwidth
+
+
+def gigabytes(text: str) -> float:
+    """Parse a number of GB per second, and return bytes per second."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a bandwidth in GB/s above 0")
+    return number * 1e9
+
 
 LIST_EXAMPLES = """\
 examples:
