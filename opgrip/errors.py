@@ -207,16 +207,8 @@ def cause_of(error: BaseException, most: int = MOST) -> str:
     for pattern, say in _CAUSES:
         match = pattern.search(text)
         if match is not None:
-            return say(match)
+            return match.expand(say) if isinstance(say, str) else say(match)
     return one_line(error, most)
-
-
-def _of_allocator(match: re.Match[str]) -> str:
-    return f"out of memory: {_size(int(match[1]))} were asked for"
-
-
-def _of_device(match: re.Match[str]) -> str:
-    return f"out of memory: {match[1]} were asked for, and {match[3]} of {match[2]} on the GPU are free"
 
 
 def _size(count: float) -> str:
@@ -232,26 +224,29 @@ def _driver(match: re.Match[str]) -> str:
     return f"the NVIDIA driver is too old for this torch: it knows CUDA {version // 1000}.{version % 1000 // 10}"
 
 
-_CAUSES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = tuple(
+_CAUSES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern), say)
     for pattern, say in (
-        (r"can't allocate memory: you tried to allocate (\d+) bytes", _of_allocator),
+        (
+            r"can't allocate memory: you tried to allocate (\d+) bytes",
+            lambda match: f"out of memory: {_size(int(match[1]))} were asked for",
+        ),
         (
             r"out of memory.*?allocate ([\d.]+ \w+)\..*capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free",
-            _of_device,
+            r"out of memory: \1 were asked for, and \3 of \2 on the GPU are free",
         ),
-        (r"out of memory|can't allocate memory", lambda match: "out of memory"),
+        (r"out of memory|can't allocate memory", "out of memory"),
         (r"driver on your system is too old \(found version (\d+)\)", _driver),
-        (r"Found no NVIDIA driver", lambda match: "no NVIDIA driver is installed"),
-        (r"No CUDA GPUs are available", lambda match: "no GPU is visible"),
-        (r"invalid device ordinal", lambda match: "there are fewer GPUs"),
-        (r"Torch not compiled with (\w+) enabled", lambda match: f"this torch is built without {match[1]}"),
+        (r"Found no NVIDIA driver", "no NVIDIA driver is installed"),
+        (r"No CUDA GPUs are available", "no GPU is visible"),
+        (r"invalid device ordinal", "there are fewer GPUs"),
+        (r"Torch not compiled with (\w+) enabled", r"this torch is built without \1"),
         (
             r"Could not run '([\w:.]+)' with arguments from the '(\w+)' backend",
-            lambda match: f"{match[1]} has no kernel for {match[2]}",
+            r"\1 has no kernel for \2",
         ),
         (r"No module named 'torch\.(\w+)'", lambda match: f"this torch is built without {match[1].upper()}"),
         # leave out the rest, which describes how to debug CUDA
-        (r"(CUDA error: .*?) CUDA kernel errors might be", lambda match: match[1]),
+        (r"(CUDA error: .*?) CUDA kernel errors might be", r"\1"),
     )
 )
