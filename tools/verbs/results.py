@@ -8,10 +8,14 @@ import sys
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from opgrip.cli.command import positive, printable
 from opgrip.cli.option_types import percent
 from opgrip.tools.verbs import add_output, verb
+
+if TYPE_CHECKING:
+    from opgrip.replay.outcome import Results
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +30,14 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     names = "a results file, a run of the store (or the start or end of its name), or latest"
     parser.add_argument("which", metavar="RUN", help=names)
     add_store(parser)
+
+
+def read_runs(store: Path | None, *names: str) -> list[Results]:
+    """Return the results of files, or of runs of a store."""
+    from opgrip.replay.comparison.results_store import Store
+    from opgrip.replay.outcome import read_run
+
+    return [read_run(Store(store).find(name)) for name in names]
 
 
 MOST_OF_NAME = 60
@@ -100,12 +112,11 @@ def prepare_merge(parser: argparse.ArgumentParser) -> None:
 def run_merge(args: argparse.Namespace) -> int:
     from opgrip.cli.command import counted
     from opgrip.cli.output_files import check_writable
-    from opgrip.replay.comparison.results_store import Store, merge_runs, missing_shards
-    from opgrip.replay.outcome import read_run, write_results
+    from opgrip.replay.comparison.results_store import merge_runs, missing_shards
+    from opgrip.replay.outcome import write_results
 
     check_writable(args.output, args.force)
-    store = Store(args.store)
-    merged = merge_runs([read_run(store.find(name)) for name in args.runs])
+    merged = merge_runs(read_runs(args.store, *args.runs))
     write_results(merged.rows, merged.header, args.output, args.force)
     print(f"{args.prog}: {counted(len(merged), 'row')} to {args.output}", file=sys.stderr)
     if missing := missing_shards(merged.header):
@@ -139,17 +150,15 @@ def prepare_score(parser: argparse.ArgumentParser) -> None:
 @verb("results score", "score a device or compiler on the zoo", SCORE_EXAMPLES, prepare_score)
 def run_score(args: argparse.Namespace) -> int:
     from opgrip.errors import UserError
-    from opgrip.replay.comparison.results_store import Store
-    from opgrip.replay.outcome import read_run
     from opgrip.zoo.scoring.baselines import read_baselines
     from opgrip.zoo.scoring.distilled import distilled_scores, standing_of
     from opgrip.zoo.scoring.score_table import plain_of, print_scores
     from opgrip.zoo.scoring.scores import score_of
 
-    store, baseline = Store(args.store), args.baseline
-    results = read_run(store.find(args.which))
+    baseline = args.baseline
+    (results,) = read_runs(args.store, args.which)
     if standing_of(results.header) is not None:
-        scores = distilled_scores(results, None if baseline is None else read_run(store.find(baseline)))
+        scores = distilled_scores(results, None if baseline is None else read_runs(args.store, baseline)[0])
     else:
         scores = score_of(results, read_baselines(None if baseline is None else Path(baseline)))
     if not scores:
@@ -177,12 +186,10 @@ def prepare_show(parser: argparse.ArgumentParser) -> None:
 
 @verb("results show", "show the origin of a run, and its rows", SHOW_EXAMPLES, prepare_show)
 def run_show(args: argparse.Namespace) -> int:
-    from opgrip.replay.comparison.results_store import Store
-    from opgrip.replay.outcome import read_run
     from opgrip.replay.reports.results_table import print_results
     from opgrip.replay.results.results import summarize
 
-    results = read_run(Store(args.store).find(args.which))
+    (results,) = read_runs(args.store, args.which)
     apart = ("environment", "accelerator", "ceilings")
     facts = {name: value for name, value in results.header.items() if name not in apart}
     lines = [*facts.items(), *results.header.get("environment", {}).items()]
@@ -245,15 +252,12 @@ def run(args: argparse.Namespace) -> int:
     from opgrip.replay.comparison.comparison_files import form_for, write_comparisons
     from opgrip.replay.comparison.comparison_report import print_comparison
     from opgrip.replay.comparison.gate import exit_status, hold_all, margin_for, parse_gate
-    from opgrip.replay.comparison.results_store import Store
-    from opgrip.replay.outcome import read_run
 
     gates = list(map(parse_gate, args.gate))
     if args.output is not None:
         form_for(args.output)
         check_writable(args.output, args.force)
-    store = Store(args.store)
-    base, *others = (read_run(store.find(name)) for name in (args.base, *args.new))
+    base, *others = read_runs(args.store, args.base, *args.new)
     margin = args.same if args.same is not None else margin_for(gates)
     comparisons = [compare(base, new, margin) for new in others]
     held = [hold_all(gates, comparison) for comparison in comparisons]

@@ -16,7 +16,7 @@ from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import MissingFileError, UserError
 from opgrip.tools.verbs import add_output, verb
-from opgrip.tools.verbs.results import add_run
+from opgrip.tools.verbs.results import add_run, read_runs
 from opgrip.traces.zoo import PREFIX, ZooTrace, read_manifest, select, zoo_file
 from opgrip.zoo.making import write_manifest
 
@@ -44,11 +44,9 @@ def prepare_baseline(parser: argparse.ArgumentParser) -> None:
 
 @verb("zoo baseline", "write a baseline for scores", BASELINE_EXAMPLES, prepare_baseline)
 def run_baseline(args: argparse.Namespace) -> int:
-    from opgrip.replay.comparison.results_store import Store
-    from opgrip.replay.outcome import read_run
     from opgrip.zoo.scoring.baselines import added, baseline_of, read_baselines, write_baseline
 
-    baseline = baseline_of(read_run(Store(args.store).find(args.which)))
+    baseline = baseline_of(*read_runs(args.store, args.which))
     if args.add_to is not None:
         baseline = added(read_baselines(args.add_to), baseline)
     write_baseline(baseline, args.output, args.force)

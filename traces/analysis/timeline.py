@@ -209,35 +209,25 @@ def _device_track(
             yield _slice(str(row["op"]), ON_DEVICE, start_ns, row["device_ns"], pid, tid, _facts(row, shapes))
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """Phase or module that calls are in."""
-
-    name: str
-    start_ns: int
-
-
 class _Nesting:
-    """Stack of the phase and modules that a thread is in."""
+    """Stack of the phase and modules that a thread is in, each with its start in ns."""
 
     def __init__(self, pid: int, tid: int) -> None:
         self.pid, self.tid = pid, tid
-        self._stack: list[_Open] = []
+        self._stack: list[tuple[str, int]] = []
         self._end_ns = 0
 
     def move_to(self, path: tuple[str, ...], start_ns: int, end_ns: int) -> Iterator[Event]:
         """Move to the phase and modules in `path`, and yield an event for each one that ends."""
         shared = 0
-        while shared < min(len(path), len(self._stack)) and self._stack[shared].name == path[shared]:
+        while shared < min(len(path), len(self._stack)) and self._stack[shared][0] == path[shared]:
             shared += 1
         while len(self._stack) > shared:
-            scope = self._stack.pop()
-            name = scope.name if not self._stack else ".".join([*(item.name for item in self._stack[1:]), scope.name])
+            last, begin_ns = self._stack.pop()
+            name = shortened(".".join([*(outer for outer, _ in self._stack[1:]), last]), LONGEST)
             kind = MODULE if self._stack else PHASE
-            yield _slice(
-                shortened(name, LONGEST), kind, scope.start_ns, self._end_ns - scope.start_ns, self.pid, self.tid, {}
-            )
-        self._stack += [_Open(name, start_ns) for name in path[shared:]]
+            yield _slice(name, kind, begin_ns, self._end_ns - begin_ns, self.pid, self.tid, {})
+        self._stack += [(name, start_ns) for name in path[shared:]]
         self._end_ns = max(self._end_ns, end_ns)
 
 
