@@ -88,7 +88,21 @@ def described_case(
     return Case(signature, values, 1, 0.0, 0.0, 0.0, operator=operator)
 
 
-class FunctionOperator(Operator):
+class LazyOperator(Operator):
+    """An operator with attributes that are found when they are first read."""
+
+    __slots__ = ()
+
+    def _set(self, **attributes: object) -> None:
+        # the base class is frozen
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+class FunctionOperator(LazyOperator):
     """A function that is called once, on copies, to find out whether it writes into its arguments.
 
     This happens when `mutates` is first read, in the process that measures the case, because a function may crash, hang
@@ -109,14 +123,6 @@ class FunctionOperator(Operator):
         if self._writes is None:
             self._set(_writes=try_function(self.function, self._arguments).writes)
         return bool(self._writes)
-
-    def _set(self, **attributes: object) -> None:
-        # the base class is frozen
-        for name, value in attributes.items():
-            object.__setattr__(self, name, value)
-
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
 
 
 def _held(tensor: Tensor) -> TensorValues:

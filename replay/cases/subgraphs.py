@@ -20,6 +20,7 @@ from opgrip.cli.option_types import matches
 from opgrip.errors import NothingSelectedError, UserError
 from opgrip.replay.cases.call_sites import CallSite
 from opgrip.replay.cases.cases import Case, values_of
+from opgrip.replay.cases.functions import LazyOperator
 from opgrip.replay.cases.selection import (
     ALL_EXCLUDED,
     FORWARD,
@@ -46,7 +47,7 @@ from opgrip.replay.cases.subgraph_calls import (
 )
 from opgrip.replay.inputs.filling import drawn_values
 from opgrip.replay.operators.agreement.indices import bounding
-from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS, Operator, Unsupported, find_operator
+from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS, Unsupported, find_operator
 from opgrip.traces import Trace
 from opgrip.traces.analysis.timeline import OUTSIDE, TimelinePlace, frames_of, origins
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
@@ -54,7 +55,7 @@ from opgrip.traces.schema.records import Scope, Signature
 from opgrip.traces.values import Drawable
 
 
-class SubgraphOperator(Operator):
+class SubgraphOperator(LazyOperator):
     """The function of a subgraph case, made when it is first needed.
 
     Its arguments are the tensors from outside, then devices, floating-point dtypes and generators, because a replay may
@@ -76,16 +77,8 @@ class SubgraphOperator(Operator):
         assert self._graph_module is not None
         return self._graph_module
 
-    def _set(self, **attributes: object) -> None:
-        # the base class is frozen
-        for name, value in attributes.items():
-            object.__setattr__(self, name, value)
-
     def __repr__(self) -> str:
         return f"UnitOperator({len(self._links.calls)} calls)"
-
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
 
 
 def make_graph_module(links: Links, extensions: Collection[str]) -> fx.GraphModule:
@@ -175,10 +168,6 @@ def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, Time
         if place is not None:
             place_of_scope[scope.number] = place
     return place_of_scope
-
-
-def names_of(places: Mapping[int, TimelinePlace]) -> dict[int, str]:
-    return {number: place.name for number, place in places.items()}
 
 
 def module_types(trace: Trace) -> dict[str, str]:
@@ -337,8 +326,8 @@ def _most_frequent(numbers: Iterable[int | None]) -> int | None:
 
 def _nothing_selected(trace: Trace, unit: str, selection: Selection) -> UserError:
     calls = trace.own_calls
-    everything = names_of(make_places(trace, unit, Selection()))
-    names = calls["scope"].map(everything).rename(unit)
+    everything = make_places(trace, unit, Selection())
+    names = calls["scope"].map({number: place.name for number, place in everything.items()}).rename(unit)
     calling_scopes = set(calls["scope"])
     if not calling_scopes & make_places(trace, unit, replace(selection, module=())).keys():
         return no_match(names, selection.op, "--op")

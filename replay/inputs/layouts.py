@@ -24,6 +24,7 @@ from opgrip.traces.schema.tensor_specs import (
     PerTensor,
     TensorSpec,
     compressed_grid,
+    contiguous,
 )
 from opgrip.traces.values import Drawable
 
@@ -112,7 +113,7 @@ def check_layout(spec: TensorSpec) -> None:
         case Coo(indices, _, values):
             _check_places(prod(spec.shape[: indices.shape[0]]), (indices,))
             # torch 2.13 reads such values beyond their end
-            if indices.shape[0] == 0 and values.stride != _dense_strides(values.shape):
+            if indices.shape[0] == 0 and values.stride != contiguous(values.shape):
                 raise Unsupported("an argument has no sparse dimensions and values with gaps")
         case Compressed(compressed, plain):
             _check_places(prod(compressed_grid(spec)) * prod(plain.shape[:-1]), (compressed, plain))
@@ -184,10 +185,6 @@ def _check_places(places: int, indices: tuple[TensorSpec, ...]) -> None:
         raise Unsupported("an argument is sparse in more places than there are numbers for")
     if any(prod(part.shape) * part.dtype.itemsize > part.extent for part in indices):
         raise Unsupported("an argument is sparse with indices that share memory with each other")
-
-
-def _dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(prod(shape[place + 1 :]) for place in range(len(shape)))
 
 
 def _check_scales(scales: tuple[float, ...]) -> None:

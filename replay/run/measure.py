@@ -49,7 +49,7 @@ def metered(number: int, groups: Sequence[SubjectGroup], workload: Workload, ann
         meter = open_meter(workload.device)
     except UserError:
         return energy_of_subject
-    try:
+    with closing(meter):
         for group in groups:
             with restored(group.settings), torch.set_grad_enabled(group.grad):
                 for subject in group.subjects:
@@ -61,8 +61,6 @@ def metered(number: int, groups: Sequence[SubjectGroup], workload: Workload, ann
                     except Exception as error:
                         check_use(workload.device, error)
                         subject.fail(error, workload.device)
-    finally:
-        meter.close()
     return energy_of_subject
 
 

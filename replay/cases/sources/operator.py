@@ -23,7 +23,7 @@ from opgrip.traces.formats.operator_schemas import NoOverload, bind, op_of, oper
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.json_values import NESTING
 from opgrip.traces.schema.records import OPERATOR, Signature
-from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS
+from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS, contiguous
 
 PREFIX = "operator:"
 MOST_CONFIGURATIONS = 100_000
@@ -209,7 +209,7 @@ def _tensor(form: Any, name: str) -> TensorSpec:
     if not isinstance(form, dict) or "shape" not in form or not form.keys() <= TENSOR_KEYS:
         raise ValueError(f"{name} is a tensor: give its shape, or an object of {', '.join(sorted(TENSOR_KEYS))}")
     shape = _sizes(form["shape"], name)
-    stride = _sizes(form["stride"], name) if "stride" in form else _contiguous(shape)
+    stride = _sizes(form["stride"], name) if "stride" in form else contiguous(shape)
     if len(stride) != len(shape):
         raise ValueError(f"{name} is to have as many strides as sizes")
     dtype = DTYPES.get(form["dtype"]) if isinstance(form.get("dtype"), str) else _usual_dtype(name)
@@ -229,14 +229,6 @@ def _sizes(form: Any, name: str) -> tuple[int, ...]:
     if not isinstance(form, list) or not all(type(size) is int and 0 <= size < LONGEST for size in form):
         raise ValueError(f"the sizes of {name} must be integers from 0")
     return tuple(form)
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    steps, step = [], 1
-    for size in reversed(shape):
-        steps.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(steps))
 
 
 def _device(name: Any) -> torch.device:

@@ -333,7 +333,7 @@ class ConfigurationTensor:
 
 def find_samples(name: str = "", patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:
     """Return shipped samples by name, patterns and tags; raise `UserError` for an unknown name or tag."""
-    requested_tags = _tags(tags)
+    requested_tags = set(map(_tag, tags))
     return [
         sample for sample in samples_named(name) if matches(sample.name, patterns) and requested_tags <= sample.tags
     ]
@@ -345,10 +345,6 @@ def samples_named(name: str) -> list[Sample]:
     if name not in samples():
         raise UserError(f"unknown sample {name!r}", did_you_mean(name, samples(), "opgrip samples list shows all"))
     return [samples()[name]]
-
-
-def _tags(words: Sequence[str]) -> set[Tag]:
-    return set(map(_tag, words))
 
 
 def _tag(word: str) -> Tag:

@@ -33,6 +33,7 @@ from opgrip.traces.analysis.ranks.collectives import (
 )
 from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec, TensorSpec, leaves, tensors
 from opgrip.traces.schema.records import OPERATOR, Signature
+from opgrip.traces.schema.tensor_specs import contiguous
 
 NAMESPACES = ("c10d", "_c10d_functional")
 """namespaces of the operators that ranks run"""
@@ -239,12 +240,8 @@ def _check_exchange(collective: ReplayedCollective, trees: list[list[Any]], memb
 def _is_dense(spec: TensorSpec) -> bool:
     """Return True if a tensor's elements are contiguous in memory."""
     assert spec.stride is not None, "asked before"
-    expected = 1
-    for size, stride in zip(spec.shape[::-1], spec.stride[::-1], strict=True):
-        if size != 1 and stride != expected:
-            return False
-        expected *= max(size, 1)
-    return True
+    steps = zip(spec.shape, spec.stride, contiguous(spec.shape), strict=True)
+    return all(size == 1 or stride == expected for size, stride, expected in steps)
 
 
 _CHECKS: Mapping[tuple[str, str], Callable[[ReplayedCollective, list[list[Any]], int], int]] = {
