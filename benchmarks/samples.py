@@ -77,7 +77,7 @@ def page(rows: pd.DataFrame) -> Iterator[str]:
     own = {(int(row["case"]), row["mode"]): row for row in rows.to_dict("records")}
     yield "# Samples\n"
     count = len(samples())
-    yield f"The package has {count} long-tail functions in plain torch, one module each, under `samples/`."
+    yield f"This page lists the {count} long-tail functions in plain torch that ship with opgrip, in `samples/`."
     yield f"{sum(sample.has_jax() for sample in samples().values())} of them also have a JAX implementation."
     yield "`opgrip samples show NAME` prints a sample, `opreplay sample:NAME --mode eager,compile` runs it.\n"
     yield f"Times are medians on one thread of {machine}, with warm caches; *compiled* is torch.compile."

@@ -55,7 +55,8 @@ def pages(is_counted_anew: bool = False) -> dict[Path, str]:
 
 def _options() -> Iterator[str]:
     yield "# Options of opreplay\n"
-    yield "Written by `python docs/tables.py`. Options are keywords of `opgrip.replay.replay` too, with `_` for `-`.\n"
+    yield "This page lists the options of opreplay; `python docs/tables.py` writes it."
+    yield "They are keywords of `opgrip.replay.replay` too, with `_` for `-`.\n"
     usual = make_parser().parse_args(["trace"])
     by_title: dict[str, list[str]] = {}
     for declared in option_classes():
