@@ -15,7 +15,8 @@ HEADER = """\
 # Model coverage
 
 This page shows on which models capture and replay were checked.
-It is written by `python benchmarks/coverage.py --write docs/coverage.md`, whose docstring describes the procedure: one config of each folder of mmdet and mmseg, the first of four that runs
+It is written by `python benchmarks/coverage.py --write docs/coverage.md`,
+whose docstring describes the procedure: one config of each folder of mmdet and mmseg, the first of four that runs
 natively here, and the architectures of transformers in a small size; random weights, one step, one image of 160x160
 if a model accepts it, otherwise of 320x320, two of them, or the size in its config. In addition to `make openmmlab`,
 lap, motmetrics, scikit-learn and fairscale were installed, which some models need.

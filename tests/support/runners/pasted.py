@@ -262,7 +262,8 @@ def in_small(pasted: Pasted) -> str:
     if "--backward" in rest:
         # a case may have no gradient
         small = {option: value for option, value in small.items() if option != "--top"}
-    if small.get("--top") and A_TRACE.match(rest) and "--mode" in rest and not SELECTS.search(rest):
+    is_of_detector = A_TRACE.match(rest) and rest.startswith(("traces/", "trace:"))
+    if small.get("--top") and is_of_detector and "--mode" in rest and not SELECTS.search(rest):
         # a mode may not support each case
         rest = f"{rest.partition('#')[0].rstrip()} {A_CONVOLUTION}"
     for option, value in small.items():
