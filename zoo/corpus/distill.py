@@ -332,7 +332,8 @@ def check_of(corpus: Corpus, distilled: Distilled, times: Times) -> list[Check]:
     models = {member.name: member.model for member in corpus.members}
     checks = []
     for name, rows in corpus.frame[corpus.frame["trace"].isin(list(distilled.weights_us))].groupby("trace", sort=False):
-        timed = [(count, times.get((str(name), key)), us) for count, key, us in _columns(rows)]
+        columns = (rows[column].tolist() for column in ("count", "key", "median_us"))
+        timed = [(count, times.get((str(name), key)), us) for count, key, us in zip(*columns, strict=True)]
         known_us = fsum(count * us for count, time, us in timed if time is not None)
         real_us = fsum(count * time for count, time, _ in timed if time is not None)
         whole_us = fsum(count * us for count, _, us in timed)
@@ -341,10 +342,6 @@ def check_of(corpus: Corpus, distilled: Distilled, times: Times) -> list[Check]:
             # cases without a time in that replay cannot be checked, so scale the prediction to the timed ones
             checks.append(Check(str(name), models[str(name)], real_us, predicted_us * known_us / whole_us))
     return checks
-
-
-def _columns(rows: Any) -> Any:
-    return zip(rows["count"].tolist(), rows["key"].tolist(), rows["median_us"].tolist(), strict=True)
 
 
 def _by_model(checks: Iterable[Check]) -> list[tuple[Check, list[Check]]]:

@@ -101,13 +101,10 @@ class Baseline:
     def machine(self) -> str:
         """Return a short description of the machine."""
         about = self.about
-        parts = (about.get("processor") or about.get("machine"), about.get("device"), _torch(about))
+        torch = f"torch {about['torch']}" if "torch" in about else None
+        parts = (about.get("processor") or about.get("machine"), about.get("device"), torch)
         threads = counted(about["threads"], "thread") if isinstance(about.get("threads"), int) else None
         return ", ".join(str(part) for part in (*parts, threads) if part) or "a machine that it does not name"
-
-
-def _torch(about: Mapping[str, Any]) -> str | None:
-    return f"torch {about['torch']}" if "torch" in about else None
 
 
 def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:

@@ -160,12 +160,8 @@ def _share(share: float | None) -> str:
     return NOTHING if share is None else f"{min(share * 100, 99.9) if share < 1 else 100:.1f}%"
 
 
-def _ratio(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.3f}"
-
-
 def _marked(value: float | None, is_partial: bool) -> str:
-    return _ratio(value) + (PARTIAL if value is not None and is_partial else "")
+    return NOTHING if value is None else f"{value:.3f}{PARTIAL if is_partial else ''}"
 
 
 OF_RUN = ("score", "speed", "supported", "base_us", "time_us", "ok_base_us", "ok_us", "problem")

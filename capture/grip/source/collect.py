@@ -161,7 +161,7 @@ class Collector(ItemTable):
         if meaning.treatment is Treatment.BUILTIN:
             return self.builtin(getattr(thing, "__name__", name))
         # the gripped function itself is included even if its package is normally imported
-        if meaning.treatment is Treatment.FUNCTION or self.knows_function(thing):
+        if meaning.treatment is Treatment.FUNCTION or ("function", id(thing)) in self._items:
             return self.function(thing, name, meaning.rest[:1])
         if meaning.treatment is Treatment.CLASS:
             return self.class_item(thing)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 from opgrip.capture.grip.gripped import Gripped
@@ -125,8 +124,8 @@ def reference_text(gripped: Gripped, origin: str) -> ModuleText:
     entry = first.name if owner is None else f"{first.name}.{gripped.entry.rpartition('.')[2]}"
     classes = {
         f"{thing.__module__}:{thing.__qualname__}": thing
-        for thing in _list_project_objects(gripped)
-        if thing is not target
+        for thing in named_in(objects_of(gripped), Everything())
+        if thing is not target and not is_imported(thing.__module__ or "")
     }
     imports = {name: _import_of(thing, name) for name, thing in classes.items()}
     names = [first.name, *dict.fromkeys(one.name for one in imports.values())]
@@ -152,10 +151,6 @@ def _import_of(thing: Any, what: str) -> Import:
     if getattr(live, "__qualname__", None) != qualname:
         raise UserError(f"{module} has no {qualname}", "grip it without by_reference")
     return Import(module, qualname, qualname)
-
-
-def _list_project_objects(gripped: Gripped) -> Iterable[type | FunctionType]:
-    return [thing for thing in named_in(objects_of(gripped), Everything()) if not is_imported(thing.__module__ or "")]
 
 
 _parts = count()
@@ -340,7 +335,9 @@ def source_tags(function: Callable[..., Any]) -> frozenset[str]:
 def tags_of(requirements: Requirements) -> frozenset[str]:
     """Return tags derived from the source of everything that a function certainly needs."""
     # excludes `may_need`: code that may never be called
-    needed = [item for item in requirements.items if item in _certain(requirements)]
+    uncertain = {needed for item in requirements.items for needed in item.may_need}
+    certain = set(reachable(requirements.root, uncertain))
+    needed = [item for item in requirements.items if item in certain]
     tags = {tag for item in needed for piece in pieces_of(item) for tag in _tags_of_node(piece.node)}
     if any(isinstance(item, ClassItem) for item in needed):
         tags.add(CUSTOMIZED)
@@ -348,11 +345,6 @@ def tags_of(requirements: Requirements) -> frozenset[str]:
     if any(top_level(module) not in _OF_TORCH and not is_of_python(module) for module in modules):
         tags.add(THIRD_PARTY)
     return frozenset(tags)
-
-
-def _certain(requirements: Requirements) -> set[Any]:
-    every = {needed for item in requirements.items for needed in item.may_need}
-    return set(reachable(requirements.root, every))
 
 
 def _tags_of_node(node: ast.AST) -> Iterator[str]:

@@ -284,10 +284,6 @@ class ItemTable:
             self.remember(key, make())
         return self._items[key]
 
-    def knows_function(self, thing: Any) -> bool:
-        """Return True if a function has an item."""
-        return ("function", id(thing)) in self._items
-
     def remember(self, key: object, item: SampleItem, thing: Any = None) -> None:
         """Add an item and keep its live object alive, because it is looked up by id."""
         self._items[key] = item

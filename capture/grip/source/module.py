@@ -118,7 +118,9 @@ def hints_of(
                         assert one is not None
                         more[one] = None
                         piece.links.append(Link(use, one, meaning.attribute_count))
-                elif isinstance(annotation.holder, ast.AnnAssign) and _is_field(piece, annotation.holder):
+                elif isinstance(annotation.holder, ast.AnnAssign) and isinstance(
+                    piece.file.parents.get(annotation.holder), ast.ClassDef
+                ):
                     any_item = collector.ensure_item(
                         ("hint", "Any"), lambda: ImportItem("Any", "typing", statement=_ANY)
                     )
@@ -138,10 +140,6 @@ def _find_item(
     if meaning.treatment is Treatment.BUILTIN:
         return collector.builtin(getattr(meaning.thing, "__name__", use.name))
     return item if item in has else None
-
-
-def _is_field(piece: Piece, holder: ast.AnnAssign) -> bool:
-    return isinstance(piece.file.parents.get(holder), ast.ClassDef)
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,9 +205,6 @@ class _Writer:
         inside = text[1:-1]
         return f'"{inside}"' if text.startswith("'") and '"' not in inside and "\\'" not in inside else text
 
-    def representation(self, value: object) -> str:
-        return repr(value)
-
     def torch_word(self, value: object) -> str:
         return repr(value).replace("torch", self.refer(torch), 1)
 
@@ -275,7 +272,7 @@ _FORMS: tuple[tuple[Any, Callable[[_Writer, Any], str | _Group]], ...] = (
     (np.generic, _Writer.scalar),
     (int | float | complex, _Writer.number),
     (str | bytes, _Writer.words),
-    (slice | range, _Writer.representation),
+    (slice | range, lambda _, value: repr(value)),
     (torch.device, _Writer.device),
     (torch.dtype | torch.layout | torch.memory_format | torch.Size, _Writer.torch_word),
     (torch.Tensor, _Writer.tensor),
