@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 from made_runs import made_run
 from programs import run_python
+from rich.table import Table
 
 import opgrip.replay
 from opgrip.replay.comparison import compare
 from opgrip.replay.outcome import read_run, write_results
 
 pytest_plugins = ["pytester"]
+# pytester forgets what a run imports for the first time, and rich's classes must not come twice
+assert Table
 
 FAST = "--opgrip-options=--top 3 --iterations 1 --warmup 0 --cache warm"
 
