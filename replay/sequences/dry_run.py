@@ -157,6 +157,10 @@ class DryRun:
             begin()
         return more
 
+    def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
+        """Run a call together with the other ranks and return True; return False if this process runs it alone."""
+        return False
+
     def finish(self) -> None:
         """Wait for what is still running at the end of a pass."""
 

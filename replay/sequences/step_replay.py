@@ -68,7 +68,6 @@ report it.
 MOST_FAILURES = 20
 """number of calls that fail after the dry run, or end a process, after which a replay stops"""
 
-RunCall: TypeAlias = Callable[[Any, FlowingCall, CallPlan, CallTimer], None]
 RunPass: TypeAlias = Callable[[Any, str, HostTimer, Slowdown], tuple[Pass, str]]
 
 
@@ -226,14 +225,8 @@ def _beginning(dry_run: DryRun, settings: SequenceSettings) -> Callable[[], None
     return begin
 
 
-def run_timed(
-    dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown, run: RunCall | None = None
-) -> tuple[Pass, str]:
-    """Run and time all calls once; return the pass, and why its last failing call failed.
-
-    run : runs one call; None for `run_call`
-    """
-    run = run or run_call
+def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> tuple[Pass, str]:
+    """Run and time all calls once; return the pass, and why its last failing call failed."""
     synchronize, failure = synchronizer(device), ""
     allocator = module_of(device) if is_accelerator(device) else None
     at_start = 0
@@ -246,16 +239,19 @@ def run_timed(
         start = perf_counter_ns()
         for call, plan in zip(dry_run.flow.calls, dry_run.plans, strict=True):
             use(call.settings)
-            try:
-                run(dry_run, call, plan, watch)
-            except Exception as error:
-                check_use(device, error)
-                failure = f"{call.op}: {reason_of(error)}"
-                dry_run.give_up(call, plan, reason_of(error))
-                if not dry_run.has_others:
-                    break
-                # the other ranks wait for this rank's collectives
-                dry_run.hand_on(call, plan, None)
+            if dry_run.meets_others(call, plan):
+                watch.skip()
+            else:
+                try:
+                    run_call(dry_run, call, plan, watch)
+                except Exception as error:
+                    check_use(device, error)
+                    failure = f"{call.op}: {reason_of(error)}"
+                    dry_run.give_up(call, plan, reason_of(error))
+                    if not dry_run.has_others:
+                        break
+                    # the other ranks wait for this rank's collectives
+                    dry_run.hand_on(call, plan, None)
             dry_run.memory.drop(call.over)
             slowdown.check()
         dry_run.finish()

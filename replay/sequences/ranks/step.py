@@ -17,7 +17,7 @@ from opgrip.replay.inputs.input_options import trace_with_defaults
 from opgrip.replay.operators.devices import check_use, is_accelerator, synchronizer
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.results.results import UNSUPPORTED as NOT_SUPPORTED
-from opgrip.replay.sequences.call_timers import CallTimer, HostTimer, Slowdown
+from opgrip.replay.sequences.call_timers import HostTimer, Slowdown
 from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, SUBSTITUTED, UNSUPPORTED, CallPlan, DryRun
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.plan import (
@@ -51,7 +51,6 @@ from opgrip.replay.sequences.step_replay import (
     SequenceSettings,
     measure_passes,
     own_randomness,
-    run_call,
     run_timed,
 )
 from opgrip.replay.sequences.step_results import Pass, Passes, SequenceResult, make_result
@@ -133,7 +132,7 @@ def replay_step(
         new = new_memory(part, flow) if pages.CONTROLLED and settings.device == "cpu" else {}
 
         def run_pass(dry_run: RankDryRun, device: str, watch: HostTimer, slowdown: Slowdown) -> tuple[Pass, str]:
-            one, failure = run_timed(dry_run, device, watch, slowdown, _run_call)
+            one, failure = run_timed(dry_run, device, watch, slowdown)
             for place, done in dry_run.exchange.done_ns.items() if not failure else ():
                 one.times_ns[place] = done - dry_run.exchange.arrived_ns[place]
             return replace(one, stamps=_stamps(dry_run, places)), failure
@@ -215,21 +214,6 @@ def _stamps(dry_run: RankDryRun, places: Sequence[int]) -> Stamps:
     )
 
 
-def _run_call(dry_run: RankDryRun, call: FlowingCall, plan: CallPlan, watch: CallTimer) -> None:
-    """Run a call, with the other ranks if it is a collective."""
-    dry_run.exchange.before(dry_run.place_of(call))
-    if not dry_run.runs_with_others(call):
-        run_call(dry_run, call, plan, watch)
-        return
-    try:
-        if plan.redrawn:
-            dry_run.redraw(call, plan)
-        dry_run.hand_on(call, plan, dry_run.meet(call, plan))
-    except Unsupported as error:
-        dry_run.control.refuse(f"{call.op} ran before, and cannot now: {error}")
-    watch.skip()
-
-
 def _hand_on(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
@@ -282,6 +266,19 @@ class RankDryRun(DryRun):
         """Restore all memory after the last collective that writes into it is done."""
         self.exchange.begin()
         super().begin()
+
+    def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
+        """Wait for the collectives that must be done before a call, and run it with the other ranks if it is one."""
+        self.exchange.before(self.place_of(call))
+        if not self.runs_with_others(call):
+            return False
+        try:
+            if plan.redrawn:
+                self.redraw(call, plan)
+            self.hand_on(call, plan, self.meet(call, plan))
+        except Unsupported as error:
+            self.control.refuse(f"{call.op} ran before, and cannot now: {error}")
+        return True
 
     def finish(self) -> None:
         """Wait for all collectives of a pass."""

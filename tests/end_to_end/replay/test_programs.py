@@ -23,7 +23,7 @@ from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Signature
 
 VECTOR = TensorSpec((4,), (1,), torch.float32, "cpu", values=3)
-VARIANT_COLUMNS = Variant(1, "recorded", FORWARD, "aot")
+USUAL = Variant(1, "recorded", FORWARD, "aot")
 
 
 def case(context: dict[str, object] | None = None, **about: object) -> Case:
@@ -31,7 +31,7 @@ def case(context: dict[str, object] | None = None, **about: object) -> Case:
     return Case(replace(signature, **about), {}, 1, 1.0, 1.0, 1.0, context=context or {})  # type: ignore[arg-type]
 
 
-def key(tmp_path: Path, of: Case, way: Variant = VARIANT_COLUMNS, **options: object) -> str | None:
+def key(tmp_path: Path, of: Case, way: Variant = USUAL, **options: object) -> str | None:
     wanted = settings_of(mode=["eager", "aot"], store=tmp_path, **options)
     with restored(wanted.context_of(of, way)):
         return key_of(of, way, wanted)
@@ -45,15 +45,15 @@ def test_the_same_call_of_another_trace_has_the_same_program(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("of", "way"),
     [
-        (case(args=(replace(VECTOR, shape=(5,)), 2)), VARIANT_COLUMNS),
-        (case(args=(VECTOR, 3)), VARIANT_COLUMNS),
-        (case(args=(VECTOR, 2.0)), VARIANT_COLUMNS),
-        (case(op="aten.div.Tensor"), VARIANT_COLUMNS),
-        (case(context={"inference": True}), VARIANT_COLUMNS),
-        (case(context={"default_dtype": "float64"}), VARIANT_COLUMNS),
-        (case(), replace(VARIANT_COLUMNS, mode="compile")),
-        (case(), replace(VARIANT_COLUMNS, direction="backward")),
-        (case(), replace(VARIANT_COLUMNS, point=Point(threads=torch.get_num_threads() + 1))),
+        (case(args=(replace(VECTOR, shape=(5,)), 2)), USUAL),
+        (case(args=(VECTOR, 3)), USUAL),
+        (case(args=(VECTOR, 2.0)), USUAL),
+        (case(op="aten.div.Tensor"), USUAL),
+        (case(context={"inference": True}), USUAL),
+        (case(context={"default_dtype": "float64"}), USUAL),
+        (case(), replace(USUAL, mode="compile")),
+        (case(), replace(USUAL, direction="backward")),
+        (case(), replace(USUAL, point=Point(threads=torch.get_num_threads() + 1))),
     ],
 )
 def test_another_call_or_setting_has_another_program(tmp_path: Path, of: Case, way: Variant) -> None:
@@ -94,8 +94,8 @@ def test_torchs_own_modes_run_on_any_device_that_torch_has(device: str) -> None:
     operator = Operator(torch.ops.aten.relu.default, mutates=False)
     example: Arguments = ((torch.ones(3),), {})
     for mode in ("eager", "jit"):
-        program = make_program(operator, [example], replace(VARIANT_COLUMNS, mode=mode), settings, None, grad=False)
+        program = make_program(operator, [example], replace(USUAL, mode=mode), settings, None, grad=False)
         (result,) = run_program(program, example, mutates=False)[1].outputs
         assert torch.equal(result, torch.ones(3))
     with pytest.raises(Unsupported, match=f"^cudagraph runs on cuda, not on {device.partition(':')[0]}$"):
-        make_program(operator, [example], replace(VARIANT_COLUMNS, mode="cudagraph"), settings, None, grad=False)
+        make_program(operator, [example], replace(USUAL, mode="cudagraph"), settings, None, grad=False)

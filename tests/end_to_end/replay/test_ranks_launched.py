@@ -100,6 +100,24 @@ with Control(launch, timeout_s=3) as control:
     assert control.most(launch.rank) == [1]
 """
 
+FAIL = """
+import os, sys
+from opgrip.replay.command.opreplay import main
+from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.sequences.ranks import step
+
+def refuse(*_):
+    raise Unsupported("the backend is broken")
+
+def run_timed(*others, run=step.run_timed):
+    step.RankExchange.start = refuse
+    return run(*others)
+
+if os.environ["RANK"] == "1":
+    step.run_timed = run_timed
+sys.exit(main(["ddp.jsonl", "--sequence", "--iterations", "3", "--collective-timeout", "20"]))
+"""
+
 
 def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
@@ -359,6 +377,14 @@ def test_a_rank_that_dies_or_hangs_ends_all_with_one_line(two_ranks: Path, kills
     assert [line for line in lines if line.startswith("opreplay: error: ")] == [
         "opreplay: error: rank 1 has ended, or is not heard of: all ranks end; see what it said last\n"
     ]
+
+
+def test_a_collective_that_fails_in_a_timed_pass_ends_all_with_one_line(two_ranks: Path) -> None:
+    (two_ranks / "fail.py").write_text(FAIL, encoding="utf-8")
+    done = launch(two_ranks, 2, "fail.py")
+    assert done.returncode != 0
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("opreplay: error: ")]
+    assert "rank 1: c10d.allreduce_.default ran before, and cannot now: the backend is broken" in line
 
 
 def rank_of(launcher: int, rank: int) -> int:
