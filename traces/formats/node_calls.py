@@ -32,10 +32,11 @@ from opgrip.traces.formats.nodes import (
     is_label,
     make_tree,
 )
-from opgrip.traces.formats.operator_schemas import Parameter, SchemaText, parse_schema, registered, schemas_of
+from opgrip.traces.formats.operator_schemas import Parameter, SchemaText, parse_schema, registered
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors
 from opgrip.traces.schema.json_values import LIMIT, check_nesting
+from opgrip.traces.schema.operator_arguments import schema_named
 from opgrip.traces.schema.records import NO_STORAGE, Record, Scope
 from opgrip.traces.table.profiler_labels import ENTER, EXIT
 from opgrip.traces.values import ValueModel
@@ -238,7 +239,7 @@ def _is_default(parameter: Parameter, item: Any, defaults: Mapping[str, Any]) ->
 @lru_cache(maxsize=4096)
 def _defaults(op: str) -> dict[str, Any]:
     """Return the defaults of an operator's parameters, as a call has them."""
-    schema = next(iter(schemas_of(op)), None)
+    schema = schema_named(op)
     if schema is None:
         return {}
     text = parse_schema(str(schema))

@@ -25,9 +25,10 @@ from opgrip.traces.formats.nodes import (
     Node,
     Port,
 )
-from opgrip.traces.formats.operator_schemas import SchemaText, parse_schema, schemas_of
+from opgrip.traces.formats.operator_schemas import SchemaText, parse_schema
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors
+from opgrip.traces.schema.operator_arguments import schema_named
 from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.table.profiler_labels import ENTER, EXIT, is_mark, label_of
 from opgrip.traces.table.trace import Trace
@@ -211,7 +212,7 @@ def arguments_in_order(signature: Signature) -> tuple[str, SchemaText, list[Any]
 
 @lru_cache(maxsize=4096)
 def _schema(op: str) -> tuple[str, SchemaText, dict[str, Any]]:
-    schema: Any = next(iter(schemas_of(op)), None)
+    schema = schema_named(op)
     text = "" if schema is None else str(schema)
     parsed = parse_schema(text)
     if parsed is None:

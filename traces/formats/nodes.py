@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from opgrip.errors import FormatError
-from opgrip.traces.formats.operator_schemas import has_composite_kernel, parse_schema, schemas_of
+from opgrip.traces.formats.operator_schemas import has_composite_kernel, parse_schema
+from opgrip.traces.schema.operator_arguments import schema_named
 from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS
 from opgrip.traces.table.profiler_labels import AUTOGRAD
 
@@ -364,7 +365,8 @@ def is_composite(schema: str) -> bool:
 
 @lru_cache(maxsize=8192)
 def _is_composite(op: str) -> bool:
-    return any(map(has_composite_kernel, schemas_of(op)[:1]))
+    schema = schema_named(op)
+    return schema is not None and bool(has_composite_kernel(schema))
 
 
 def _phase_of(node: Node) -> str | None:

@@ -94,16 +94,17 @@ def interface_of(signature: Signature) -> Interface:
 @lru_cache(maxsize=8192)
 def schema_arguments(op: str) -> tuple[tuple[str, str], ...]:
     """Return names and types of an operator's arguments; empty if this version of torch lacks the operator."""
-    schema = _schema(op)
+    schema = schema_named(op)
     return () if schema is None else tuple((argument.name, str(argument.type)) for argument in schema.arguments)
 
 
 def schema_of(signature: Signature) -> Any:
     """Return torch's schema of a signature's operator, or None if torch does not know the operator."""
-    return _schema(signature.op) if signature.kind == OPERATOR else None
+    return schema_named(signature.op) if signature.kind == OPERATOR else None
 
 
-def _schema(op: str) -> Any:
+def schema_named(op: str) -> Any:
+    """Return torch's schema of an operator by its name in a trace, or None if torch does not know it."""
     namespace, _, rest = op.partition(".")
     packet, _, overload = rest.partition(".")
     # torch does not accept every string that a file may contain

@@ -23,6 +23,7 @@ from execution_traces import (
 from foreign_data import data_files, needs_data, write_as
 from programs import SHIPPED_TRACES, succeed
 
+from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.traces import Trace, TraceReader, load
 from opgrip.traces.analysis.graph import make_graph
@@ -293,6 +294,14 @@ def test_a_trace_of_ours_is_written_but_for_what_the_format_lacks(tmp_path: Path
     assert losses.counts["values of its tensors"]
     written = zip(modules(trace, "operator"), modules(again, "operator"), strict=True)
     assert all(ours == theirs for ours, theirs in written)
+
+
+def test_operators_of_namespaces_with_an_underscore_are_written(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        torch.ops._c10d_functional.wait_tensor(torch.ones(2))
+    losses = write_as("execution_trace", load(tmp_path / "t.jsonl"), tmp_path / "a.json")
+    assert not losses.skipped
+    assert "_c10d_functional::wait_tensor" in (tmp_path / "a.json").read_text()
 
 
 def modules(trace: Trace, kind: str) -> list[tuple[str, str]]:
