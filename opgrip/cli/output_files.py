@@ -63,7 +63,7 @@ def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -
     """Raise `UserError` if an output file was named that has none of the suffixes or cannot be written."""
     if path is None:
         return
-    if suffixes and not path.name.endswith(tuple(suffixes)):
+    if suffixes and (path.name in suffixes or not path.name.endswith(tuple(suffixes))):
         raise UserError(f"{path} is neither {', '.join(suffixes[:-1])} nor {suffixes[-1]}", "name one of these")
     check_writable(path, force)
 

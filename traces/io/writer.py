@@ -12,6 +12,7 @@ from typing import IO, cast
 import msgspec
 
 from opgrip.cli.output_files import ByteSink, abandon, compress_to, create, discard, give_name
+from opgrip.errors import ExistingFileError
 from opgrip.traces.codec.call_blocks import CallBlock, record_of
 from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.schema.records import Calls, Header, Record
@@ -106,7 +107,14 @@ class TraceWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            self.close()
-        else:
+        if error is not None:
             self.discard()
+            return
+        try:
+            self.close()
+        except ExistingFileError:
+            # its message names the temporary file, which is complete
+            raise
+        except BaseException:
+            self.discard()
+            raise

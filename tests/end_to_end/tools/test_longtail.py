@@ -48,7 +48,12 @@ def test_a_faster_memory_leaves_more_to_save(detector_trace: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["-o", "rows.xlsx"], "rows.xlsx is neither"), (["--bandwidth", "-3"], "GB/s"), (["--top", "0"], "from 1")],
+    [
+        (["-o", "rows.xlsx"], "rows.xlsx is neither"),
+        (["-o", ".json"], ".json is neither"),
+        (["--bandwidth", "-3"], "GB/s"),
+        (["--top", "0"], "from 1"),
+    ],
 )
 def test_what_cannot_be_is_refused_in_a_line(detector_trace: Path, arguments: list[str], said: str) -> None:
     done = run_command("opgrip", "longtail", detector_trace, *arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import warnings
@@ -54,6 +55,19 @@ def test_a_person_can_read_it_with_json_and_pandas(tmp_path: Path) -> None:
     assert [json.loads(line)["type"] for line in lines][:2] == ["header", "values"]
     frame = pd.read_json(tmp_path / "t.jsonl", lines=True)
     assert len(frame) == len(RECORDS) + 1
+
+
+@pytest.mark.parametrize("failing", ["write", "close"])
+def test_a_trace_that_cannot_be_written_to_its_end_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"), TraceWriter(tmp_path / "t.jsonl", Header({})) as writer:
+        monkeypatch.setattr(writer, failing, fail)
+        writer.write(RECORDS[0])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")
