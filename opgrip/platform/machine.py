@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import platform
@@ -15,7 +16,6 @@ from opgrip.errors import UserError, cause_of
 
 if TYPE_CHECKING:
     import torch
-import importlib
 
 CGROUP = Path("/sys/fs/cgroup")
 USUAL_CACHE = 32 << 20

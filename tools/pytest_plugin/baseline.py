@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import pytest
+import pytest
 
+if TYPE_CHECKING:
     from opgrip.replay.outcome import Results
     from opgrip.replay.results.results import Result
     from opgrip.tools.pytest_plugin.measured import Benchmarks, Line
-from dataclasses import dataclass
-
-import pytest
 
 CASE, OPERATOR = "case", "operator"
 STORE = ".opgrip"

@@ -5,23 +5,21 @@ from __future__ import annotations
 import argparse
 import sys
 from functools import partial
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from opgrip.capture.on_demand.autostart import LINE, VARIABLE, startup_file
 from opgrip.cli.command import counted
-from opgrip.cli.output_files import check_output
+from opgrip.cli.output_files import cannot_be_written, check_output, whole_file
 from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
+from opgrip.errors import UserError
 from opgrip.platform.machine import check_device
 from opgrip.tools.verbs import add_output, verb
 
 if TYPE_CHECKING:
     from opgrip.traces.analysis.machine_ceilings import Ceilings
-from pathlib import Path
-
-from opgrip.capture.on_demand.autostart import LINE, VARIABLE, startup_file
-from opgrip.cli.output_files import cannot_be_written, whole_file
-from opgrip.errors import UserError
 
 EXAMPLES = """\
 examples:

@@ -5,27 +5,21 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.cli.command import counted
+from opgrip.capture.program.capture_choices import CALLS, GRIPS
+from opgrip.cli.command import USAGE_ERROR, add_reading, counted, positive, printable
+from opgrip.cli.output_files import check_output
+from opgrip.cli.progress import Reporter
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
-from opgrip.tools.verbs import verb
+from opgrip.tools.verbs import add_output, verb
 
 if TYPE_CHECKING:
     from opgrip.samples import Sample
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from opgrip.capture.program.capture_choices import CALLS, GRIPS
-from opgrip.cli.command import USAGE_ERROR, add_reading, positive, printable
-from opgrip.cli.output_files import check_output
-from opgrip.cli.progress import Reporter
-from opgrip.tools.verbs import add_output
-
-if TYPE_CHECKING:
     from opgrip.traces import Trace
 
 GRIP_EXAMPLES = """\

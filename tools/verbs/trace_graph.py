@@ -5,30 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from opgrip.cli.command import DEVICE_TIME, add_reading, counted, printable
-from opgrip.cli.output_files import check_output, compress_to, whole_file
+from opgrip.cli.command import DEVICE_TIME, add_reading, counted, positive, printable
+from opgrip.cli.output_files import check_output, compress_to, whole_file, write_json, write_text
 from opgrip.cli.progress import Reporter
+from opgrip.cli.terminal import print_line
+from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
 from opgrip.tools.verbs import add_output, verb
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from opgrip.traces.analysis.dataflow import Dataflow, DataflowStep, Storage
     from opgrip.traces.analysis.graph import GraphFacts
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-from opgrip.cli.command import positive
-from opgrip.cli.output_files import write_json, write_text
-from opgrip.cli.terminal import print_line
-from opgrip.display.tables import TableColumn, print_table
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 GRAPH_EXAMPLES = """\
 examples:
