@@ -83,9 +83,15 @@ def launched_by(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
     events : events of torch's profiler, in which a launch and its work share a correlation number
     distance_ns : offset of the profile's clock from `perf_counter_ns`
     """
-    launches = {event.correlation_id(): event for event in events if not is_work(event) and is_launch(event)}
+    launches: dict[int, Any] = {}
+    work: list[Any] = []
+    for event in events:
+        if is_work(event):
+            work.append(event)
+        elif is_launch(event):
+            launches[event.correlation_id()] = event
     launched: list[LaunchedWork] = []
-    for event in filter(is_work, events):
+    for event in work:
         launch = launches.get(event.correlation_id())
         if launch is not None:
             thread = launch.device_resource_id() & ID_BITS
