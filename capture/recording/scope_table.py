@@ -114,22 +114,26 @@ class ScopeTable:
         return number
 
     def scope(self, place: Location, sites: Sites, context: int) -> int:
-        def make(number: int) -> Scope:
+        key = (place, sites, context)
+        number = self._scopes.get(key)
+        if number is None:
             site = sites[0] if sites else SourceLine("", "", 0)
             callers = tuple(f"{item.file}:{item.line} {item.function}" for item in sites[1:])
             where = (place.module, place.module_type, place.phase, place.inside)
-            record = Scope(number, *where, site.function, site.file, site.line, callers, context)
-            return replace(record, gripped=place.gripped)
-
-        return self._number(self._scopes, (place, sites, context), make)
+            record = Scope(0, *where, site.function, site.file, site.line, callers, context)
+            number = self._add(self._scopes, key, replace(record, gripped=place.gripped))
+        return number
 
     def has_scope(self, number: int) -> bool:
         return number in self._records
 
     def backward_scope(self, scope: int, forward: int) -> int:
         """Return the number of a backward call's scope that also refers to the scope of its forward call."""
-        make = lambda number: replace(self._records[scope], number=number, forward=forward)  # noqa: E731
-        return self._number(self._scopes, (scope, forward), make)
+        key = (scope, forward)
+        number = self._scopes.get(key)
+        if number is None:
+            number = self._add(self._scopes, key, replace(self._records[scope], forward=forward))
+        return number
 
     def forget(self) -> None:
         """Start new tables. Hold the lock. Everything that calls refer to by number stays until `prune_pairs` and
@@ -157,21 +161,19 @@ class ScopeTable:
 
     def _context(self, autocast: str) -> int:
         values = read_context()
-        make = lambda number: Context(number, describe_context(values) | {"autocast": autocast})  # noqa: E731
-        return self._number(self._contexts, (values, autocast), make)
-
-    def _number(self, table: dict[Hashable, int], key: Hashable, make: Callable[[int], Scope | Context]) -> int:
-        """Return the number of a key in a table, after adding the record that `make` returns if the key is new."""
-        number = table.get(key)
+        key = (values, autocast)
+        number = self._contexts.get(key)
         if number is None:
-            with self._lock:
-                number = table.get(key)
-                if number is not None:
-                    # another thread was faster
-                    return number
-                kind = Scope if table is self._scopes else Context
-                number = self._epochs.next(kind)
-                record = make(number)
+            number = self._add(self._contexts, key, Context(0, describe_context(values) | {"autocast": autocast}))
+        return number
+
+    def _add(self, table: dict[Hashable, int], key: Hashable, record: Scope | Context) -> int:
+        """Add a record to its table under a new number, unless another thread was faster; return its number."""
+        with self._lock:
+            number = table.get(key)
+            if number is None:
+                number = self._epochs.next(Scope if isinstance(record, Scope) else Context)
+                record = replace(record, number=number)
                 if isinstance(record, Scope):
                     self._records[number] = record
                 self._pending.add(record)
