@@ -22,7 +22,7 @@ NEWEST := build/newest
 VERSIONS := $(OLDEST) $(MIDDLE) $(NEWEST)
 TESTING := pytest pytest-timeout pytest-xdist hypothesis pyte
 
-.PHONY: help demo test test-all test-versions set-up-versions smoke-versions fuzz coverage openmmlab runtimes browser docs lint types bench gpu-check zoo thresholds clean
+.PHONY: help demo test test-all test-versions smoke-versions fuzz coverage openmmlab runtimes browser docs lint types bench gpu-check zoo thresholds clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -47,13 +47,13 @@ test-versions: $(VERSIONS:=/installed) ## run the demo and the quick tests on th
 	  $$pair/bin/python $(PYTEST) -m 'not slow' $(ARGS) || exit 1; \
 	done
 
-set-up-versions: $(VERSIONS:=/installed) ## set up environments of the oldest, a middle and the newest Python and torch
-
-smoke-versions: $(VERSIONS:=/installed) ## capture and replay once on the oldest, a middle and the newest Python and torch
+smoke-versions: ## capture and replay once on the oldest, a middle and the newest Python and torch, each removed afterwards
 	@for pair in $(VERSIONS); do \
+	  make $$pair/installed && \
 	  $$pair/bin/python tests/support/runners/private_places.py && \
 	  $$pair/bin/opcapture --input-size 96 --batch-size 1 --force -o $$pair/trace.jsonl && \
-	  $$pair/bin/opreplay $$pair/trace.jsonl --top 5 --mode jit --strict || exit 1; \
+	  $$pair/bin/opreplay $$pair/trace.jsonl --top 5 --mode jit --strict && \
+	  rm -rf $$pair || exit 1; \
 	done
 
 fuzz: $(FUZZER) ## fuzz the readers of traces and other tools' files for ten minutes: ARGS='--seconds 60' for one
