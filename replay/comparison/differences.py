@@ -187,8 +187,8 @@ ALIKE, ALIKE_FASTEST = 3.0, 2.5
 """factors by which the mean of a run varies more than its repeats suggest, for medians and for fastest runs
 
 Repeats are seconds apart, while the pace of a machine changes over minutes. Measured by `benchmarks/compare_rates.py`
-on a shared virtual machine, over 15 runs of 40 cases each: 2.4 to 4.5 for medians, 1.5 to 2.0 for fastest runs, more for
-whichever of the two repeats better.
+on a shared virtual machine, over 15 runs of 40 cases each: 2.4 to 4.5 for medians and 1.5 to 2.0 for fastest runs, and
+more for whichever of the two repeats better.
 """
 FEW_CONTENDED, SAME_GAP = 0.05, 0.15
 """largest share of contended runs, and largest change of the gap between median and fastest run, at which medians are
