@@ -186,9 +186,9 @@ def with_contexts(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__context__
 
 
-def interrupt(work: Callable[[], None], source: str, kind: type[BaseException], delay_s: float) -> bool:
-    """Run a loop until it is interrupted; return True if the exception arrived."""
-    unraisable: list[type[BaseException]] = []
+def interrupt(work: Callable[[], None], source: str, kind: type[BaseException], delay_s: float) -> str:
+    """Run a loop until it is interrupted; return what came in place of the exception, or "" if it arrived."""
+    instead, unraisable = "nothing came", list[type[BaseException]]()
 
     def loop() -> None:
         end = monotonic() + SWALLOWED_S
@@ -201,14 +201,17 @@ def interrupt(work: Callable[[], None], source: str, kind: type[BaseException], 
     except BaseException as error:
         # code that it interrupts may fail in its own handler: `Thread.start` does if the thread has ended by then
         if any(type(item) is kind for item in with_contexts(error)):
-            return True
+            return ""
         traceback.print_exc()
+        instead = f"{type(error).__name__} was raised"
     finally:
         sys.unraisablehook = before
         # torch's own `no_grad` leaves gradients off when it is interrupted, also without a capture
         torch.set_grad_enabled(True)
     # Python only reports an exception in a finalizer or in the callback of a weak reference
-    return unraisable == [kind]
+    if unraisable == [kind]:
+        return ""
+    return ", ".join([instead, *(f"{item.__name__} was reported" for item in unraisable)])
 
 
 def check(mode: str, exceptions: int, seed: int, folder: Path) -> list[str]:
@@ -225,10 +228,11 @@ def check(mode: str, exceptions: int, seed: int, folder: Path) -> list[str]:
             name, work = list(works.items())[number % len(works)]
             source = list(SOURCES)[number // len(works) % len(SOURCES)]
             kind = KeyboardInterrupt if source == "Ctrl-C" else draw.choice(KINDS)
-            if interrupt(work, source, kind, draw.random() * DELAY_S):
-                arrived += 1
+            instead = interrupt(work, source, kind, draw.random() * DELAY_S)
+            if instead:
+                lost[f"{kind.__name__} by {source} in {name}: {instead}"] += 1
             else:
-                lost[f"{kind.__name__} by {source} in {name}"] += 1
+                arrived += 1
         if capture.keeps_last:
             capture.dump()
     problems = [f"{mode}: {count} times lost: {what}" for what, count in lost.items()]
