@@ -136,13 +136,8 @@ def _stopwatch_times(device: str, method: str, run: Callable[[], object], runs: 
     graph = watch.capture(run, [((), {})]) if method == "graph" else None
     span, launch, times_us, launches_us = Range("m", "c", 0), LaunchTime(), [], []
     for _ in range(runs):
-        if graph is None:
-            time_ns = watch.time(run, [((), {})], span, launch.ns)
-        else:
-            time_ns = watch.time_graph(graph, 1, span, launch.ns)
-        launch.add(watch.launch_ns, watch.outlasts)
-        times_us.append(time_ns / 1e3)
-        launches_us.append(watch.launch_ns / 1e3)
+        times_us.append(watch.time(run, [((), {})], span, launch, graph) / 1e3)
+        launches_us.append(launch.last_ns / 1e3)
     rest = sorted(times_us[SKIPPED:])
     return {
         "us": median(rest),

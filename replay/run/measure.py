@@ -160,30 +160,17 @@ def _measure(
     announce = clocks.reading(announce)
     concurrent_runs = _side_by_side(prepared_cases, workload, announce)
     running = Counter(subject.number for group in all_groups for subject in group.subjects)
-    for case, prepared in prepared_cases:
+
+    def finished(case: Case, energies: Mapping[int, Energy]) -> list[Result]:
+        own = rows.pop(case.number)
+        filled = list(_fill_rows(case, own, workload, concurrent_runs, energies, clocks))
+        return _compared(filled, own, workload.request.modes.reference)
+
+    for case, _ in prepared_cases:
         if not running[case.number]:
-            filled = list(_fill_rows(case, prepared, workload, concurrent_runs, {}, clocks))
-            yield _compared(filled, prepared, workload.request.modes.reference)
+            yield finished(case, {})
     case_of_number = {case.number: case for case, _ in prepared_cases}
-    for subjects in _timed(groups, workload, announce):
-        number = subjects[0].number
-        running[number] -= len(subjects)
-        if not running[number]:
-            metered_energies = workload.request.energy.energy and not workload.request.profiled
-            energies = metered(number, all_groups, workload, announce) if metered_energies else {}
-            case = case_of_number[number]
-            own = rows.pop(number)
-            filled = list(_fill_rows(case, own, workload, concurrent_runs, energies, clocks))
-            yield _compared(filled, own, workload.request.modes.reference)
-
-
-def _timed(
-    groups: Mapping[str, Sequence[SubjectGroup]], workload: Workload, announce: Announce
-) -> Iterator[list[Subject]]:
-    """Run the subjects of all groups; yield the subjects of a case as soon as they are done.
-
-    groups : groups by cache state
-    """
+    is_metered = workload.request.energy.energy and not workload.request.profiled
     wait = synchronizer(workload.device)
     with watched(workload.request.profiled, workload.device, workload.request.timelines):
         for cache, same_cache in groups.items():
@@ -194,7 +181,12 @@ def _timed(
                 announce,
                 workload.request.inputs.seed,
             )
-            yield from measurer.in_rounds(same_cache) if cache == PROGRAM else measurer.one_by_one(same_cache)
+            for subjects in measurer.in_rounds(same_cache) if cache == PROGRAM else measurer.one_by_one(same_cache):
+                number = subjects[0].number
+                running[number] -= len(subjects)
+                if not running[number]:
+                    energies = metered(number, all_groups, workload, announce) if is_metered else {}
+                    yield finished(case_of_number[number], energies)
 
 
 def _groups_with(

@@ -118,10 +118,12 @@ class LaunchTime:
     time; so most of its runs get the shortest one, and every `RETRIED` runs a longer one is tried again.
 
     ns : expected time of the next launch; 0 if unknown
+    last_ns : time of the last launch
     count, outlasting : number of launches, and of those that took longer than the device was kept busy
     """
 
     ns: float = 0.0
+    last_ns: float = 0.0
     count: int = 0
     outlasting: int = 0
     _in_a_row: int = 0
@@ -129,6 +131,7 @@ class LaunchTime:
 
     def add(self, launch_ns: float, outlasts: bool) -> None:
         """Record a launch that took this long."""
+        self.last_ns = launch_ns
         self.count += 1
         self.outlasting += outlasts
         self._least_ns = min(self._least_ns, launch_ns)
@@ -150,26 +153,27 @@ class Stopwatch:
     synchronize : waits for the device
     empty_ns : time of an empty timed section
     device : device whose clock is read, for methods that read one
-    launch_ns : time that the host took to launch the last runs
-    outlasts : True if the device was no longer kept busy at the end of that time
     """
 
     method: str
     synchronize: Callable[[], None]
     empty_ns: float
     device: str = "cpu"
-    launch_ns: float = 0.0
-    outlasts: bool = False
     _events: tuple[Any, Any] | None = field(init=False, default=None)
 
-    def time(self, function: Function, runs: Sequence[Arguments], span: Range, launch_ns: float = 0.0) -> float:
+    def time(
+        self, function: Function, runs: Sequence[Arguments], span: Range, launch: LaunchTime, graph: Any = None
+    ) -> float:
         """Return the time of one run in ns: the mean of `runs`, which are timed together.
 
         span : range that begins just before, and ends just after, the clock is read
-        launch_ns : expected time of the launch, for which the device is kept busy first if its own clock is read
+        launch : earlier launches, to keep the device busy during this one if its own clock is read; adds this one
+        graph : the runs as a graph of the device, which needs no launches from Python; None to call the function
         """
+        if graph is not None:
+            return self._by_events(graph.replay, span, launch) / len(runs)
         if self.method == EVENTS:
-            return self._by_events(partial(_run_all, function, runs), span, launch_ns) / len(runs)
+            return self._by_events(partial(_run_all, function, runs), span, launch) / len(runs)
         self.synchronize()
         span.begin()
         if len(runs) == 1:
@@ -215,27 +219,24 @@ class Stopwatch:
             raise DeviceLostError(f"it cannot be captured as a graph: {one_line(error)}") from error
         return graph
 
-    def time_graph(self, graph: Any, count: int, span: Range, launch_ns: float = 0.0) -> float:
-        """Return the time of one run in ns in a graph of `count` runs, without launches from Python."""
-        return self._by_events(graph.replay, span, launch_ns) / count
-
-    def _by_events(self, launch: Callable[[], object], span: Range, launch_ns: float) -> float:
+    def _by_events(self, run: Callable[[], object], span: Range, launch: LaunchTime) -> float:
         if self._events is None:
             self._events = make_event(self.device), make_event(self.device)
         before, after = self._events
         stream = current_stream(self.device)
         self.synchronize()
         span.begin()
-        if launch_ns:
-            keep_busy(self.device, launch_ns)
+        if launch.ns:
+            keep_busy(self.device, launch.ns)
         before.record(stream)
         start = perf_counter_ns()
-        launch()
-        self.launch_ns = perf_counter_ns() - start
+        run()
+        launch_ns = perf_counter_ns() - start
         after.record(stream)
-        self.outlasts = before.query()
+        outlasts = before.query()
         after.synchronize()
         span.end()
+        launch.add(launch_ns, outlasts)
         return float(before.elapsed_time(after)) * 1e6
 
 

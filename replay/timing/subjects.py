@@ -15,7 +15,7 @@ from opgrip.replay.timing import pages
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, READY, Range
 from opgrip.replay.timing.samples import Samples
 from opgrip.replay.timing.stopwatch import LaunchTime, Stopwatch, block_size
-from opgrip.replay.timing.timing_options import CONTINUOUS, GRAPH, ON_DEVICE
+from opgrip.replay.timing.timing_options import CONTINUOUS, GRAPH
 
 COPIES, COPIED_BYTES = 64, 256 << 20
 """most copies of arguments for a block of runs, and most bytes in all copies"""
@@ -124,7 +124,7 @@ class Subject:
         graph = self._graph_of(0, stopwatch) if stopwatch.method == GRAPH else None
         for _ in range(2):
             self._launch = LaunchTime()
-            self._time_runs(stopwatch, graph, self.ready(self._size), self._before)
+            stopwatch.time(self.function, self.ready(self._size), self._before, self._launch, graph)
 
     @property
     def is_launch_bound(self) -> bool:
@@ -161,7 +161,7 @@ class Subject:
                 flush()
             self._ready.end()
             count = None if self.fresh is None else pages.FaultCount()
-            time_ns = self._time_runs(stopwatch, graph, runs, self._range)
+            time_ns = stopwatch.time(self.function, runs, self._range, self._launch, graph)
             is_slow = count is not None and count.were_slow(time_ns * len(runs))
             if count is not None:
                 self._faulted = bool(mostly_fresh(count.faults * pages.PAGE, max(self.result_bytes * len(runs), LARGE)))
@@ -173,15 +173,6 @@ class Subject:
             self.drop()
         self.samples.spent_ns += perf_counter_ns() - began
         return (index, self._faulted), time_ns
-
-    def _time_runs(self, stopwatch: Stopwatch, graph: Any, runs: Sequence[Arguments], span: Range) -> float:
-        if graph is not None:
-            time_ns = stopwatch.time_graph(graph, len(runs), span, self._launch.ns)
-        else:
-            time_ns = stopwatch.time(self.function, runs, span, self._launch.ns)
-        if stopwatch.method in ON_DEVICE:
-            self._launch.add(stopwatch.launch_ns, stopwatch.outlasts)
-        return time_ns
 
     def keep(self, stratum: Stratum, time_ns: float, slowed: bool = False) -> None:
         self.samples.add(stratum, time_ns)

@@ -137,7 +137,7 @@ class DealtWindows:
 def run_cases(
     workload: Workload, done: Collection[int] = (), may_fork: bool = False, cached_rows: CachedRows | None = None
 ) -> Iterator[list[Result]]:
-    """Yield the rows of each case as soon as all of its runs are done; each device has a worker.
+    """Return an iterator of the rows of each case as soon as all of its runs are done; each device has a worker.
 
     done : numbers of cases that are left out
     may_fork : see `Worker`
@@ -145,28 +145,31 @@ def run_cases(
     """
     without: list[int] = []
     dealt = DealtWindows(workload, done)
-    with ExitStack() as stack:
-        lanes: dict[Worker, Lane] = {}
-        for device in workload.devices:
-            worker = stack.enter_context(Worker(workload.on(device), may_fork))
-            measure = partial(worker.measure, without=without, cached_rows=cached_rows or {})
-            lanes[worker] = chain.from_iterable(map(measure, dealt.take(device)))
-        yield from interleaved(lanes)
+    lanes: dict[Worker, Lane] = {}
+    for device in workload.devices:
+        worker = Worker(workload.on(device), may_fork)
+        measure = partial(worker.measure, without=without, cached_rows=cached_rows or {})
+        lanes[worker] = chain.from_iterable(map(measure, dealt.take(device)))
+    return interleaved(lanes, ends_workers=True)
 
 
-def interleaved(lanes: Mapping[Worker, Lane]) -> Iterator[list[Result]]:
+def interleaved(lanes: Mapping[Worker, Lane], ends_workers: bool = False) -> Iterator[list[Result]]:
     """Yield the rows of all lanes as they arrive.
 
     lanes : lanes by the worker that they wait for
+    ends_workers : end the workers after their last rows, or after an error
     """
     remaining = dict(lanes)
-    while remaining:
-        for worker, lane in list(remaining.items()):
-            for rows in lane:
-                if rows is None:
-                    break
-                yield rows
-            else:
-                del remaining[worker]
-        if remaining:
-            select.select(list(remaining), [], [], POLL_S)
+    with ExitStack() as stack:
+        for worker in lanes if ends_workers else ():
+            stack.enter_context(worker)
+        while remaining:
+            for worker, lane in list(remaining.items()):
+                for rows in lane:
+                    if rows is None:
+                        break
+                    yield rows
+                else:
+                    del remaining[worker]
+            if remaining:
+                select.select(list(remaining), [], [], POLL_S)

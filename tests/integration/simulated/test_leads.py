@@ -87,7 +87,7 @@ def test_a_device_is_kept_busy_for_longer_than_the_last_launch() -> None:
     launch_ns, watch = 300e3, make_stopwatch()
     x = torch.ones(4, device=DEVICE)
     with recorded_leads() as leads:
-        watch.time(lambda: x + 1, [((), {})], Range("m", "c", 0), launch_ns)
+        watch.time(lambda: x + 1, [((), {})], Range("m", "c", 0), LaunchTime(launch_ns))
     assert leads == [(launch_ns + LEAD_MARGIN_NS) / 1e3]
 
 
