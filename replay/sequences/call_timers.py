@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, Protocol
@@ -18,12 +18,12 @@ from opgrip.replay.cases.selection import FORWARD, Variant
 from opgrip.replay.checks.reference import Reference
 from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.inputs.input_options import RECORDED
-from opgrip.replay.inputs.inputs import Inputs
-from opgrip.replay.modes import Program, Tuning, find_mode, runs_graphs
+from opgrip.replay.inputs.inputs import DeviceMap, Inputs
+from opgrip.replay.modes import EAGER, Program, Tuning, find_mode, runs_graphs
 from opgrip.replay.operators.agreement.indices import bound_indices
 from opgrip.replay.operators.contexts import restored
-from opgrip.replay.operators.devices import check_use, current_stream, make_event, synchronizer
-from opgrip.replay.operators.lookup import Operator
+from opgrip.replay.operators.devices import check_use, current_stream, is_accelerator, make_event, synchronizer
+from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS, Operator
 from opgrip.replay.operators.memory import Arguments, Function, tensors_in
 from opgrip.replay.programs import make_program, run_program
 from opgrip.replay.results.results import OK, WRONG
@@ -255,15 +255,38 @@ class CallProgram:
 
 
 @dataclass(frozen=True, slots=True)
-class ModeSettings:
-    """The mode of a step's programs, and settings for making them; see `ProgramSettings`."""
+class SequenceSettings:
+    """Settings of a step replay.
 
-    mode: str
+    place : maps recorded devices to devices of this machine
+    device : device to name in the result and to synchronize
+    seed : seed of drawn values, and of operators that draw random numbers
+    extensions : extension modules whose functions may be called
+    repeats : number of timed passes, or None for as many as `precision` needs within `budget_s`, at least 3
+    precision : target for the interquartile range of the passes' times over their median
+    room_bytes : memory limit, or None for most of the free memory
+    mode : mode of all calls that it can run; the others run in eager
+    tolerance : tolerance of the comparison with eager
+    store, tuning : as in `ProgramSettings`
+    """
+
+    place: DeviceMap
     device: str
-    by_clock_of_device: bool
-    tolerance: Tolerance
+    seed: int = 0
+    extensions: Collection[str] = TRUSTED_EXTENSIONS
+    repeats: int | None = None
+    precision: float = 0.05
+    budget_s: float = 10.0
+    room_bytes: int | None = None
+    mode: str = EAGER
+    tolerance: Tolerance = field(default_factory=Tolerance)
     store: str | None = None
     tuning: Tuning = field(default_factory=Tuning)
+
+    @property
+    def by_clock_of_device(self) -> bool:
+        """True if programs must run on torch's streams, whose events time their calls."""
+        return is_accelerator(self.device)
 
 
 def check_mode(name: str) -> None:
@@ -280,7 +303,7 @@ def check_mode(name: str) -> None:
         )
 
 
-def make_call_program(call: FlowingCall, operator: Operator, inputs: Inputs, settings: ModeSettings) -> CallProgram:
+def make_call_program(call: FlowingCall, operator: Operator, inputs: Inputs, settings: SequenceSettings) -> CallProgram:
     """Return the checked program for calls of a signature; raise only if the device is lost."""
     began = perf_counter_ns()
     try:

@@ -14,7 +14,7 @@ affects only that call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -26,7 +26,7 @@ import torch
 
 from opgrip.cli.progress import REDRAW_S, Tell, tell_nobody
 from opgrip.replay.cases.flow import FlowingCall, ProgramFlow, can_flow
-from opgrip.replay.inputs.inputs import DeviceMap, Inputs
+from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.agreement import checking_parts
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
@@ -40,7 +40,7 @@ from opgrip.replay.operators.lookup import (
 )
 from opgrip.replay.results.results import OK, SKIPPED
 from opgrip.replay.run.workload import describe_failure
-from opgrip.replay.sequences.call_timers import CallProgram, ModeSettings, make_call_program
+from opgrip.replay.sequences.call_timers import CallProgram, SequenceSettings, make_call_program
 from opgrip.replay.sequences.prepared_calls import DrawnValues, PreparedCall, never_flowing
 from opgrip.replay.sequences.step_memory import StepMemory, reason_of
 from opgrip.replay.timing.rounds import NO_ROW, Announce
@@ -94,23 +94,19 @@ class DryRun:
         flow: ProgramFlow,
         memory: StepMemory,
         values: Mapping[int, ValueModel],
-        place: DeviceMap,
-        device: str,
-        seed: int,
-        extensions: Collection[str],
-        excluded: Excluded,
-        announce: Announce,
+        settings: SequenceSettings,
+        excluded: Excluded = NOTHING_EXCLUDED,
+        announce: Announce = lambda number, row: None,
     ) -> None:
         self.flow = flow
         self.memory = memory
         self.announce = announce
         self.plans = [CallPlan() for _ in flow.calls]
         self.programs: dict[int, CallProgram] = {}
-        self._excluded = excluded
-        self._values, self._place, self._seed, self._extensions = values, place, seed, extensions
-        self._device = device
-        self._synchronize = synchronizer(device)
-        self._drawn = DrawnValues(values, place, seed, memory)
+        self._values, self._settings, self._excluded = values, settings, excluded
+        self._device = settings.device
+        self._synchronize = synchronizer(settings.device)
+        self._drawn = DrawnValues(values, settings.place, settings.seed, memory)
         self._operators: dict[int, Operator | str] = {}
         self._prepared: WeakValueDictionary[tuple[int, frozenset[int]], PreparedCall] = WeakValueDictionary()
 
@@ -136,16 +132,17 @@ class DryRun:
                 break
         self.memory.forget_constants()
 
-    def make_programs(self, settings: ModeSettings, tell: Tell = tell_nobody) -> None:
-        """Make the program of each signature under the mode of `settings`."""
+    def make_programs(self, tell: Tell = tell_nobody) -> None:
+        """Make the program of each signature under the requested mode."""
         first = {call.signature: call for call, plan in zip(self.flow.calls, self.plans, strict=True) if plan.prepared}
         remaining = [call for number, call in first.items() if number not in self.programs]
         for number, call in enumerate(remaining):
             tell("compiling", number, len(remaining))
             self.announce(call.signature, NO_ROW)
             record = self.flow.signatures[call.signature]
-            inputs = Inputs(record.args, record.kwargs, self._values, self._place, self._seed)
-            self.programs[call.signature] = make_call_program(call, self._operator(call.signature), inputs, settings)
+            inputs = Inputs(record.args, record.kwargs, self._values, self._settings.place, self._settings.seed)
+            operator = self._operator(call.signature)
+            self.programs[call.signature] = make_call_program(call, operator, inputs, self._settings)
 
     def most(self, *numbers: int) -> list[int]:
         """Return the maximum of each number over the ranks."""
@@ -303,7 +300,7 @@ class DryRun:
         self.memory.charge(size)
         record = self.flow.signatures[signature]
         try:
-            prepared = PreparedCall(record, operator, own, self._values, self._place, self._seed)
+            prepared = PreparedCall(record, operator, own, self._values, self._settings.place, self._settings.seed)
         except BaseException:
             self.memory.refund(size)
             raise
@@ -331,7 +328,7 @@ class DryRun:
             raise Unsupported("the trace does not hold its signature")
         if record.raised is not None:
             raise Unsupported(f"it raised when it was captured: {record.raised[:120]}")
-        return find_operator(record, self._extensions)
+        return find_operator(record, self._settings.extensions)
 
     def _row_status(self, signature: int, error: Exception) -> str:
         """Return the row status that other kinds of replay report for this error."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from time import perf_counter_ns, sleep
 from typing import Any, TypeAlias
 
@@ -27,9 +27,7 @@ from opgrip.platform.heartbeat import IDLE, Heartbeat
 from opgrip.platform.sandbox import Ended, answer, receive_request
 from opgrip.replay.cases.flow import FlowingCall, NewMemory, make_flow, new_memory
 from opgrip.replay.cases.selection import no_calls
-from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.inputs.input_options import trace_with_defaults
-from opgrip.replay.inputs.inputs import DeviceMap
 from opgrip.replay.modes import EAGER
 from opgrip.replay.operators.devices import (
     DeviceLostError,
@@ -39,14 +37,13 @@ from opgrip.replay.operators.devices import (
     synchronizer,
     use_device,
 )
-from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import Workload, load_workload
 from opgrip.replay.sequences.call_timers import (
     CallTimer,
     DeviceClockTimer,
     HostTimer,
-    ModeSettings,
+    SequenceSettings,
     Slowdown,
     typical_ns,
 )
@@ -71,33 +68,6 @@ MOST_FAILURES = 20
 RunPass: TypeAlias = Callable[[Any, str, HostTimer, Slowdown], tuple[Pass, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceSettings:
-    """Settings of a step replay.
-
-    place : maps recorded devices to devices of this machine
-    device : device to name in the result and to synchronize
-    seed : seed of drawn values, and of operators that draw random numbers
-    extensions : extension modules whose functions may be called
-    repeats : number of timed passes, or None for as many as `precision` needs within `budget_s`, at least 3
-    precision : target for the interquartile range of the passes' times over their median
-    room_bytes : memory limit, or None for most of the free memory
-    mode : mode of all calls that it can run; the others run in eager
-    tolerance : tolerance of the comparison with eager
-    """
-
-    place: DeviceMap
-    device: str
-    seed: int = 0
-    extensions: Collection[str] = TRUSTED_EXTENSIONS
-    repeats: int | None = None
-    precision: float = 0.05
-    budget_s: float = 10.0
-    room_bytes: int | None = None
-    mode: str = EAGER
-    tolerance: Tolerance = field(default_factory=Tolerance)
-
-
 def replay_sequence(
     trace: Trace,
     settings: SequenceSettings,
@@ -119,10 +89,7 @@ def replay_sequence(
     room = room_on(settings.device) if settings.room_bytes is None else settings.room_bytes
     with own_randomness(settings.device):
         memory = StepMemory(flow.needs, flow.outside, trace.values, settings.place, settings.seed, room)
-        dry_run = DryRun(
-            *(flow, memory, trace.values, settings.place, settings.device, settings.seed, settings.extensions),
-            *(excluded, announce),
-        )
+        dry_run = DryRun(flow, memory, trace.values, settings, excluded, announce)
         on_cpu = pages.CONTROLLED and torch.device(settings.device).type == "cpu"
         on_host = measure_passes(dry_run, new_memory(trace, flow) if on_cpu else {}, settings, tell, run_timed)
         on_device = _measure_on_device(dry_run, settings, on_host.kept, tell)
@@ -182,8 +149,7 @@ def _wait_until_quiet(
 def _settle(dry_run: DryRun, begin: Callable[[], None], settings: SequenceSettings, tell: Tell) -> None:
     dry_run.settle(begin, tell)
     if settings.mode != EAGER:
-        device = settings.device
-        dry_run.make_programs(ModeSettings(settings.mode, device, is_accelerator(device), settings.tolerance), tell)
+        dry_run.make_programs(tell)
 
 
 def _measure_on_device(dry_run: DryRun, settings: SequenceSettings, passes: Sequence[Pass], tell: Tell) -> Passes:
@@ -262,8 +228,13 @@ def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown
     if allocator is not None:
         peak = allocator.max_memory_allocated(device) - at_start
     return Pass(
-        *(watch.times_ns(), wall, peak, frozenset(watch.on_device)),
-        *(slowdown.is_slowed, slowdown.is_contended, slowdown.contended_calls),
+        times_ns=watch.times_ns(),
+        wall_ns=wall,
+        peak_bytes=peak,
+        on_device=frozenset(watch.on_device),
+        slowed=slowdown.is_slowed,
+        is_contended=slowdown.is_contended,
+        contended_calls=slowdown.contended_calls,
     ), failure
 
 

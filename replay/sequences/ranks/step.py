@@ -17,8 +17,8 @@ from opgrip.replay.inputs.input_options import trace_with_defaults
 from opgrip.replay.operators.devices import check_use, is_accelerator, synchronizer
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.results.results import UNSUPPORTED as NOT_SUPPORTED
-from opgrip.replay.sequences.call_timers import HostTimer, Slowdown
-from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, SUBSTITUTED, UNSUPPORTED, CallPlan, DryRun
+from opgrip.replay.sequences.call_timers import HostTimer, SequenceSettings, Slowdown
+from opgrip.replay.sequences.dry_run import SUBSTITUTED, UNSUPPORTED, CallPlan, DryRun
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.plan import (
     GroupKey,
@@ -47,17 +47,13 @@ from opgrip.replay.sequences.ranks.running import (
 )
 from opgrip.replay.sequences.step_memory import StepMemory, reason_of, room_on
 from opgrip.replay.sequences.step_options import COLLECTIVES, RankOptions
-from opgrip.replay.sequences.step_replay import (
-    SequenceSettings,
-    measure_passes,
-    own_randomness,
-    run_timed,
-)
+from opgrip.replay.sequences.step_replay import measure_passes, own_randomness, run_timed
 from opgrip.replay.sequences.step_results import Pass, Passes, SequenceResult, make_result
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW
 from opgrip.traces import Trace
 from opgrip.traces.schema.records import Signature
+from opgrip.traces.values import ValueModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +121,7 @@ def replay_step(
             flow.needs, flow.outside, part.values, settings.place, settings.seed, _room(settings, control)
         )
         dry_run = RankDryRun(
-            *(control, exchanges.keys(), collectives, starters, left_out, waits),
-            *(flow, memory, part.values, settings.place, settings.device, settings.seed, settings.extensions),
-            *(NOTHING_EXCLUDED, lambda number, row: None),
+            flow, memory, part.values, settings, control, exchanges.keys(), collectives, starters, left_out, waits
         )
         new = new_memory(part, flow) if pages.CONTROLLED and settings.device == "cpu" else {}
 
@@ -228,21 +222,23 @@ class RankDryRun(DryRun):
     collectives, starters : collectives that run and the functions that start them, by signature number
     left_out : why a collective does not run, by place of the call; calls that a group's backend cannot run are added
     waits : collectives that must be done before a call, by place of the call
-    others : as for `DryRun`
     exchange : collectives of the current pass
     """
 
     def __init__(
         self,
+        flow: ProgramFlow,
+        memory: StepMemory,
+        values: Mapping[int, ValueModel],
+        settings: SequenceSettings,
         control: Control,
         exchanges: Collection[int],
         collectives: Mapping[int, ReplayedCollective],
         starters: Mapping[int, Callable[..., Started]],
         left_out: Mapping[int, str],
         waits: Mapping[int, list[int]],
-        *others: Any,
     ) -> None:
-        super().__init__(*others)
+        super().__init__(flow, memory, values, settings)
         self.has_others, self.is_first, self.processes = True, control.is_first, control.launch.local_world_size
         self.control = control
         self._exchanges, self._collectives, self._starters = exchanges, collectives, starters

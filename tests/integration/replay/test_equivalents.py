@@ -27,7 +27,8 @@ from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import OK, same_outputs
 from opgrip.replay.run.preparation import prepare
 from opgrip.replay.run.workload import workload_for
-from opgrip.replay.sequences.step_replay import SequenceSettings, replay_sequence
+from opgrip.replay.sequences.call_timers import SequenceSettings
+from opgrip.replay.sequences.step_replay import replay_sequence
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec, leaves
 from opgrip.traces.schema.records import EXTENSION, OPERATOR, Calls, Scope, Signature, Thread

@@ -28,10 +28,11 @@ from opgrip.replay.cases.flow import make_flow
 from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.operators.lookup import CHECKED_ON_CPU, DIVIDE, NO_INDICES, takes_any_numbers
 from opgrip.replay.results.results import OK
+from opgrip.replay.sequences.call_timers import SequenceSettings
 from opgrip.replay.sequences.dry_run import OTHER_SHAPES, DryRun, switching
 from opgrip.replay.sequences.prepared_calls import never_flowing
 from opgrip.replay.sequences.step_memory import StepMemory
-from opgrip.replay.sequences.step_replay import SequenceResult, SequenceSettings, replay_sequence
+from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence
 from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import EXTENSION, Calls, Record, Scope, Signature, Thread, Values
@@ -48,9 +49,7 @@ def after_dry_run(trace: Trace) -> DryRun:
     """Return a sequence after its dry run, with the memory of the last pass."""
     flow = make_flow(trace)
     memory = StepMemory(flow.needs, flow.outside, trace.values, SETTINGS.place, 0, ROOM)
-    dry_run = DryRun(
-        *(flow, memory, trace.values, SETTINGS.place, "cpu", 0, SETTINGS.extensions), {}, lambda number, row: None
-    )
+    dry_run = DryRun(flow, memory, trace.values, SETTINGS)
     dry_run.settle(dry_run.begin)
     return dry_run
 

@@ -19,9 +19,10 @@ from opgrip.replay.results.results import FAILED, OK, SKIPPED, UNSUPPORTED
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import workload_for
 from opgrip.replay.sequences import step_replay as sequence
+from opgrip.replay.sequences.call_timers import SequenceSettings
 from opgrip.replay.sequences.dry_run import DryRun
 from opgrip.replay.sequences.step_options import rows_of, totals_of
-from opgrip.replay.sequences.step_replay import SequenceResult, SequenceSettings, replay_sequence
+from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence
 from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Calls, Record, Scope, Signature, Thread, Values

@@ -17,9 +17,9 @@ from opgrip.replay.results.results import Result
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import workload_for
 from opgrip.replay.sequences import call_timers as slowdown
-from opgrip.replay.sequences.call_timers import Slowdown
+from opgrip.replay.sequences.call_timers import SequenceSettings, Slowdown
 from opgrip.replay.sequences.step_options import rows_of, totals_of
-from opgrip.replay.sequences.step_replay import MOST_DROPPED, SequenceResult, SequenceSettings, replay_sequence
+from opgrip.replay.sequences.step_replay import MOST_DROPPED, SequenceResult, replay_sequence
 from opgrip.traces import load
 
 MS = 1_000_000

@@ -10,7 +10,8 @@ import torch
 from example_trace import write
 
 from opgrip.replay.inputs.inputs import device_map
-from opgrip.replay.sequences.step_replay import SequenceSettings, replay_sequence
+from opgrip.replay.sequences.call_timers import SequenceSettings
+from opgrip.replay.sequences.step_replay import replay_sequence
 from opgrip.traces import Trace, load
 from opgrip.traces.analysis.graph import make_graph
 from opgrip.traces.analysis.longtail import find_longtail
