@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import gzip
+import io
 import json
 import os
 import re
 import shutil
 import stat
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any, Protocol, cast
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
+from opgrip.cli.command import printable
+from opgrip.cli.plugins import needed
 from opgrip.errors import ExistingFileError, MissingFileError, UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FORMULA = re.compile(r"'*(?:[=@\t\r]|[+-](?!\d+(?:\.\d+)?$))")
 
@@ -166,6 +173,32 @@ def write_text(text: str, path: Path, force: bool) -> None:
 def write_json(data: Any, path: Path, force: bool, **options: Any) -> None:
     """Write data as indented JSON; `options` are those of `json.dumps`."""
     write_text(json.dumps(data, indent=1, **options) + "\n", path, force)
+
+
+def csv_text(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Return rows as CSV under a line of column names; None and NaN are empty cells.
+
+    Texts may be untrusted: they neither control a terminal, nor does a spreadsheet take them for formulas.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(map(_csv_cell, row) for row in rows)
+    return text.getvalue()
+
+
+def _csv_cell(cell: Any) -> Any:
+    if isinstance(cell, str):
+        return quoted(printable(cell))
+    return None if isinstance(cell, float) and cell != cell else cell
+
+
+def write_parquet_table(frame: pd.DataFrame, file: IO[bytes], metadata: Mapping[bytes, bytes] | None = None) -> None:
+    """Write a table as Parquet, with `metadata` in the file; raise `MissingPackageError` without pyarrow."""
+    arrow, parquet = needed("pyarrow", "results"), needed("pyarrow.parquet", "results")
+    table = arrow.Table.from_pandas(frame, preserve_index=False)
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), **(metadata or {})})
+    parquet.write_table(table, file, compression="zstd")
 
 
 @contextmanager

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
 
-from opgrip.cli.command import printable
-from opgrip.cli.output_files import quoted, whole_file
+from opgrip.cli.output_files import csv_text, whole_file
 from opgrip.cli.terminal import shorten
 from opgrip.display.tables import TableColumn, literal, markdown_table
 from opgrip.errors import UserError
@@ -128,17 +126,9 @@ def _judgement(judgement: object) -> dict[str, object]:
 
 def as_csv(comparisons: Sequence[Comparison], gates: Gates) -> str:
     """Return the rows of all comparisons as CSV."""
-    text = io.StringIO()
-    writer = csv.DictWriter(
-        text, ["comparison", *(item.name for item in fields(ComparisonColumns))], lineterminator="\n"
-    )
-    writer.writeheader()
-    for number, comparison in enumerate(comparisons):
-        for row in rows_of(comparison):
-            plain = asdict(row).items()
-            cells = {name: quoted(printable(cell)) if isinstance(cell, str) else cell for name, cell in plain}
-            writer.writerow({"comparison": number, **cells})
-    return text.getvalue()
+    names = ("comparison", *(item.name for item in fields(ComparisonColumns)))
+    rows = ((number, *astuple(row)) for number, one in enumerate(comparisons) for row in rows_of(one))
+    return csv_text(names, rows)
 
 
 def as_junit(comparisons: Sequence[Comparison], gates: Gates) -> str:

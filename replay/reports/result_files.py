@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pandas as pd
 
 from opgrip.cli.command import printable
-from opgrip.cli.output_files import quoted, unquoted
+from opgrip.cli.output_files import quoted, unquoted, write_parquet_table
 from opgrip.cli.plugins import needed
 from opgrip.display.figures import write_figure
 from opgrip.errors import FormatError, UserError
@@ -117,10 +117,7 @@ def read_parquet(path: Path) -> pd.DataFrame:
 @report(".parquet", read=read_parquet, binary=True, package=("pyarrow", "results"))
 def write_parquet(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
     """Write one row per result, with the header in the file's metadata."""
-    arrow, parquet = needed("pyarrow", "results"), needed("pyarrow.parquet", "results")
-    table = arrow.Table.from_pandas(to_frame(results), preserve_index=False)
-    metadata = {**(table.schema.metadata or {}), HEADER: json.dumps(header).encode()}
-    parquet.write_table(table.replace_schema_metadata(metadata), file, compression="zstd")
+    write_parquet_table(to_frame(results), file, {HEADER: json.dumps(header).encode()})
 
 
 @report(".svg", needs="roofline", binary=True, package=("matplotlib", "plot"))

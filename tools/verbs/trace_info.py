@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from opgrip.cli.command import DEVICE_TIME, add_reading, counted, positive, printable
 from opgrip.cli.option_types import Cut
 from opgrip.cli.options import add_options, from_arguments
-from opgrip.cli.output_files import check_output, write_text
+from opgrip.cli.output_files import check_output, csv_text, write_text
 from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
@@ -96,7 +96,7 @@ def _write(summaries: Mapping[str, pd.DataFrame], path: Path, force: bool) -> No
     plain = {by: _without_surrogates(table, by) for by, table in summaries.items()}
     if path.suffix == ".csv":
         (table,) = plain.values()
-        write_text(table.to_csv(index=False), path, force)
+        write_text(csv_text(table.columns, table.itertuples(index=False)), path, force)
     else:
         parts = (f"{json.dumps(by)}: {table.to_json(orient='records')}" for by, table in plain.items())
         write_text(f"{{{', '.join(parts)}}}\n", path, force)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import IO, Any
 import pandas as pd
 
 from opgrip.cli.command import counted, printable
-from opgrip.cli.output_files import quoted, whole_file
+from opgrip.cli.output_files import csv_text, whole_file, write_parquet_table
 from opgrip.cli.plugins import needed
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
@@ -41,9 +39,10 @@ def write_table(table: pd.DataFrame, path: Path, force: bool, facts: Mapping[str
     check_form(path)
     with whole_file(path, force) as file:
         if path.suffix == ".parquet":
-            _write_parquet(table, file)
+            write_parquet_table(table, file)
         elif path.suffix == ".csv":
-            file.write(_csv(table).encode(errors="backslashreplace"))
+            text = csv_text(map(str, table.columns), (row.values() for row in records(table)))
+            file.write(text.encode(errors="backslashreplace"))
         elif path.suffix == ".md":
             file.writelines(f"{line}\n".encode(errors="backslashreplace") for line in _markdown(table))
         else:
@@ -73,17 +72,6 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(name): cell for name, cell in row.items()} for row in plain.to_dict("records")]
 
 
-def _csv(table: pd.DataFrame) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(table.columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(
-        {name: quoted(printable(cell)) if isinstance(cell, str) else cell for name, cell in row.items()}
-        for row in records(table)
-    )
-    return text.getvalue()
-
-
 def _markdown(table: pd.DataFrame) -> Iterator[str]:
     yield f"| {' | '.join(map(str, table.columns))} |"
     is_number = [pd.api.types.is_numeric_dtype(table[name]) for name in table.columns]
@@ -99,11 +87,6 @@ def _cell(name: str, cell: Any) -> str:
     if isinstance(cell, int):
         return f"{cell:,}"
     return "" if cell is None else printable(cell).replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
-
-
-def _write_parquet(table: pd.DataFrame, file: IO[bytes]) -> None:
-    arrow, parquet = needed("pyarrow", "results"), needed("pyarrow.parquet", "results")
-    parquet.write_table(arrow.Table.from_pandas(table, preserve_index=False), file, compression="zstd")
 
 
 NUMBERS = {

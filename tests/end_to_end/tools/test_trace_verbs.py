@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from example_trace import RECORDS, write
 from programs import refusal, run_command, succeed
 
 from opgrip.tools.opgrip import make_parser
 from opgrip.tools.verbs import verbs
 from opgrip.tools.verbs.trace_trim import span, steps
+from opgrip.traces.schema.records import Scope
 
 
 def test_all_verbs_are_listed_on_one_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,6 +55,14 @@ def test_a_part_is_written_and_what_is_cut_is_said(tiny_trace: Path, tmp_path: P
     whole = run_command(*words, "--with-producers", "-f")
     assert "produce inputs of the others" in whole.stderr
     assert "removed" not in whole.stderr
+
+
+def test_names_of_a_trace_are_no_formulas_in_a_csv(tmp_path: Path) -> None:
+    records = [replace(item, module="=cmd|calc") if isinstance(item, Scope) else item for item in RECORDS]
+    write(tmp_path / "t.jsonl", records)
+    succeed("opgrip", "trace", "info", "t.jsonl", "--by", "module", "-o", "t.csv", cwd=tmp_path)
+    with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
+        assert {row["module"] for row in csv.DictReader(file)} == {"'=cmd|calc"}
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import IO
 
-from opgrip.cli.command import DEVICE_TIME, counted, printable
-from opgrip.cli.output_files import write_json, write_text
+from opgrip.cli.command import DEVICE_TIME, counted
+from opgrip.cli.output_files import csv_text, write_json, write_text
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.traces.analysis.longtail.function_costs import Borders, CaptureCost, FunctionTimes, Traffic, measure_times
@@ -335,11 +333,5 @@ def write_rows(longtail: LongTail, path: Path, force: bool) -> None:
         facts["device_calls"] = longtail.device_launches
         write_json({**facts, "bandwidths": longtail.bandwidths, "functions": rows}, path, force)
         return
-    text = io.StringIO()
     names = [*(item.name for item in fields(LongTailFunction)), "wall_ns", "saving_ns"]
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(
-        {name: printable(cell) if isinstance(cell, str) else cell for name, cell in row.items()} for row in rows
-    )
-    write_text(text.getvalue(), path, force)
+    write_text(csv_text(names, (row.values() for row in rows)), path, force)
