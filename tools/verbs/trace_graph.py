@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.command import DEVICE_TIME, add_reading, counted, positive, printable
@@ -21,7 +22,7 @@ from opgrip.tools.verbs import add_output, verb
 if TYPE_CHECKING:
     import pandas as pd
 
-    from opgrip.traces.analysis.dataflow import Dataflow, DataflowStep, Storage
+    from opgrip.traces.analysis.dataflow import Dataflow
     from opgrip.traces.analysis.graph import GraphFacts
 
 GRAPH_EXAMPLES = """\
@@ -68,20 +69,30 @@ def as_json(flow: Dataflow, facts: GraphFacts) -> Iterator[str]:
     yield f'{{"critical_path": {{"time_ns": {facts.critical_ns}, "duration_ns": {facts.critical_host_ns},'
     yield f'"calls": [{path}]}},'
     yield f'"live_memory": {json.dumps(memory)},'
-    yield '"calls": ['
-    yield from _items(step for step, _ in flow)
-    yield "],"
-    yield '"storages": ['
-    yield from _items(storage for _, new in flow for storage in new)
-    yield "]}"
+    # the storages follow the calls, and another pass over the calls would cost more than the file
+    with TemporaryFile("w+") as storages:
+
+        def calls() -> Iterator[str]:
+            for step, new in flow:
+                storages.writelines(f"{json.dumps(asdict(storage))}\n" for storage in new)
+                yield json.dumps(asdict(step))
+
+        yield '"calls": ['
+        yield from _separated(calls())
+        yield "],"
+        yield '"storages": ['
+        storages.seek(0)
+        yield from _separated(line.rstrip("\n") for line in storages)
+        yield "]}"
 
 
-def _items(items: Iterable[DataflowStep | Storage]) -> Iterator[str]:
+def _separated(items: Iterable[str]) -> Iterator[str]:
+    """Yield items with a comma after each but the last."""
     before = ""
     for item in items:
         if before:
             yield f"{before},"
-        before = json.dumps(asdict(item))
+        before = item
     if before:
         yield before
 
@@ -94,7 +105,6 @@ def as_dot(flow: Dataflow, facts: GraphFacts) -> Iterator[str]:
     for step, _ in flow:
         label = json.dumps(f"{printable(step.op)}\n{printable(step.module)}\n{step.time_ns / 1e3:.1f} us")
         yield f"{step.number} [label={label}{', color=red' if step.number in critical else ''}]"
-    for step, _ in flow:
         for before in step.after:
             on_path = step.number in critical and before in critical
             yield f"{before} -> {step.number}{' [color=red]' if on_path else ''}"
