@@ -137,7 +137,8 @@ class Keeper:
         """Return the function and its calls."""
         owner = self.owner or owner_of(self.function, self.entry)
         tags = frozenset(self._tags) | self.keep.tags
-        return Gripped(*(self.function, owner, self.entry, self.name, tags, tuple(self.calls)), self.keep.by_reference)
+        calls = tuple(self.calls)
+        return Gripped(self.function, owner, self.entry, self.name, tags, calls, self.keep.by_reference)
 
     def run(self, arguments: SpecTree, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
         """Run a call, and keep it if its signature is new. Errors while keeping it are only counted.
@@ -218,8 +219,15 @@ class Keeper:
         made_args, made_kwargs = make_arguments(before.tree, before.names)
         random_state = before.random_states.cpu if has_drawn else None
         call = GrippedCall(
-            *(made_args, made_kwargs, results, after, random_state),
-            *(running.operators, running.operator_ns, duration_ns, before.settings),
+            args=made_args,
+            kwargs=made_kwargs,
+            results=results,
+            after=after,
+            random_state=random_state,
+            operators=running.operators,
+            operator_ns=running.operator_ns,
+            duration_ns=duration_ns,
+            settings=before.settings,
         )
         self._tags |= running.tags | ({RANDOM} if has_drawn else set())
         self.calls.append(call)

@@ -213,9 +213,13 @@ class TritonWatch(ModuleWatch):
             operator = _running_operator() if mode.place.inside is None or mode.place.gripped else None
             with _inside(recorder, mode, operator):
                 return mode.call(
-                    *(launch.name, EXTENSION, lambda: run(kernel, *args, **kwargs), launch.args, launch.kwargs),
+                    launch.name,
+                    EXTENSION,
+                    run=lambda: run(kernel, *args, **kwargs),
+                    args=launch.args,
+                    kwargs=launch.kwargs,
                     # programs do not use the compiled kernel that `run` returns
-                    lambda result: None,
+                    shown=lambda result: None,
                 )
 
         return recorded

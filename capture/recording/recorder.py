@@ -109,7 +109,12 @@ class Recorder:
         self.fitter = Fitter(self.pending.add, next_number, self.lost.without_values)
         self.observations = Observations(self._value_share)
         self.signatures = SignatureTable(
-            *(self.own_calls, self.pending, self.lost, self.fitter, self.observations, self.epochs),
+            self.own_calls,
+            self.pending,
+            self.lost,
+            self.fitter,
+            self.observations,
+            self.epochs,
             lambda: self.leave_out(Thinning.VALUES),
         )
         self._stopped = False

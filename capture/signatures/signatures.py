@@ -72,10 +72,8 @@ def _add_all(parts: list[Any], tensors: list[torch.Tensor], values: Iterable[Any
             dtype = value.dtype
             if value.layout is _STRIDED and dtype not in QUANTIZED and not value.is_nested:
                 tensors.append(value)
-                parts += (
-                    *(kind, value.shape, value.stride(), dtype, value.device, value.requires_grad),
-                    *(value.storage_offset(), value.is_conj(), value.is_neg()),
-                )
+                parts += (kind, value.shape, value.stride(), dtype, value.device, value.requires_grad)
+                parts += (value.storage_offset(), value.is_conj(), value.is_neg())
             else:
                 _add_unusual_tensor(parts, tensors, value)
         elif kind in _BY_VALUE:

@@ -141,7 +141,6 @@ class Blocks:
         perturbed = mode.own_work.take(began, began + duration, block.open_since_ns)
         page_faults = [(place, call.faults) for place, call in counted.items() if call.faults >= FEWEST]
         flows = block.flows.tolist()
-        columns = (list(signature), scopes, start.tolist(), duration.tolist(), list(tensors))
         with self.recorder.graphs.question() as may_ask:
             device_ns = mode.device.times_ns(starts, may_ask)
         streams = mode.device.streams(starts)
@@ -155,8 +154,19 @@ class Blocks:
         long = np.flatnonzero(duration >= INTERRUPTED_NS).tolist() if self.is_contended else []
         perturbed = _with_places(perturbed, [*(place for place, _ in slow_memory), *long])
         yield Calls(
-            *(self._threads[mode.number], *columns, flows, self.newest, device_ns, page_faults, streams, perturbed),
-            slow_memory,
+            thread=self._threads[mode.number],
+            signature=list(signature),
+            scope=scopes,
+            start_ns=start.tolist(),
+            duration_ns=duration.tolist(),
+            tensors=list(tensors),
+            storages=flows,
+            newest=self.newest,
+            device_ns=device_ns,
+            page_faults=page_faults,
+            streams=streams,
+            perturbed=perturbed,
+            slow_memory=slow_memory,
         )
         if self.recorder.kernels is not None:
             self.recorder.kernels.note(self._threads[mode.number], mode.idents, signature, starts, table[:, 2])

@@ -155,7 +155,10 @@ def _cases(trace: Trace, calls: pd.DataFrame, kinds: Sequence[_Kind], in_order: 
                 Case(
                     kind.signature,
                     values_of((kind.signature, *kind.input_sets), drawn),
-                    *(times.count, times.median_us, times.total_us, weights[case_number] / total),
+                    count=times.count,
+                    captured_us=times.median_us,
+                    captured_total_us=times.total_us,
+                    share=weights[case_number] / total,
                     context=contexts.get(number, {}),
                     phase=phases.get(number, "forward"),
                     call_sites=call_sites.get(case_number, ()),

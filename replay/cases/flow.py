@@ -156,8 +156,14 @@ def _calls(
             takes, gives = equivalents[signature].memory_of(takes, gives)
         _note(needs, interface, takes, gives)
         yield FlowingCall(
-            *(signature, str(op), time, host, takes, gives, tuple(over.get(row, ()))),
-            settings.get(context_of.get(scope), settings[None]),
+            signature,
+            str(op),
+            captured_ns=time,
+            captured_host_ns=host,
+            takes=takes,
+            gives=gives,
+            over=tuple(over.get(row, ())),
+            settings=settings.get(context_of.get(scope), settings[None]),
         )
 
 

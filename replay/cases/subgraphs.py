@@ -284,7 +284,10 @@ def _case(
     return Case(
         signature,
         values_of([signature], drawn),
-        *(len(runs), median_ns / 1e3, raw_ns / 1e3, len(runs) * median_ns / total_ns),
+        count=len(runs),
+        captured_us=median_ns / 1e3,
+        captured_total_us=raw_ns / 1e3,
+        share=len(runs) * median_ns / total_ns,
         context={} if context is None else contexts.get(context, {}),
         phase=place.phase,
         operator=SubgraphOperator(links, extensions),

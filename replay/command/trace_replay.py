@@ -229,9 +229,9 @@ class TraceReplay:
 
     def _requested_analyses(self) -> list[Analysis]:
         """Create the requested analyses, before any case runs."""
+        output = self.output
         context = AnalysisSession(
-            *(self.workload, self.output.output, self.output.may_replace, self.output.resume),
-            *(self._reporter, self._may_fork),
+            self.workload, output.output, output.may_replace, output.resume, self._reporter, self._may_fork
         )
         requested: list[Analysis] = []
         for analysis in in_order():

@@ -171,10 +171,15 @@ class _Preparation:
         result = replace(result, faithful=None if None in faithful else all(faithful))
         has_pages = find_mode(way.mode)[0].in_torch and workload.device == "cpu" and workload.cache_of(way) == PROGRAM
         return result, self._subject(
-            *(case, way, program.function, inputs, program.enter, program.enters_each_run),
-            operator.mutates and (program.enter is None or program.in_place),
-            case.fresh if has_pages else None,
-            result.bytes_out or 0,
+            case,
+            way,
+            program.function,
+            inputs,
+            program.enter,
+            program.enters_each_run,
+            mutates=operator.mutates and (program.enter is None or program.in_place),
+            fresh=case.fresh if has_pages else None,
+            result_bytes=result.bytes_out or 0,
         )
 
     def _first_run(
@@ -261,8 +266,14 @@ class _Preparation:
         result_bytes: int = 0,
     ) -> Subject:
         return Subject(
-            *(case.number, case.op, way.label, function, [InputSet([item]) for item in inputs]),
-            *(mutates, fresh, result_bytes),
+            number=case.number,
+            label=case.op,
+            category=way.label,
+            function=function,
+            input_sets=[InputSet([item]) for item in inputs],
+            mutates=mutates,
+            fresh=fresh,
+            result_bytes=result_bytes,
             enter=enter,
             enters_each_run=enters_each_run,
             row=way.number,

@@ -327,8 +327,13 @@ def _signatures(
         told = Counter((plan.row_status, plan.reason) for plan in plans if plan.status != REPLAYED)
         status, reason = told.most_common(1)[0][0] if told else (OK, "")
         row = SignatureTimes(
-            *(signature, len(plans), count[SUBSTITUTED], count[UNSUPPORTED]),
-            *(sum(bool(plan.redrawn) for plan in plans), OK if ran else status, reason),
+            signature,
+            count=len(plans),
+            substituted=count[SUBSTITUTED],
+            not_run=count[UNSUPPORTED],
+            redrawn=sum(bool(plan.redrawn) for plan in plans),
+            status=OK if ran else status,
+            reason=reason,
         )
         if ran and passes:
             row = _with_times(row, times_us[:, ran], is_contended[:, ran], is_slowed, len(shown.kept))

@@ -185,7 +185,13 @@ class Dataflow:
                 shape = self._shapes.of(signature, count)
                 takes = numbers[first : first + shape.argument_count]
                 yield DataflowStep(
-                    *(number, str(op), str(module), str(phase), str(thread), start, duration),
+                    number,
+                    str(op),
+                    str(module),
+                    str(phase),
+                    str(thread),
+                    start_ns=start,
+                    duration_ns=duration,
                     device_ns=None if device != device else round(device),
                     time_ns=round(time),
                     host_ns=round(host),

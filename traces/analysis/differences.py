@@ -253,8 +253,14 @@ def _row(key: str, before: Side, after: Side, unit: str, tolerances: Tolerances)
             kinds.append(VALUES)
     first = one if one.count else other
     return Row(
-        *(key, first.op, first.call, (one.count, other.count), shares, (one.median_us, other.median_us), values),
-        tuple(kinds),
+        key,
+        first.op,
+        first.call,
+        counts=(one.count, other.count),
+        shares=shares,
+        median_us=(one.median_us, other.median_us),
+        values=values,
+        kinds=tuple(kinds),
     )
 
 

@@ -102,7 +102,12 @@ class _Watch:
         """Return the facts of the calls added so far."""
         path, memory = self._path, self._memory
         return GraphFacts(
-            *(self._calls, self._dependencies, self._storages, self._time_ns, self._host_ns, self._has_device),
+            calls=self._calls,
+            dependencies=self._dependencies,
+            storages=self._storages,
+            time_ns=self._time_ns,
+            host_ns=self._host_ns,
+            has_device=self._has_device,
             critical_path=path.calls(),
             critical_ns=path.time_ns,
             critical_host_ns=path.host_ns,

@@ -110,10 +110,19 @@ def block_of(record: Calls) -> CallBlock:
 def record_of(block: CallBlock) -> Calls:
     """Return columns as a record of calls."""
     return Calls(
-        *(block.thread, block.signature.tolist(), block.scope.tolist(), block.start_ns.tolist()),
-        *(block.duration_ns.tolist(), block.tensors.tolist(), block.storages.tolist(), block.newest),
-        *(block.device_ns.tolist(), block.page_faults, block.streams.tolist(), block.perturbed),
-        block.slow_memory,
+        thread=block.thread,
+        signature=block.signature.tolist(),
+        scope=block.scope.tolist(),
+        start_ns=block.start_ns.tolist(),
+        duration_ns=block.duration_ns.tolist(),
+        tensors=block.tensors.tolist(),
+        storages=block.storages.tolist(),
+        newest=block.newest,
+        device_ns=block.device_ns.tolist(),
+        page_faults=block.page_faults,
+        streams=block.streams.tolist(),
+        perturbed=block.perturbed,
+        slow_memory=block.slow_memory,
     )
 
 
@@ -238,8 +247,19 @@ def _block(form: CallsForm[Any], columns: Sequence[Integers], largest: int) -> C
     for pairs in (form.page_faults, form.perturbed, form.slow_memory):
         check_places(pairs, calls)
     return CallBlock(
-        *(form.thread, signature, scope, starts, durations, tensors, storages, form.newest, device_ns),
-        *(form.page_faults, streams, form.perturbed, form.slow_memory),
+        thread=form.thread,
+        signature=signature,
+        scope=scope,
+        start_ns=starts,
+        duration_ns=durations,
+        tensors=tensors,
+        storages=storages,
+        newest=form.newest,
+        device_ns=device_ns,
+        page_faults=form.page_faults,
+        streams=streams,
+        perturbed=form.perturbed,
+        slow_memory=form.slow_memory,
     )
 
 

@@ -174,7 +174,10 @@ class _Reader:
         ]
         span = self._tree.span(node.number)
         self.builder.add_call(
-            *(call.op, call.args, call.kwargs, _returned(schema, results.items)),
+            call.op,
+            call.args,
+            call.kwargs,
+            _returned(schema, results.items),
             scope=_scope(surroundings),
             thread=self._tree.thread_name(node.thread),
             start_ns=span.start_ns,

@@ -221,14 +221,16 @@ def concatenated_columns(source: Iterable[CallBlock]) -> dict[str, np.ndarray[An
     for block in source:
         calls = len(block)
         of_block = (
-            *(np.full(calls, block.thread), block.signature, block.scope, block.start_ns, block.duration_ns),
-            *(
-                device_times(block),
-                or_all(block.streams, calls, 0),
-                perturbed_flags(block.perturbed, len(block)),
-                by_call(block.page_faults, calls),
-                by_call(block.slow_memory, calls),
-            ),
+            np.full(calls, block.thread),
+            block.signature,
+            block.scope,
+            block.start_ns,
+            block.duration_ns,
+            device_times(block),
+            or_all(block.streams, calls, 0),
+            perturbed_flags(block.perturbed, len(block)),
+            by_call(block.page_faults, calls),
+            by_call(block.slow_memory, calls),
             or_all(block.tensors, calls, 0),
         )
         for name, column in zip(COLUMNS, of_block, strict=True):

@@ -46,10 +46,16 @@ class DistinctCalls:
         calls = len(block)
         self._pieces.append(
             [
-                *(np.full(calls, block.thread), block.signature, block.scope, or_all(block.streams, calls, 0)),
-                *(perturbed_flags(block.perturbed, len(block)).astype(np.int64), by_call(block.page_faults, calls)),
+                np.full(calls, block.thread),
+                block.signature,
+                block.scope,
+                or_all(block.streams, calls, 0),
+                perturbed_flags(block.perturbed, len(block)).astype(np.int64),
+                by_call(block.page_faults, calls),
                 by_call(block.slow_memory, calls),
-                *(np.maximum(or_all(block.device_ns, calls, -1), -1), block.duration_ns, block.start_ns),
+                np.maximum(or_all(block.device_ns, calls, -1), -1),
+                block.duration_ns,
+                block.start_ns,
             ]
         )
         self._pending += calls

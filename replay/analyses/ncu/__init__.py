@@ -129,12 +129,11 @@ class NcuAnalysis(Analysis):
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
         from opgrip.replay.analyses.ncu.ncu import batches_path, profile_rows
 
-        session = self.session
+        session, request = self.session, self.session.workload.request
         journal_path = None if session.output is None else batches_path(session.output)
         with session.running(rows, "ncu"):
             new_rows, self.saw_all = profile_rows(
-                *(session.workload.request, rows, self._ncu, session.timeout_s, journal_path, session.resume),
-                session.reporter.say,
+                request, rows, self._ncu, session.timeout_s, journal_path, session.resume, session.reporter.say
             )
         return new_rows
 

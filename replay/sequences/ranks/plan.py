@@ -181,8 +181,16 @@ def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
         return Offer("", "", (), 0, "", None, 0, "", None, collective)
     group = collective.group
     return Offer(
-        *(collective.kind, group.name, group.ranks, group.rank, collective.reduction, collective.peer),
-        *(collective.member_bytes, collective.dtype, collective.splits, reason),
+        kind=collective.kind,
+        name=group.name,
+        ranks=group.ranks,
+        rank=group.rank,
+        reduction=collective.reduction,
+        peer=collective.peer,
+        member_bytes=collective.member_bytes,
+        dtype=collective.dtype,
+        splits=collective.splits,
+        reason=reason,
     )
 
 

@@ -300,10 +300,16 @@ class CollectiveStepTimes:
         if samples is None:
             return None
         meeting, exchange_us = samples.meeting, _median(samples.exchange)
+        algorithm_gb_per_s, bus_gb_per_s = _bandwidths(meeting, exchange_us)
         return RankColumns(
-            *(rank, ",".join(map(str, meeting.members)), meeting.bytes, exchange_us),
-            *(_median(samples.waits[rank]), _median(samples.helds[rank])),
-            *_bandwidths(meeting, exchange_us),
+            rank=rank,
+            group_ranks=",".join(map(str, meeting.members)),
+            exchanged_bytes=meeting.bytes,
+            exchange_us=exchange_us,
+            wait_us=_median(samples.waits[rank]),
+            held_us=_median(samples.helds[rank]),
+            algorithm_gb_per_s=algorithm_gb_per_s,
+            bus_gb_per_s=bus_gb_per_s,
         )
 
     def _samples(self, meeting: Meeting) -> _Samples:
@@ -332,10 +338,23 @@ def _collective_times(samples: _Samples) -> CollectiveTimes:
     meeting = samples.meeting
     low, middle, high = map(float, np.quantile(np.concatenate(samples.exchange), (0.1, 0.5, 0.9)))
     (last_rank, times), *_ = samples.last.most_common(1)
+    algorithm_gb_per_s, bus_gb_per_s = _bandwidths(meeting, middle)
     return CollectiveTimes(
-        *(meeting.kind, meeting.group[1], meeting.members, meeting.bytes, meeting.dtype, meeting.reduction),
-        *(samples.calls, middle, low, high, *_bandwidths(meeting, middle)),
-        *(_median(samples.longest_wait), last_rank, times / samples.last.total()),
+        kind=meeting.kind,
+        group=meeting.group[1],
+        ranks=meeting.members,
+        bytes=meeting.bytes,
+        dtype=meeting.dtype,
+        reduction=meeting.reduction,
+        calls=samples.calls,
+        median_us=middle,
+        p10_us=low,
+        p90_us=high,
+        algorithm_gb_per_s=algorithm_gb_per_s,
+        bus_gb_per_s=bus_gb_per_s,
+        wait_us=_median(samples.longest_wait),
+        last_rank=last_rank,
+        last_share=times / samples.last.total(),
     )
 
 

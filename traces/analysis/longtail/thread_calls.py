@@ -209,8 +209,20 @@ class MadeCalls:
             yield (
                 thread,
                 MadeCall(
-                    *(number, operation, place, str(module), scope, line, signature),
-                    *(start, duration, host, perturbed, device_ns, takes, gives),
+                    number,
+                    operation,
+                    place,
+                    str(module),
+                    scope,
+                    line,
+                    signature,
+                    start_ns=start,
+                    duration_ns=duration,
+                    host_ns=host,
+                    perturbed=perturbed,
+                    device_ns=device_ns,
+                    takes=takes,
+                    gives=gives,
                 ),
             )
 

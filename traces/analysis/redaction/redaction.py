@@ -372,9 +372,8 @@ def redact(
                 writer.write(item)
         if reader.missing is not None and not partial:
             raise UserError(reader.missing, "--partial takes it so")
-    return RedactedFile(
-        *(calls, report, dict(redaction.kept), dict(reader.unknown), _whole_values(header), reader.missing)
-    )
+    kept, unknown = dict(redaction.kept), dict(reader.unknown)
+    return RedactedFile(calls, report, kept, unknown, _whole_values(header), reader.missing)
 
 
 def _whole_values(header: Header) -> tuple[str, ...]:
