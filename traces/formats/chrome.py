@@ -28,7 +28,8 @@ from opgrip.traces.formats.profiler_events import (
     Slice,
     calls_of,
 )
-from opgrip.traces.io.foreign_files import CutText, ForeignFile, Format, Head, Losses, TooLong, formats, members
+from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
+from opgrip.traces.io.json_stream import CutText, TooLong, members
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
 from opgrip.traces.schema.json_values import LIMIT
 from opgrip.traces.schema.records import Kernels, Record

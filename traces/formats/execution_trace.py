@@ -17,7 +17,8 @@ from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
 from opgrip.traces.formats.node_calls import calls_of
 from opgrip.traces.formats.node_writing import steps_of
 from opgrip.traces.formats.nodes import LATEST_NUMBER, SCHEMA_VERSION, Node, Port, node_number, time_us
-from opgrip.traces.io.foreign_files import CutText, ForeignFile, Format, Head, Losses, TooLong, formats, members
+from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
+from opgrip.traces.io.json_stream import CutText, TooLong, members
 from opgrip.traces.schema.records import Record
 from opgrip.traces.table.trace import Trace
 

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.traces import Trace, load
-from opgrip.traces.io.foreign_files import members
+from opgrip.traces.io.json_stream import members
 from opgrip.traces.schema.arguments import TensorSpec, tensors
 from opgrip.traces.schema.records import Kernels
 
