@@ -287,7 +287,7 @@ def read_chunks(path: Path) -> Iterator[bytes]:
 
 
 def _decompress(raw: IO[bytes], name: str) -> Iterator[bytes]:
-    if name.endswith(".gz"):
+    if name.endswith((".gz", ".tgz")):
         yield from _gunzip(raw)
     elif name.endswith(".zst"):
         yield from _unzstd(raw)

@@ -185,7 +185,7 @@ def load_workload(request: RunRequest) -> Workload:
         cases = [cases[place] for place in selection.places(len(cases))]
     if request.modes.all_names != (EAGER,):
         cases = with_unused_results(cases, trace)
-    notes = [note for note in (trace.missing, unconverted(trace), trace.device_time_doubt) if note]
+    notes = [*trace.doubts, *filter(None, (trace.missing, unconverted(trace), trace.device_time_doubt))]
     notes += dict.fromkeys(str(warning.message) for warning in caught)
     workload = workload_for(request, trace)
     if request.shard is not None:

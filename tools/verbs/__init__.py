@@ -49,6 +49,16 @@ def verb(name: str, summary: str, examples: str, prepare: Prepare | None = None,
     return register
 
 
+def add_capture(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--capture`."""
+    parser.add_argument(
+        "--capture",
+        type=Path,
+        metavar="FILE",
+        help="profile of the capture of the graphs that a profile launches, whose operators are then known",
+    )
+
+
 def add_output(parser: argparse.ArgumentParser, help: str, required: bool = False) -> None:
     """Add the options `--output` and `--force`."""
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", required=required, help=help)

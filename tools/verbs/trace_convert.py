@@ -21,7 +21,7 @@ from opgrip.cli.output_files import (
 )
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
-from opgrip.tools.verbs import add_output, verb
+from opgrip.tools.verbs import add_capture, add_output, verb
 
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
@@ -49,6 +49,7 @@ def prepare_convert(parser: argparse.ArgumentParser) -> None:
         "--from", dest="source", metavar="FORMAT", help="format of IN, one of --formats (default: by its content)"
     )
     parser.add_argument("--to", metavar="FORMAT", help="format of OUT, one of --formats (default: by its suffix)")
+    add_capture(parser)
     add_options(parser, Cut)
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the facts that each call lost, as .json")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
@@ -66,7 +67,7 @@ def run_convert(args: argparse.Namespace) -> int:
     check_output(args.report, args.force)
     cut = from_arguments(Cut, args)
     source = _format_named(args.source) if args.source else OWN
-    reader = TraceReader(args.input, args.unbounded, source if source != OWN else None, cut)
+    reader = TraceReader(args.input, args.unbounded, source if source != OWN else None, cut, args.capture)
     losses = _write_own(reader, args) if target == OWN else _write_foreign(reader, target, args)
     if args.report is not None:
         write_json(losses.as_json(), args.report, args.force)
@@ -182,7 +183,7 @@ class _ListFormats(argparse.Action):
 def _tell(args: argparse.Namespace, losses: Losses) -> None:
     """Print what was written and what could not be converted."""
     print(f"{args.prog}: to {args.output}", file=sys.stderr)
-    for default in losses.defaults:
+    for default in (*losses.doubts, *losses.defaults):
         print(f"{args.prog}: {default}", file=sys.stderr)
     for (op, reason), count in losses.skipped.most_common(5):
         print(

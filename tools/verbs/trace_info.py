@@ -18,7 +18,7 @@ from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
-from opgrip.tools.verbs import add_output, verb
+from opgrip.tools.verbs import add_capture, add_output, verb
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,6 +53,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="print a table of times grouped by this; can be repeated (default: op and module)",
     )
+    add_capture(parser)
     add_output(parser, "write all rows of the tables: .json, .csv")
     add_options(parser, Cut)
     add_reading(parser, "also read a cut or damaged trace, as far as possible")
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{args.output} fits one table, got {' and '.join(tables)}", "choose one with --by")
     check_output(args.output, args.force, (".json", ".csv"))
     with Reporter(args.prog).reading(args.trace):
-        reader = TraceReader(args.trace, args.unbounded, cut=from_arguments(Cut, args))
+        reader = TraceReader(args.trace, args.unbounded, None, from_arguments(Cut, args), args.capture)
         trace = load(args.trace, args.partial, args.unbounded, reader)
     for name, value in facts(trace):
         print_line(f"{name:<12}{printable(value)}", sys.stdout, indent=12)
@@ -172,6 +173,7 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
     from opgrip.traces.table.profiler_labels import are_marks, is_mark
 
     header, calls = trace.header, trace.distinct_calls
+    yield from (("doubtful", text) for text in trace.doubts)
     model = header.get("model")
     if isinstance(model, dict):
         yield "model", ", ".join(str(model[name]) for name in ("name", "class", "source") if name in model)

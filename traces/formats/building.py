@@ -150,6 +150,8 @@ class RecordBuilder:
         self._calls = 0
         self._newest = -1
         fields = {"converted_from": name, "timed": is_timed, "defaults": list(losses.defaults)}
+        if losses.doubts:
+            fields["doubts"] = list(losses.doubts)
         self._records: list[Record] = [Header({**fields, **(facts or {})})]
 
     def ready(self) -> Iterator[Record]:

@@ -17,7 +17,7 @@ from typing import IO, Any
 from opgrip.errors import FormatError
 from opgrip.traces.analysis.graph import make_graph
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
-from opgrip.traces.formats.node_calls import calls_of
+from opgrip.traces.formats.node_calls import NodesRead, calls_of
 from opgrip.traces.formats.node_writing import NodeStep, steps_of
 from opgrip.traces.formats.nodes import (
     FUNCTION_SCOPE,
@@ -120,24 +120,28 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _nodes_of(file: ForeignFile, facts: dict[str, Any]) -> Callable[[], Iterable[Node]]:
-    classes = message_classes()
+    classes, counted = message_classes(), NodesRead(file)
+
+    def node_of(message: bytes) -> Node:
+        return node_from_message(parse_message(classes["Node"], message))
 
     def nodes() -> Iterator[Node]:
         first_parts: dict[tuple[int, str], int] = {}
+        counted.begin()
         try:
             for place, message in enumerate(split_messages(file.chunks())):
-                if place:
-                    node = node_from_message(parse_message(classes["Node"], message))
-                    yield _with_parts_inside(node, first_parts)
-                else:
-                    facts.update(_facts(parse_message(classes["GlobalMetadata"], message)))
+                if not place:
+                    facts.update(facts_of(parse_message(classes["GlobalMetadata"], message)))
+                elif (node := counted.read(node_of, message)) is not None:
+                    yield with_parts_inside(node, first_parts)
         except FormatError as error:
             raise file.damage(str(error)) from error
+        counted.check()
 
     return nodes
 
 
-def _facts(metadata: Any) -> dict[str, Any]:
+def facts_of(metadata: Any) -> dict[str, Any]:
     values = {item.name: _value_of(item) for item in metadata.attr}
     schema, pid = values.get("schema") or metadata.version, values.get("pid")
     facts: dict[str, Any] = {"schema": schema[:100]} if isinstance(schema, str) and schema else {}
@@ -150,7 +154,7 @@ def _value_of(attribute: Any) -> Any:
     return None if field is None else getattr(attribute, field)
 
 
-def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> Node:
+def with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> Node:
     """Return a node. Place parts of an operator, which the converter splits around its kernels, in the first part."""
     match = PART.fullmatch(node.name)
     if match is None or not node.record:
@@ -162,17 +166,24 @@ def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> N
 
 
 def node_from_message(message: Any) -> Node:
-    """Return the node of a message, or raise `FormatError`."""
+    """Return the node of a message, with a fault if only its place in the tree can be read, or raise `FormatError`."""
     attributes = {item.name: _value_of(item) for item in message.attr}
+    number, parent = node_number(message.id), node_number(message.ctrl_deps[0]) if message.ctrl_deps else 0
+    schema = _text_attribute(attributes, "op_schema")
+    try:
+        inputs = _port(message.inputs, attributes.get("input_strides"))
+        outputs = _port(message.outputs, attributes.get("output_strides"))
+    except FormatError as error:
+        return Node(number, message.name, parent, NO_PORT, NO_PORT, schema, fault=str(error))
     start, own = message.start_time_micros or None, message.duration_micros or None
     exact = attributes.get("exclusive_us")
     return Node(
-        number=node_number(message.id),
-        name=message.name,
-        parent=node_number(message.ctrl_deps[0]) if message.ctrl_deps else 0,
-        inputs=_port(message.inputs, attributes.get("input_strides")),
-        outputs=_port(message.outputs, attributes.get("output_strides")),
-        schema=_text_attribute(attributes, "op_schema"),
+        number,
+        message.name,
+        parent,
+        inputs,
+        outputs,
+        schema,
         scope=_number_attribute(attributes, "scope"),
         thread=_number_attribute(attributes, "tid"),
         record=_number_attribute(attributes, "rf_id"),

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import IO, Any
 
 import torch
 
+from opgrip.cli.output_files import Damage
 from opgrip.errors import FormatError, UserError
 from opgrip.traces.analysis.timeline import timeline_lines
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES, RecordBuilder
+from opgrip.traces.formats.graph_launches import GraphCalls, captured_graphs, doubts_of, graph_share
 from opgrip.traces.formats.nodes import DTYPE_OF_ELEMENT, VALUE_OF_CODE
 from opgrip.traces.formats.operator_schemas import Bound, NoOverload, bind, op_of, schemas_of, without_defaults
 from opgrip.traces.formats.profiler_events import (
@@ -29,7 +32,7 @@ from opgrip.traces.formats.profiler_events import (
     calls_of,
 )
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
-from opgrip.traces.io.json_stream import CutText, TooLong, members
+from opgrip.traces.io.json_stream import CutText, Repair, TooLong, members
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
 from opgrip.traces.schema.json_values import LIMIT
 from opgrip.traces.schema.records import Kernels, Record
@@ -60,6 +63,8 @@ def bind_inputs(name: str, inputs: EventInputs, device: str) -> Bound:
     reasons: list[str] = []
     for schema in schemas:
         parameters = schema.arguments
+        if len(parameters) > len(inputs):
+            reasons.append(f"the file has only {len(inputs)} of its arguments")
         if len(parameters) != len(inputs):
             continue
         try:
@@ -70,7 +75,7 @@ def bind_inputs(name: str, inputs: EventInputs, device: str) -> Bound:
             reasons.append(str(error))
             continue
         return _on_device(without_defaults(bound, schema), parameters, device)
-    told = [reason for reason in reasons if reason.startswith("the file")] or reasons
+    told = sorted(reasons, key=lambda reason: (not reason.startswith("the file"), "has only" in reason))
     raise NoOverload(told[0] if told else "no overload takes this number of arguments")
 
 
@@ -112,7 +117,8 @@ def _value(inputs: EventInputs, place: int, parameter: Any) -> Any:
         if parameter.has_default_value() and isinstance(parameter.default_value, str):
             return parameter.default_value
         raise ValueError(f"the file does not have its argument {parameter.name}")
-    if optional:
+    # files without texts do not distinguish a list from None
+    if optional and kind == "" and (inputs.has_texts or name != "ListType"):
         return None
     raise ValueError(f"the file does not have its argument {parameter.name}")
 
@@ -197,8 +203,12 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the calls of each thread with their times, and their kernels' times if the file has them."""
-    table, facts = _events_of(file)
+    """Yield the calls of each thread with their times, and their kernels' times if the file has them.
+
+    Raise `Damage` after the last call of a cut file.
+    """
+    cuts: list[str] = []
+    table, facts = _events_of(file, cuts)
     if not table.operators:
         raise UserError(
             f"{file.path} holds no operators", "profile with activities=[ProfilerActivity.CPU, ...], record_shapes=True"
@@ -206,28 +216,60 @@ def read(file: ForeignFile) -> Iterator[Record]:
     if not table.shapes:
         raise UserError(f"{file.path} has no shapes", "profile with record_shapes=True")
     device = f"cuda:{table.devices.most_common(1)[0][0]}" if table.devices else "cpu"
+    in_graphs = _calls_in_graphs(table, file)
     builder = RecordBuilder("chrome", file.losses, facts, is_timed=True)
     adder = _Adder(builder, device, file.losses)
     kernels: dict[int, OperatorKernels] = {}
-    for thread, events in table.threads():
-        for call in calls_of(events, table.work, file.losses.skip):
-            signature = adder.add(call, thread)
-            if signature is not None and call.work.launches:
-                kernels.setdefault(signature, OperatorKernels(Counter(), Counter())).add(call.work)
-            yield from builder.ready()
+    for thread, call in chain(_calls_of_host(table, file.losses), in_graphs):
+        signature = adder.add(call, thread)
+        if signature is not None and call.work.launches:
+            kernels.setdefault(signature, OperatorKernels(Counter(), Counter())).add(call.work)
+        yield from builder.ready()
     for signature, work in kernels.items():
         names = list(work.launches)
         launches, times = ([counts[name] for name in names] for counts in (work.launches, work.device_ns))
         yield Kernels(signature, names, launches, times)
     yield from builder.end()
+    if cuts:
+        raise Damage(cuts[-1])
 
 
-def _events_of(file: ForeignFile) -> tuple[EventTable, dict[str, Any]]:
+def _calls_of_host(table: EventTable, losses: Losses) -> Iterator[tuple[str, ProfiledCall]]:
+    for thread, events in table.threads():
+        yield from ((thread, call) for call in calls_of(events, table.work, losses.skip))
+
+
+def _calls_in_graphs(table: EventTable, file: ForeignFile) -> Iterable[tuple[str, ProfiledCall]]:
+    """Return the calls in launches of graphs, and report how much of the device's time they explain."""
+    share = graph_share(table)
+    if file.capture is None:
+        file.losses.doubts += doubts_of(share)
+        return ()
+    captured, _ = _events_of(replace(file, path=file.capture), [])
+    graphs = captured_graphs(captured, file.losses.skip)
+    if not graphs:
+        raise UserError(
+            f"{file.capture} holds no capture of a graph", "profile the program while it captures its graphs"
+        )
+    calls = GraphCalls(table, graphs, file.losses.skip)
+    file.losses.doubts += doubts_of(share * (1 - calls.matched))
+    file.losses.defaults.append(
+        f"graphs: {100 * calls.share:.0f} % of the device's time in their launches is of operators in {file.capture}"
+    )
+    return calls
+
+
+def _events_of(file: ForeignFile, cuts: list[str]) -> tuple[EventTable, dict[str, Any]]:
+    """Return the events of a file, without those that are not JSON, and facts for the header.
+
+    cuts : receives the reason if the file ends before its list of events does
+    """
     table = EventTable()
     facts: dict[str, Any] = {}
+    repair = Repair("ph", lambda reason, count: file.losses.skip("?", f"an event is not JSON: {reason}", count))
     try:
         # torch writes some arguments of kernels twice
-        for name, form in members(file.chunks(), EVENTS, file.unbounded, strict=False):
+        for name, form in members(file.chunks(cuts), EVENTS, file.unbounded, strict=False, repair=repair):
             if name != EVENTS:
                 if name in ("host_name", "traceName") and isinstance(form, str):
                     facts[name] = form[:1000]
@@ -240,10 +282,11 @@ def _events_of(file: ForeignFile) -> tuple[EventTable, dict[str, Any]]:
                 raise file.refusal(f"it holds more than {MOST_EVENTS:,} events")
     except TooLong:
         raise file.refusal("an event is not JSON or is longer than 16 MB") from None
-    except CutText:
-        raise file.damage("it is cut or not JSON") from None
     except FormatError as error:
-        raise file.damage(str(error)[:200]) from error
+        reason = "it is cut" if isinstance(error, CutText) else f"it is not JSON ({error})"[:200]
+        cuts.append(f"{reason} after event {table.read:,}")
+    if not table.operators and (cuts or (file.losses.skipped and not table.read)):
+        raise file.damage([*cuts, *(reason for _, reason in file.losses.skipped)][0])
     return table, {"profiled": facts} if facts else {}
 
 
@@ -319,5 +362,6 @@ formats.register("chrome")(
         read,
         write,
         defaults=DEFAULTS,
+        has_graphs=True,
     )
 )

@@ -14,11 +14,11 @@ from typing import IO, Any
 from opgrip.cli.output_files import Damage
 from opgrip.errors import FormatError
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
-from opgrip.traces.formats.node_calls import calls_of
+from opgrip.traces.formats.node_calls import NodesRead, calls_of
 from opgrip.traces.formats.node_writing import steps_of
-from opgrip.traces.formats.nodes import LATEST_NUMBER, SCHEMA_VERSION, Node, Port, node_number, time_us
+from opgrip.traces.formats.nodes import LATEST_NUMBER, NO_PORT, SCHEMA_VERSION, Node, Port, node_number, time_us
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
-from opgrip.traces.io.json_stream import CutText, TooLong, members
+from opgrip.traces.io.json_stream import Repair, TooLong, members
 from opgrip.traces.schema.records import Record
 from opgrip.traces.table.trace import Trace
 
@@ -43,21 +43,23 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _nodes_of(file: ForeignFile, facts: dict[str, Any], cuts: list[str]) -> Callable[[], Iterable[Node]]:
+    counted = NodesRead(file)
+
     def nodes() -> Iterator[Node]:
-        count = 0
+        counted.begin()
+        repair = Repair("id", lambda reason, count: counted.skip(f"a node is not JSON: {reason}", count))
         try:
-            for name, value in members(file.chunks(), "nodes", file.unbounded):
-                if name == "nodes":
-                    count += 1
-                    yield node_from_json(value)
-                else:
+            for name, value in members(file.chunks(cuts), "nodes", file.unbounded, repair=repair):
+                if name != "nodes":
                     facts.update(_facts(name, value))
+                elif (node := counted.read(node_from_json, value)) is not None:
+                    yield node
         except TooLong:
             raise file.refusal("a node is longer than 16 MB") from None
-        except CutText:
-            cuts.append(f"it is cut after node {count}")
         except FormatError as error:
-            raise file.damage(str(error)) from error
+            counted.check(error)
+            cuts.append(f"it is cut after node {counted.nodes}")
+        counted.check()
 
     return nodes
 
@@ -95,28 +97,35 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def node_from_json(form: Any) -> Node:
-    """Return the node of a JSON object of any schema, or raise `FormatError`."""
+    """Return the node of a JSON object of any schema, with a fault if only its place in the tree can be read.
+
+    Raise `FormatError` for any other value.
+    """
     if not isinstance(form, dict):
         raise FormatError("a node is not an object")
     attributes = _attributes(form)
-    inputs, outputs = _port(form, "input"), _port(form, "output")
-    is_kernel = isinstance(form.get("cat"), str)
+    number, parent = node_number(form.get("id")), node_number(form.get("ctrl_deps", form.get("parent")))
+    name, schema = _text(form.get("name")), _text(attributes.get("op_schema", ""))
+    try:
+        return Node(number, name, parent, schema=schema, **_contents(form, attributes))
+    except FormatError as error:
+        return Node(number, name, parent, NO_PORT, NO_PORT, schema, fault=str(error))
+
+
+def _contents(form: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
     stream = form.get("stream")
-    return Node(
-        number=node_number(form.get("id")),
-        name=_text(form.get("name")),
-        parent=node_number(form.get("ctrl_deps", form.get("parent"))),
-        inputs=inputs,
-        outputs=outputs,
-        schema=_text(attributes.get("op_schema", "")),
-        scope=node_number(attributes.get("scope", 0)),
-        thread=node_number(attributes.get("tid", 0)),
-        backend=_text(attributes.get("kernel_backend", "")),
-        start_us=time_us(form.get("ts")),
-        own_us=time_us(form.get("exclusive_dur")),
-        ranges=_text(attributes.get("tensor_range", "")),
-        stream=(stream if type(stream) is int and 0 <= stream < LATEST_NUMBER else 0) if is_kernel else None,
-    )
+    is_kernel = isinstance(form.get("cat"), str)
+    return {
+        "inputs": _port(form, "input"),
+        "outputs": _port(form, "output"),
+        "scope": node_number(attributes.get("scope", 0)),
+        "thread": node_number(attributes.get("tid", 0)),
+        "backend": _text(attributes.get("kernel_backend", "")),
+        "start_us": time_us(form.get("ts")),
+        "own_us": time_us(form.get("exclusive_dur")),
+        "ranges": _text(attributes.get("tensor_range", "")),
+        "stream": (stream if type(stream) is int and 0 <= stream < LATEST_NUMBER else 0) if is_kernel else None,
+    }
 
 
 def _attributes(form: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -33,7 +33,8 @@ from opgrip.traces.formats.nodes import (
     make_tree,
 )
 from opgrip.traces.formats.operator_schemas import Parameter, SchemaText, parse_schema, registered
-from opgrip.traces.io.foreign_files import Losses
+from opgrip.traces.io.foreign_files import ForeignFile, Losses
+from opgrip.traces.io.json_stream import CutText
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors
 from opgrip.traces.schema.json_values import LIMIT, check_nesting
 from opgrip.traces.schema.operator_arguments import schema_named
@@ -91,6 +92,46 @@ class NodeStorages:
         return number
 
 
+class NodesRead:
+    """Count of the nodes of a file, which is read twice, and of the strange ones."""
+
+    def __init__(self, file: ForeignFile) -> None:
+        self._file = file
+        self._losses: Losses | None = None
+        self._reasons: list[str] = []
+        self.nodes = 0
+
+    def begin(self) -> None:
+        """Begin to read the file; what is skipped counts as a loss the first time."""
+        self._losses = self._file.losses if self._losses is None else Losses()
+        self._reasons.clear()
+        self.nodes = 0
+
+    def read(self, parse: Callable[[Any], Node], form: Any) -> Node | None:
+        """Return a node, or None for one that cannot be read."""
+        try:
+            node = parse(form)
+        except FormatError as error:
+            self.skip(str(error))
+            return None
+        self.nodes += 1
+        if node.fault:
+            self._reasons.append(node.fault)
+        return node
+
+    def skip(self, reason: str, count: int = 1) -> None:
+        """Count nodes that are left out."""
+        assert self._losses is not None, "reading has begun"
+        self.nodes += count
+        self._reasons += [reason] * count
+        self._losses.skip("?", reason, count)
+
+    def check(self, error: FormatError | None = None) -> None:
+        """Raise `UserError` if every node is strange, or if there is none because of an error."""
+        if len(self._reasons) == self.nodes and (self.nodes or (error is not None and not isinstance(error, CutText))):
+            raise self._file.damage([*self._reasons, str(error)][0])
+
+
 def calls_of(
     name: str, facts: Mapping[str, Any], nodes: Callable[[], Iterable[Node]], losses: Losses
 ) -> Iterator[Record]:
@@ -134,8 +175,8 @@ class _Reader:
     def _take_operator(self, node: Node, surroundings: NodeScope) -> None:
         schema = parse_schema(node.schema)
         try:
-            if schema is None:
-                raise FormatError("its schema cannot be read")
+            if schema is None or node.fault:
+                raise FormatError(node.fault or "its schema cannot be read")
             self._take_call(node, schema, surroundings)
         except (ValueError, TypeError, IndexError, RuntimeError, OverflowError) as error:
             if not surroundings.is_inside and not is_composite(node.schema):

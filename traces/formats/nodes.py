@@ -148,6 +148,7 @@ class Node:
     own_us : duration without the nodes inside it
     ranges : least and largest values of tensor inputs, by their index among the tensors: JSON, or empty
     stream : the device's stream for a kernel, None for work on the host
+    fault : reason why the rest of the node cannot be read, or empty
     """
 
     number: int
@@ -164,6 +165,7 @@ class Node:
     own_us: float | None = None
     stream: int | None = None
     ranges: str = ""
+    fault: str = ""
 
 
 NO_PORT = Port([], [], [])

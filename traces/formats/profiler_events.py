@@ -24,6 +24,17 @@ from opgrip.traces.schema.records import Scope
 OPERATOR, MODULE, FRAME, RANGE = "operator", "module", "frame", "range"
 """Kinds of slices: a call of the dispatcher or around it, a module's call, a Python function, a named range."""
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+OF_RUNTIME = ("cuda_runtime", "cuda_driver", "runtime")
+GRAPH_LAUNCH, CAPTURE_BEGIN, CAPTURE_END, LAUNCH = (
+    re.compile(rf"(?:cuda|cu|hip){name}")
+    for name in (
+        r"GraphLaunch\w*",
+        r"StreamBeginCapture\w*",
+        r"StreamEndCapture\w*",
+        r"(?:\w*Launch\w*Kernel|Mem(?:cpy|set))\w*",
+    )
+)
+"""Names of runtime calls that launch a graph, begin and end its capture, and launch one kernel or copy."""
 INPUTS = ("Input type", "Input Dims", "Input Strides", "Concrete Inputs")
 MODULE_PREFIX = "nn.Module: "
 MOST_TIME_NS = 1 << 62
@@ -34,12 +45,14 @@ class EventInputs:
     """Arguments of a call in an event, one item per parameter of the operator.
 
     texts : text of arguments other than tensors; empty for tensors, None, and values that the profiler does not write
+    has_texts : False for a profiler that writes no texts
     """
 
     types: Sequence[Any]
     shapes: Sequence[Any]
     strides: Sequence[Any]
     texts: Sequence[Any]
+    has_texts: bool = True
 
     def __len__(self) -> int:
         return len(self.types)
@@ -84,25 +97,69 @@ class OperatorKernels:
         self.device_ns.update(other.device_ns)
 
 
+class Columns:
+    """Table of 64-bit integers, one array per column."""
+
+    def __init__(self, *names: str) -> None:
+        self._arrays = {name: array("q") for name in names}
+
+    def __len__(self) -> int:
+        return len(next(iter(self._arrays.values())))
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a column for reading; a table that has been read cannot grow."""
+        return np.frombuffer(self._arrays[name], dtype=np.int64)
+
+    def add(self, *row: int) -> None:
+        for column, number in zip(self._arrays.values(), row, strict=True):
+            column.append(number)
+
+
 class EventTable:
-    """Table of events, which returns the events of each thread in start order."""
+    """Table of events, which returns the events of each thread in start order.
+
+    Attributes
+    ----------
+    read, operators, shapes : number of events read, of operator events, and of these with shapes
+    work : kernels by the number of the operator that launched them
+    devices : number of kernels by device
+    kernels : work of the device; `correlation` names its launch, and `name` is an index of `kernel_names`
+    launches : launches of single kernels and copies by the host; `name` is as in `kernels`, or -1 if unknown
+    graph_launches : start in ns and thread of the launches of graphs, by correlation
+    capture_begins, capture_ends : times in ns at which captures of graphs began and ended
+    """
 
     def __init__(self) -> None:
+        self.kernels = Columns("correlation", "name", "start", "duration")
+        self.launches = Columns("start", "external", "name")
+        self.graph_launches: dict[int, tuple[int, tuple[str, str]]] = {}
+        self.capture_begins: list[int] = []
+        self.capture_ends: list[int] = []
+        self._kernel_names: dict[str, int] = {}
         self.work: dict[int, OperatorKernels] = {}
         self.devices: Counter[int] = Counter()
-        self.operators = self.shapes = 0
-        """number of operator events, and number of these that have shapes"""
+        self.read = self.operators = self.shapes = 0
         self._slices: dict[str, int] = {}
         self._described: list[Slice] = []
         self._threads: dict[tuple[str, str], int] = {}
         self._thread_names: dict[tuple[str, str], str] = {}
-        self._columns = {name: array("q") for name in ("thread", "slice", "start", "duration", "external", "sequence")}
+        self._columns = Columns("thread", "slice", "start", "duration", "external", "sequence")
 
     def __len__(self) -> int:
-        return len(self._columns["thread"])
+        return len(self._columns) + len(self.kernels) + len(self.launches)
+
+    @property
+    def first_ns(self) -> int:
+        """Start of the first event, from which those of `threads` are counted."""
+        return int(self._columns["start"].min()) if len(self._columns) else 0
+
+    @property
+    def kernel_names(self) -> list[str]:
+        return list(self._kernel_names)
 
     def add(self, event: Any) -> None:
         """Add an event, or skip one unrelated to operators; raise `ValueError` if it cannot be read."""
+        self.read += 1
         if not isinstance(event, dict):
             raise ValueError("an event cannot be read")
         kind, facts = event.get("cat"), event.get("args")
@@ -116,6 +173,8 @@ class EventTable:
             return
         if kind.lower() in ON_DEVICE:
             self._add_work(event, name, facts)
+        elif kind.lower() in OF_RUNTIME:
+            self._add_runtime(event, name, facts)
         elif kind == "cpu_op" or kind == "Operator":
             self.operators += "::" in name
             self._add(event, OPERATOR, name, facts)
@@ -127,16 +186,16 @@ class EventTable:
 
     def threads(self) -> Iterator[tuple[str, Iterator[ProfilerEvent]]]:
         """Yield each thread's name and events, outer events first; threads are in start order."""
-        columns = {name: np.frombuffer(column, dtype=np.int64) for name, column in self._columns.items()}
+        columns, first_ns = self._columns, self.first_ns
         order = np.lexsort((columns["external"], -columns["duration"], columns["start"], columns["thread"]))
-        first_ns = int(columns["start"].min()) if len(order) else 0
         bounds = np.flatnonzero(np.diff(columns["thread"][order], prepend=-1, append=-1))
         pieces = [order[begin:end] for begin, end in pairwise(bounds)]
-        names = {number: self._name_of(key) for key, number in self._threads.items()}
+        names = {number: self.thread_name(key) for key, number in self._threads.items()}
         for piece in sorted(pieces, key=lambda piece: int(columns["start"][piece[0]])):
-            yield names[int(columns["thread"][piece[0]])], self._events(columns, piece, first_ns)
+            yield names[int(columns["thread"][piece[0]])], self._events(piece, first_ns)
 
-    def _events(self, columns: dict[str, Any], places: Any, first_ns: int) -> Iterator[ProfilerEvent]:
+    def _events(self, places: Any, first_ns: int) -> Iterator[ProfilerEvent]:
+        columns = {name: self._columns[name] for name in ("start", "duration", "slice", "external", "sequence")}
         for place in places.tolist():
             start_ns = int(columns["start"][place]) - first_ns
             yield ProfilerEvent(
@@ -147,7 +206,7 @@ class EventTable:
                 int(columns["sequence"][place]),
             )
 
-    def _name_of(self, thread: tuple[str, str]) -> str:
+    def thread_name(self, thread: tuple[str, str]) -> str:
         name = self._thread_names.get(thread, "")
         processes = {process for process, _ in self._threads}
         plain = name or f"thread {thread[1]}"
@@ -162,22 +221,36 @@ class EventTable:
             self._described.append(Slice(kind, name[:1000], inputs))
             number = self._slices[key] = len(self._slices)
         self.shapes += fields is not None
-        columns = self._columns
-        # convert the values that may be invalid first, so that all columns keep equal lengths
         start, duration = _ns(event.get("ts")), _ns(event.get("dur"))
-        columns["start"].append(start)
-        columns["duration"].append(duration)
-        columns["slice"].append(number)
-        columns["thread"].append(self._threads.setdefault(_thread(event), len(self._threads)))
-        columns["external"].append(_number(facts.get("External id")))
-        columns["sequence"].append(_number(facts.get("Sequence number")))
+        thread = self._threads.setdefault(_thread(event), len(self._threads))
+        external, sequence = _number(facts.get("External id")), _number(facts.get("Sequence number"))
+        self._columns.add(thread, number, start, duration, external, sequence)
 
     def _add_work(self, event: dict[str, Any], name: str, facts: dict[str, Any]) -> None:
         external = _number(facts.get("External id", facts.get("external id")))
+        start, duration = _ns(event.get("ts")), _ns(event.get("dur"))
         self.devices[max(_number(facts.get("device")), 0)] += 1
-        work = self.work.setdefault(external, OperatorKernels(Counter(), Counter()))
-        work.launches[name[:1000]] += 1
-        work.device_ns[name[:1000]] += _ns(event.get("dur"))
+        self.kernels.add(_number(facts.get("correlation")), self._kernel_name(name), start, duration)
+        if external >= 0:
+            work = self.work.setdefault(external, OperatorKernels(Counter(), Counter()))
+            work.launches[name[:1000]] += 1
+            work.device_ns[name[:1000]] += duration
+
+    def _add_runtime(self, event: dict[str, Any], name: str, facts: dict[str, Any]) -> None:
+        if GRAPH_LAUNCH.fullmatch(name):
+            if (correlation := _number(facts.get("correlation"))) >= 0:
+                self.graph_launches[correlation] = _ns(event.get("ts")), _thread(event)
+        elif CAPTURE_BEGIN.fullmatch(name):
+            self.capture_begins.append(_ns(event.get("ts")))
+        elif CAPTURE_END.fullmatch(name):
+            self.capture_ends.append(_ns(event.get("ts")))
+        elif LAUNCH.fullmatch(name):
+            kernel = facts.get("kernel")
+            number = self._kernel_name(kernel) if isinstance(kernel, str) else -1
+            self.launches.add(_ns(event.get("ts")), _number(facts.get("External id")), number)
+
+    def _kernel_name(self, name: str) -> int:
+        return self._kernel_names.setdefault(name[:1000], len(self._kernel_names))
 
 
 def _inputs(fields: list[Any], old_shapes: Any) -> EventInputs:
@@ -188,7 +261,7 @@ def _inputs(fields: list[Any], old_shapes: Any) -> EventInputs:
     lists = (types, shapes, [None] * count if strides is None else strides, [""] * count if texts is None else texts)
     if not all(isinstance(item, list) and len(item) == count for item in lists):
         raise ValueError("the inputs of an event cannot be read")
-    return EventInputs(*lists)
+    return EventInputs(*lists, has_texts=texts is not None)
 
 
 def _thread(event: dict[str, Any]) -> tuple[str, str]:

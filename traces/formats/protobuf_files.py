@@ -62,6 +62,20 @@ def parse_message(message_class: Any, data: bytes) -> Any:
         raise FormatError("a message cannot be parsed") from error
 
 
+def message_from_json(message_class: Any, form: Any) -> Any:
+    """Return the message of a JSON object, without fields that the class does not have, or raise `FormatError`."""
+    from google.protobuf import json_format
+
+    if not isinstance(form, dict):
+        raise FormatError("a message is not an object")
+    try:
+        # the names of types are those of an enumeration that is not declared here
+        known = {name: value for name, value in form.items() if name != "type"}
+        return json_format.ParseDict(known, message_class(), ignore_unknown_fields=True)
+    except Exception as error:
+        raise FormatError("a message cannot be parsed") from error
+
+
 def with_length(message: bytes) -> bytes:
     """Return a message with its length before it."""
     length, prefix = len(message), bytearray()

@@ -55,11 +55,13 @@ class Losses:
     """Content that a conversion could not carry over.
 
     defaults : substitutes for content that the source format lacks, in words
+    doubts : reasons why the calls do not represent the program
     skipped : number of calls that were not converted, by operator and reason
     calls : content that the written file lacks: number of the call in the trace, operator, and missing content
     """
 
     defaults: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
     skipped: Counter[tuple[str, str]] = field(default_factory=Counter)
     calls: list[tuple[int, str, str]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -94,12 +96,14 @@ class ForeignFile:
 
     unbounded : whether it may exceed the limits for untrusted files
     cut : selection of the cases to read, for a file that defines more cases than it lists
+    capture : profile of the capture of graphs that the file's program launches
     """
 
     path: Path
     losses: Losses = field(default_factory=Losses)
     unbounded: bool = False
     cut: Cut = field(default_factory=Cut)
+    capture: Path | None = None
 
     def places(self, count: int, most: int) -> Sequence[int]:
         """Return the numbers of the selected cases, out of `count`.
@@ -114,8 +118,10 @@ class ForeignFile:
             )
         return self.cut.places(count)
 
-    def chunks(self) -> Iterator[bytes]:
+    def chunks(self, damages: list[str] | None = None) -> Iterator[bytes]:
         """Yield the decompressed bytes.
+
+        damages : receives the reason if the rest of the file cannot be decompressed; None to raise an error then
 
         Raise `UserError` if the file cannot be opened, is damaged, or decompresses to more than an untrusted file may.
         """
@@ -130,7 +136,9 @@ class ForeignFile:
                     raise self.refusal(f"it holds more than {most >> 20:,} MB")
                 yield chunk
         except Damage as damage:
-            raise self.damage(str(damage)) from damage
+            if damages is None:
+                raise self.damage(str(damage)) from damage
+            damages.append(str(damage))
 
     def lines(self) -> Iterator[str]:
         """Yield the lines, decoded as UTF-8 without line ends, in memory that does not grow with the file."""
@@ -207,6 +215,7 @@ class Format:
     suffixes : file name suffixes that select this format for writing if no format is named
     defaults : substitutes for content that the format lacks, in words; the headers of converted traces list them
     has_cases : whether its files define cases from which a `Cut` selects
+    has_graphs : whether its files contain launches of graphs, whose operators the profile of their capture has
     is_collection : whether its files are tables of operators, many of which together correspond to one model
     """
 
@@ -219,6 +228,7 @@ class Format:
     write_records: WriteRecords | None = None
     write_folder: WriteFolder | None = None
     has_cases: bool = False
+    has_graphs: bool = False
     is_collection: bool = False
 
     @property
@@ -236,16 +246,26 @@ def format_of(path: Path) -> str | None:
 
     Raise `UserError` if the file cannot be opened.
     """
-    head = _head_of(path)
-    first_line = head.start.partition(b"\n")[0]
-    # a Parquet file written by opgrip contains the header's text, too
-    if first_line.startswith(b"{") and b'"type"' in first_line and f'"{FORMAT}"'.encode() in first_line:
+    head = head_of(path)
+    if _is_trace(head):
         return None
     readable = ((name, format_) for name, format_ in formats.items() if format_.read is not None)
     return next((name for name, format_ in readable if format_.recognizes(head)), None)
 
 
-def _head_of(path: Path) -> Head:
+def is_trace(path: Path) -> bool:
+    """Return True for an opgrip trace."""
+    return _is_trace(head_of(path))
+
+
+def _is_trace(head: Head) -> bool:
+    first_line = head.start.partition(b"\n")[0]
+    # a Parquet file written by opgrip contains the header's text, too
+    return first_line.startswith(b"{") and b'"type"' in first_line and f'"{FORMAT}"'.encode() in first_line
+
+
+def head_of(path: Path) -> Head:
+    """Return the beginning of a file, empty for a folder."""
     packed = path.suffix in PACKED
     suffix = (Path(path.stem).suffix if packed else path.suffix).lower()
     start = b""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from opgrip.errors import FormatError
@@ -33,22 +36,39 @@ class TooLong(Exception):
     """A value is longer than `MOST_VALUE`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What to do with items of the list that are not JSON.
+
+    mark : name of a member that all items have, by which the item after a broken one is found
+    skip : called with the reason and the number of broken items in a row
+    """
+
+    mark: str
+    skip: Callable[[str, int], None]
+
+
 def members(
-    chunks: Iterable[bytes], list_name: str, unbounded: bool = False, strict: bool = True
+    chunks: Iterable[bytes],
+    list_name: str,
+    unbounded: bool = False,
+    strict: bool = True,
+    repair: Repair | None = None,
 ) -> Iterator[tuple[str, Any]]:
     """Yield names and values of an object's members, and for the list each item under the list's name.
 
     strict : refuse a duplicate name in an object and a list without an object around it; otherwise the last value of a
         duplicate name counts, and such a list yields its items
+    repair : skip items that are not JSON and accept control characters in strings; None to refuse them
 
     Raise `FormatError` for text that is not such an object.
     Raise `CutText` if the text ends too early.
     Raise `TooLong` for a value of more than `MOST_VALUE` characters.
     """
-    text = _Text(iter(chunks), unbounded, strict)
+    text = _Text(iter(chunks), unbounded, strict, lenient=repair is not None)
     names: set[str] = set()
     if not strict and text.peek() == "[":
-        yield from ((list_name, item) for item in _items(text))
+        yield from ((list_name, item) for item in _items(text, repair))
         return
     text.expect("{")
     if text.peek() == "}":
@@ -62,32 +82,74 @@ def members(
         names.add(name)
         text.expect(":")
         if name == list_name and text.peek() == "[":
-            yield from ((name, item) for item in _items(text))
+            yield from ((name, item) for item in _items(text, repair))
         else:
             yield name, text.value()
         if text.expect(",}") == "}":
             return
 
 
-def _items(text: _Text) -> Iterator[Any]:
-    text.expect("[")
-    if text.peek() == "]":
-        text.expect("]")
-        return
+def values(chunks: Iterable[bytes], unbounded: bool = False) -> Iterator[Any]:
+    """Yield values that follow each other; raise the errors of `members`."""
+    text = _Text(iter(chunks), unbounded, strict=True, lenient=False)
     while True:
+        try:
+            text.peek()
+        except CutText:
+            return
         yield text.value()
-        if text.expect(",]") == "]":
+
+
+def _items(text: _Text, repair: Repair | None) -> Iterator[Any]:
+    text.expect("[")
+    is_first = True
+    while True:
+        if (is_first or repair is not None) and text.peek() == "]":
+            text.expect("]")
+            return
+        is_first = False
+        separator = ""
+        try:
+            item = text.value()
+            with suppress(CutText):
+                separator = text.expect(",]")
+        except CutText:
+            raise
+        except FormatError as error:
+            if repair is None:
+                raise
+            count = text.skip_items(repair.mark, error)
+            repair.skip(str(error), count)
+            if text.is_behind_list:
+                return
+            continue
+        yield item
+        if separator != ",":
+            if not separator:
+                raise CutText
             return
 
 
+_AFTER = re.compile(r',\s*(?P<item>\{)|\}\s*(?P<end>\])\s*(?:,\s*"|\})')
+"""what may follow a broken item: an object, or the end of the list"""
+_AFTER_LENGTH = 1024
+_TOKEN = 12
+"""longest token that the end of the text may cut, an escaped pair of surrogates"""
+MOST_TRIED = 4 * MOST_VALUE
+"""characters that may be parsed in vain to find the items after broken ones"""
+
+
 class _Text:
-    def __init__(self, chunks: Iterator[bytes], unbounded: bool, strict: bool) -> None:
+    def __init__(self, chunks: Iterator[bytes], unbounded: bool, strict: bool, lenient: bool) -> None:
         self._chunks = chunks
         self._decode: Callable[[bytes], str] = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._unbounded = unbounded
-        self._parse = json.JSONDecoder(object_pairs_hook=once if strict else None).raw_decode
+        self._parse = json.JSONDecoder(object_pairs_hook=once if strict else None, strict=not lenient).raw_decode
         self._text = ""
         self._place = 0
+        self._tried = 0
+        self.is_behind_list = False
+        """True after `skip_items` found the end of the list"""
 
     def peek(self) -> str:
         """Return the next character that is not a space."""
@@ -113,6 +175,8 @@ class _Text:
             try:
                 value, end = self._parse(self._text, self._place)
             except json.JSONDecodeError as error:
+                if not self._is_cut(error):
+                    raise FormatError(error.msg) from error
                 if not self._more():
                     raise CutText from error
                 continue
@@ -126,6 +190,55 @@ class _Text:
                 check_nesting(self._text[self._place : end].encode(errors="replace"), value)
             self._place = end
             return value
+
+    def skip_items(self, mark: str, error: FormatError) -> int:
+        """Move to the object after broken items of a list, or behind the list, and return the number of broken items.
+
+        mark : name of a member of an item, which its parts lack
+
+        Raise `error` if neither follows.
+        """
+        checked, end = 0, None
+        while True:
+            cut = None
+            for match in _AFTER.finditer(self._text, self._place + checked):
+                if match["end"] is not None:
+                    end = end or match.end("end") - self._place
+                    continue
+                place = match.start("item")
+                has_mark = self._has_mark(place, mark)
+                if has_mark:
+                    return self._skip_to(place, mark)
+                if has_mark is None:
+                    cut = cut or match.start() - self._place
+            length = len(self._text) - self._place
+            checked = max(checked, length - _AFTER_LENGTH) if cut is None else cut
+            if not self._more():
+                if end is None:
+                    raise error
+                self.is_behind_list = True
+                return self._skip_to(self._place + end, mark)
+
+    def _skip_to(self, place: int, mark: str) -> int:
+        skipped, self._place = self._text[self._place : place], place
+        return max(skipped.count(f'"{mark}":'), 1)
+
+    def _has_mark(self, place: int, mark: str) -> bool | None:
+        """Return True if an object with a member `mark` is at a place, None if the text ends within it."""
+        try:
+            value, _ = self._parse(self._text, place)
+        except json.JSONDecodeError as error:
+            self._tried += error.pos - place
+            if self._tried > MOST_TRIED and not self._unbounded:
+                raise TooLong from error
+            return None if self._is_cut(error) else False
+        except (RecursionError, ValueError):
+            return False
+        return mark in value
+
+    def _is_cut(self, error: json.JSONDecodeError) -> bool:
+        """Return True if an error may only be due to the end of the text in memory."""
+        return error.msg.startswith("Unterminated string") or error.pos > len(self._text) - _TOKEN
 
     def _more(self) -> bool:
         """Read as much again as is in memory, so that a long value is not parsed again for every chunk."""

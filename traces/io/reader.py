@@ -20,7 +20,9 @@ from opgrip.cli.output_files import Damage
 from opgrip.errors import UserError
 from opgrip.traces.codec.call_blocks import CallBlock, block_of, exact_sum, parse_block, record_of
 from opgrip.traces.codec.record_forms import from_json, unknown_fields
-from opgrip.traces.io.foreign_files import ForeignFile, Losses, format_of, formats
+from opgrip.traces.io.archives import unpacked
+from opgrip.traces.io.foreign_files import ForeignFile, Losses, format_of, formats, head_of
+from opgrip.traces.io.refused_files import LISTED, kind_of
 from opgrip.traces.io.shipped_traces import read_trace_chunks, trace_file
 from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.schema.json_values import LIMIT, UNKNOWN_NAMES, SizeMeter, check_nesting
@@ -40,6 +42,7 @@ class TraceReader:
     unbounded : read a file that exceeds the limits of `json_values.py`, if its origin is trusted
     format_name : read the file in this format instead of the detected one
     cut : selection of the cases to read, for a file that defines more cases than it lists
+    capture : profile of the capture of graphs, to join with a profile of their launches
 
     Attributes
     ----------
@@ -50,13 +53,19 @@ class TraceReader:
     """
 
     def __init__(
-        self, path: str | Path, unbounded: bool = False, format_name: str | None = None, cut: Cut = Cut()
+        self,
+        path: str | Path,
+        unbounded: bool = False,
+        format_name: str | None = None,
+        cut: Cut = Cut(),
+        capture: Path | None = None,
     ) -> None:
-        self.path = trace_file(path)
+        self.path = unpacked(trace_file(path), unbounded)
         self.losses = Losses()
         self._unbounded = unbounded
         self._format_name = format_name
         self._cut = cut
+        self._capture = capture
         self._meter: SizeMeter | None = None
         self.missing: str | None = None
         self.unknown: Counter[str] = Counter()
@@ -75,7 +84,7 @@ class TraceReader:
 
     def again(self) -> TraceReader:
         """Return a new reader of the same file with the same options."""
-        return TraceReader(self.path, self._unbounded, self._format_name, self._cut)
+        return TraceReader(self.path, self._unbounded, self._format_name, self._cut, self._capture)
 
     def blocks(self) -> Iterator[CallBlock]:
         """Yield only the calls of a file that was read before, and silently stop where the file is damaged."""
@@ -95,7 +104,7 @@ class TraceReader:
         self.unknown.clear()
         self._unknown_records = 0
         name = self._format_name or format_of(self.path)
-        self._check_cut(name)
+        self._check_options(name)
         if name is not None:
             yield from self._foreign(name)
             return
@@ -118,11 +127,13 @@ class TraceReader:
         if not ended:
             self.missing = f"{self.path} is cut after record {self.records}"
 
-    def _check_cut(self, name: str | None) -> None:
+    def _check_options(self, name: str | None) -> None:
         format_ = formats.get(name) if name else None
         if not self._cut.takes_all and not (format_ and format_.has_cases):
             flags = "--start, --stop and --sample"
             raise UserError(f"{self.path} has no cases to select with {flags}", "remove these options")
+        if self._capture is not None and not (format_ and format_.has_graphs):
+            raise UserError(f"{self.path} is not a profile with launches of graphs", "remove --capture")
 
     def _foreign(self, name: str) -> Iterator[Record | CallBlock]:
         format_ = formats.get(name)
@@ -130,7 +141,8 @@ class TraceReader:
             raise UserError(f"{name} is not a readable format", f"choose one of {', '.join(readable_formats())}")
         self.losses = Losses(defaults=list(format_.defaults))
         try:
-            for record in format_.read(ForeignFile(self.path, self.losses, self._unbounded, self._cut)):
+            file = ForeignFile(self.path, self.losses, self._unbounded, self._cut, self._capture)
+            for record in format_.read(file):
                 self.records += 1
                 yield record
         except Damage as damage:
@@ -236,21 +248,10 @@ class TraceReader:
             )
 
     def _not_a_trace(self, reason: str) -> UserError:
-        if _is_pickle(self.path):
-            return UserError(
-                f"{self.path} is not a program of torch.export, and pickles of torch.save are never read",
-                "export the model with torch.export.save, or record a run of it with opcapture",
-            )
-        hint = "make one with opcapture; opgrip trace convert --formats lists which files of other tools are read"
-        return UserError(f"{self.path} is not a trace ({reason})", hint)
-
-
-def _is_pickle(path: Path) -> bool:
-    """Return True if a file looks like the output of `torch.save`: a zip archive, or a pickle from older versions."""
-    with suppress(OSError), path.open("rb") as file:
-        start = file.read(4)
-        return start.startswith((b"PK\x03\x04", b"\x80\x02\x8a"))
-    return False
+        kind = kind_of(head_of(self.path).start)
+        if kind is not None:
+            return UserError(f"{self.path} is not a trace, but {kind.what}", kind.hint)
+        return UserError(f"{self.path} is not a trace ({reason})", LISTED)
 
 
 def readable_formats() -> list[str]:

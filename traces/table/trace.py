@@ -198,6 +198,12 @@ class Trace:
         return bool((calls["kind"] == FUNCTION).any() and calls["device_ns"].notna().any())
 
     @property
+    def doubts(self) -> list[str]:
+        """Reasons why the calls of another tool's file do not represent its program."""
+        doubts = self.header.get("doubts")
+        return list(map(str, doubts)) if isinstance(doubts, list) else []
+
+    @property
     def device_time_doubt(self) -> str | None:
         """Reason why the device times of the calls contain time of the host, or None if no such reason is known."""
         if self.source.has_later_times or "converted_from" in self.header:

@@ -8,11 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from opgrip.cli.output_files import Damage, read_chunks
 from opgrip.errors import MissingFileError, UserError
-from opgrip.traces.io.foreign_files import format_of, formats
+from opgrip.traces.io.archives import is_archive
+from opgrip.traces.io.foreign_files import format_of, formats, is_trace
 from opgrip.traces.io.shipped_traces import hint_for_missing, trace_file
-from opgrip.traces.schema.records import FORMAT
 from opgrip.traces.zoo import ZooTrace, patterns_in, read_manifest, select, zoo_file
 
 ZOO = "zoo"
@@ -163,18 +162,9 @@ def _of_folder(folder: Path) -> tuple[list[Member], list[Path]]:
 
 def _is_readable(path: Path) -> bool:
     try:
-        return format_of(path) is not None or _is_ours(path)
+        return is_archive(path) or is_trace(path) or format_of(path) is not None
     except (UserError, OSError):
         return False
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        first = next(iter(read_chunks(path)), b"")
-    except Damage:
-        return False
-    line = first.partition(b"\n")[0]
-    return line.startswith(b"{") and f'"{FORMAT}"'.encode() in line
 
 
 def _of_file(path: Path, is_named: bool) -> Member:

@@ -16,7 +16,9 @@ from opgrip.traces.io.foreign_files import Losses, formats
 from opgrip.traces.schema.records import Signature
 
 DATA = ROOT.parent / "shared" / "data"
+CASES = ROOT.parent / "shared" / "cases"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="files of other tools are not next to this checkout")
+needs_cases = pytest.mark.skipif(not CASES.is_dir(), reason="cases from the field are not next to this checkout")
 
 
 def data_files(pattern: str) -> list[Path]:

@@ -190,12 +190,24 @@ def _ring(folder: Path) -> list[Path]:
         return [Path(shutil.copy(path, folder / "last.ring"))]
 
 
+def _chakra_json(folder: Path) -> list[Path]:
+    port = {"values": "[[1, 2, 0, 4, 4, 'cpu']]", "shapes": "[[4]]", "types": "['Tensor(float)']"}
+    schema = {"name": "op_schema", "stringVal": "aten::relu(Tensor self) -> Tensor"}
+    node = {"id": "2", "name": "aten::relu", "ctrlDeps": ["1"], "inputs": port, "outputs": port, "attr": [schema]}
+    objects = [{"attr": [{"name": "schema", "stringVal": "1.1.1"}]}, node, {**node, "id": "3", "durationMicros": "5"}]
+    graph = {"workload_graph": [{"Id": 1, "Name": "aten::add(0)", "NodeType": 4, "is_cpu_op": True}], "ngpus": 8}
+    (folder / "trace.json").write_text("\n".join(json.dumps(item, indent=2) for item in objects))
+    (folder / "graph.json").write_text(json.dumps(graph, indent=2))
+    return [folder / "trace.json", folder / "graph.json"]
+
+
 BUILDERS: dict[str, Callable[[Path], list[Path]]] = {
     "tritonbench": _tritonbench,
     "dlop": _dlop,
     "chrome": _chrome,
     "pt2": _pt2,
     "execution_trace": _execution_trace,
+    "chakra_json": _chakra_json,
     "onnx": _onnx,
     "ring": _ring,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from execution_traces import calls_of, capture, dependencies_of, make_program, node, tensor, write_nodes
 from foreign_data import data_files, needs_data, write_as
+from google.protobuf import json_format
 from google.protobuf.internal import decoder
 from programs import SHIPPED_TRACES
 
@@ -170,6 +172,54 @@ def test_what_is_no_chakra_trace_is_one_line(data: bytes, tmp_path: Path) -> Non
     (tmp_path / "a.et").write_bytes(data)
     with pytest.raises(UserError, match=r"a\.et cannot be read"):
         list(TraceReader(tmp_path / "a.et"))
+
+
+def test_a_strange_message_is_counted_and_the_others_are_read(tmp_path: Path) -> None:
+    good = {"id": 3, "name": "aten::relu", "attr": [ATTRIBUTE], "inputs": PORT, "outputs": PORT}
+    messages = [NODE(**good), NODE(**{**good, "id": 4, "inputs": {"values": "[1, 2]"}}), NODE(id=1 << 60), NODE(**good)]
+    messages[-1].id = 5
+    (tmp_path / "a.et").write_bytes(HEAD + b"".join(with_length(item.SerializeToString()) for item in messages))
+    trace = load(tmp_path / "a.et")
+    assert trace.calls["op"].tolist() == ["aten.relu.default"] * 2
+    assert trace.end is not None
+    assert {item.op: item.count for item in trace.end.dropped} == {"?": 1, "aten.relu.default": 1}
+
+
+ATTRIBUTE = {"name": "op_schema", "string_val": RELU}
+PORT = {"values": str([X[0]]), "shapes": str([X[1]]), "types": str([X[2]])}
+
+
+def test_the_json_of_a_trace_is_read_as_the_trace_is(ours: Path, tmp_path: Path) -> None:
+    write_as("chakra", load(ours), tmp_path / "a.et")
+    head, *nodes = read_messages(tmp_path / "a.et")
+    objects = [json_format.MessageToJson(METADATA.FromString(head))]
+    for message in nodes:
+        form = json_format.MessageToDict(NODE.FromString(message))
+        objects.append(json.dumps({**form, "type": "COMP_NODE"}))
+    (tmp_path / "a.json").write_text("".join(objects))
+    assert format_of(tmp_path / "a.json") == "chakra_json"
+    trace, again = load(tmp_path / "a.et"), load(tmp_path / "a.json")
+    assert calls_of(again) == calls_of(trace)
+    assert dependencies_of(again) == dependencies_of(trace)
+    assert again.calls["duration_ns"].tolist() == trace.calls["duration_ns"].tolist()
+    (tmp_path / "cut.json").write_text("".join(objects)[:-5])
+    with pytest.raises(UserError, match=r"cut\.json cannot be read \(it is cut\)"):
+        load(tmp_path / "cut.json")
+
+
+def test_the_operators_of_a_workload_graph_are_counted(tmp_path: Path) -> None:
+    names = ["aten::add(0)", "aten::add(1)", "c10d::broadcast_(0)", "aten::mm", "void kernel<1>(int)", "label"]
+    graph = [{"Id": number, "Name": name, "is_cpu_op": "kernel" not in name} for number, name in enumerate(names)]
+    (tmp_path / "a.json").write_text(json.dumps({"workload_graph": graph, "ngpus": 8}, indent=1))
+    trace = load(tmp_path / "a.json")
+    assert trace.call_count == 0
+    assert trace.end is not None
+    assert {(item.op, item.count) for item in trace.end.dropped} == {
+        ("aten.add", 1),
+        ("c10d.broadcast_", 1),
+        ("aten.mm", 1),
+    }
+    assert {item.reason for item in trace.end.dropped} == {"the file does not have its arguments"}
 
 
 def test_other_files_are_not_taken_for_one(tmp_path: Path) -> None:

@@ -229,6 +229,85 @@ def test_events_stream_in_pieces_of_any_size() -> None:
         }
 
 
+GOOD = [
+    json.dumps(event(f"aten::{name}", 10 * place, 2, place, **inputs(("float", [8], ""))))
+    for place, name in enumerate(("neg", "abs", "sin"))
+]
+QUOTES = '{"ph": "X", "name": "{"device": "cpu"}(12): [{"a": 1}], run", "ts": 5, "dur": 1, "args": {"x": 1}}'
+
+
+@pytest.mark.parametrize(
+    ("events", "names", "skipped"),
+    [
+        ([QUOTES, *GOOD], ["neg", "abs", "sin"], 1),
+        ([GOOD[0], QUOTES, QUOTES, GOOD[1], QUOTES], ["neg", "abs"], 3),
+        ([GOOD[0], GOOD[1][:-1], GOOD[2]], ["neg", "sin"], 1),
+        ([GOOD[0], GOOD[1].replace('"dur": 2', '"dur": ,'), GOOD[2]], ["neg", "sin"], 1),
+        ([GOOD[0], GOOD[1] + "}", GOOD[2]], ["neg", "sin"], 1),
+        ([GOOD[0], GOOD[1].replace("aten::abs", "C:\\x"), GOOD[2]], ["neg", "sin"], 1),
+        ([GOOD[0], GOOD[1].replace('"ts": 10', '"ts": ' + "9" * 5000), GOOD[2]], ["neg", "sin"], 1),
+        ([GOOD[0], GOOD[1].replace("aten::abs", "aten::abs\x01"), GOOD[2], ""], ["neg", "sin"], 0),
+    ],
+    ids=["first", "several and last", "brace missing", "value missing", "brace too many", "escape", "digits", "kept"],
+)
+@pytest.mark.parametrize("size", [1, 50, 1 << 20])
+def test_events_that_are_not_json_are_skipped_and_counted(
+    events: list[str], names: list[str], skipped: int, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opgrip.cli.output_files.CHUNK", size)
+    path = tmp_path / "a.json"
+    path.write_text('{"traceEvents": [' + ", ".join(events) + '], "traceName": "x"}')
+    trace = load(path, partial=False)
+    assert [row.op for row in trace.calls.itertuples()] == [f"aten.{name}.default" for name in names]
+    assert trace.end is not None
+    assert sum(item.count for item in trace.end.dropped if "is not JSON" in item.reason) == skipped
+    assert trace.header["profiled"] == {"traceName": "x"}
+
+
+@pytest.mark.parametrize("end", [",", ", ", ', {"ph": "X", "cat": "cp', ', {"ph": "X", "name": "{"dev'])
+def test_a_cut_profile_is_read_up_to_the_cut(end: str, tmp_path: Path) -> None:
+    content = '{"traceEvents": [' + ", ".join(GOOD[:2]) + end
+    (tmp_path / "a.json").write_text(content)
+    packed = gzip.compress((content + "x" * 9999).encode())
+    (tmp_path / "a.json.gz").write_bytes(packed[:-20])
+    for path in (tmp_path / "a.json", tmp_path / "a.json.gz"):
+        trace = load(path, partial=True)
+        assert [row.op for row in trace.calls.itertuples()] == ["aten.neg.default", "aten.abs.default"]
+        assert "after event 2" in str(trace.missing)
+        with pytest.raises(UserError, match="after event 2"):
+            load(path, partial=False)
+
+
+def test_the_search_for_the_next_event_is_bounded(tmp_path: Path) -> None:
+    # each place where an event might begin is parsed up to the end
+    piece = ',{"a":[' + "0," * 50_000 + "0"
+    (tmp_path / "a.json").write_text('{"traceEvents": [' + GOOD[0] + ", {]" + piece * 100 + "}, " + GOOD[1] + "]}")
+    with pytest.raises(UserError, match="is refused"):
+        load(tmp_path / "a.json")
+
+
+def test_an_argument_that_an_old_profile_lacks_makes_a_call_not_convertible(tmp_path: Path) -> None:
+    def old(name: str, start: int, *kinds: str) -> dict[str, Any]:
+        shapes = [[8] if kind == "float" else [] for kind in kinds]
+        return event(name, start, 1, start, **{"Input type": list(kinds), "Input Dims": shapes})
+
+    events = [
+        old("aten::clamp", 1, "float", "Scalar", "Scalar"),
+        old("aten::clamp", 2, "float", "", "Scalar"),
+        old("aten::sum", 3, "float", "", "", ""),
+        old("aten::neg", 4, "float"),
+    ]
+    (tmp_path / "a.json").write_text(json.dumps({"traceEvents": events}))
+    trace = load(tmp_path / "a.json")
+    assert [row.op for row in trace.calls.itertuples()] == ["aten.neg.default"]
+    assert trace.end is not None
+    assert {item.reason for item in trace.end.dropped} == {
+        "the file does not have its argument min",
+        "the file does not have its argument max",
+        "the file does not have its argument dim",
+    }
+
+
 SEED = json.dumps({"schemaVersion": 1, "traceEvents": GPU, "traceName": "x"}).encode()
 
 
@@ -247,7 +326,7 @@ def test_a_broken_file_is_refused_in_one_line(content: bytes, reason: str, tmp_p
     path = tmp_path / "a.json"
     path.write_bytes(content)
     with pytest.raises(UserError, match=reason):
-        load(path)
+        load(path, partial=False)
 
 
 def test_events_of_other_types_are_counted(tmp_path: Path) -> None:

@@ -342,6 +342,30 @@ def test_what_there_is_of_a_cut_file_is_read(end: str, tmp_path: Path) -> None:
         load(tmp_path / "a.json", partial=False)
 
 
+def test_a_strange_node_is_counted_and_the_others_are_read(tmp_path: Path) -> None:
+    whole = json.loads(WHOLE)
+    strange: list[Any] = [
+        1,
+        {**whole, "id": "x"},
+        {**whole, "id": 4, "attrs": [1]},
+        {**whole, "id": 5, "ts": "now"},
+        {**whole, "id": 6, "inputs": {**whole["inputs"], "strides": [[1]]}},
+        node(7, 2, "triton_kernel", "", inputs=[X, ONE]) | {"outputs": {"values": [1], "shapes": [], "types": []}},
+        # what is inside a strange call is not a call
+        node(8, 6, "aten::relu", RELU, inputs=[X], outputs=[Y]),
+    ]
+    nodes = [WHOLE, *map(json.dumps, strange), '{"id": 9, "name": "a "quoted" label"}', '{"id": 1, "a": 1, "a": 1}']
+    content = (
+        '{"schema": "1.1.1", "pid": 1, "nodes": [' + ", ".join([*nodes, WHOLE.replace('"id": 3', '"id": 30')]) + "]}"
+    )
+    (tmp_path / "a.json").write_text(content)
+    trace = load(tmp_path / "a.json", partial=False)
+    assert trace.calls["op"].tolist() == ["aten.add.Tensor"] * 2
+    assert trace.end is not None
+    assert sum(item.count for item in trace.end.dropped) == 7
+    assert {item.op for item in trace.end.dropped} == {"?", "aten.add.Tensor"}
+
+
 def test_nodes_that_stand_inside_of_each_other_in_a_ring_are_read(tmp_path: Path) -> None:
     ring = [node(3, 4, "a"), node(4, 3, "b"), node(5, 4, "aten::relu", RELU, inputs=[X], outputs=[Y])]
     assert load(write_nodes(tmp_path / "a.json", ring)).own_calls["op"].tolist() == ["aten.relu.default"]
