@@ -45,7 +45,7 @@ _KINDS: Sequence[tuple[re.Pattern[bytes], FileKind]] = [
             "convert it by iconv -f UTF-16 -t UTF-8",
         ),
         (rb"\xef\xbb\xbf", "text with a byte order mark", "remove its first three bytes by tail -c +4"),
-        (rb"PK\x03\x04.{26}(?:[^/]*/)?data\.pkl|\x80\x02\x8a", "a pickle of torch.save, which is never read", _EXPORT),
+        (rb"PK\x03\x04.*(?:data|constants)\.pkl|\x80\x02\x8a", "a pickle of torch.save, which is never read", _EXPORT),
         (rb"\x80[\x02-\x05]", "a pickle, which is never read", _EXPORT),
         (rb"PK\x03\x04", "a zip archive", "end its name in .zip"),
         (rb".{257}ustar", "a tar archive", "end its name in .tar, or .tar.gz if it is compressed"),
@@ -112,8 +112,8 @@ def _kind_of_table(start: bytes) -> FileKind | None:
     lines = start.decode(errors="replace").splitlines()[:2]
     for separator in (",", "\t", ";"):
         with suppress(csv.Error):
-            heading, *rows = csv.reader(lines, delimiter=separator)
-            if len(heading) > 1 and rows and len(rows[0]) == len(heading) and all(map(_is_column, heading)):
+            heading, row = (*csv.reader(lines, delimiter=separator), [], [])[:2]
+            if len(row) == len(heading) > 1 and all(map(_is_column, heading)):
                 hint = LISTED
                 if {"M", "N", "K"} <= {name.strip().upper() for name in heading}:
                     hint = _SHAPES
