@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import random
@@ -47,10 +48,17 @@ torch.manual_seed(SEED)
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Write compiled test modules to `__pycache__`: rewriting their assertions takes ten seconds in each process."""
+    """Write compiled test modules to `__pycache__`: rewriting their assertions takes ten seconds in each process.
+
+    Garbage collection searches neither what is loaded meanwhile nor, later, what was loaded.
+    """
+    gc.disable()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "dont_write_bytecode", False)
-        return (yield)
+        collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
 
 
 @pytest.hookimpl(wrapper=True)
@@ -76,48 +84,30 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         pytest.skip(f"busy: other processes took {others:.0%} of the processors")
 
 
-@pytest.fixture(autouse=True)
-def _others_out_of_sight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let replays of this process take the machine for quiet, whatever other tests run on it."""
-    for name in MEASURING:
-        monkeypatch.setattr(importlib.import_module(name), "Contention", QuietMachine)
-
-
-@pytest.fixture(autouse=True)
-def _drawn_alike() -> None:
-    """Let each test draw the same numbers in every run, whichever tests ran before it in its process."""
-    torch.manual_seed(SEED)
-    np.random.seed(SEED)
-    random.seed(SEED)
-
-
 @pytest.fixture(scope="session", autouse=True)
-def _agents_out_of_sight() -> Iterator[None]:
-    """Hide the recordable processes of this test process from other test processes."""
+def _machine_of_tests() -> Iterator[None]:
+    """Let this process take the machine for quiet, fork workers and proofs of samples as `forks` does, and hide
+    its recordable programs from other test processes.
+    """
     with TemporaryDirectory(prefix="og") as folder, pytest.MonkeyPatch.context() as patch:
+        for name in MEASURING:
+            patch.setattr(importlib.import_module(name), "Contention", QuietMachine)
+        patch.setattr(proof, "subprocess", PROVING)
+        patch.setattr(sandbox, "subprocess", WORKERS)
         patch.setenv("XDG_RUNTIME_DIR", folder)
         yield
 
 
 @pytest.fixture(autouse=True)
-def _no_mode_left_on() -> Iterator[None]:
-    """Fail a test after which torch believes that a dispatch mode is on, and compiles nothing any more."""
+def _drawn_alike_with_no_mode_left_on() -> Iterator[None]:
+    """Let each test draw the same numbers in every run, whichever tests ran before it in its process, and fail
+    a test after which torch believes that a dispatch mode is on, and compiles nothing any more.
+    """
+    torch.manual_seed(SEED)
+    np.random.seed(SEED)
+    random.seed(SEED)
     yield
     assert not is_in_torch_dispatch_mode()
-
-
-@pytest.fixture(autouse=True)
-def _samples_tried_in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check gripped samples in a fork, as commands do; only `fresh` commands use a new Python process."""
-    monkeypatch.setattr(proof, "subprocess", PROVING)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _replay_workers_in_forks() -> Iterator[None]:
-    """Fork the workers of replays in this process, which also assume that the machine is idle."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sandbox, "subprocess", WORKERS)
-        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from opgrip.cli.command import OneLineParser, add_debug, add_version, listed, run_command
@@ -19,12 +19,12 @@ WIDTH = 80
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; see `opgrip --help`."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    named = (verbs.get(" ".join(argv[:words])) for words in (1, 2))
+    named = {name: verb for words in (1, 2) if (verb := verbs.get(name := " ".join(argv[:words]))) is not None}
     program: list[str] = []
-    if any(verb is not None and verb.runs_program for verb in named) and "--" in argv:
+    if any(verb.runs_program for verb in named.values()) and "--" in argv:
         place = argv.index("--")
         argv, program = argv[:place], argv[place + 1 :]
-    parser = make_parser()
+    parser = make_parser(named or None)
     parser.set_defaults(program=program)
     return run_command(parser, _run, argv)
 
@@ -86,8 +86,13 @@ def _list_verbs() -> str:
     return "\n".join(["verbs for traces and results (opgrip VERB --help):", *lines])
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return a parser with a branch per verb; `trace info` is the verb `info` of the group `trace`."""
+def make_parser(prepared: Collection[str] | None = None) -> argparse.ArgumentParser:
+    """Return a parser with a branch per verb; `trace info` is the verb `info` of the group `trace`.
+
+    Parameters
+    ----------
+    prepared : names of the verbs whose options are added, or None for all
+    """
     parser = _OpgripParser("opgrip", usage=USAGE, epilog=_list_verbs())
     add_version(parser)
     # listed below, with the names in each group
@@ -108,7 +113,7 @@ def make_parser() -> argparse.ArgumentParser:
             members[group] = holder.add_subparsers(metavar="VERB", required=True, dest="verb")
         place = members[group] if last else groups
         branch = place.add_parser(last or group, help=verb.summary, description=verb.summary, epilog=verb.examples)
-        if verb.prepare is not None:
+        if verb.prepare is not None and (prepared is None or name in prepared):
             verb.prepare(branch)
         add_debug(branch)
         branch.set_defaults(run=verb.run, needs_torch=verb.needs_torch, prog=f"opgrip {name}")

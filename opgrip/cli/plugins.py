@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
@@ -84,9 +85,15 @@ class Registry(Generic[T]):
                 package = importlib.import_module(self.package)
                 for module in pkgutil.iter_modules(package.__path__, f"{self.package}."):
                     importlib.import_module(module.name)
-            for entry_point in entry_points(group=self.group):
+            for entry_point in _entry_points(tuple(sys.path)).select(group=self.group):
                 entry_point.load()
         return self._entries
+
+
+@lru_cache(maxsize=1)
+def _entry_points(search_path: tuple[str, ...]) -> Any:
+    """Return the entry points of all packages on a search path, whose files take milliseconds to read."""
+    return entry_points()
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,11 @@ from typing import Any
 import pytest
 from made_runs import made_run
 from programs import run_python
-from rich.table import Table
 
 import opgrip.replay
-from opgrip.replay.comparison import compare
 from opgrip.replay.outcome import read_run, write_results
 
 pytest_plugins = ["pytester"]
-# pytester forgets what a run imports for the first time, and rich's classes must not come twice
-assert Table
 
 FAST = "--opgrip-options=--top 3 --iterations 1 --warmup 0 --cache warm"
 
@@ -47,7 +43,8 @@ real = module.replay_arguments
 def steady(args):
     results = real(args)
     times = [100.0, 101.0, 99.0] * 3
-    steady = dict(times_us=times, median_us=100.0, repeats=[3, 3, 3], weights=None, slowed=None, dropped=0)
+    # these replays are not told that the machine is quiet
+    steady = dict(status="ok", times_us=times, median_us=100.0, repeats=[3, 3, 3], weights=None, slowed=None, dropped=0)
     return replace(results, rows=[replace(row, **steady) for row in results])
 
 module.replay_arguments = steady
@@ -63,11 +60,17 @@ print(int(status), *sorted(names & sys.modules.keys()))
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _modules_loaded() -> None:
-    """Import modules before the tests: pytester unloads later imports, but numpy and dynamo can load only once."""
-    importlib.import_module("torch._dynamo")
-    compare(made_run(1, cases=2), made_run(2, cases=2))
+@pytest.fixture(autouse=True)
+def _imports_stay(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let pytester forget only modules of its projects: others would come twice, with other classes, in later tests."""
+    folder = str(tmp_path_factory.getbasetemp())
+
+    def restore(_: object) -> None:
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", "")).startswith(folder):
+                del sys.modules[name]
+
+    monkeypatch.setattr("_pytest.pytester.SysModulesSnapshot.restore", restore)
 
 
 @pytest.fixture
@@ -210,7 +213,7 @@ import torch
 
 def test_trace(opgrip_replay):
     results = opgrip_replay({str(tiny_trace)!r}, op=["aten.convolution.*"], iterations=1, cache="warm")
-    assert [row.status for row in results] == ["ok"]
+    assert [row.status in ("ok", "contended") for row in results] == [True]
 
 def test_function(opgrip_benchmark):
     assert len(opgrip_benchmark(torch.add, [[(4, 4), (4, 4)]], iterations=2)) == 1
@@ -244,7 +247,7 @@ def test_a_trace_is_a_file_of_tests(run: Any, pytester: pytest.Pytester, tiny_tr
 
 @pytest.mark.slow
 def test_a_case_that_is_not_ok_fails_its_test(run: Any, pytester: pytest.Pytester, tiny_trace: Path) -> None:
-    pytester.makeconftest(STEADY_TIMES.replace("slowed=None", "slowed=None, status='wrong', error='other results'", 1))
+    pytester.makeconftest(STEADY_TIMES.replace('status="ok"', "status='wrong', error='other results'"))
     (pytester.path / "net.jsonl").write_bytes(tiny_trace.read_bytes())
     done = run("--opgrip-traces", FAST.replace("--top 3", "--top 1"))
     done.assert_outcomes(failed=1)

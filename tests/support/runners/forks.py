@@ -17,12 +17,14 @@ import os
 import pkgutil
 import re
 import runpy
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +32,10 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 ROOMS = ("cli", "display", "platform", "traces", "samples", "capture", "replay", "zoo", "tools")
-IMPORTED = ("torch._dynamo.guards", "pandas.io.formats.csvs", "rich._emoji_codes", "sqlite3", "xml.sax.saxutils")
+IMPORTED = (
+    *("torch._dynamo.guards", "pandas.io.formats.csvs", "rich._emoji_codes", "sqlite3", "xml.sax.saxutils"),
+    *("rich.console", "rich.table", "scipy.special", "pyarrow.pandas_compat", "jsonschema"),
+)
 """modules outside of the package that the commands and captures import"""
 OTHERS = re.compile(r"_jax$|conversions|__main__")
 """Modules of the package that are not imported: they need another runtime, which may start threads, or are scripts."""
@@ -171,50 +176,74 @@ def _control() -> socket.socket:
 
 
 def serve(control: socket.socket) -> dict[str, Any] | None:
-    """Start a fork for each request.
+    """Start a fork for each request, and report the end of each.
 
     Returns
     -------
     The request in the fork that runs it, or None in the server when all clients have gone.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
-        message, files, _, _ = socket.recv_fds(control, 1 << 20, 5)
-        if not message:
-            return None
-        if os.fork() == 0:
-            break
-        for number in files:
-            os.close(number)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    control.close()
-    reply, *streams = files
-    request: dict[str, Any] = json.loads(message)
-    heartbeat = streams.pop() if "heartbeat" in request else None
-    middle, child = os.getpid(), os.fork()
-    if child and heartbeat is not None:
-        os.write(reply, b"%20d" % child)
-        os._exit(0)
-    if child:
-        for number in streams:
-            os.close(number)
-        os.write(reply, b"%20d" % child)
-        _, status, usage = os.wait4(child, 0)
-        used_us = 1e6 * (usage.ru_utime + usage.ru_stime)
+    running: dict[int, tuple[int, int]] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fd in running:
+                    selector.unregister(key.fd)
+                    _report_end(key.fd, *running.pop(key.fd))
+                    continue
+                message, files, _, _ = socket.recv_fds(control, 1 << 20, 5)
+                if not message:
+                    return None
+                request: dict[str, Any] = json.loads(message)
+                child = os.fork()
+                if child == 0:
+                    control.close()
+                    for number in (*running, *(reply for _, reply in running.values())):
+                        os.close(number)
+                    _take_files(request, files)
+                    return request
+                for number in files[1:]:
+                    os.close(number)
+                if "heartbeat" in request:
+                    os.close(files[0])
+                    os.waitpid(child, 0)
+                else:
+                    os.write(files[0], b"%20d" % child)
+                    ended = os.pidfd_open(child)
+                    running[ended] = child, files[0]
+                    selector.register(ended, selectors.EVENT_READ)
+
+
+def _report_end(ended: int, child: int, reply: int) -> None:
+    """Send the exit status and processor time of a fork that has ended."""
+    _, status, usage = os.wait4(child, 0)
+    used_us = 1e6 * (usage.ru_utime + usage.ru_stime)
+    # its client may have given up
+    with suppress(BrokenPipeError):
         os.write(reply, b"%19d %20d" % (os.waitstatus_to_exitcode(status), used_us))
-        os._exit(0)
-    while heartbeat is not None and os.getppid() == middle:
-        os.sched_yield()
+    os.close(ended)
+    os.close(reply)
+
+
+def _take_files(request: Mapping[str, Any], files: Sequence[int]) -> None:
+    """Replace this fork's standard streams with those of a request; a worker of a replay leaves its parent first."""
+    reply, *streams = files
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "heartbeat" in request:
+        heartbeat, middle, child = streams.pop(), os.getpid(), os.fork()
+        if child:
+            os.write(reply, b"%20d" % child)
+            os._exit(0)
+        while os.getppid() == middle:
+            os.sched_yield()
     os.close(reply)
     for stream, number in enumerate(streams):
         os.dup2(number, stream)
         os.close(number)
-    if heartbeat is not None:
+    if "heartbeat" in request:
         os.dup2(heartbeat, request["heartbeat"])
         os.setsid()
     importlib.import_module("opgrip.capture.grip.source.folder").subprocess = PROVING
-    return request
 
 
 def prepare(request: Mapping[str, Any]) -> None:
@@ -226,6 +255,16 @@ def prepare(request: Mapping[str, Any]) -> None:
     os.chdir(request["cwd"])
     if path != known:
         sys.path[:0] = path.split(os.pathsep)
+        # which may have packages with plug-ins
+        for registry in registries():
+            registry._loaded = False
+
+
+def registries() -> list[Any]:
+    """Return the registries of plug-ins of all modules."""
+    kind = importlib.import_module("opgrip.cli.plugins").Registry
+    modules = [module for name, module in sys.modules.items() if name.startswith("opgrip.")]
+    return [value for module in modules for value in vars(module).values() if isinstance(value, kind)]
 
 
 def run(argv: list[str]) -> None:
@@ -285,9 +324,14 @@ def main(number: int) -> None:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not OTHERS.search(module.name):
                 importlib.import_module(module.name)
+    for registry in registries():
+        registry.names()
     quiet = importlib.import_module("quiet")
     for name in quiet.MEASURING:
         importlib.import_module(name).Contention = quiet.QuietMachine
+    # at exit, those of torch's libraries of operators would take 30 ms in each fork
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
     # otherwise garbage collection in a fork would copy all of it
     gc.freeze()
     asked = serve(socket.socket(fileno=number))
