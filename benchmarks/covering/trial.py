@@ -95,8 +95,10 @@ class Trial:
             results = step()
         if capture.problem is not None:
             raise RuntimeError(capture.problem)
-        calls = load(self._trace, unbounded=True).calls
-        operators = Counter(calls["op"][calls["kind"] == OPERATOR])
+        trace = load(self._trace, unbounded=True)
+        operators = Counter(trace.calls["op"][trace.calls["kind"] == OPERATOR])
+        for item in trace.end.without_work if trace.end is not None else ():
+            operators[item.op] += item.count
         return {
             "calls": operators.total(),
             "missing": dict((self._counts - operators).most_common(REASONS)),

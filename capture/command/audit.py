@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from opgrip.capture.program.patches import Patches
 from opgrip.traces.io.reader import read
-from opgrip.traces.schema.records import OPERATOR, Calls, Signature
+from opgrip.traces.schema.records import OPERATOR, Calls, End, Signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +79,30 @@ def form_of(name: str) -> str:
 
 
 def count_calls(trace: str | Path) -> Counter[str]:
-    """Count the calls of each operator in a trace, all overloads together, by the dispatcher's names: `aten::add`."""
+    """Count the calls of each operator in a trace, all overloads together, by the dispatcher's names: `aten::add`.
+
+    Calls on meta and fake tensors count too, because torch also reports them.
+    """
     names: dict[int, str] = {}
     calls: Counter[int] = Counter()
+    counts: Counter[str] = Counter()
     for record in read(trace):
         if isinstance(record, Signature) and record.kind == OPERATOR:
-            namespace, _, rest = record.op.partition(".")
-            names[record.number] = f"{namespace}::{rest.partition('.')[0]}"
+            names[record.number] = _dispatcher_name(record.op)
         elif isinstance(record, Calls):
             calls.update(record.signature)
-    counts: Counter[str] = Counter()
+        elif isinstance(record, End):
+            for item in record.without_work:
+                counts[_dispatcher_name(item.op)] += item.count
     for number, count in calls.items():
         if number in names:
             counts[names[number]] += count
     return counts
+
+
+def _dispatcher_name(op: str) -> str:
+    namespace, _, rest = op.partition(".")
+    return f"{namespace}::{rest.partition('.')[0]}"
 
 
 def explanation(name: str, torch_calls: int, trace_calls: int) -> str | None:

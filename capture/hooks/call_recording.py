@@ -19,14 +19,20 @@ from opgrip.capture.program.environment import read_settings
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.signatures.predictions import CallPoint, CallPredictor, Recognizer, sharing
-from opgrip.capture.signatures.signatures import tensors_in
+from opgrip.capture.signatures.signatures import argument_tensors, names_meta, tensors_in
 from opgrip.capture.timing.device_time import DeviceTimer
 from opgrip.capture.timing.kernel_times import identities_here
 from opgrip.capture.timing.page_faults import FaultCounter, OwnWork
 from opgrip.capture.torch_compat.compiler_private import is_higher_order, see_higher_order
-from opgrip.capture.torch_compat.torch_private import current_autograd_node, sequence_number
+from opgrip.capture.torch_compat.torch_private import (
+    current_autograd_node,
+    is_fake,
+    is_faking,
+    sequence_number,
+    without_functions,
+)
 from opgrip.errors import interrupted_by, is_from_program
-from opgrip.traces.schema.records import FUNCTION, OPERATOR
+from opgrip.traces.schema.records import FUNCTION, ON_FAKE, ON_META, OPERATOR
 
 NOTHING: Mapping[str, Any] = {}
 
@@ -150,24 +156,39 @@ class CallRecording(ThreadMode):
             schedule_observation(node, self)
 
     def storages_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Storages:
-        return tuple([self._storages.number(tensor) for tensor in tensors_in((*args, *kwargs.values()))])
+        return tuple([self._storages.number(tensor) for tensor in argument_tensors(args, kwargs)])
 
-    def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallPoint, Storages]:
-        """Return the call point and the storages of a call that was not predicted."""
+    def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallPoint, Storages | None]:
+        """Return the call point and the storages of a call that was not predicted.
+
+        For a call on meta or fake tensors, which is only counted, return the last call point and None.
+        """
         began = self._begin_search()
         self.settle()
-        argument_storages = self.storages_in(args, kwargs)
-        pattern = sharing(argument_storages)
-        node = self.predictions.successor(self.last, func, args, kwargs, pattern)
-        if node is not None:
-            self._end_search(began)
-            return node, argument_storages
+        # reading a tensor must not call the `__torch_function__` of its class
+        with without_functions():
+            tensors = argument_tensors(args, kwargs)
+            on_meta = True in [tensor.is_meta for tensor in tensors] or names_meta(args, kwargs)
+            if on_meta or is_faking():
+                self.recorder.lost.count_without_work(str(func), ON_META if on_meta else ON_FAKE)
+                self._end_search(began)
+                return self.last, None
+            argument_storages = tuple([self._storages.number(tensor) for tensor in tensors])
+            node = self.predictions.successor(self.last, func, args, kwargs, sharing(argument_storages))
+            if node is None:
+                node = self._look_up(func, args, kwargs, argument_storages)
+        self._end_search(began)
+        return node, argument_storages
+
+    def _look_up(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], argument_storages: Storages
+    ) -> CallPoint:
+        """Return the call point of a call that did not follow the last one before."""
         if is_higher_order(func):
             outer = higher_order_node(self.recorder, self, func, args, kwargs, len(argument_storages))
             if outer is not None:
-                self._end_search(began)
-                return outer, argument_storages
-        entry = self.predictions.recent(func, args, kwargs, pattern)
+                return outer
+        entry = self.predictions.recent(func, args, kwargs, sharing(argument_storages))
         if entry is None:
             entry = self._by_key(func, OPERATOR, args, kwargs, argument_storages)
         place, number = self.place, entry.number
@@ -178,8 +199,7 @@ class CallRecording(ThreadMode):
         is_due = self.recorder.observations.is_due(number) or signatures.is_unread(number)
         if is_due and not signatures.is_open(number):
             schedule_observation(node, self)
-        self._end_search(began)
-        return node, argument_storages
+        return node
 
     def _by_key(self, func: Any, kind: str, args: Any, kwargs: Any, argument_storages: Storages) -> Recognizer:
         number = self.recorder.signatures.number(func, kind, args, kwargs)
@@ -227,6 +247,11 @@ class CallRecording(ThreadMode):
     ) -> None:
         try:
             recorder = self.recorder
+            if is_fake(type(result)):
+                # a mode of the program made it without work; `running` must not take the call for one that runs
+                recorder.lost.count_without_work(str(node.func), ON_FAKE)
+                self.started = 0
+                return
             if raised is not None and recorder.signatures.is_open(node.number) and is_from_program(raised):
                 # otherwise the record would claim that all calls of the signature raise
                 recorder.lost.count(recorder.signatures.open_name(node.number), interrupted_by(raised))

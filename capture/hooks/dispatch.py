@@ -22,6 +22,7 @@ from opgrip.capture.signatures.predictions import CAREFUL, LISTED, ONE, SEVERAL,
 from opgrip.capture.torch_compat.compiler_private import hide_from_compiler
 from opgrip.capture.torch_compat.torch_private import (
     current_autograd_node,
+    is_faking,
     is_made_of_tensors,
     pin,
     sequence_number,
@@ -94,7 +95,7 @@ class RecordingMode(CallRecording):
         if node is None or argument_storages is None:
             return func(*args, **(kwargs or {}))
         self.started = start = perf_counter_ns()
-        if self._ahead:
+        if self._ahead and not is_faking():
             self.recorder.write_ahead_of(node.number)
         try:
             result = node.op(*args, **kwargs) if kwargs else node.op(*args)

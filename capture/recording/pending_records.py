@@ -9,11 +9,11 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 
-from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
+from opgrip.capture.torch_compat.torch_private import is_fake, without_functions, without_modes
 from opgrip.errors import interrupted_by, is_from_program, one_line, raise_if_from_program
 from opgrip.traces.analysis.redaction import Policy, Redaction
 from opgrip.traces.io.writer import encode_line
-from opgrip.traces.schema.records import Record
+from opgrip.traces.schema.records import ON_FAKE, Record
 
 
 class OwnCalls(threading.local):
@@ -109,12 +109,14 @@ class LostCalls:
     dropped : calls that ran and are not in the trace, by operator and reason
     passed_by : calls that the trace shows only as the calls they consist of, by operator and reason
     without_values : tensors whose values could not be read, by operator and reason
+    without_work : calls on meta or fake tensors, which are not in the trace, by operator and reason
     """
 
     def __init__(self, lock: threading.RLock) -> None:
         self.dropped: Counter[tuple[str, str]] = Counter()
         self.passed_by: Counter[tuple[str, str]] = Counter()
         self.without_values: Counter[tuple[str, str]] = Counter()
+        self.without_work: Counter[tuple[str, str]] = Counter()
         self._lock = lock
 
     def drop(self, op: str, reason: BaseException) -> None:
@@ -140,7 +142,15 @@ class LostCalls:
         with self._lock:
             self.without_values[op, one_line(reason)] += 1
 
-    def pass_by(self, op: str, types: Sequence[type]) -> None:
-        """Count a call that the trace shows only as the calls it consists of."""
+    def count_without_work(self, op: str, reason: str) -> None:
+        """Count a call on meta or fake tensors."""
         with self._lock:
+            self.without_work[op, reason] += 1
+
+    def pass_by(self, op: str, types: Sequence[type]) -> None:
+        """Count a call that the trace shows only as the calls it consists of, or a call on fake tensors."""
+        with self._lock:
+            if any(map(is_fake, types)):
+                self.without_work[op, ON_FAKE] += 1
+                return
             self.passed_by[op, f"run by {', '.join(kind.__name__ for kind in types)}"] += 1

@@ -11,7 +11,7 @@ from itertools import count
 
 import torch
 
-from opgrip.capture.torch_compat.torch_private import pin, storage_address, storage_is_gone, unpin
+from opgrip.capture.torch_compat.torch_private import pin, storage_address, storage_is_gone, unpin, without_functions
 from opgrip.errors import raise_if_from_program
 from opgrip.traces.schema.records import NO_STORAGE
 
@@ -54,7 +54,8 @@ class StorageNumbers:
         try:
             number = self.numbers.get(storage_address(tensor))
             if number is None:
-                storage = tensor.untyped_storage()
+                with without_functions():
+                    storage = tensor.untyped_storage()
                 number = self._first(pin(storage))
                 self._unswept_bytes += storage.nbytes()
                 if self._unswept_bytes > SWEEP_BYTES:

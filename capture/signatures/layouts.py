@@ -1,4 +1,4 @@
-"""Parts of sparse, quantized and nested tensors, pinned memory, and arguments of collectives."""
+"""Parts of sparse, quantized and nested tensors and of packed parameters, memory, and arguments of collectives."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from typing import Any, TypeGuard
 import torch
 
 from opgrip.capture.program.accelerators import accelerators, is_started
-from opgrip.capture.torch_compat.torch_private import group_of_name, reduction_number, without_functions, without_modes
+from opgrip.capture.torch_compat.torch_private import (
+    group_of_name,
+    is_plain,
+    reduction_number,
+    without_functions,
+    without_modes,
+)
 from opgrip.errors import raise_if_from_program
 from opgrip.traces.schema.arguments import GroupSpec, Opaque, ReductionSpec
+from opgrip.traces.schema.python_objects import PACKED_BY, ObjectSpec
 from opgrip.traces.schema.tensor_specs import (
     COMPRESSED_LAYOUTS,
     COMPRESSES_ROWS,
@@ -91,7 +98,47 @@ def _is_distributed() -> bool:
 FitValues = Callable[[torch.Tensor], int | None]
 DescribePart = Callable[[torch.Tensor, FitValues], TensorSpec]
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """Return a tensor (N,) uint8 over a storage."""
+    with without_modes(), without_functions():
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def unpack(value: torch.ScriptObject) -> ObjectSpec | None:
+    """Return the operator of torch that packs an object, with the arguments that it needs; None for other objects.
+
+    The arguments are new tensors.
+    """
+    name = value._type().qualified_name().removeprefix(_PREFIX)
+    operator = _PACKED.get(name)
+    if operator is None:
+        return None
+    with without_modes(), without_functions(), torch.no_grad():
+        try:
+            content = value.unpack()
+            if name == "quantized.LinearPackedParamsBase" and content[0].is_floating_point():
+                operator = "linear_prepack_fp16"
+            elif name.startswith("quantized.Conv"):
+                if value.transpose():
+                    operator = operator.replace("conv", "conv_transpose")
+                    content += value.stride(), value.padding(), value.output_padding(), value.dilation(), value.groups()
+                else:
+                    content += value.stride(), value.padding(), value.dilation(), value.groups()
+        except (RuntimeError, NotImplementedError, AttributeError) as error:
+            raise_if_from_program(error)
+            # for example, an engine that cannot unpack
+            return None
+    return ObjectSpec(PACKED_BY + operator, content=content if isinstance(content, tuple) else (content,))
+
+
+_PACKED = {
+    "quantized.LinearPackedParamsBase": "linear_prepack",
+    "quantized.Conv2dPackedParamsBase": "conv2d_prepack",
+    "quantized.Conv3dPackedParamsBase": "conv3d_prepack",
+    "quantized.EmbeddingPackedParamsBase": "embedding_bag_prepack",
+}
+"""operators that pack parameters, by the class of their result"""
 
 
 def take_apart(tensor: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[Hashable, ...]]:
@@ -99,7 +146,7 @@ def take_apart(tensor: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[Ha
 
     Both are empty if torch cannot take the layout apart.
     """
-    if type(tensor) not in PLAIN:
+    if not is_plain(type(tensor)):
         return (), ()
     with without_modes(), without_functions(), torch.no_grad():
         try:

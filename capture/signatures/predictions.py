@@ -308,8 +308,8 @@ def _alias(func: Any, places: tuple[int, ...]) -> int:
     schema = getattr(func, "_schema", None)
     if schema is None or len(schema.returns) != 1 or schema.returns[0].alias_info is None:
         return -1
-    if is_composite(func):
-        # for example aten.to, which may or may not return its argument
+    if is_composite(func) or func.name().startswith("aten::set_"):
+        # for example aten.to, which may or may not return its argument; aten.set_ gives its argument other memory
         return -1
     alias_set = schema.returns[0].alias_info.before_set
     for index, argument in enumerate(schema.arguments):

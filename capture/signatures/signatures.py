@@ -9,22 +9,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
 from opgrip.capture.signatures.layouts import (
-    PLAIN,
     FitValues,
+    bytes_of,
     describe_group,
     describe_made_of,
     describe_script_object,
     is_group,
     is_pinned,
     take_apart,
+    unpack,
 )
-from opgrip.capture.torch_compat.torch_private import storage_address
+from opgrip.capture.torch_compat.torch_private import is_plain, storage_address, without_functions, without_modes
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec
 from opgrip.traces.schema.python_objects import (
     BRANCHES,
@@ -35,7 +37,7 @@ from opgrip.traces.schema.python_objects import (
     outline,
     with_children,
 )
-from opgrip.traces.schema.tensor_specs import PACKED, QUANTIZED, memory_dtype, shape_of
+from opgrip.traces.schema.tensor_specs import PACKED, QUANTIZED, STORAGE, memory_dtype, shape_of
 
 _BY_VALUE = frozenset({bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _SIMPLE_BASES = (bool, int, float, complex, str)
@@ -104,8 +106,11 @@ def _add_unusual(parts: list[Any], tensors: list[torch.Tensor], value: Any) -> N
         _add_all(parts, tensors, (value.item(),))
     elif isinstance(value, _SIMPLE_BASES):
         parts += (kind, repr(value))
+    elif isinstance(value, torch.UntypedStorage):
+        parts.append(kind)
+        _add_all(parts, tensors, (bytes_of(value),))
     elif isinstance(value, torch.ScriptObject):
-        parts += (kind, describe_script_object(value))
+        parts += (kind, _outline(value)[0])
     elif isinstance(value, BRANCHES):
         parts += (kind, *outline(value))
         _add_all(parts, tensors, children(value) or ())
@@ -115,6 +120,35 @@ def _add_unusual(parts: list[Any], tensors: list[torch.Tensor], value: Any) -> N
         parts += (kind, describe_group(value))
     else:
         parts.append(kind)
+
+
+MOST_OUTLINES = 256
+"""maximum number of objects of the dispatcher whose outlines are kept"""
+_outlines: dict[int, tuple[torch.ScriptObject, Hashable, int]] = {}
+
+
+def _outline(value: torch.ScriptObject) -> tuple[Hashable, int]:
+    """Return the key of an object of the dispatcher, and the number of tensors that it is recorded with.
+
+    Unpacking copies weights and would be repeated at every call. Therefore objects are known by their addresses, and
+    kept so that no other object gets their address.
+    """
+    known = _outlines.get(hash(value))
+    if known is not None:
+        return known[1:]
+    unpacked = unpack(value)
+    if unpacked is None:
+        return describe_script_object(value), 0
+    outline = call_key(unpacked.cls, unpacked.content, {}), len(tensors_in(unpacked.content))
+    if len(_outlines) >= MOST_OUTLINES:
+        _outlines.clear()
+    _outlines[hash(value)] = value, *outline
+    return outline
+
+
+def forget_outlines() -> None:
+    """Release all objects of the dispatcher."""
+    _outlines.clear()
 
 
 def _add_unusual_tensor(parts: list[Any], tensors: list[torch.Tensor], value: torch.Tensor) -> None:
@@ -141,9 +175,17 @@ def describe_call(
     fit_for : takes the index or keyword of an argument and returns a function that returns the number of a tensor's
         value model, or None
     """
+    if torch.ScriptObject in map(type, (*args, *kwargs.values())):
+        args = tuple(_unpacked(value) for value in args)
+        kwargs = {name: _unpacked(value) for name, value in kwargs.items()}
     groups = _sharing(tensors_in((*args, *kwargs.values())))
     described_args = tuple(_describe(value, groups, fit_for(place)) for place, value in enumerate(args))
     return described_args, {str(name): _describe(value, groups, fit_for(name)) for name, value in kwargs.items()}
+
+
+def _unpacked(value: Any) -> Any:
+    unpacked = unpack(value) if isinstance(value, torch.ScriptObject) else None
+    return value if unpacked is None else unpacked
 
 
 def describe_result(result: Any) -> Any:
@@ -151,8 +193,36 @@ def describe_result(result: Any) -> Any:
     return _describe(result, {}, lambda tensor: None)
 
 
+@cache
+def _without_storage() -> torch.Tensor:
+    with without_modes(), without_functions():
+        return torch.sparse_coo_tensor(size=(0,), device="cpu", check_invariants=False)
+
+
+def argument_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return a tensor for each tensor in the record of a call's arguments, in order.
+
+    Those that packed parameters are recorded with have no storage of their own.
+    """
+    values = (*args, *kwargs.values())
+    if torch.ScriptObject in map(type, values):
+        return tensors_in(
+            [_without_storage()] * _outline(value)[1] if type(value) is torch.ScriptObject else value
+            for value in values
+        )
+    return tensors_in(values)
+
+
+def names_meta(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return True if an argument is the meta device."""
+    values = (*args, *kwargs.values())
+    return torch.device in map(type, values) and any(
+        type(value) is torch.device and value.type == "meta" for value in values
+    )
+
+
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Return all tensors in arguments or results, in order."""
+    """Return all tensors in arguments or results, in order; for a storage its bytes."""
     tensors: list[torch.Tensor] = []
     _collect(tensors, values)
     return tensors
@@ -162,12 +232,16 @@ def _collect(tensors: list[torch.Tensor], values: Iterable[Any]) -> None:
     for value in values:
         if isinstance(value, torch.Tensor):
             tensors.append(value)
+        elif type(value) in _BY_VALUE:
+            continue
         elif isinstance(value, list | tuple):
             _collect(tensors, value)
         elif isinstance(value, dict):
             _collect(tensors, value.values())
         elif isinstance(value, BRANCHES):
             _collect(tensors, children(value) or ())
+        elif isinstance(value, torch.UntypedStorage):
+            tensors.append(bytes_of(value))
 
 
 def _sharing(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
@@ -207,6 +281,8 @@ def _describe(value: Any, groups: Mapping[int, int], fit: FitValues) -> Any:
         return GeneratorSpec(str(value.device), value.initial_seed())
     if isinstance(value, np.generic):
         return _describe(value.item(), groups, fit)
+    if isinstance(value, torch.UntypedStorage):
+        return replace(_describe_tensor(bytes_of(value), groups, lambda tensor: None), cls=STORAGE)
     if isinstance(value, torch.ScriptObject):
         return describe_script_object(value)
     if is_group(value):
@@ -219,7 +295,7 @@ def _describe(value: Any, groups: Mapping[int, int], fit: FitValues) -> Any:
 
 
 def _describe_tensor(tensor: torch.Tensor, groups: Mapping[int, int], fit: FitValues) -> TensorSpec | Opaque:
-    plain, memory = type(tensor) in PLAIN, _is_memory(tensor)
+    plain, memory = is_plain(type(tensor)), _is_memory(tensor)
     if tensor.is_nested and not (plain and tensor.layout is torch.strided):
         # its sizes are not integers
         return Opaque("nested tensor")

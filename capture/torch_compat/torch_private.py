@@ -71,6 +71,26 @@ def is_made_of_tensors(kind: type) -> bool:
     return hasattr(kind, "__tensor_flatten__") and kind.__name__ != "FunctionalTensor"
 
 
+def is_fake(kind: type) -> bool:
+    """Return True for the class of fake tensors, which have no values."""
+    # the class is known by name, because its module takes a second to import
+    return kind.__name__ == "FakeTensor"
+
+
+_infra_mode = _places.take("torch._C._get_dispatch_mode", None, "calls under a FakeTensorMode are known by results")
+_mode_keys = _places.take("torch._C._TorchDispatchModeKey", None, "as for torch._C._get_dispatch_mode")
+
+
+def is_faking() -> bool:
+    """Return True if a FakeTensorMode of the program runs the calls of this thread, which our mode sees before it."""
+    return _infra_mode is not None and _infra_mode(_mode_keys.FAKE) is not None
+
+
+def is_plain(kind: type) -> bool:
+    """Return True if operators treat tensors of a class as plain ones: the class has no `__torch_dispatch__`."""
+    return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+
+
 without_modes: Callable[[], AbstractContextManager[Any]] = _places.take(
     "torch._C._DisableTorchDispatch", nullcontext, "modes of the program see our own work"
 )
@@ -189,8 +209,8 @@ def _add_items(manager: Any, child_at: Callable[..., Any], items: Sequence[Any],
 
 def _add_value(manager: Any, value: Any, typed_lists: bool) -> bool:
     kind = type(value)
-    if kind in _PLAIN:
-        return _add_tensor(manager, value)
+    if isinstance(value, torch.Tensor):
+        return is_plain(kind) and _add_tensor(manager, value)
     if kind in _SINGLETONS:
         manager.add_equals_match_guard(value, *_place_in_code())
     elif kind is float:
@@ -214,6 +234,9 @@ def _add_value(manager: Any, value: Any, typed_lists: bool) -> bool:
 
 def _add_tensor(manager: Any, tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        return False
+    if _offset_guard is None and type(tensor) not in _PLAIN:
+        # the function in Python would call the `__torch_function__` of the class
         return False
     shape, stride, where = list(tensor.shape), list(tensor.stride()), _place_in_code()
     try:

@@ -11,6 +11,7 @@ from time import monotonic, perf_counter, perf_counter_ns, sleep, thread_time_ns
 
 from opgrip.capture.program.accelerators import describe_devices, started_devices
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.signatures.signatures import forget_outlines
 from opgrip.capture.writing.blocks import Blocks, ThreadCalls
 from opgrip.capture.writing.definitions import Definitions, RecordingLimits, parts_within
 from opgrip.cli.command import counted
@@ -264,6 +265,7 @@ class Flusher:
         except Exception as error:
             self.failure = error
         recorder.storages.close()
+        forget_outlines()
 
     def _end(self, signatures: int) -> End:
         """Return the closing record of a trace."""
@@ -275,6 +277,7 @@ class Flusher:
             dropped=listed(recorder.lost.dropped),
             passed_by=listed(recorder.lost.passed_by),
             without_values=listed(recorder.lost.without_values),
+            without_work=listed(recorder.lost.without_work),
             stopped=self.reached,
             thinned={} if recorder.budget is None else recorder.budget.counts(),
             contended=self.contended,

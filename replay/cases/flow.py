@@ -18,6 +18,7 @@ from opgrip.traces.analysis.graph import Graph, make_graph
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.operator_arguments import Interface, interface_of
 from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Signature
+from opgrip.traces.schema.tensor_specs import STORAGE
 from opgrip.traces.table.call_table import COUNT
 from opgrip.traces.table.trace import Trace
 
@@ -126,9 +127,9 @@ def _equivalents(signatures: Mapping[int, Signature], device: str) -> Iterator[t
 
 
 def can_flow(spec: TensorSpec) -> bool:
-    """Return True if a tensor can be a strided view of plain memory."""
+    """Return True if an argument is a strided view of plain memory, or a storage."""
     odd = str(spec.dtype).startswith(("torch.q", "torch.bits")) or spec.device == "meta"
-    return spec.cls is None and spec.layout is torch.strided and spec.stride is not None and not odd
+    return spec.cls in (None, STORAGE) and spec.layout is torch.strided and spec.stride is not None and not odd
 
 
 def _calls(

@@ -16,9 +16,9 @@ from opgrip.traces import Trace
 from opgrip.traces.analysis.timeline import TimelinePlace, runs_of
 from opgrip.traces.schema.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec, leaves
 from opgrip.traces.schema.operator_arguments import Interface, interface_of, written
-from opgrip.traces.schema.python_objects import NamedSpec
+from opgrip.traces.schema.python_objects import NamedSpec, ObjectSpec
 from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Signature
-from opgrip.traces.schema.tensor_specs import plain_name
+from opgrip.traces.schema.tensor_specs import STORAGE, plain_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,11 @@ def is_setting(leaf: object) -> bool:
 def _refusal(signature: Signature, argument_leaves: list[object]) -> str | None:
     if signature.raised is not None:
         return f"{signature.op} raised when it was captured: {signature.raised}"
+    if any(isinstance(value, ObjectSpec) for value in (*signature.args, *signature.kwargs.values())):
+        return f"{signature.op} takes packed parameters, which a graph cannot hold"
     for leaf in argument_leaves:
+        if isinstance(leaf, TensorSpec) and leaf.cls == STORAGE:
+            return f"{signature.op} takes a storage, which a graph cannot hold"
         if isinstance(leaf, Opaque):
             return f"a trace cannot hold an argument of {signature.op}, of type {leaf.type_name}"
         if isinstance(leaf, NamedSpec):

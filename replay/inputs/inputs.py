@@ -13,7 +13,7 @@ import torch
 
 from opgrip.errors import one_line
 from opgrip.replay.inputs.filling import caster, fill, memory_of, pieces, write
-from opgrip.replay.inputs.layouts import assemble, check_layout, draw_indices, empty_quantized
+from opgrip.replay.inputs.layouts import as_argument, assemble, check_layout, draw_indices, empty_quantized, pack
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.schema.arguments import (
     GeneratorSpec,
@@ -25,7 +25,7 @@ from opgrip.traces.schema.arguments import (
     map_leaves,
     tensors,
 )
-from opgrip.traces.schema.tensor_specs import QUANTIZED, memory_dtype
+from opgrip.traces.schema.tensor_specs import QUANTIZED, STORAGE, memory_dtype
 from opgrip.traces.values import Drawable
 
 
@@ -148,7 +148,8 @@ class Inputs:
                 return torch.device(self._place(str(leaf)))
             return leaf
 
-        return map_leaves(build, self._args), map_leaves(build, self._kwargs)
+        args, kwargs = map_leaves(build, self._args), map_leaves(build, self._kwargs)
+        return tuple(map(pack, args)), {name: pack(value) for name, value in kwargs.items()}
 
     def use(self, places: Sequence[int]) -> None:
         """Read and write the memory of some tensor arguments, given by index."""
@@ -195,7 +196,8 @@ class Inputs:
             indices = draw_indices(planned.spec, values, generator)
             for piece, drawn in zip(planned.pieces, indices, strict=False):
                 write(self._view(piece), drawn)
-            for piece in planned.pieces[len(indices) :]:
+            # storages stay zero: as floats, random bytes are infinite or not a number
+            for piece in () if planned.spec.cls == STORAGE else planned.pieces[len(indices) :]:
                 model = None if piece.spec.values is None else values.get(piece.spec.values)
                 fill(self._view(piece, memory_dtype(piece.spec.dtype)), model, generator, piece.drawn_as)
 
@@ -208,9 +210,9 @@ class Inputs:
             empty = torch.empty(0, dtype=dtype or spec.dtype, device=storage.device)
         return empty.set_(storage, spec.offset, spec.shape, spec.stride)
 
-    def _build_tensor(self, planned: _Planned) -> torch.Tensor:
+    def _build_tensor(self, planned: _Planned) -> torch.Tensor | torch.UntypedStorage:
         spec, views = planned.spec, [self._view(piece) for piece in planned.pieces]
-        return as_recorded(assemble(spec, views) if spec.parts else views[0], spec)
+        return as_argument(as_recorded(assemble(spec, views) if spec.parts else views[0], spec), spec)
 
 
 def as_recorded(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
@@ -247,7 +249,7 @@ def _check_leaves(tree: Any) -> None:
 
 
 def _check_supported(spec: TensorSpec) -> None:
-    if spec.cls is not None:
+    if spec.cls not in (None, STORAGE):
         raise Unsupported(f"an argument is a {spec.cls}, not a plain tensor")
     if spec.device == "meta":
         raise Unsupported("an argument is on the meta device, which does no work")

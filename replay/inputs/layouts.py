@@ -9,14 +9,17 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Any
 
 import torch
 
 from opgrip.replay.inputs.filling import draw
 from opgrip.replay.operators.lookup import Unsupported
+from opgrip.traces.schema.python_objects import PACKED_BY, PACKERS, ObjectSpec
 from opgrip.traces.schema.tensor_specs import (
     PACKED,
     QUANTIZED,
+    STORAGE,
     Compressed,
     Coo,
     Nested,
@@ -157,6 +160,18 @@ def assemble(spec: TensorSpec, parts: Sequence[torch.Tensor]) -> torch.Tensor:
                 places = (torch.tensor(numbers, dtype=torch.int64) for numbers in (sizes, strides, offsets))
                 return torch._nested_view_from_buffer(parts[0], *places)
     raise AssertionError("other tensors have no parts")
+
+
+def pack(value: Any) -> Any:
+    """Return the packed parameters of an argument that describes them; return other arguments unchanged."""
+    if isinstance(value, ObjectSpec) and value.cls in PACKERS:
+        return getattr(torch.ops.quantized, value.cls.removeprefix(PACKED_BY))(*value.content)
+    return value
+
+
+def as_argument(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor | torch.UntypedStorage:
+    """Return the storage that a tensor is the bytes of, if the argument is a storage; otherwise the tensor."""
+    return tensor.untyped_storage() if spec.cls == STORAGE else tensor
 
 
 def empty_quantized(spec: TensorSpec, device: torch.device) -> torch.Tensor:

@@ -283,7 +283,7 @@ NO_INDICES = frozenset(
         *("nonzero", "flip", "roll", "repeat", "constant_pad_nd", "detach", "alias", "lift_fresh", "select_backward"),
         *("ones_like", "zeros_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like"),
         *("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided", "resize_", "tril", "triu"),
-        *("fill", "fill_", "zero", "zero_", "masked_fill_", "bernoulli_", "random_", "masked_select"),
+        *("fill", "fill_", "zero", "zero_", "masked_fill_", "bernoulli_", "random_", "masked_select", "set_"),
     }
 )
 """operators that do not use integers as indices, in addition to views and pointwise operators"""

@@ -344,8 +344,11 @@ def same_outputs(
 
 def _describe(value: object) -> str:
     from opgrip.traces.schema.arguments import Opaque, TensorSpec
+    from opgrip.traces.schema.python_objects import PACKED_BY, ObjectSpec
     from opgrip.traces.schema.tensor_specs import tensor_outline
 
+    if isinstance(value, ObjectSpec):
+        return f"{value.cls.removeprefix(PACKED_BY)}{_describe(value.content)}"
     if isinstance(value, TensorSpec):
         return tensor_outline(value.dtype, value.shape)
     if isinstance(value, Opaque):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from opgrip.replay.cases.flow import can_flow
 from opgrip.replay.inputs.filling import memory_of
 from opgrip.replay.inputs.inputs import DeviceMap, Inputs
+from opgrip.replay.inputs.layouts import as_argument
 from opgrip.replay.operators.agreement import check_agreement
 from opgrip.replay.operators.agreement.indices import bounded_arguments
 from opgrip.replay.operators.lookup import Operator
@@ -111,7 +112,7 @@ class PreparedCall:
 def _filling(value: Any, kept: bool) -> Filling:
     """Return a function that makes one argument; if `kept`, an argument without placeholders is made only once."""
     if type(value) is _Flowing:
-        return lambda memory, takes: memory.view(takes[value.index], value.spec)
+        return lambda memory, takes: as_argument(memory.view(takes[value.index], value.spec), value.spec)
     if children(value) is None or (kept and not any(type(leaf) is _Flowing for leaf in leaves(value))):
         return lambda memory, takes: value
     return lambda memory, takes: _filled(value, memory, takes)
@@ -119,7 +120,9 @@ def _filling(value: Any, kept: bool) -> Filling:
 
 def _filled(tree: Any, memory: StepMemory, takes: tuple[int, ...]) -> Any:
     def fill(leaf: Any) -> Any:
-        return memory.view(takes[leaf.index], leaf.spec) if type(leaf) is _Flowing else leaf
+        if type(leaf) is not _Flowing:
+            return leaf
+        return as_argument(memory.view(takes[leaf.index], leaf.spec), leaf.spec)
 
     return map_leaves(fill, tree)
 
@@ -172,7 +175,7 @@ class DrawnValues:
         if spec not in self._tensors:
             self._memory.charge(spec.extent)
             try:
-                inputs = Inputs((spec,), {}, self._values, self._place, self._seed)
+                inputs = Inputs((replace(spec, cls=None),), {}, self._values, self._place, self._seed)
                 self._tensors[spec] = inputs.make()[0][0]
             except BaseException:
                 self._memory.refund(spec.extent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -307,6 +308,8 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
         yield "dropped", _list_dropped(trace.end.dropped)
         if trace.end.passed_by:
             yield "passed by", _list_dropped(trace.end.passed_by)
+        if trace.end.without_work:
+            yield "no work", _count_by_reason(trace.end.without_work)
         if trace.end.stopped:
             yield "stopped", f"at {trace.end.stopped}, the program continued"
         if trace.end.thinned:
@@ -347,6 +350,13 @@ def _outline(leaf: object) -> str:
 
 def _list_dropped(dropped: list[Dropped]) -> str:
     return "; ".join(f"{item.count:,} {item.op}: {item.reason}" for item in dropped) or "nothing"
+
+
+def _count_by_reason(items: list[Dropped]) -> str:
+    counts: Counter[str] = Counter()
+    for item in items:
+        counts[item.reason] += item.count
+    return ", ".join(f"{counted(count, 'call')} {reason}" for reason, count in counts.most_common())
 
 
 def _summary(trace: Trace, by: str) -> pd.DataFrame:

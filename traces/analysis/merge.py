@@ -316,6 +316,7 @@ class _Join:
             dropped=_sum(end.dropped, record.dropped),
             passed_by=_sum(end.passed_by, record.passed_by),
             without_values=_sum(end.without_values, record.without_values),
+            without_work=_sum(end.without_work, record.without_work),
             stopped=end.stopped or record.stopped,
             devices=end.devices | record.devices,
             accelerator=merge_facts(end.accelerator, record.accelerator),

@@ -20,7 +20,7 @@ from opgrip.traces.schema.privacy import ATTRIBUTES, NESTED, Public, hashed, pub
 class ObjectSpec:
     """An object of a class; this includes dataclasses and named tuples.
 
-    cls : `module:qualname`
+    cls : `module:qualname`; for packed parameters one of `PACKERS`, and `content` is the tuple of its arguments
     fields : attributes by name
     content : its value as the builtin type that its class extends: the items of a named tuple as a tuple, the entries
         of a dictionary as a dict, a tensor; None if the class does not extend a builtin type
@@ -83,6 +83,16 @@ class SameSpec:
 
     number: Public[Count]
 
+
+PACKED_BY = "torch.ops.quantized:"
+"""prefix of the class of an `ObjectSpec` for packed parameters: the operator that packs its content follows"""
+PACKERS = frozenset(
+    PACKED_BY + name
+    for name in (
+        *("linear_prepack", "linear_prepack_fp16", "conv2d_prepack", "conv3d_prepack"),
+        *("conv_transpose2d_prepack", "conv_transpose3d_prepack", "embedding_bag_prepack"),
+    )
+)
 
 BRANCHES = (ObjectSpec, ModuleSpec, ArraySpec, SharedSpec)
 """specs that contain other arguments"""

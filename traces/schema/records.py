@@ -73,6 +73,9 @@ PHASES = ("forward", "backward", "optimizer")
 HIGHER_ORDER = "torch.ops.higher_order:"
 """prefix of operators that take functions, whose calls are of kind `function`"""
 
+ON_META, ON_FAKE = "on meta tensors", "on fake tensors"
+"""reasons why calls do no work"""
+
 NO_STORAGE = -1
 """storage number of a tensor without a storage"""
 
@@ -327,6 +330,7 @@ class End:
     passed_by : calls that are in the trace only as the calls that they made
     stopped : limit that ended the recording while the program continued; None if no limit did
     without_values : recorded tensors without a value model
+    without_work : calls on meta or fake tensors, which do no work and are not in the trace
     devices : names of the accelerators that the program had started by then
     accelerator : properties of these accelerators, libraries and their settings, as returned by `describe_accelerators`
     before : in a trace of only the last calls, number of calls before them; None in other traces
@@ -350,6 +354,7 @@ class End:
     thinned: Annotated[dict[Name, Int64], table(THINNED_COUNTS)] = field(default_factory=dict)
     contended: Public[Share] = 0.0
     step_starts_ns: Public[list[Count]] = field(default_factory=list)
+    without_work: Annotated[list[Dropped], NESTED] = field(default_factory=list)
 
 
 Record: TypeAlias = (

@@ -50,6 +50,9 @@ QUANTIZED: dict[torch.dtype, torch.dtype] = {
 PACKED = (torch.quint4x2, torch.quint2x4)
 """quantized dtypes with several elements per byte"""
 
+STORAGE = "torch.UntypedStorage"
+"""class of a `TensorSpec` for a storage: the tensor (N,) uint8 over all of it"""
+
 _BITS = re.compile(r"torch\.(bits\d.*|u?int[1-7]|float4.*)")
 
 
@@ -78,7 +81,7 @@ class TensorSpec:
     storage : number that arguments of a call have in common if they share memory; None if the memory is not shared
     values : number of the value model from which values are drawn, in `memory_dtype`; None without a value model
     conj, neg : torch's lazy conjugation and negation bits
-    cls : class name of the tensor unless it is `torch.Tensor`
+    cls : class name of the tensor if the class has a `__torch_dispatch__`, or `STORAGE`; None for other tensors
     pinned : whether the memory was pinned for an accelerator at the first call of the signature
     made_of : parts of a sparse, quantized or nested tensor; None for other tensors, and if the parts are not known
     """

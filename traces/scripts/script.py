@@ -14,6 +14,7 @@ from opgrip.errors import UserError
 from opgrip.traces.formats.operator_schemas import OPERATOR_NAME
 from opgrip.traces.schema.arguments import DTYPES, TensorSpec, leaves, tensors
 from opgrip.traces.schema.records import OPERATOR, Signature
+from opgrip.traces.schema.tensor_specs import STORAGE
 from opgrip.traces.scripts.literals import FEW, Literals, ValueSource, comment, plain, plain_tuple, sizes
 from opgrip.traces.table.accelerators import device_of
 from opgrip.traces.values import Drawable
@@ -171,7 +172,8 @@ def tensor_lines(
 
 def _check(spec: TensorSpec) -> None:
     name = str(spec.layout).removeprefix("torch.")
-    if spec.cls is not None or spec.made_of is not None or spec.layout is not torch.strided or spec.stride is None:
+    is_plain = spec.made_of is None and spec.layout is torch.strided and spec.stride is not None
+    if not is_plain or spec.cls not in (None, STORAGE):
         kind = spec.cls if spec.cls is not None else "quantized" if spec.layout is torch.strided else name
         raise UserError(f"unsupported tensor: {str(kind)[:60]!r}", "replay it with opreplay")
     if spec.device == "meta":
@@ -257,7 +259,7 @@ def script_of(
     device = device_of(signature)
     specs = list(tensors([signature.args, signature.kwargs]))
     names = iter(range(len(specs)))
-    literals = Literals(lambda _: f"x{next(names)}", device)
+    literals = Literals(lambda spec: f"x{next(names)}{'.untyped_storage()' if spec.cls == STORAGE else ''}", device)
     source = ValueSource(_deciding(specs) if dynamic else ())
     lines = list(tensor_lines(specs, values, literals, source))
     positional = plain_tuple([literals.of(item) for item in signature.args])

@@ -90,6 +90,10 @@ def _program() -> None:
     torch.stack([x, x.flip(0)]).transpose(1, 2).reshape(-1).unique()
     torch.linalg.cholesky(x.T @ x + 10 * torch.eye(6))
     torch.empty(3).set_(x)
+    torch.empty(3).set_(x.untyped_storage(), 2, (3,), (1,))
+    weight = torch.quantize_per_tensor(torch.randn(4, 6, 1, 1), 0.1, 0, torch.qint8)
+    packed = torch.ops.quantized.conv2d_prepack(weight, None, [1, 1], [0, 0], [1, 1], 1)
+    torch.ops.quantized.conv2d(torch.quantize_per_tensor(x[:, :, None, None], 0.1, 0, torch.quint8), packed, 0.2, 0)
 
 
 def _lines(path: Path) -> list[Line]:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from opgrip.traces.analysis.redaction.policy import FILES, FUNCTIONS, LABELS, MODULES, SCALARS, Policy
-from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER, PHASES
-from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS
+from opgrip.traces.schema.python_objects import PACKERS
+from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER, ON_FAKE, ON_META, PHASES
+from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS, STORAGE
 from opgrip.traces.table.profiler_labels import STEP_LABEL
 
 OPERATOR_NAMESPACES = frozenset(
@@ -156,7 +157,7 @@ class NameHasher:
 
     def class_name(self, name: str) -> str:
         """Return a class's name, hashed unless it is a class of torch."""
-        if self._policy.keeps(MODULES):
+        if self._policy.keeps(MODULES) or name == STORAGE:
             return name
         return self._parts(name, ".", lambda part: part in torch_classes())
 
@@ -168,7 +169,7 @@ class NameHasher:
 
     def object_name(self, name: str) -> str:
         """Return a hashed name of the form `module:qualname`."""
-        return ":".join(self.function(part) for part in name.split(":"))
+        return name if name in PACKERS else ":".join(self.function(part) for part in name.split(":"))
 
     def file(self, path: str) -> str:
         """Return a file's path with its parts hashed; the suffix `.py` stays."""
@@ -274,7 +275,9 @@ class NameHasher:
         return self.word(text)
 
     def reason(self, text: str) -> str:
-        """Return why something was dropped: the class of an error, or the classes that ran it."""
+        """Return why something was dropped: the class of an error, the classes that ran it, or that it does no work."""
+        if text in (ON_META, ON_FAKE):
+            return text
         before, run_by, classes = text.partition("run by ")
         if run_by and not before:
             return run_by + ", ".join(map(self.class_name, classes.split(", ")))

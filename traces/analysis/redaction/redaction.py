@@ -212,6 +212,7 @@ class Redaction:
             dropped=self._dropped(record.dropped, "end.dropped"),
             passed_by=self._dropped(record.passed_by, "end.passed_by"),
             without_values=self._dropped(record.without_values, "end.without_values"),
+            without_work=self._dropped(record.without_work, "end.without_work"),
         )
 
     def _dropped(self, items: Iterable[Dropped], field_name: str) -> list[Dropped]:
