@@ -105,7 +105,7 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def unpack(value: torch.ScriptObject) -> ObjectSpec | None:
+def unpack(value: Any) -> ObjectSpec | None:
     """Return the operator of torch that packs an object, with the arguments that it needs; None for other objects.
 
     The arguments are new tensors.
@@ -120,11 +120,10 @@ def unpack(value: torch.ScriptObject) -> ObjectSpec | None:
             if name == "quantized.LinearPackedParamsBase" and content[0].is_floating_point():
                 operator = "linear_prepack_fp16"
             elif name.startswith("quantized.Conv"):
-                if value.transpose():
-                    operator = operator.replace("conv", "conv_transpose")
-                    content += value.stride(), value.padding(), value.output_padding(), value.dilation(), value.groups()
-                else:
-                    content += value.stride(), value.padding(), value.dilation(), value.groups()
+                transposed = value.transpose()
+                operator = operator.replace("conv", "conv_transpose") if transposed else operator
+                of_output = (value.output_padding(),) if transposed else ()
+                content += value.stride(), value.padding(), *of_output, value.dilation(), value.groups()
         except (RuntimeError, NotImplementedError, AttributeError) as error:
             raise_if_from_program(error)
             # for example, an engine that cannot unpack

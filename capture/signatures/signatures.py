@@ -196,7 +196,7 @@ def describe_result(result: Any) -> Any:
 @cache
 def _without_storage() -> torch.Tensor:
     with without_modes(), without_functions():
-        return torch.sparse_coo_tensor(size=(0,), device="cpu", check_invariants=False)
+        return torch.empty(0, layout=torch.sparse_coo, device="cpu")
 
 
 def argument_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -282,7 +282,8 @@ def _describe(value: Any, groups: Mapping[int, int], fit: FitValues) -> Any:
     if isinstance(value, np.generic):
         return _describe(value.item(), groups, fit)
     if isinstance(value, torch.UntypedStorage):
-        return replace(_describe_tensor(bytes_of(value), groups, lambda tensor: None), cls=STORAGE)
+        described = _describe_tensor(bytes_of(value), groups, lambda tensor: None)
+        return described if isinstance(described, Opaque) else replace(described, cls=STORAGE)
     if isinstance(value, torch.ScriptObject):
         return describe_script_object(value)
     if is_group(value):
