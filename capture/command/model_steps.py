@@ -102,7 +102,10 @@ def capture_of(program: ModelProgram, args: argparse.Namespace) -> Capture:
     settings = {"seed": args.seed, "warmup": args.warmup, "steps": args.steps, "device": args.device}
     learned = min(args.warmup, MOST_LEARNED)
     schedule = Schedule(warmup=learned, active=args.steps) if learned else ALWAYS
-    return make_capture(args, output_of(args, program.name), {"model": model, **settings}, program.model, schedule)
+    output = output_of(args, program.name)
+    if output != "-":
+        check_writable(Path(own_path(output)), args.force)
+    return make_capture(args, output, {"model": model, **settings}, program.model, schedule)
 
 
 def capture_steps(capture: Capture, program: ModelProgram, args: argparse.Namespace, reporter: Reporter) -> None:

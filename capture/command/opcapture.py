@@ -55,6 +55,8 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
         size = f"{capture.bytes_written / 1000:,.0f} kB"
         counts = f"{counted(capture.calls, 'call')} of {counted(capture.signatures, 'signature')}"
         yield f"{counts}, {size}, to {where}{ending}"
+    elif capture.child_files:
+        yield f"the main process called no operator{' (interrupted)' if interrupted else ''}"
     elif interrupted:
         yield "interrupted before a call was recorded: no trace was written"
     else:
@@ -102,9 +104,11 @@ def _child_lines(capture: Capture) -> Iterator[str]:
         yield f"of an earlier run, and removed by --force: {_names(old)}"
     if not children:
         return
-    processes = "a process that it forked" if len(children) == 1 else f"{len(children)} processes that it forked"
+    processes = "a process that it started" if len(children) == 1 else f"{len(children)} processes that it started"
     yield f"calls of {processes}, to {_names(children)}"
-    if capture.calls:
+    if not capture.calls:
+        yield f"run them again with: opreplay {_shown(capture, children[0])}"
+    else:
         yield f"`opgrip trace merge` makes one trace of these and {Path(capture.path).name}"
 
 

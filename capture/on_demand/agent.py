@@ -23,6 +23,7 @@ from opgrip.capture.on_demand.protocol import (
     REFUSED,
     STOP,
     TELL,
+    WAITING,
     MessageSocket,
     RecordingRequest,
     check_request,
@@ -91,11 +92,31 @@ class Agent:
         threading.Thread(target=self._serve, name="opgrip-agent", daemon=True).start()
 
     def record(
-        self, request: RecordingRequest, armed: Callable[[Mapping[str, Any]], None] = lambda fields: None
+        self,
+        request: RecordingRequest,
+        armed: Callable[[Mapping[str, Any]], None] = lambda fields: None,
+        waiting: Callable[[str], None] = lambda why: None,
     ) -> dict[str, Any]:
-        """Record, and return the facts about the recording; raise `UserError` if it cannot be done."""
+        """Record, and return the facts about the recording; raise `UserError` if it cannot be done.
+
+        Parameters
+        ----------
+        armed : receives a description as soon as steps are noticed
+        waiting : receives the reason if no step begins for some time
+        """
         asked_ns = time.perf_counter_ns()
         _wait_for_torch(request.wait_s)
+        session, fields = self.begin(request, asked_ns)
+        try:
+            armed(fields)
+        except BaseException:
+            session.stop(grace_s=0.0)
+            self.finish(session)
+            raise
+        return self.finish(session, waiting)
+
+    def begin(self, request: RecordingRequest, asked_ns: int) -> tuple[RecordingSession, dict[str, Any]]:
+        """Notice steps from now on; return the recording, which `finish` must complete, and its description."""
         from opgrip.capture.on_demand.session import RecordingSession
 
         waiting = self._session
@@ -104,7 +125,16 @@ class Agent:
             raise UserError(f"process {self._pid} is recording already", f"end that with opcapture stop {self._pid}")
         try:
             self._session = RecordingSession(self.settings, request, self.recordings + 1, asked_ns)
-            result = self._session.run(armed)
+            return self._session, self._session.begin()
+        except BaseException:
+            self._session = None
+            self._free.release()
+            raise
+
+    def finish(self, session: RecordingSession, waiting: Callable[[str], None] = lambda why: None) -> dict[str, Any]:
+        """Wait for the end of a recording, and return the facts about it."""
+        try:
+            result = session.finish(waiting)
             self.recordings += bool(result["file"])
             return result
         finally:
@@ -216,24 +246,24 @@ class Agent:
             answer(DONE, {"stopped": self.stop(message.get("discard") is True)})
         elif word == RECORD:
             request = request_of(message)
-            answer(DONE, self._record_for(link, request, lambda fields: answer(ARMED, fields)))
+            answer(DONE, self._record_for(link, request, answer))
 
     def _record_for(
-        self, link: socket.socket, request: RecordingRequest, answer: Callable[[Mapping[str, Any]], None]
+        self, link: socket.socket, request: RecordingRequest, answer: Callable[[str, Mapping[str, Any]], None]
     ) -> dict[str, Any]:
         """Record as long as the client stays connected."""
         over = threading.Event()
 
         def armed(fields: Mapping[str, Any]) -> None:
             arguments = (self._session, link, over)
-            answer(fields)
+            answer(ARMED, fields)
             watch = threading.Thread(target=_stop_when_left, args=arguments, name="opgrip-link", daemon=True)
             # if no thread can be started for this, the recording ends by its own limits
             with suppress(RuntimeError):
                 watch.start()
 
         try:
-            return self.record(request, armed)
+            return self.record(request, armed, lambda why: answer(WAITING, {"why": why}))
         finally:
             over.set()
             with suppress(OSError):

@@ -63,8 +63,13 @@ def _start() -> None:
     try:
         from opgrip.capture.on_demand.settings import settings_of
 
-        start(settings_of(os.environ))
+        settings = settings_of(os.environ)
+        agent = start(settings)
         load_recording()
+        if settings.at_start:
+            from opgrip.capture.on_demand.trigger import record_at_start
+
+            record_at_start(agent)
     except Exception as error:
         print(f"opgrip: this process cannot be asked to record: {' '.join(str(error).split())}", file=sys.stderr)
 

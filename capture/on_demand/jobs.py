@@ -11,7 +11,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from opgrip.capture.on_demand.client import RecordableProcess, converse, processes, without_workers
-from opgrip.capture.on_demand.protocol import ARMED, DONE, RECORD, STOP, TELL, lines_of
+from opgrip.capture.on_demand.protocol import ARMED, DONE, RECORD, STOP, TELL, WAITING, lines_of
 from opgrip.cli.command import printable
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError, one_line
@@ -153,6 +153,8 @@ class _Round:
                 self._stop_all(item)
             elif answer.get("answer") == ARMED:
                 self._check_position(item, answer)
+            elif answer.get("answer") == WAITING:
+                self._reporter.say(f"process {item.pid}: no step has begun yet: {printable(answer.get('why', ''))}")
             elif answer.get("answer") == DONE:
                 self._results[item.pid] = answer
                 # a process that finished before another was found to be late has left a file
@@ -172,6 +174,7 @@ class _Round:
             for answer in converse(item, RECORD, **self._request):
                 if answer.get("answer") == ARMED:
                     file = printable(answer.get("file", ""))
+                if answer.get("answer") in (ARMED, WAITING):
                     self._answers.put((item, answer))
         except UserError as error:
             answer = error

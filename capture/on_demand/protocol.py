@@ -24,8 +24,10 @@ PROTOCOL = 1
 """protocol version; a process refuses requests of another version"""
 TELL, RECORD, STOP = REQUESTS = ("tell", "record", "stop")
 """requests: describe the process, record, end the recording"""
-ABOUT, ARMED, DONE, REFUSED = ("about", "armed", "done", "refused")
-"""answers: the description, waiting for a step, facts about the recording, reason for refusing the request"""
+ABOUT, ARMED, WAITING, DONE, REFUSED = ("about", "armed", "waiting", "done", "refused")
+"""answers: the description, waiting for a step, why no step has begun yet, facts about the recording, reason for a
+refusal
+"""
 
 _MOST_MESSAGE_BYTES = 1 << 16
 _SUFFIX = ".sock"

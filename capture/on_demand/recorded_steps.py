@@ -1,29 +1,15 @@
-"""Steps of a program: detection of their begin and end, and selection of the steps to record."""
+"""Selection of the steps to record, and their recording, each in its own thread."""
 
 from __future__ import annotations
 
-import functools
-import os
-import sys
 import threading
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from time import monotonic, perf_counter_ns
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import ref
 
-import torch
-from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
-from opgrip.capture.on_demand.trigger import marks
-from opgrip.capture.program.patches import Patches
-from opgrip.capture.torch_compat.torch_private import MODULE_CALLS
 from opgrip.cli.command import STEP
 from opgrip.errors import one_line, raise_if_from_program
 
@@ -60,7 +46,7 @@ class _Here(threading.local):
         self.life = ThreadLife()
 
 
-_here = _Here()
+here = _Here()
 
 
 class StepRecording:
@@ -111,7 +97,7 @@ class StepRecording:
                     self.began_at = self._position()
                 label = None if self._learning else f"{STEP} {self._begun + 1}"
                 step = self.capture.enter_step(nested, label)
-                self._running[id(step)] = step, ref(_here.life)
+                self._running[id(step)] = step, ref(here.life)
                 if not self._learning:
                     self._note_begin()
                 return step
@@ -201,191 +187,3 @@ class StepRecording:
         over = self._until is not None and monotonic() >= self._until
         if (enough or over) and not self._running:
             self.done.set()
-
-
-PROGRAM, MODULE, OPTIMIZER = "the program's own", "calls of modules that do not train", "steps of an optimizer"
-
-
-class StepSource(ABC):
-    """Context manager that notices steps; `name` describes them."""
-
-    name: str
-
-    def __init__(self, recording: StepRecording) -> None:
-        self.recording = recording
-        self._hooks = ExitStack()
-
-    @abstractmethod
-    def enter(self) -> None: ...
-
-    def leave(self) -> None:
-        self._hooks.close()
-
-
-class ThreadState(threading.local):
-    """Step that a thread is in, and an ended step whose mode was below a mode of the program and is still on."""
-
-    step: ThreadStep | None = None
-    left_on: ThreadStep | None = None
-
-
-class Boundaries(StepSource):
-    """Source of steps that last from one boundary to the next in each thread.
-
-    It keeps noticing boundaries until each thread has passed one, because only a thread itself can remove its mode.
-    """
-
-    def __init__(self, recording: StepRecording, here: ThreadState) -> None:
-        super().__init__(recording)
-        self.here = here
-        # no lock: in a fork, lives of other threads end in the child before it could create a new lock
-        self._steps: dict[ref[ThreadLife], ThreadStep | None] = {}
-        self._pid = os.getpid()
-        self._is_left = False
-        self._closing = threading.Lock()
-
-    def leave(self) -> None:
-        self._is_left = True
-        self._close_if_over()
-
-    def pass_boundary(self) -> None:
-        """End this thread's step, and begin another. Never raises."""
-        here, recording = self.here, self.recording
-        if here.left_on is not None and recording.capture.leave_step(here.left_on):
-            here.left_on = None
-        if here.step is not None:
-            step, here.step = here.step, None
-            if not recording.end_step(step):
-                here.left_on = step
-        if here.left_on is None:
-            life = ref(_here.life, self._end_thread)
-            # before checking for the end, so that the last thread to leave sees it
-            self._steps[life] = None
-            if not self._is_left:
-                here.step = self._steps[life] = recording.begin_step(nested=False)
-            if here.step is None:
-                self._end_thread(life)
-
-    def _end_thread(self, life: ref[ThreadLife]) -> None:
-        step = self._steps.pop(life, None)
-        # a forked process has no lock for it yet, and no other threads to count
-        if step is not None and os.getpid() == self._pid:
-            step.mode.forget()
-        self._close_if_over()
-
-    def _close_if_over(self) -> None:
-        if self._is_left and not self._steps and self._closing.acquire(blocking=False):
-            self._hooks.close()
-
-
-class ProgramSteps(Boundaries):
-    """Steps from one `opgrip.capture.step()` to the next."""
-
-    name = PROGRAM
-
-    def enter(self) -> None:
-        # keep one object: each access to a bound method creates a new one
-        self._listener = self.pass_boundary
-        marks.listeners += (self._listener,)
-        self._hooks.callback(self._forget)
-
-    def _forget(self) -> None:
-        marks.listeners = tuple(item for item in marks.listeners if item is not self._listener)
-
-
-class OptimizerSteps(Boundaries):
-    """Steps from the end of one optimizer step to the end of the next."""
-
-    name = OPTIMIZER
-
-    def enter(self) -> None:
-        """Watch optimizers; the first one that steps defines the steps."""
-        self._optimizer: ref[Any] | None = None
-        self._hooks.callback(register_optimizer_step_post_hook(self._stepped).remove)
-
-    def _stepped(self, optimizer: Any, *ignored: object) -> None:
-        if torch.compiler.is_dynamo_compiling():
-            return
-        if self._optimizer is None or self._optimizer() is None:
-            self._optimizer = ref(optimizer)
-        if self._optimizer() is optimizer:
-            self.pass_boundary()
-
-
-class ModuleSteps(StepSource):
-    """Steps that are outermost calls of modules: of a class matching a pattern, or not in training mode.
-
-    Other modules' calls count as parts of steps.
-    """
-
-    name = MODULE
-
-    def __init__(self, recording: StepRecording, here: ThreadState, pattern: str | None) -> None:
-        super().__init__(recording)
-        self.here = here
-        self._pattern = pattern
-        self._patches = Patches()
-        self._calls = set(MODULE_CALLS)
-
-    def enter(self) -> None:
-        # torch warns about hooks on all modules when it compiles one
-        self._patches.replace(nn.Module, "__call__", self._watching)
-        self._hooks.callback(self._patches.undo)
-
-    def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        here, recording, is_traced = self.here, self.recording, torch.compiler.is_dynamo_compiling
-
-        def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if is_traced() or here.step is not None or recording.done.is_set() or not self._begins_step(module):
-                return original(module, *args, **kwargs)
-            step = recording.begin_step(nested=True)
-            if step is None:
-                return original(module, *args, **kwargs)
-            here.step = step
-            try:
-                return original(module, *args, **kwargs)
-            finally:
-                here.step = None
-                recording.end_step(step)
-
-        self._calls.add(watched.__code__)
-        return functools.wraps(original)(watched)
-
-    def _begins_step(self, module: nn.Module) -> bool:
-        try:
-            if self._pattern is None:
-                if module.training and torch.is_grad_enabled():
-                    return False
-            elif not self._matches(module):
-                return False
-            return not self._is_inside_module()
-        except Exception as error:
-            raise_if_from_program(error)
-            return False
-
-    def _matches(self, module: nn.Module) -> bool:
-        kind, pattern = type(module), self._pattern or "*"
-        return fnmatchcase(kind.__name__, pattern) or fnmatchcase(f"{kind.__module__}.{kind.__qualname__}", pattern)
-
-    def _is_inside_module(self) -> bool:
-        """Return True if this thread is in such a call that began before the recording."""
-        frame: FrameType | None = sys._getframe(3)
-        while frame is not None:
-            if frame.f_code in self._calls:
-                if self._pattern is None:
-                    return True
-                outer = frame.f_locals.get("self", frame.f_locals.get("module"))
-                if isinstance(outer, nn.Module) and self._matches(outer):
-                    return True
-            frame = frame.f_back
-        return False
-
-
-def sources_of(recording: StepRecording, step_module: str | None) -> list[StepSource]:
-    """Return the sources of steps: the program's marks, else calls of modules and optimizers, or only `step_module`."""
-    here = ThreadState()
-    if step_module is not None:
-        return [ModuleSteps(recording, here, step_module)]
-    if marks.steps:
-        return [ProgramSteps(recording, here)]
-    return [ModuleSteps(recording, here, None), OptimizerSteps(recording, here)]

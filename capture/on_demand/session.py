@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -15,11 +16,13 @@ from torch.profiler import record_function
 from opgrip.capture.hooks.compiled import CompiledWatch
 from opgrip.capture.hooks.scopes import ThreadWatch
 from opgrip.capture.on_demand.protocol import RecordingRequest
-from opgrip.capture.on_demand.recorded_steps import Extent, StepRecording, StepSource, sources_of
-from opgrip.capture.on_demand.settings import AgentSettings, check_pattern, recording_path, unused
+from opgrip.capture.on_demand.recorded_steps import Extent, StepRecording
+from opgrip.capture.on_demand.settings import AgentSettings, check_pattern, recording_path
+from opgrip.capture.on_demand.step_sources import StepSources
 from opgrip.capture.on_demand.trigger import marks
 from opgrip.capture.program.capture_choices import EVENTS
 from opgrip.capture.program.environment import describe_autocast
+from opgrip.capture.program.processes import unused
 from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.session.capture import Capture
 from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
@@ -168,6 +171,10 @@ class StepCapture(Capture):
 
 LOOK_S = 0.05
 """interval between two checks of the time while a recording runs"""
+EXPLAIN_S = 2.0
+"""time without a step after which the reason is reported, and other calls of modules may become steps"""
+LATE_S = 30.0
+"""time after which they become steps even if there is an optimizer, or half of the time for a step to begin"""
 GRACE_S = 5.0
 """time for unfinished steps when a recording is ended early"""
 
@@ -188,25 +195,42 @@ class RecordingSession:
         options = {**settings.options, **request.options, "details": details}
         self._capture = StepCapture(self.path, self.extent.warmup > 0, **options)
         self._recording = StepRecording(self._capture, self.extent, position)
-        self._sources: list[StepSource] = []
+        self._sources = StepSources(self._recording, self.step_module)
         self._stopping = threading.Event()
         self._grace_s = GRACE_S
         self._gave_way = False
 
-    def run(self, armed: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-        """Record, and return the facts about the recording; raise `UserError` if nothing can be written."""
+    def begin(self) -> dict[str, Any]:
+        """Notice steps from now on, and return a description; raise `UserError` if nothing can be written."""
         self._capture.open()
         try:
-            self._watch()
-            armed({"file": str(self.path), "position": position(), "steps_are": [item.name for item in self._sources]})
-            self._wait()
+            self._sources.enter()
+        except BaseException:
+            self._end()
+            raise
+        return {"file": str(self.path), "position": position(), "steps_are": self._sources.names}
+
+    def finish(self, waiting: Callable[[str], None]) -> dict[str, Any]:
+        """Wait for the end of the recording, and return the facts about it.
+
+        Parameters
+        ----------
+        waiting : receives the reason if no step begins for some time
+        """
+        try:
+            self._wait(waiting)
         finally:
-            self._unwatch()
+            self._end()
+        return self._result()
+
+    def _end(self) -> None:
+        try:
+            self._sources.leave()
+        finally:
             self._recording.end()
             if not self._recording.steps and not self._recording.cut:
                 self._capture.discard()
             self._capture.close()
-        return self._result()
 
     def stop(self, discard: bool = False, grace_s: float = GRACE_S) -> None:
         """End the recording early."""
@@ -226,19 +250,11 @@ class RecordingSession:
     def abandon(self) -> None:
         """Release everything in a forked process, which has this thread only."""
         self._recording.abandon()
-        self._unwatch()
+        self._sources.leave()
 
-    def _watch(self) -> None:
-        self._sources = sources_of(self._recording, self.step_module)
-        for source in self._sources:
-            source.enter()
-
-    def _unwatch(self) -> None:
-        for source in self._sources:
-            source.leave()
-
-    def _wait(self) -> None:
+    def _wait(self, waiting: Callable[[str], None]) -> None:
         recording, asked_s, stopped_s = self._recording, monotonic(), None
+        wait_s, explain_s = self.request.wait_s, EXPLAIN_S
         while not recording.done.wait(LOOK_S):
             recording.look()
             now = monotonic()
@@ -247,8 +263,15 @@ class RecordingSession:
                 recording.end_when_idle()
             if stopped_s is not None and now - stopped_s >= self._grace_s:
                 return
-            if not recording.has_begun and now - asked_s > self.request.wait_s:
+            if recording.has_begun:
+                continue
+            if now - asked_s > wait_s:
                 return
+            if now - asked_s > EXPLAIN_S:
+                self._sources.widen(is_late=now - asked_s > min(wait_s / 2, LATE_S))
+            if now - asked_s > explain_s and self.extent.begins_at is None:
+                waiting(self._sources.explain())
+                explain_s = inf
 
     def _result(self) -> dict[str, Any]:
         capture, recording = self._capture, self._recording
@@ -274,17 +297,8 @@ class RecordingSession:
             return str(self._capture.problem)
         if self._recording.steps or self._recording.cut or self._gave_way:
             return None
-        if self._recording.refused:
-            return f"no step could be recorded: {'; '.join(self._recording.refused)}"
-        if self._stopping.is_set():
-            return "it was stopped before a step had begun"
-        if self.step_module is not None:
-            return f"no module of a class {self.step_module} was called within {self.request.wait_s:g} s"
-        are = " or ".join(source.name for source in self._sources)
-        return (
-            f"no step began within {self.request.wait_s:g} s: steps are {are} here; name others with --step-module, "
-            "or call opgrip.capture.step() after each"
-        )
+        when = "before it was stopped" if self._stopping.is_set() else f"within {self.request.wait_s:g} s"
+        return f"no step began {when}: {self._sources.explain()}"
 
 
 def load() -> None:

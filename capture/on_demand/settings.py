@@ -6,18 +6,16 @@ Settings come from options of `opcapture --on-demand` or from environment variab
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opgrip.capture.program.processes import rank, with_mark
+from opgrip.capture.program.processes import FIELD, FIELDS, own_path, unused
 from opgrip.cli.command import not_negative, positive
 from opgrip.cli.option_types import byte_count, interval
 from opgrip.errors import UserError
@@ -25,12 +23,7 @@ from opgrip.errors import UserError
 STEPS, WARMUP = 3, 1
 DEFAULT, PRIVATE_DEFAULT = "step-%h-%p-%n.jsonl", "private-%p-%n.jsonl"
 
-_FIELDS = ("h", "p", "r", "t", "n", "%")
-"""fields of a name pattern: host, pid, rank (0 without one), UTC time as 20260131T235959, number of the recording,
-percent
-"""
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-_FIELD = re.compile(r"%(.?)", re.DOTALL)
 _MARKS = re.compile(r"^([^.]*)(?:\.\d+)?(?:\.rank\d+)?(?=\.)")
 """marks added to a name: the rank, and a number if a file of the name exists"""
 _ADVISED_SIGNALS = ("USR1", "USR2")
@@ -52,6 +45,7 @@ class AgentSettings:
     every_s : interval of periodic recordings
     new_only : keep only periodic recordings with signatures new to the service, and count all calls in a file per day
     max_disk_bytes : limit of the periodic recordings' size; the oldest are removed
+    at_start : record the first steps without a request
     options : options of `Capture`
     """
 
@@ -65,6 +59,7 @@ class AgentSettings:
     every_s: float | None = None
     max_disk_bytes: int | None = None
     new_only: bool = False
+    at_start: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -80,9 +75,9 @@ def program_name() -> str:
 
 def check_pattern(pattern: str) -> None:
     """Raise `UserError` for a pattern that does not name a trace."""
-    strange = next((field for field in _FIELD.findall(pattern) if field not in _FIELDS), None)
+    strange = next((field for field in FIELD.findall(pattern) if field not in FIELDS), None)
     if strange is not None:
-        fields = ", ".join(f"%{name}" for name in _FIELDS)
+        fields = ", ".join(f"%{name}" for name in FIELDS)
         raise UserError(f"%{strange} in {pattern} is not a field", f"use {fields}")
     if not pattern.endswith(_SUFFIXES):
         raise UserError(f"{pattern} is not a trace file name", f"end it in {', '.join(_SUFFIXES)}")
@@ -90,46 +85,21 @@ def check_pattern(pattern: str) -> None:
 
 def recording_path(pattern: str, number: int) -> Path:
     """Return an unused path for a recording of this process."""
-    path = _fill(pattern, number)
-    own = rank()
-    if own is not None and "%r" not in pattern and "%p" not in pattern:
-        path = with_mark(path, f"rank{own}")
-    return unused(path)
+    return unused(Path(own_path(pattern, number)))
 
 
 def folder_of(pattern: str) -> Path:
     """Return the folder of this process's recordings."""
-    return _fill(pattern, 1).parent
-
-
-def _fill(pattern: str, number: int) -> Path:
-    values = {
-        "h": socket.gethostname(),
-        "p": str(os.getpid()),
-        "r": str(rank() or 0),
-        "t": time.strftime("%Y%m%dT%H%M%S", time.gmtime()),
-        "n": str(number),
-        "%": "%",
-    }
-    return Path(_FIELD.sub(lambda field: values[field[1]], pattern))
+    return Path(own_path(pattern)).parent
 
 
 def is_of_pattern(name: str, pattern: str) -> bool:
     """Return True if processes of this host give such a name to recordings of a pattern."""
     host, number = re.escape(socket.gethostname()), r"\d+"
     forms = {"h": host, "p": number, "r": number, "t": r"\d{8}T\d{6}", "n": number, "%": "%"}
-    parts = _FIELD.split(Path(pattern).name)
+    parts = FIELD.split(Path(pattern).name)
     form = "".join(re.escape(part) if place % 2 == 0 else forms[part] for place, part in enumerate(parts))
     return any(re.fullmatch(form, text) for text in (name, _MARKS.sub(r"\1", name)))
-
-
-def unused(path: Path) -> Path:
-    """Return the path, with a number before its suffixes if it exists."""
-    number, free = 1, path
-    while os.path.lexists(free):
-        number += 1
-        free = with_mark(path, str(number))
-    return free
 
 
 def signal_of(name: str) -> signal.Signals:
@@ -187,6 +157,8 @@ def settings_of(environment: Mapping[str, str]) -> AgentSettings:
         alone = next((name for name in ("OPGRIP_NEW_ONLY", "OPGRIP_MAX_DISK") if values.get(VARIABLES[name][0])), None)
         if alone is not None:
             raise UserError(f"{alone} without OPGRIP_EVERY", "recordings that are asked for stay")
+    at_start = "steps" in values and not {"signal", "every_s"} & values.keys()
     if "seconds" in values:
         values.setdefault("steps", None)
-    return AgentSettings(program_name(), str(Path(pattern).absolute()), options=options, **values)
+    output = str(Path(pattern).absolute())
+    return AgentSettings(program_name(), output, at_start=at_start, options=options, **values)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import count
+from math import inf
 from pathlib import Path
+from time import perf_counter_ns
 from types import FrameType
 from typing import Any
 
-from opgrip.capture.on_demand.agent import Agent, agent_here, start_agent
-from opgrip.capture.on_demand.protocol import RecordingRequest
+from opgrip.capture.on_demand.agent import END_S, Agent, agent_here, start_agent
+from opgrip.capture.on_demand.protocol import RecordingRequest, lines_of
 from opgrip.capture.on_demand.settings import default_settings
 from opgrip.errors import UserError, one_line, raise_if_from_program
 
@@ -45,17 +48,42 @@ def _ask(_number: int, _frame: FrameType | None) -> None:
 
 
 def _record() -> None:
-    from opgrip.capture.on_demand.protocol import lines_of
-
     try:
         # a forked process keeps the handler but has another agent
         agent = agent_here()
-        lines = ["this process has no agent"] if agent is None else lines_of(agent.record(RecordingRequest()))
+        if agent is None:
+            lines = ["this process has no agent"]
+        else:
+            waiting = lambda why: print_lines([f"no step has begun yet: {why}"])  # noqa: E731
+            lines = lines_of(agent.record(RecordingRequest(), waiting=waiting))
     except Exception as error:
         lines = [str(error) if isinstance(error, UserError) else one_line(error)]
+    print_lines(lines)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines about a recording for which no client waits."""
     with suppress(Exception):
         for line in lines:
             print(f"opgrip: {line}", file=sys.stderr, flush=True)
+
+
+def record_at_start(agent: Agent) -> None:
+    """Record the first steps from now on, and report the recording to stderr."""
+    # begin here: the program must not make a step meanwhile
+    session, _ = agent.begin(RecordingRequest(wait_s=inf), perf_counter_ns())
+    recording = threading.Thread(
+        target=lambda: print_lines(lines_of(agent.finish(session))), name="opgrip-recording", daemon=True
+    )
+    recording.start()
+    pid = os.getpid()
+
+    def end() -> None:
+        if os.getpid() == pid:
+            agent.close()
+            recording.join(END_S)
+
+    atexit.register(end)
 
 
 class MarkedSteps:

@@ -5,17 +5,56 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import util
 from pathlib import Path
 from weakref import WeakSet
 
+FIELDS: dict[str, Callable[[], str]] = {
+    "h": socket.gethostname,
+    "p": lambda: str(os.getpid()),
+    "r": lambda: str(rank() or 0),
+    "t": lambda: time.strftime("%Y%m%dT%H%M%S", time.gmtime()),
+    "n": lambda: "1",
+    "%": lambda: "%",
+}
+"""fields of a trace's name: host, pid, rank (0 without one), UTC time as 20260131T235959, number of the recording of a
+process, percent
+"""
+FIELD = re.compile(r"%(.?)", re.DOTALL)
 
-def own_path(path: str | Path) -> str | Path:
-    """Return the path for this process's output: `path`, with the rank added if the process has one."""
-    number = rank()
-    return path if number is None or str(path) == "-" else with_mark(path, f"rank{number}")
+
+def own_path(path: str | Path, number: int = 1) -> str | Path:
+    """Return the path for this process's output, with the fields of its name replaced; a rank is added if the process
+    has one and all ranks would have the same name.
+
+    Parameters
+    ----------
+    number : value of `%n`
+    """
+    pattern = str(path)
+    if pattern == "-":
+        return path
+    fields = FIELDS | {"n": lambda: str(number)}
+    own: str | Path = FIELD.sub(lambda field: fields.get(field[1], lambda: field[0])(), pattern)
+    if rank() is not None and "%r" not in pattern and "%p" not in pattern:
+        own = with_mark(own, f"rank{rank()}")
+    return path if str(own) == pattern else own
+
+
+def unused(path: Path) -> Path:
+    """Return the path, with a number before its suffixes if it or its file of whole values exists."""
+    # import here, because modules that run before torch is loaded import this module
+    from opgrip.traces.io.tensor_file import values_path
+
+    number, free = 1, path
+    while os.path.lexists(free) or os.path.lexists(values_path(free)):
+        number += 1
+        free = with_mark(path, str(number))
+    return free
 
 
 def child_path(path: str | Path) -> Path:
@@ -45,7 +84,6 @@ class ChildFiles:
 
     def remove_old(self) -> None:
         """Remove the traces of an earlier program and their whole-value files."""
-        # import here, because modules that run before torch is loaded import this module
         from opgrip.traces.io.tensor_file import values_path
 
         for child in self.old():

@@ -40,6 +40,7 @@ from opgrip.capture.program.processes import ChildFiles, ForkWatch, child_path, 
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.session.capture_report import CaptureReport
 from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
+from opgrip.capture.session.spawned import SpawnWatch
 from opgrip.capture.session.spending import Spending
 from opgrip.capture.signatures import full_values
 from opgrip.capture.signatures.full_values import FullValues
@@ -78,8 +79,9 @@ class Capture(CaptureReport):
 
     Parameters
     ----------
-    path : trace file, compressed if its name ends in `.gz` or `.zst`; `-` for standard output. A rank started by
-        torchrun adds its number to the name, and a forked process adds its process id, as in `step.rank1.jsonl`
+    path : trace file, compressed if its name ends in `.gz` or `.zst`; `-` for standard output. `%t`, `%p`, `%h` and
+        `%r` are the time, process, host and rank. If the file exists, as in a job that starts again, a number is added.
+        A rank started by torchrun adds its number, and a forked process its process id, as in `step.rank1.jsonl`
     model : root of all module paths; without it, each outermost module that is called starts its own path
     extensions : names of extension modules whose functions are recorded, if the program has loaded them
     schedule : steps to record; the program calls `step` at the end of each. Between recorded steps it runs at full
@@ -115,9 +117,9 @@ class Capture(CaptureReport):
 
     Raises
     ------
-    UserError : on entering, if the file exists or cannot be written, or the capture is already running; on
-        construction, if `values` or `device_time` is not a valid choice, `grip` contains no function names, or
-        `private` conflicts with another option
+    UserError : on entering, if the file cannot be written, or the capture is already running; on construction, if
+        `values` or `device_time` is not a valid choice, `grip` contains no function names, or `private` conflicts with
+        another option
     """
 
     def __init__(
@@ -145,13 +147,15 @@ class Capture(CaptureReport):
         details: Mapping[str, Any] | None = None,
         force: bool = False,
     ) -> None:
+        extensions, grip = tuple(extensions), tuple(grip)
+        # spawned processes get these
+        others = ("self", "__class__", "path", "model", "schedule", "details")
+        self._options = {name: value for name, value in locals().items() if name not in (*others, "others")}
         check_choices(model, values, device_time)
         check_private(private, salt_file, values, grip_to)
         self._limits = RecordingLimits(max_calls, max_bytes, max_memory)
         check_flight(last, path, values, device_time, bool(self._limits))
         super().__init__(own_path(path), schedule)
-        # the program may change its working directory
-        self._file = self.path if str(path) == "-" else Path(self.path).absolute()
         self._full, self._force, self._max_overhead = values == FULL, force, max_overhead
         self._details = dict(details or {})
         self._requires_kernels = device_time == KERNELS
@@ -169,9 +173,10 @@ class Capture(CaptureReport):
         self._flights = None if last is None else Flights(self._recorder, last)
         samples = None if grip_to is None else Path(grip_to)
         self.grips = Grips([parse_pattern(text) for text in grip], to=samples, recorder=self._recorder)
-        self.extensions = ExtensionWatch(self._recorder, tuple(extensions))
+        self.extensions = ExtensionWatch(self._recorder, extensions)
         self._watching = Watching(self._recorder, self._make_watches(compiled))
         self._forks = ForkWatch(self._begin_in_child, self.close)
+        self._spawns = SpawnWatch(self._describe_spawned, lambda error: self._recorder.lost.drop("a process", error))
         self._flusher: Flusher | None = None
         self._child_files: ChildFiles | None = None
         self._depth = 0
@@ -245,6 +250,7 @@ class Capture(CaptureReport):
                 stages.callback(self._flights.end)
             stages.callback(self._recorder.set_idle, True)
             self._forks.active = False
+            self._spawns.stop()
             self._watching.pause()
 
     def __enter__(self) -> Capture:
@@ -304,6 +310,7 @@ class Capture(CaptureReport):
         if self._requires_kernels:
             check_kernels()
         with in_words_of_python():
+            self._choose_file()
             if self._full:
                 full_values.check(self._file, self._force)
             self._begin_recorder(self._file)
@@ -319,9 +326,10 @@ class Capture(CaptureReport):
                     flusher.writer.discard()
                 raise
         flusher.__enter__()
-        self._flusher = flusher
+        self._flusher = self._counted = flusher
         self._child_files = None if str(self.path) == "-" else ChildFiles(self._file)
         self._forks.active = True
+        self._spawns.start()
 
     def _begin_recorder(self, path: str | Path) -> None:
         self._recorder.begin()
@@ -382,8 +390,8 @@ class Capture(CaptureReport):
             parent.writer.abandon()
         if self._recorder.fitter.full is not None:
             self._recorder.fitter.full.abandon()
-        path = Path(os.devnull) if str(self.path) == "-" else child_path(self._file)
+        path = Path(os.devnull) if str(self.path) == "-" else child_path(self._root or self._file)
         self._child_files = None
         self._begin_recorder(path)
-        self._flusher = self._make_flusher(path, self._details | {"parent_pid": os.getppid()})
+        self._flusher = self._counted = self._make_flusher(path, self._details | {"parent_pid": os.getppid()})
         self._flusher.__enter__()

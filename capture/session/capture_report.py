@@ -1,14 +1,16 @@
-"""Results of a capture, and messages about failures and about requested data that the trace lacks."""
+"""Files and results of a capture, and messages about failures and about requested data that the trace lacks."""
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from opgrip.capture.grip.gripping import Grips
 from opgrip.capture.hooks.extensions import ExtensionWatch
-from opgrip.capture.program.processes import ChildFiles
+from opgrip.capture.program.processes import ChildFiles, unused
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.session.schedule import ALWAYS, Schedule
 from opgrip.capture.signatures.full_values import FullValues
@@ -18,19 +20,29 @@ from opgrip.errors import UserError
 from opgrip.traces.table.accelerators import time_doubts
 
 
+class Counts(NamedTuple):
+    """Numbers of a recording, as documented for the attributes of `CaptureReport`."""
+
+    calls: int = 0
+    signatures: int = 0
+    dropped: int = 0
+    bytes_written: int = 0
+
+
 class CaptureReport:
-    """Base class of `Capture` with its results.
+    """Base class of `Capture` with its files and results.
 
     Attributes
     ----------
     path : trace file
-    calls, signatures, dropped : after the block, the number of recorded calls, of distinct calls, and of calls that
-        could not be recorded
+    calls, signatures, dropped : number so far of recorded calls, of distinct calls, and of calls that could not be
+        recorded. With `last`, calls and distinct calls are those of the last trace; after warm-up steps, distinct calls
+        are counted when they are written, up to half a second later
     marks : number of recorded `record_function` marks
     perturbed : number of calls that ran right after the capture's own work and are marked as perturbed
     doubts : reasons why the measured times are doubtful, as sentences; empty on a quiet machine
     stopped : limit that ended the recording before the program ended, or None
-    bytes_written : size of the trace before compression
+    bytes_written : number of bytes written so far, before compression; calls are written every half second
     failure, problem : error that kept the trace from being written, and a message that also says which part was
         written; None if writing succeeded
     full_values : after the block, the result of keeping whole values, or None if they were not requested
@@ -47,10 +59,17 @@ class CaptureReport:
     _flights: Flights | None
     _child_files: ChildFiles | None
     _force: bool
+    _options: dict[str, Any]
+    _details: dict[str, Any]
 
     def __init__(self, path: str | Path, schedule: Schedule) -> None:
         self.path, self.schedule = path, schedule
-        self.calls = self.signatures = self.dropped = self.bytes_written = 0
+        # the program may change its working directory
+        self._file = self._asked_file = path if str(path) == "-" else Path(path).absolute()
+        # in a spawned process, the trace of the process that runs the program
+        self._root: Path | None = None
+        self._counted: Flusher | None = None
+        self._counts = Counts()
         self.marks = self.perturbed = 0
         self.doubts: tuple[str, ...] = ()
         self.stopped: str | None = None
@@ -61,6 +80,47 @@ class CaptureReport:
         self.old_child_files: tuple[Path, ...] = ()
         self._step = 0
         self._has_recorded = False
+
+    @property
+    def calls(self) -> int:
+        return self._count().calls
+
+    @property
+    def signatures(self) -> int:
+        return self._count().signatures
+
+    @property
+    def dropped(self) -> int:
+        return self._count().dropped
+
+    @property
+    def bytes_written(self) -> int:
+        return self._count().bytes_written
+
+    def _choose_file(self) -> None:
+        """Choose a numbered name if the trace exists: a job that starts again must not end here."""
+        asked = self._asked_file
+        if self._force or not isinstance(asked, Path) or not asked.is_file():
+            return
+        self._file = unused(asked)
+        self.path = Path(self.path).with_name(self._file.name)
+        warnings.warn(f"{asked} exists: the trace goes to {self._file.name}", RuntimeWarning, stacklevel=4)
+
+    def _describe_spawned(self) -> dict[str, Any] | None:
+        """Return the settings of a process that is spawned now; None if only steps or no files are written."""
+        if self.schedule is not ALWAYS or self._recorder.threads.by_steps or str(self.path) == "-":
+            return None
+        options = {**self._options, "details": self._details | {"parent_pid": os.getpid()}}
+        return {"root": self._root or self._file, "policy": self._recorder.privacy, "options": options}
+
+    def _count(self) -> Counts:
+        flusher = self._counted
+        if flusher is None:
+            return self._counts
+        # the program may read these in any thread, so nothing may change the table while it is summed up
+        dropped = sum(tuple(self._recorder.lost.dropped.values()))
+        bytes_written = 0 if flusher.writer is None else flusher.writer.bytes_written
+        return Counts(flusher.calls, flusher.signatures, dropped, bytes_written)
 
     @property
     def dumps(self) -> list[Path]:
@@ -108,13 +168,11 @@ class CaptureReport:
         if not was_discarded:
             self.grips.finish()
         blocks = flusher.blocks
+        self._counts, self._counted = self._count(), None
         self.marks, self.perturbed = blocks.marks.total(), blocks.perturbed
-        self.calls, self.signatures = blocks.calls - self.marks, flusher.signatures - len(blocks.marks)
         slow_memory = recorder.slow_memory.excess_ns / max(blocks.duration_ns, 1)
         self.doubts = tuple(time_doubts(flusher.contended, slow_memory))
         self.stopped = flusher.reached
-        self.dropped = sum(recorder.lost.dropped.values())
-        self.bytes_written = 0 if flusher.writer is None else flusher.writer.bytes_written
         self.failure, self.problem = flusher.failure, flusher.problem_with(self.path)
         self.full_values = recorder.fitter.full
         if self._child_files is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -85,6 +86,11 @@ class Blocks:
         self.newest = -1
         self.is_contended = False
         self.duration_ns = 0
+        # calls without marks: taken and not yet in `calls`; by thread, integers counted in its rows and the calls in
+        # them. The lock keeps them consistent with the rows.
+        self._in_flight = 0
+        self._counted: dict[int, tuple[int, int]] = {}
+        self._counting = threading.RLock()
         # by thread: last sequence number; scope of the forward call that made each node; start and end of the last call
         self._sequence: dict[int, int] = {}
         self._forward: dict[int, dict[int, int]] = {}
@@ -106,7 +112,13 @@ class Blocks:
             open_since_ns = min((start for start, _ in self._running(mode)), default=NONE_OPEN)
             count = len(mode.rows)
             whole, used = self._split(mode, mode.rows[:count], remaining_calls, open_since_ns)
-            del mode.rows[:used]
+            with self._counting:
+                integers, calls = self._counted.pop(mode.number, (0, 0))
+                del mode.rows[:used]
+                own = len(whole) - self._marks_in(whole)
+                self._in_flight += own
+                if integers > used:
+                    self._counted[mode.number] = integers - used, calls - own
             self.recorder.work.calls += len(whole)
             self.recorder.work.integers += used
             if len(whole):
@@ -147,7 +159,10 @@ class Blocks:
         if self._looks:
             for number, there in self._place_times.note(signature, scope, _first(block), duration):
                 self.recorder.observations.want_at(number, there, self.recorder.threads.all)
+        own = len(table) - self._marks_in(block)
         if learning:
+            with self._counting:
+                self._in_flight -= own
             return
         slow_memory = self.recorder.slow_memory.slow_calls(counted, signature)
         self.duration_ns += int(duration.sum())
@@ -171,13 +186,38 @@ class Blocks:
         if self.recorder.kernels is not None:
             self.recorder.kernels.note(self._threads[mode.number], mode.idents, signature, starts, table[:, 2])
         self.newest = max(self.newest, *flows) if flows else self.newest
-        self.calls += len(table)
         marks = self.recorder.signatures.marks
-        if marks:
-            self.marks.update(number for number in signature if number in marks)
+        with self._counting:
+            self.calls += len(table)
+            if marks:
+                self.marks.update(number for number in signature if number in marks)
+            self._in_flight -= own
         self.perturbed += sum(
             signature[place] not in marks for first, count in perturbed for place in range(first, first + count)
         )
+
+    @property
+    def own_written(self) -> int:
+        """Number of calls without marks."""
+        return self.calls - self.marks.total()
+
+    def count_own(self) -> int:
+        """Return the number of calls without marks, including calls for which no record has been made yet.
+
+        Each call in the threads' rows is counted only at the first request after it.
+        """
+        pairs, marks = self.recorder.scopes.pairs, self.recorder.signatures.marks
+        with self._counting:
+            for mode in self.recorder.threads.all:
+                integers, calls = self._counted.get(mode.number, (0, 0))
+                # a copy: a call may be added meanwhile
+                values, place = mode.rows[integers:], 0
+                while place < len(values):
+                    signature, _, tensors = pairs[values[place]]
+                    calls += signature not in marks
+                    place += COLUMNS + tensors
+                self._counted[mode.number] = integers + place, calls
+            return self.own_written + self._in_flight + sum(calls for _, calls in self._counted.values())
 
     def begin_file(self) -> None:
         """Start a new file without the earlier records."""
@@ -234,6 +274,10 @@ class Blocks:
         is_flow[own] = False
         tensors = np.diff(firsts, append=place) - COLUMNS
         return ThreadCalls(mode, rows[own], tensors, rows[is_flow], open_since_ns), place
+
+    def _marks_in(self, calls: ThreadCalls) -> int:
+        pairs, marks = self.recorder.scopes.pairs, self.recorder.signatures.marks
+        return sum(pairs[pair][0] in marks for pair in calls.calls[:, 0].tolist()) if marks else 0
 
     def _thread(self, mode: ThreadMode) -> Iterator[Record]:
         if mode.number not in self._threads:

@@ -187,9 +187,14 @@ class FlightRecorder(Flusher):
         self.recorder.storages.close()
 
     @property
+    def calls(self) -> int:
+        """Number of calls, without marks, in the last trace."""
+        return self.blocks.own_written
+
+    @property
     def signatures(self) -> int:
-        """Number of signatures in the last trace."""
-        return self._signatures
+        """Number of signatures, without marks, in the last trace."""
+        return self._signatures - len(self.blocks.marks)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

@@ -216,11 +216,20 @@ class Flusher:
         return UserError(f"{path} could not be written", reason)
 
     @property
+    def calls(self) -> int:
+        """Number of calls, without marks, that are in the file or will be written to it."""
+        if self.learning or self.reached is not None or self.failure is not None:
+            return self.blocks.own_written
+        calls = self.blocks.count_own()
+        return calls if self.limits.calls is None else min(calls, self.limits.calls)
+
+    @property
     def signatures(self) -> int:
-        """Number of signatures in the file if it may omit some, otherwise of all signatures of the recording."""
+        """Number of signatures, without marks, in the file if it may omit some, otherwise in the recording."""
+        signatures = self.recorder.signatures
         if self._held is None or not (self._learns or self.reached is not None):
-            return len(self.recorder.signatures)
-        return self._held.file.signatures
+            return len(signatures) - len(signatures.marks)
+        return self._held.file.signatures - len(self.blocks.marks)
 
     def write_running(self) -> None:
         """Write the calls that the threads are in."""
@@ -237,8 +246,7 @@ class Flusher:
         """Write the remaining data and the closing record, or leave no file if the capture was discarded."""
         if self.discards_empty and not self.discarded:
             self.flush()
-            holds_calls = self.blocks.calls > self.blocks.marks.total()
-            self.discarded = not holds_calls and not self.recorder.lost.dropped and self.failure is None
+            self.discarded = not self.blocks.own_written and not self.recorder.lost.dropped and self.failure is None
         if self.discarded:
             if self.writer is not None:
                 self.writer.discard()

@@ -14,6 +14,7 @@ from services import SERVER, ask, environment, running
 
 from opgrip.capture.on_demand.autostart import LINE
 from opgrip.capture.on_demand.settings import settings_of
+from opgrip.cli.command import counted
 from opgrip.errors import UserError
 from opgrip.traces import load
 
@@ -54,12 +55,40 @@ def test_the_line_imports_nothing_where_the_variable_is_not_set_and_takes_next_t
 def test_a_program_of_another_command_line_can_be_asked(site_folder: Path, tmp_path: Path) -> None:
     program = f"import site; site.addsitedir({str(site_folder)!r})\n" + SERVER
     (tmp_path / "server.py").write_text(program, encoding="utf-8")
-    env = {"OPGRIP_CAPTURE": "auto-%n.jsonl", "OPGRIP_STEPS": "2"}
+    env = {"OPGRIP_CAPTURE": "auto-%n.jsonl"}
     with running(tmp_path, sys.executable, "server.py", env=env) as process:
         wait_for(lambda: any((tmp_path / "opgrip").glob("*.sock")), process)
-        done = ask(tmp_path, "trigger", "server")
+        done = ask(tmp_path, "trigger", "server", "--steps", "2")
         assert done.stdout.split() == [str(tmp_path / "auto-1.jsonl")], done.stderr
     assert len(load(tmp_path / "auto-1.jsonl", partial=False).labels) == 2
+
+
+STEPS = """
+import site; site.addsitedir({folder!r})
+import torch
+net = torch.nn.Linear(2, 2).eval()
+for _ in range({steps}):
+    net(torch.ones(1, 2))
+print("went on")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "recorded"), [(6, 2), (2, 1), (0, 0)])
+def test_a_process_records_its_first_steps_by_itself(
+    site_folder: Path, tmp_path: Path, steps: int, recorded: int
+) -> None:
+    (tmp_path / "short.py").write_text(STEPS.format(folder=str(site_folder), steps=steps), encoding="utf-8")
+    env = environment(tmp_path, {"OPGRIP_CAPTURE": "auto.jsonl", "OPGRIP_STEPS": "2"})
+    command = [sys.executable, "short.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, check=True, timeout=120)
+    assert done.stdout == "went on\n"
+    if recorded:
+        assert f"opgrip: {counted(recorded, 'step')}, " in done.stderr
+        assert len(load(tmp_path / "auto.jsonl", partial=False).labels) == recorded
+    else:
+        assert "opgrip: no trace was written: no step began before it was stopped: no module was called" in done.stderr
+        assert not list(tmp_path.glob("*.jsonl"))
 
 
 @pytest.mark.slow
@@ -81,6 +110,9 @@ def test_a_variable_that_says_nothing_stops_no_program(site_folder: Path, tmp_pa
 def test_variables_say_what_a_recording_is() -> None:
     settings = settings_of({"OPGRIP_CAPTURE": "a-%p.jsonl", "OPGRIP_EVERY": "10min", "OPGRIP_SECONDS": "2"})
     assert (settings.every_s, settings.seconds, settings.steps) == (600, 2, None)
+    assert not settings.at_start
+    assert settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_STEPS": "2"}).at_start
+    assert not settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_STEPS": "2", "OPGRIP_SIGNAL": "USR1"}).at_start
     assert Path(settings.output).is_absolute()
     with pytest.raises(UserError, match="KILL cannot be used"):
         settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_SIGNAL": "KILL"})

@@ -119,7 +119,7 @@ def test_files_of_forked_processes_are_named_and_those_of_an_earlier_run_removed
     done = succeed(*command, "--", "forks.py", cwd=folder)
     first = traces_in(folder) - {"t.jsonl.gz"}
     assert len(first) == 2
-    assert f"opcapture: calls of 2 processes that it forked, to {', '.join(sorted(first))}\n" in done.stderr
+    assert f"opcapture: calls of 2 processes that it started, to {', '.join(sorted(first))}\n" in done.stderr
     (folder / "t.jsonl.gz").unlink()
     again = run_command(*command, "--", "forks.py", cwd=folder)
     assert f"opcapture: of an earlier run, and removed by --force: {', '.join(sorted(first))}\n" in again.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -179,12 +178,13 @@ def test_a_program_without_steps_is_told_that_it_has_to_tell_of_them(
 
 
 def test_a_recording_on_demand_leaves_out_steps(tmp_path: Path, spend: Callable[[float], None]) -> None:
-    model, armed = small_model(), threading.Event()
+    model = small_model()
     settings = AgentSettings("tested", str(tmp_path / "t-%n.jsonl"))
     request = RecordingRequest(steps=2, warmup=0, options={"max_overhead": SHARE})
     with ThreadPoolExecutor(1) as pool, torch.no_grad():
-        running = pool.submit(RecordingSession(settings, request, 1, perf_counter_ns()).run, lambda told: armed.set())
-        armed.wait()
+        session = RecordingSession(settings, request, 1, perf_counter_ns())
+        session.begin()
+        running = pool.submit(session.finish, lambda why: None)
         spend(1.5)
         for step in range(5):
             if step == 3:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -280,12 +282,27 @@ def test_a_capture_that_runs_cannot_be_entered_again(tmp_path: Path) -> None:
     assert (tmp_path / "t.jsonl").exists()
 
 
-def test_an_existing_trace_is_kept_unless_forced(tmp_path: Path) -> None:
+def test_a_program_that_starts_again_writes_another_trace(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("precious", encoding="utf-8")
-    with pytest.raises(UserError, match="exists"), Capture(path):
-        pass
+    watched = Capture(path, values="full")
+    for number in (2, 3):
+        with pytest.warns(RuntimeWarning, match=f"t.jsonl exists: the trace goes to t.{number}.jsonl"), watched:
+            torch.ones(100) + number
+        assert watched.path == tmp_path / f"t.{number}.jsonl"
+        assert load(watched.path, partial=False).signatures[1].args[1] == number
     assert path.read_text(encoding="utf-8") == "precious"
+    (tmp_path / "t.values.safetensors").touch()
+    with Capture(path, force=True):
+        torch.ones(3)
+    assert len(load(path).calls) == 1
+
+
+def test_a_name_may_have_the_time_and_the_process(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t-%t-%p-100%.jsonl") as watched:
+        torch.ones(3)
+    assert re.fullmatch(rf"t-\d{{8}}T\d{{6}}-{os.getpid()}-100%\.jsonl", Path(watched.path).name)
+    assert len(load(watched.path, partial=False).calls) == 1
 
 
 FORKED = """

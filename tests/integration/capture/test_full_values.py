@@ -281,8 +281,6 @@ def test_force_replaces_both_files_and_a_discarded_capture_neither(tmp_path: Pat
     path = tmp_path / "t.jsonl"
     capture(path, lambda: torch.ones(100).sin())
     before = {item.name: item.read_bytes() for item in tmp_path.iterdir()}
-    with pytest.raises(UserError, match="exists"):
-        capture(path, lambda: None)
     with Capture(path, values="full", force=True) as watched:
         torch.randn(100).sin()
         watched.discard()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from programs import run_command, succeed, train_tiny_net
 
 from opgrip.capture import Capture, Schedule
+from opgrip.capture.signatures import fitting
 from opgrip.cli.command import counted
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import tensors
@@ -174,3 +176,58 @@ def test_the_command_says_that_a_limit_was_reached(tmp_path: Path) -> None:
     lines = done.stderr.splitlines()
     assert lines[0].startswith("opcapture: 1 call of 1 signature, ")
     assert lines[1] == ("opcapture: the recording ended at the limit of 1 call: later calls of the program are missing")
+
+
+def test_counts_are_current_while_the_program_runs(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl") as watched:
+        before, made, writes = watched.bytes_written, 0, 0
+        # over three writings of the trace, calls are never counted twice or left out for a moment
+        while writes < 3:
+            X + made % 7
+            made += 1
+            assert watched.calls == made
+            writes += watched.bytes_written > before
+            before = watched.bytes_written
+        assert watched.signatures == min(made, 7)
+    assert watched.calls == len(load(tmp_path / "t.jsonl").calls) == made
+
+
+def test_counts_leave_out_marks_and_warm_up_steps(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl", schedule=Schedule(warmup=1, active=2)) as watched:
+        for step in range(3):
+            for _ in range(4):
+                with torch.profiler.record_function("mark"):
+                    X + step
+            assert watched.calls == 4 * step
+            watched.step()
+    assert (watched.calls, watched.signatures, watched.marks) == (8, 2, 16)
+
+
+def test_counts_end_at_the_limit(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl", max_calls=50) as watched:
+        for _ in range(80):
+            X + 1
+        assert watched.calls == 50
+    assert watched.calls == 50
+
+
+def test_lost_calls_are_counted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> Any:
+        raise OSError("planted")
+
+    monkeypatch.setattr(fitting, "describe_call", broken)
+    with Capture(tmp_path / "t.jsonl") as watched:
+        X + 1
+        assert (watched.calls, watched.dropped) == (0, 1)
+
+
+def test_the_child_of_a_fork_counts_its_own_calls(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl") as watched:
+        X + 1
+        child = os.fork()
+        if child == 0:
+            X + 2
+            X + 3
+            os._exit(watched.calls)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        assert watched.calls == 1

@@ -1,0 +1,313 @@
+"""Detection of a program's steps: where each begins and ends, and why none begins."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from fnmatch import fnmatchcase
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from opgrip.capture.on_demand.recorded_steps import StepRecording, ThreadLife
+from opgrip.capture.on_demand.recorded_steps import here as this_thread
+from opgrip.capture.on_demand.trigger import marks
+from opgrip.capture.program.patches import Patches
+from opgrip.capture.torch_compat.torch_private import MODULE_CALLS
+from opgrip.errors import raise_if_from_program
+
+if TYPE_CHECKING:
+    from opgrip.capture.on_demand.session import ThreadStep
+
+PROGRAM, MODULE, OPTIMIZER = "the program's own", "calls of modules that do not train", "steps of an optimizer"
+
+
+class StepSource(ABC):
+    """Context manager that notices steps; `name` describes them."""
+
+    name: str
+
+    def __init__(self, recording: StepRecording) -> None:
+        self.recording = recording
+        self._hooks = ExitStack()
+
+    @abstractmethod
+    def enter(self) -> None: ...
+
+    def leave(self) -> None:
+        self._hooks.close()
+
+
+class ThreadState(threading.local):
+    """Where a thread is.
+
+    Attributes
+    ----------
+    step : step that it is in
+    left_on : ended step whose mode was below a mode of the program and is still on
+    call_is_wide : `ModuleSteps.is_wide` when the outermost call of a module began that it is in; None outside of calls
+    """
+
+    step: ThreadStep | None = None
+    left_on: ThreadStep | None = None
+    call_is_wide: bool | None = None
+
+
+class Boundaries(StepSource):
+    """Source of steps that last from one boundary to the next in each thread.
+
+    It keeps noticing boundaries until each thread has passed one, because only a thread itself can remove its mode.
+    """
+
+    def __init__(self, recording: StepRecording, here: ThreadState) -> None:
+        super().__init__(recording)
+        self.here = here
+        # no lock: in a fork, lives of other threads end in the child before it could create a new lock
+        self._steps: dict[ref[ThreadLife], ThreadStep | None] = {}
+        self._pid = os.getpid()
+        self._is_left = False
+        self._closing = threading.Lock()
+
+    def leave(self) -> None:
+        self._is_left = True
+        self._close_if_over()
+
+    def pass_boundary(self) -> None:
+        """End this thread's step, and begin another. Never raises."""
+        here, recording = self.here, self.recording
+        if here.left_on is not None and recording.capture.leave_step(here.left_on):
+            here.left_on = None
+        if here.step is not None:
+            step, here.step = here.step, None
+            if not recording.end_step(step):
+                here.left_on = step
+        if here.left_on is None:
+            life = ref(this_thread.life, self._end_thread)
+            # before checking for the end, so that the last thread to leave sees it
+            self._steps[life] = None
+            if not self._is_left:
+                here.step = self._steps[life] = recording.begin_step(nested=False)
+            if here.step is None:
+                self._end_thread(life)
+
+    def _end_thread(self, life: ref[ThreadLife]) -> None:
+        step = self._steps.pop(life, None)
+        # a forked process has no lock for it yet, and no other threads to count
+        if step is not None and os.getpid() == self._pid:
+            step.mode.forget()
+        self._close_if_over()
+
+    def _close_if_over(self) -> None:
+        if self._is_left and not self._steps and self._closing.acquire(blocking=False):
+            self._hooks.close()
+
+
+class ProgramSteps(Boundaries):
+    """Steps from one `opgrip.capture.step()` to the next."""
+
+    name = PROGRAM
+
+    def enter(self) -> None:
+        # keep one object: each access to a bound method creates a new one
+        self._listener = self.pass_boundary
+        marks.listeners += (self._listener,)
+        self._hooks.callback(self._forget)
+
+    def _forget(self) -> None:
+        marks.listeners = tuple(item for item in marks.listeners if item is not self._listener)
+
+
+class OptimizerSteps(Boundaries):
+    """Steps from the end of one optimizer step to the end of the next."""
+
+    name = OPTIMIZER
+
+    def enter(self) -> None:
+        """Watch optimizers; the first one that steps defines the steps."""
+        self._optimizer: ref[Any] | None = None
+        self._hooks.callback(register_optimizer_step_post_hook(self._stepped).remove)
+
+    def _stepped(self, optimizer: Any, *ignored: object) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return
+        if self._optimizer is None or self._optimizer() is None:
+            self._optimizer = ref(optimizer)
+        if self._optimizer() is optimizer:
+            self.pass_boundary()
+
+
+TRAINING, INSIDE, OTHER = "in training mode", "inside a call that began before", "of other classes"
+"""reasons why calls of modules are not steps"""
+MOST_NAMES = 3
+"""most classes of modules that are named for each reason"""
+
+
+class ModuleSteps(StepSource):
+    """Steps that are outermost calls of modules: of a class matching a pattern, or not in training mode.
+
+    Other modules' calls count as parts of steps.
+
+    Attributes
+    ----------
+    passed : classes of modules whose calls were not steps, by reason
+    is_wide : True if calls in training mode, and the outermost ones inside a call that began before, are steps too
+    """
+
+    name = MODULE
+
+    def __init__(self, recording: StepRecording, here: ThreadState, pattern: str | None) -> None:
+        super().__init__(recording)
+        self.here = here
+        self.passed: dict[str, list[str]] = {}
+        self.is_wide = False
+        self._pattern = pattern
+        self._patches = Patches()
+
+    def enter(self) -> None:
+        # torch warns about hooks on all modules when it compiles one
+        self._patches.replace(nn.Module, "__call__", self._watching)
+        self._hooks.callback(self._patches.undo)
+
+    def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        here, recording, is_traced = self.here, self.recording, torch.compiler.is_dynamo_compiling
+
+        def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if is_traced() or here.step is not None or here.call_is_wide is self.is_wide or recording.done.is_set():
+                return original(module, *args, **kwargs)
+            if not self._matches(module):
+                return original(module, *args, **kwargs)
+            step = recording.begin_step(nested=True) if self._begins_step(module) else None
+            outer = here.call_is_wide
+            try:
+                here.call_is_wide = self.is_wide
+                if step is not None:
+                    here.step = step
+                return original(module, *args, **kwargs)
+            finally:
+                here.call_is_wide = outer
+                if step is not None:
+                    here.step = None
+                    recording.end_step(step)
+
+        return functools.wraps(original)(watched)
+
+    def _begins_step(self, module: nn.Module) -> bool:
+        try:
+            if self.is_wide:
+                return True
+            if self._pattern is None and module.training and torch.is_grad_enabled():
+                return self._pass(TRAINING, module)
+            return not self._is_inside_module() or self._pass(INSIDE, module)
+        except Exception as error:
+            raise_if_from_program(error)
+            return False
+
+    def _matches(self, module: nn.Module) -> bool:
+        if self._pattern is None:
+            return True
+        kind = type(module)
+        names = kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
+        return any(fnmatchcase(name, self._pattern) for name in names) or self._pass(OTHER, module)
+
+    def _pass(self, reason: str, module: nn.Module) -> bool:
+        """Note that a call is not a step; return False."""
+        names, name = self.passed.setdefault(reason, []), type(module).__name__
+        if len(names) < MOST_NAMES and name not in names:
+            names.append(name)
+        return False
+
+    def _is_inside_module(self) -> bool:
+        """Return True if this thread is in such a call that began before the recording."""
+        frame: FrameType | None = sys._getframe(3)
+        while frame is not None:
+            if frame.f_code in MODULE_CALLS:
+                if self._pattern is None:
+                    return True
+                outer = frame.f_locals.get("self")
+                if isinstance(outer, nn.Module) and self._matches(outer):
+                    return True
+            frame = frame.f_back
+        return False
+
+
+class StepSources:
+    """The sources of a recording's steps: the program's marks, else calls of modules and optimizers, or only those of
+    `step_module`.
+    """
+
+    def __init__(self, recording: StepRecording, step_module: str | None) -> None:
+        here = ThreadState()
+        self._recording, self._step_module = recording, step_module
+        self._modules: ModuleSteps | None = ModuleSteps(recording, here, step_module)
+        self._optimizers: OptimizerSteps | None = None
+        self._has_optimizer: bool | None = None
+        self._all: list[StepSource] = [self._modules]
+        if step_module is None and marks.steps:
+            self._modules, self._all = None, [ProgramSteps(recording, here)]
+        elif step_module is None:
+            self._optimizers = OptimizerSteps(recording, here)
+            self._all.append(self._optimizers)
+
+    @property
+    def names(self) -> list[str]:
+        return [source.name for source in self._all]
+
+    def enter(self) -> None:
+        for source in self._all:
+            source.enter()
+
+    def leave(self) -> None:
+        for source in self._all:
+            source.leave()
+
+    def widen(self, is_late: bool) -> None:
+        """Let calls of modules that are not steps be steps, if there are any and no optimizer is to step.
+
+        Parameters
+        ----------
+        is_late : do not wait for an existing optimizer any longer
+        """
+        modules, optimizers = self._modules, self._optimizers
+        if modules is None or optimizers is None or modules.is_wide or not modules.passed:
+            return
+        if self._has_optimizer is None:
+            self._has_optimizer = _has_optimizer()
+        if is_late or not self._has_optimizer:
+            optimizers.leave()
+            modules.is_wide = True
+
+    def explain(self) -> str:
+        """Return why no step has begun."""
+        if self._recording.refused:
+            return f"none could be recorded: {'; '.join(self._recording.refused)}"
+        if self._modules is None:
+            return "the program has not called opgrip.capture.step() again"
+        passed = self._modules.passed
+        if self._step_module is not None:
+            called = "; ".join(f"{', '.join(names)} {reason}" for reason, names in passed.items())
+            return f"no module of a class {self._step_module} was called" + (f", but {called}" if called else "")
+        for reason in (INSIDE, TRAINING):
+            if reason in passed:
+                names = ", ".join(passed[reason])
+                if self._modules.is_wide:
+                    return f"modules ({names}) are called {reason}, and no optimizer steps: such calls are steps now"
+                return (
+                    f"modules ({names}) are called {reason}, and no optimizer has stepped yet: wait for it, or name "
+                    f"the class of the modules whose calls are steps with --step-module"
+                )
+        return "no module was called, and no optimizer stepped: call opgrip.capture.step() after each step"
+
+
+def _has_optimizer() -> bool:
+    # use `type`: `isinstance` can run code of the program's objects
+    return any(issubclass(type(item), Optimizer) for item in gc.get_objects())

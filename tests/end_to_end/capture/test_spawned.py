@@ -1,0 +1,117 @@
+"""Processes that a program spawns with `multiprocessing`: each is recorded, and finds nothing changed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from programs import run_command, run_python
+
+from opgrip.traces import Trace, load
+
+PROGRAM = """
+import multiprocessing, os, sys, torch
+
+def grandchild():
+    torch.ones(3).tan()
+
+def child(number, queue, environment):
+    x = torch.ones(3)
+    for _ in range(number):
+        x.sin()
+    methods = {{"spawn", "fork"}} if number == 1 else ()
+    for method in methods:
+        process = multiprocessing.get_context(method).Process(target=grandchild)
+        process.start()
+        process.join()
+    queue.put((number, dict(os.environ) == environment, sys.argv[1:], sys.orig_argv[-1]))
+    sys.exit(number)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context({method!r})
+    queue = context.Queue()
+    processes = [context.Process(target=child, args=(number, queue, dict(os.environ))) for number in (1, 2)]
+    for process in processes:
+        process.start()
+    torch.ones(3).cos()
+    print(*sorted(queue.get(timeout=120) for _ in processes))
+    for process in processes:
+        process.join()
+    print([process.exitcode for process in processes])
+"""
+OUTPUT = "(1, True, ['--x'], '--multiprocessing-fork') (2, True, ['--x'], '--multiprocessing-fork')\n[1, 2]\n"
+
+
+def children(folder: Path) -> list[Trace]:
+    return [load(path, partial=False) for path in sorted(folder.glob("t.pid*.jsonl"))]
+
+
+def ops(trace: Trace) -> list[str]:
+    return [op for op in trace.calls["op"].astype(str) if op != "aten.ones.default"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--private",)])
+def test_spawned_processes_are_recorded_and_find_nothing_changed(tmp_path: Path, options: tuple[str, ...]) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM.format(method="spawn"), encoding="utf-8")
+    done = run_command("opcapture", *options, "-o", "t.jsonl", "--", "train.py", "--x", cwd=tmp_path, fresh=True)
+    assert (done.returncode, done.stdout) == (0, OUTPUT), done.stderr
+    assert "Warning" not in done.stderr
+    assert "opcapture: calls of 4 processes that it started, to t.pid" in done.stderr
+    traces = children(tmp_path)
+    parent = load(tmp_path / "t.jsonl", partial=False)
+    assert ops(parent) == ["aten.cos.default"]
+    sines = sorted(ops(trace) for trace in traces)
+    assert sines == [["aten.sin.default"], ["aten.sin.default"] * 2, *[["aten.tan.default"]] * 2]
+    first = next(trace for trace in traces if ops(trace) == ["aten.sin.default"])
+    assert [trace.header["parent_pid"] for trace in traces if "aten.tan.default" in ops(trace)] == [
+        first.header["pid"]
+    ] * 2
+    if "--private" in options:
+        # names are hashed alike in all processes
+        (function,) = {*first.calls["function"]}
+        assert function.startswith("~") or "child" not in function
+        others = [trace for trace in traces if ops(trace) == ["aten.sin.default"] * 2]
+        assert {*others[0].calls["function"]} == {function}
+
+
+@pytest.mark.slow
+def test_processes_of_a_fork_server_are_recorded(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM.format(method="forkserver"), encoding="utf-8")
+    done = run_command("opcapture", "-o", "t.jsonl", "--", "train.py", "--x", cwd=tmp_path, fresh=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(ops(trace)[0] for trace in children(tmp_path)) == ["aten.sin.default"] * 2 + ["aten.tan.default"] * 2
+
+
+LATE = """
+import multiprocessing, os
+from opgrip.capture import Capture
+
+def idle():
+    pass
+
+def late():
+    import torch
+    torch.ones(3).sin()
+
+if __name__ == "__main__":
+    with Capture("t.jsonl") as capture:
+        for function in (idle, late):
+            process = multiprocessing.get_context("spawn").Process(target=function)
+            process.start()
+            process.join()
+            assert process.exitcode == 0
+    print(len(capture.child_files), "get_preparation_data" in multiprocessing.spawn.get_preparation_data.__qualname__)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_loads_torch_late_is_recorded_and_one_without_calls_leaves_no_file(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(LATE, encoding="utf-8")
+    done = run_python("late.py", cwd=tmp_path, fresh=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1 True\n", "")
+    (trace,) = children(tmp_path)
+    assert ops(trace) == ["aten.sin.default"]
+    assert sorted(os.listdir(tmp_path))[:1] == ["late.py"]
+    assert not list(tmp_path.glob("*.part*"))
