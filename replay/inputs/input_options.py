@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from opgrip.cli.command import did_you_mean, seed
 from opgrip.cli.option_types import floating_dtype
 from opgrip.cli.options import CASES, IDENTITY, RUN, option, titled
-from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS
+from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, extension_of
 
 if TYPE_CHECKING:
     import torch
@@ -75,10 +75,11 @@ class InputOptions:
     seed: int = option(0, "random seed for generated values (default: %(default)s)", parse=seed, role=RUN)
     extension: tuple[str, ...] = option(
         (),
-        "extension module whose functions and Triton kernels the trace may call, in addition to "
+        "module or file to import, whose operators, functions and Triton kernels the trace may call, in addition to "
         f"{', '.join(TRUSTED_EXTENSIONS)}; can be repeated",
         repeated=True,
-        metavar="MODULE",
+        parse=extension_of,
+        metavar="MODULE|FILE",
         role=CASES,
     )
 

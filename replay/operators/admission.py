@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from types import ModuleType
 
 from opgrip.cli.command import own_python
@@ -25,10 +26,60 @@ TRUSTED_EXTENSIONS = (MMCV,)
 """extension modules that a trace may name; they run as code, so an untrusted trace cannot add to them"""
 
 
+_LIBRARIES = tuple(EXTENSION_SUFFIXES)
+"""suffixes of compiled modules and libraries"""
+
+
+def extension_of(text: str) -> str:
+    """Return the name of a module, or the absolute path of a file, for later use in another folder."""
+    return os.path.abspath(text) if _is_file(text) else text
+
+
+def module_of(extension: str) -> str:
+    """Return the name of a module that is named itself or by its file."""
+    return os.path.basename(extension).partition(".")[0] if _is_file(extension) else extension
+
+
+def _is_file(extension: str) -> bool:
+    return os.sep in extension or extension.endswith((".py", *_LIBRARIES))
+
+
 def import_trusted(name: str) -> ModuleType:
-    """Import a module that the user names; installed modules come before those in the working directory."""
+    """Import a module or file that the user names; installed modules come before those in the working directory."""
+    if _is_file(name):
+        return _import_file(name)
     with _working_directory():
         return importlib.import_module(name)
+
+
+def _import_file(path: str) -> ModuleType:
+    name = module_of(path)
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == path:
+        return loaded
+    if loaded is not None:
+        raise ImportError(f"another module is called {name}: {getattr(loaded, '__file__', 'a part of Python')}")
+    if not os.path.isfile(path):
+        raise ImportError(f"there is no file {path}")
+    # the file may import its neighbours, also later
+    sys.path.append(os.path.dirname(path))
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is neither a Python file nor a library")
+    try:
+        module = sys.modules[name] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        sys.modules.pop(name, None)
+        if not path.endswith(_LIBRARIES) or "PyInit" not in str(error):
+            raise
+        import torch
+
+        # a library of operators that is not a Python module
+        torch.ops.load_library(path)
+        module = sys.modules[name] = ModuleType(name)
+        module.__file__ = path
+    return module
 
 
 @contextmanager
@@ -45,10 +96,33 @@ class Unsupported(Exception):
     """Raised if a case cannot run here; the message is the reason."""
 
 
+class Untrusted(Unsupported):
+    """Raised for an operator or function of a module that the user has not named.
+
+    Attributes
+    ----------
+    extension : module or file to name, according to the trace; None if unknown
+    """
+
+    def __init__(self, subject: str, extension: str | None) -> None:
+        super().__init__(f"{subject} is not trusted: name {extension or 'its module'} with --extension")
+        self.subject, self.extension = subject, extension
+
+    def with_command(self, trace: str, extensions: Iterable[str]) -> str:
+        """Return the reason with the command that runs the case, if the module is known."""
+        if self.extension is None:
+            return str(self)
+        words = [word for name in (*extensions, self.extension) for word in ("--extension", name)]
+        return f"{self.subject} is not trusted: run it with opreplay {shlex.join([trace, *words])}"
+
+
 def absent_extensions(names: Iterable[str]) -> Iterator[str]:
     """Yield one message per module that is not installed."""
     for name in names:
-        if not is_installed(name):
+        if _is_file(name):
+            if not os.path.isfile(name):
+                yield f"--extension {name}: there is no such file, and its functions cannot run"
+        elif not is_installed(name):
             yield f"--extension {name}: no such module is installed, and its functions cannot run"
 
 

@@ -10,14 +10,15 @@ import re
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from types import BuiltinFunctionType
+from functools import cache, partial
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 import torch
 
-from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, Unsupported, import_trusted
-from opgrip.replay.operators.torch_private import is_dispatched
+from opgrip.errors import one_line
+from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, Unsupported, Untrusted, import_trusted, module_of
+from opgrip.replay.operators.torch_private import is_dispatched, operator_names
 from opgrip.replay.operators.triton_kernels import kernel_in, launcher
 from opgrip.traces.schema.records import COMPILED, EXTENSION, FUNCTION, OPERATOR, Signature
 
@@ -78,9 +79,9 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
     namespace, _, name = schema.name.partition("::")
     if namespace in BETWEEN_PROCESSES:
         return NO_OTHERS
-    if namespace not in COMPUTING and namespace not in {module.partition(".")[0] for module in extensions}:
-        if namespace in OF_TORCH_ITSELF:
-            return "is for torch's own compilers and runtimes"
+    if namespace in OF_TORCH_ITSELF:
+        return "is for torch's own compilers and runtimes"
+    if not is_trusted(namespace, extensions):
         return f"is not trusted: name {namespace} with --extension"
     if name in READS_OR_WRITES_FILES or any(map(_names_a_file, schema.arguments)):
         return "reads or writes files"
@@ -93,9 +94,38 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
     return None
 
 
+def is_trusted(namespace: str, extensions: Collection[str]) -> bool:
+    """Return True for namespaces of torch's operators on tensors, and of modules that the user trusts."""
+    if namespace in COMPUTING or namespace in {module_of(name).partition(".")[0] for name in extensions}:
+        return True
+    own = (name for name in extensions if name not in TRUSTED_EXTENSIONS)
+    return any(namespace in namespaces_of(name) for name in own)
+
+
+def namespaces_of(extension: str) -> frozenset[str]:
+    """Import a module or file that the user names, and return the namespaces of the operators that it registers.
+
+    Raises `Unsupported` if it cannot be imported.
+    """
+    namespaces, problem = _import_once(extension)
+    if problem is not None:
+        raise Unsupported(f"--extension {extension} cannot be imported: {problem}")
+    return namespaces
+
+
+@cache
+def _import_once(extension: str) -> tuple[frozenset[str], str | None]:
+    before, problem = set(operator_names()), None
+    try:
+        import_trusted(extension)
+    except (Exception, SystemExit) as error:
+        problem = one_line(error)
+    return frozenset(name.partition("::")[0] for name in operator_names() if name not in before), problem
+
+
 __all__ = ["TRUSTED_EXTENSIONS", "Operator", "Unsupported", "find_operator", "is_view"]
 
-_OPERATOR = re.compile(r"([A-Za-z]\w*)\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
+_OPERATOR = re.compile(r"(_?[A-Za-z]\w*)\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
 _FUNCTION = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
 MAIN = "__main__"
@@ -129,7 +159,14 @@ def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EX
     if signature.kind == FUNCTION:
         raise Unsupported("a gripped function is in the trace as the calls that it made")
     if signature.kind == EXTENSION:
-        return Operator(_find_function(signature.op, extensions), mutates=True)
+        try:
+            return Operator(_find_function(signature.op, extensions), mutates=True)
+        except Untrusted as error:
+            raise Untrusted(error.subject, error.extension or signature.registered_by) from error
+    namespace, origin = signature.op.partition(".")[0], signature.registered_by
+    is_custom = namespace not in COMPUTING | BETWEEN_PROCESSES | OF_TORCH_ITSELF
+    if origin is not None and is_custom and not is_trusted(namespace, extensions):
+        raise Untrusted(signature.op, origin)
     function = _find_overload(signature.op, extensions)
     reason = refusal(function, extensions)
     if reason is not None:
@@ -168,11 +205,13 @@ def _find_overload(name: str, extensions: Collection[str] = ()) -> Any:
     function = _registered(namespace, packet, overload)
     if function is None:
         # modules of torch and of the user register their operators when they are imported
-        own = (module for module in extensions if module.partition(".")[0] == namespace)
-        for module in (*REGISTERED_LATE.get(namespace, ()), *own):
+        for module in REGISTERED_LATE.get(namespace, ()):
             # torchvision for another version of torch raises a RuntimeError
             with suppress(ImportError, RuntimeError):
                 import_trusted(module)
+        for module in extensions:
+            if namespace not in COMPUTING and module not in TRUSTED_EXTENSIONS:
+                namespaces_of(module)
         function = _registered(namespace, packet, overload)
     if not isinstance(function, torch._ops.OpOverload):
         raise Unsupported(f"{name} is not registered in torch {torch.__version__}")
@@ -212,18 +251,26 @@ def _attribute(name: str, extensions: Collection[str]) -> tuple[Any, str, str]:
     if module_name == MAIN:
         # a running program is named __main__; its importable name comes from its file
         for trusted in extensions:
-            with suppress(Unsupported):
-                thing = _attribute(f"{trusted}:{attribute}", extensions)
-                if kernel_in(thing[0]) is not None:
-                    return thing
-        raise Unsupported(f"the program's own {attribute} is in no trusted module: name its module with --extension")
-    if module_name not in extensions:
-        raise Unsupported(f"the extension {module_name} is not trusted: name it with --extension")
+            with suppress(Unsupported, ImportError):
+                thing = getattr(_import(trusted), attribute, None)
+                if kernel_in(thing) is not None:
+                    return thing, module_of(trusted), attribute
+        raise Untrusted(f"the program's own {attribute}", None)
+    extension = next((name for name in extensions if module_of(name) == module_name), None)
+    if extension is None:
+        raise Untrusted(f"the extension {module_name}", module_name)
     try:
-        module = import_trusted(module_name)
+        module = _import(extension)
     except ImportError as error:
         raise Unsupported(f"{module_name} is not installed ({error})") from error
     return getattr(module, attribute, None), module_name, attribute
+
+
+def _import(extension: str) -> ModuleType:
+    if extension not in TRUSTED_EXTENSIONS:
+        # the first import finds the namespaces
+        namespaces_of(extension)
+    return import_trusted(extension)
 
 
 OTHER, LONG_TAIL = "other", "long tail"

@@ -41,6 +41,12 @@ def is_dispatched(function: Any) -> bool:
     return bool(_has_kernel(function.name()))
 
 
+operator_names: Callable[[], Sequence[str]] = _places.take(
+    "torch._C._dispatch_get_all_op_names", lambda: (), "only namespaces named like an extension are trusted"
+)
+"""function that returns the names of all operators, such as `aten::add.Tensor`"""
+
+
 _has_kernel_for = _places.take(
     "torch._C._dispatch_has_kernel_for_dispatch_key",
     lambda name, key: False,

@@ -31,8 +31,9 @@ from opgrip.replay.cases.unused_results import with_unused_results
 from opgrip.replay.inputs.filling import cast_signature
 from opgrip.replay.inputs.inputs import DeviceMap, device_map
 from opgrip.replay.modes import EAGER, Tuning, find_mode
+from opgrip.replay.operators.admission import Unsupported, Untrusted
 from opgrip.replay.operators.devices import with_index
-from opgrip.replay.operators.lookup import Unsupported, mutates
+from opgrip.replay.operators.lookup import mutates
 from opgrip.replay.operators.memory import bytes_of, is_out_of_memory
 from opgrip.replay.results.results import FAILED, OK, UNSUPPORTED, Result, describe_shapes
 from opgrip.replay.run.request import RunRequest, take_shard
@@ -246,7 +247,7 @@ def key_of(case: Case, variant: Variant, workload: Workload) -> str | None:
     arguments = (case.signature.args, case.signature.kwargs)
     args, kwargs = with_numbers(arguments, [None] * len(numbers_of(arguments)))
     identity = {
-        "call": to_json(replace(case.signature, number=0, args=args, kwargs=kwargs, outputs=None)),
+        "call": to_json(replace(case.signature, number=0, args=args, kwargs=kwargs, outputs=None, registered_by=None)),
         "code": code,
         "mode": variant.mode,
         "grad": workload.wants_grad(case),
@@ -347,5 +348,7 @@ def describe_failure(error: BaseException) -> tuple[str, str]:
 def failed(result: Result, error: BaseException, workload: Workload) -> Result:
     """Return the row of a case that raised an error."""
     status, reason = describe_failure(error)
+    if isinstance(error, Untrusted):
+        reason = error.with_command(workload.request.trace, workload.request.inputs.extension)
     detail = "".join(traceback.format_exception(error)) if workload.request.detail else None
     return replace(result, status=status, error=reason, detail=detail)

@@ -168,7 +168,8 @@ def key_of_case(signature: Signature, context: Mapping[str, Any]) -> str:
     """
     arguments = (signature.args, signature.kwargs)
     args, kwargs = map_leaves(_told, with_numbers(arguments, [None] * len(numbers_of(arguments))))
-    call = to_json(replace(signature, number=0, args=args, kwargs=kwargs, outputs=None, raised=None))
+    signature = replace(signature, number=0, args=args, kwargs=kwargs, outputs=None, raised=None, registered_by=None)
+    call = to_json(signature)
     identity = {"call": call, "context": {name: context.get(name) for name in OF_CONTEXT}}
     return blake2b(json.dumps(identity, sort_keys=True, default=str).encode(), digest_size=DIGITS).hexdigest()
 

@@ -135,7 +135,7 @@ def _without_alias(kind: str) -> str:
     return re.sub(r"\([^()]*\)", "", re.sub(r"\[\d+\]", "[]", kind)).strip()
 
 
-OPERATOR_NAME = re.compile(r"([A-Za-z]\w*)(?:::|\.)([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?")
+OPERATOR_NAME = re.compile(r"(_?[A-Za-z]\w*)(?:::|\.)([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?")
 """`aten::add`, `aten::add.Tensor`, `aten.add.default`."""
 MOST_NOTES = 50
 """Largest number of replaced overloads that are reported."""

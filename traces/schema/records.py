@@ -100,6 +100,8 @@ class Signature:
     args, kwargs : trees of values and `TensorSpec`
     outputs : result of the first call, in the same form; `Opaque` if it is not known
     raised : error that ended the first call, in one line; None if it returned
+    registered_by : module or file of the program that registered the operator or defines the kernel; None if it is
+        torch's own or unknown. Nothing imports it unless the user names it
     """
 
     number: Public[Count] = field(metadata=ID)
@@ -109,6 +111,7 @@ class Signature:
     kwargs: Annotated[dict[Name, Argument], NESTED] = field(default_factory=dict)
     outputs: Annotated[Argument, NESTED] = field(default=Opaque("not recorded"), metadata=ALWAYS)
     raised: Annotated[Name | None, hashed("error")] = None
+    registered_by: Annotated[Name | None, DROPPED] = None
 
 
 @dataclass(frozen=True, slots=True)

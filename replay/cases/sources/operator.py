@@ -17,8 +17,8 @@ from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.selection import ALL_EXCLUDED, Selection
 from opgrip.replay.cases.sources import CaseSet, sources
 from opgrip.replay.cases.unused_results import require_gradients
-from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, check_import, import_trusted
-from opgrip.replay.operators.lookup import mutates
+from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, check_import
+from opgrip.replay.operators.lookup import mutates, namespaces_of
 from opgrip.traces.formats.operator_schemas import NoOverload, bind, op_of, operator_name, schemas_of
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.json_values import NESTING
@@ -28,7 +28,7 @@ from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS, c
 PREFIX = "operator:"
 MOST_CONFIGURATIONS = 100_000
 LONGEST = 1 << 62
-NAME = re.compile(r"[A-Za-z]\w*(?:(?:\.|::)\w+){0,3}|_\w+")
+NAME = re.compile(r"_?[A-Za-z]\w*(?:(?:\.|::)\w+){0,3}|_\w+")
 WHOLE = ("index", "indices", "target", "targets", "offsets", "repeats", "lengths", "input_lengths", "target_lengths")
 """names of arguments that are integer tensors by default"""
 BOOLEAN = ("mask", "condition")
@@ -52,7 +52,7 @@ class OperatorSource:
         names, _, configurations = target.removeprefix(PREFIX).partition(" ")
         own_extensions = _needed(names.split(","), extensions)
         for extension in own_extensions:
-            import_trusted(extension)
+            namespaces_of(extension)
         signatures = list(_signatures(names.split(","), json.loads(configurations)))
         share = 1 / len(signatures)
         cases = [
