@@ -62,7 +62,8 @@ def test_other_calls_of_modules_are_steps_if_no_optimizer_steps(tmp_path: Path, 
     assert done.stdout.split() == [str(tmp_path / "t.jsonl")], done.stderr
     trace = load(tmp_path / "t.jsonl", partial=False)
     assert sorted(trace.labels.index) == ["opgrip step 1", "opgrip step 2"]
-    ops = [op for op in trace.calls["op"].astype(str) if not op.startswith("profiler.")]
+    # with gradients, relu keeps a detached result
+    ops = [op for op in trace.calls["op"].astype(str) if op != "aten.detach.default" and not op.startswith("profiler.")]
     assert ops == STEP * 2
     assert set(trace.calls["module"]) == {"", "inner.0", "inner.1"}
 
