@@ -120,7 +120,7 @@ $(VERSIONS:=/installed): pyproject.toml constraints.txt $(wildcard constraints-*
 	@mkdir -p build
 	$(PAIR)
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q -c $(@D)/constraints.txt \
-	  -e '.[zstd,chakra,samples,results,report,plot,schema]' $(TESTING)
+	  -e '.[chakra,excel,report,plot,schema]' $(TESTING)
 	@touch $@
 
 # tensorflow-cpu is tensorflow without its hundreds of megabytes for GPUs

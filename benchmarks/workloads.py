@@ -12,7 +12,7 @@ from opgrip.capture.models import load_program
 from opgrip.capture.models.program import ModelOptions
 
 Workload = Callable[[], object]
-MISSING = "transformers is not installed: pip install 'opgrip[transformers]'"
+MISSING = "transformers is not installed: pip install '.[transformers]'"
 """reason if a program is None"""
 
 

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from opgrip.capture import Capture as Capture
     from opgrip.capture import Schedule as Schedule
+    from opgrip.replay import compare as compare
     from opgrip.tools.sample_gripper import grip as grip
     from opgrip.traces import load as load
 
     __version__: str
 
-__all__ = ["Capture", "Schedule", "__version__", "grip", "load"]
+__all__ = ["Capture", "Schedule", "__version__", "compare", "grip", "load"]
 
 _MODULES = {
     "Capture": "opgrip.capture",
     "Schedule": "opgrip.capture",
+    "compare": "opgrip.replay",
     "grip": "opgrip.tools.sample_gripper",
     "load": "opgrip.traces",
 }

@@ -28,6 +28,8 @@ _CHECKS_AFTER = ("CALL", "PRECALL", "POP_JUMP", "YIELD")
 """prefixes of instructions after which Python makes these checks, and which may raise errors themselves"""
 _WITHOUT_ARGUMENTS = (StopIteration, StopAsyncIteration, MemoryError, queue.Empty)
 """exceptions that C functions raise without arguments"""
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|/opgrip/|^<")
+"""paths of files that are not the user's"""
 _NOT_MADE = re.compile(r"_PyErr_SetObject: exception |.*\.__init__\(\) missing ", re.DOTALL)
 """message raised instead of an asynchronous exception that is not a class or whose constructor needs arguments"""
 
@@ -194,6 +196,13 @@ def shortened(text: str, most: int) -> str:
 
 MOST = 1000
 """maximum number of characters of an unknown error's message"""
+
+
+def place_of(error: BaseException) -> str:
+    """Return ` at FILE:LINE` for the innermost line of the user's own files that raised an error, or an empty text."""
+    files = [(entry.tb_frame.f_code.co_filename, entry.tb_lineno) for entry in _entries(error.__traceback__)]
+    own = [(name, line) for name, line in files if name.endswith(".py") and not _LIBRARY.search(name)]
+    return f" at {own[-1][0].rpartition('/')[2]}:{own[-1][1]}" if own else ""
 
 
 def cause_of(error: BaseException, most: int = MOST) -> str:

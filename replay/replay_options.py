@@ -87,8 +87,8 @@ class OutputOptions:
     strict: bool = option(False, "exit with status 1 if a case is neither ok nor contended", role=OUTPUT, common=True)
     store: Path | None = option(
         None,
-        "folder to keep results in, under <machine>-<device>/ (default: $OPGRIP_STORE, or results/; "
-        "nowhere if that variable is empty)",
+        "folder to keep results in, under <machine>-<device>/ (default: $OPGRIP_STORE, or "
+        "~/.local/share/opgrip/results; nowhere if that variable is empty)",
         parse=Path,
         metavar="DIR",
         role=OUTPUT,

@@ -6,9 +6,9 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from opgrip.cli.command import OneLineParser, add_debug, add_version, listed, run_command
+from opgrip.cli.command import USAGE_ERROR, OneLineParser, add_debug, add_version, listed, run_command
 from opgrip.cli.progress import loading
 from opgrip.tools.verbs import verbs
 
@@ -30,7 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _VerbParser(OneLineParser):
-    """A parser that suggests the group of a verb given without its group."""
+    """A parser that suggests the group of a verb given without its group, and prints its help if no verb is given."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.endswith("are required: VERB"):
+            self.print_help(sys.stderr)
+            self.exit(USAGE_ERROR)
+        super().error(message)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

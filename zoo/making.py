@@ -94,7 +94,7 @@ def pack(plain: Path, trace: ZooTrace, path: Path) -> Path:
     header = _line(json.loads(first) | {"command": recipe_command(trace)})
     data = b"".join([header, *map(_with_short_quantiles, lines)])
     with whole_file(path, force=True) as file:
-        file.write(needed("zstandard", "zstd").ZstdCompressor(level=LEVEL).compress(data))
+        file.write(needed("zstandard").ZstdCompressor(level=LEVEL).compress(data))
     return path
 
 

@@ -34,7 +34,7 @@ from opgrip.cli.command import counted
 from opgrip.cli.options import arguments_of, from_arguments, refuse_options, words_in
 from opgrip.cli.output_files import check_writable, reason_of
 from opgrip.cli.progress import QuietReporter, Reporter
-from opgrip.errors import UserError, cause_of, in_words_of_python
+from opgrip.errors import UserError, cause_of, in_words_of_python, place_of
 from opgrip.traces.table.trace import Trace, load
 
 MOST_LEARNED = 2
@@ -159,7 +159,7 @@ def run_step(program: ModelProgram, inputs: object) -> None:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{program.name} fails in its step", cause_of(error)) from error
+        raise UserError(f"{program.name} fails in its step{place_of(error)}", cause_of(error)) from error
 
 
 def check_written(capture: Capture) -> None:

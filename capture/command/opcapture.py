@@ -177,6 +177,10 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
     with redirect_stdout(sys.stderr), warnings.catch_warnings():
         ignore_own_warnings()
         program = build(args, reporter)
+        if args.output is None:
+            # the name depends on the program; refuse an existing file before the warm-up
+            args.output = output_of(args, program.name)
+            check_capture(args, args.device)
         capture = capture_of(program, args)
         try:
             capture_steps(capture, program, args, reporter)

@@ -23,7 +23,7 @@ from opgrip.capture.models.program import (
     model_sources,
 )
 from opgrip.cli.command import did_you_mean, listed
-from opgrip.errors import UserError, cause_of
+from opgrip.errors import UserError, cause_of, place_of
 from opgrip.platform.machine import check_device
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 
 LEARNING_RATE = 1e-3
+CHANNELS = 3
+"""channels of the images that are made for a factory that returns only a module"""
 SIZES = ("batch_size", "input_size", "sequence_length")
 OTHERS = ("builtin:", "opinfo:", "transformers:")
 """prefixes of the names of other sources' models"""
@@ -138,6 +140,7 @@ def _module_of_file(path: Path) -> ModuleType:
 
 
 def _build(text: str, factory: Callable[..., Any], options: ModelOptions) -> tuple[nn.Module, Any]:
+    import torch
     from torch import nn
 
     option_values = {name: getattr(options, name) for name in (*SIZES, "run")}
@@ -147,17 +150,30 @@ def _build(text: str, factory: Callable[..., Any], options: ModelOptions) -> tup
         # builtins have no signature
         parameters = {}
     settings = {name: value for name, value in option_values.items() if name in parameters and value is not None}
-    for name in SIZES:
-        if option_values[name] is not None and name not in parameters:
-            flag = name.replace("_", "-")
-            raise UserError(f"--{flag} is not for {text}", f"give the factory a parameter {name}")
+    unused = [name for name in SIZES if option_values[name] is not None and name not in parameters]
+    if "input_size" not in unused:
+        _refuse(unused, text)
     try:
         built = factory(**settings)
     except (Exception, SystemExit) as error:
-        raise UserError(f"{text} failed", cause_of(error)) from error
+        raise UserError(f"{text} failed{place_of(error)}", cause_of(error)) from error
+    if isinstance(built, nn.Module) and options.input_size is not None and options.sequence_length is None:
+        # a factory of another package, such as torchvision.models:resnet18
+        return built, torch.rand(options.batch_size or 1, CHANNELS, *options.input_size)
+    _refuse(unused, text)
     if not (isinstance(built, tuple) and len(built) == 2 and isinstance(built[0], nn.Module)):
-        raise UserError(f"{text} returned {type(built).__name__}", "it must return a module and its inputs")
+        hint = "it must return a module and its inputs"
+        if isinstance(built, nn.Module):
+            hint += ", or name the size of images with --input-size"
+        raise UserError(f"{text} returned {type(built).__name__}", hint)
     return built
+
+
+def _refuse(unused: Sequence[str], text: str) -> None:
+    """Raise `UserError` if the user gave a size that the factory does not take."""
+    if unused:
+        flag = unused[0].replace("_", "-")
+        raise UserError(f"--{flag} is not for {text}", f"give the factory a parameter {unused[0]}")
 
 
 def _step(model: nn.Module, run: str) -> Callable[[Any], Any]:

@@ -152,7 +152,10 @@ _MAKERS: dict[str, Callable[[Any, Any, ModelOptions], dict[str, Any]]] = {
 
 
 SUFFIXES = (".py", ".yaml", ".yml", ".json")
-INSTALL = "make openmmlab, or see docs/openmmlab.md"
+INSTALL = (
+    "make openmmlab in a checkout, or MMCV_WITH_OPS=1 pip install --no-build-isolation mmengine mmcv"
+    " and pip install --no-deps mmdet mmsegmentation"
+)
 
 
 def load_config_model(text: str, options: ModelOptions) -> ModelProgram:
@@ -349,9 +352,7 @@ def _need(package: str, text: str) -> None:
         importlib.import_module(package)
     except ImportError as error:
         missing = error.name or package
-        raise UserError(
-            f"{text} needs {package}, and {missing} is not installed", f"install the extra openmmlab: {INSTALL}"
-        ) from error
+        raise UserError(f"{text} needs {package}, and {missing} is not installed", INSTALL) from error
 
 
 def _version(package: str) -> str:

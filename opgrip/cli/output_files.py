@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from opgrip.cli.command import printable
@@ -51,7 +50,7 @@ def partial_path(path: Path) -> Path:
 
 
 def check_writable(path: Path, force: bool) -> None:
-    """Raise `UserError` if a file exists and must not be replaced, or cannot be written or compressed."""
+    """Raise `UserError` if a file exists and must not be replaced, or cannot be written."""
     if path.is_dir():
         raise UserError(f"{path} is a folder", "name a file in it")
     if path.exists() and not path.is_file():
@@ -62,8 +61,6 @@ def check_writable(path: Path, force: bool) -> None:
         raise UserError(f"{path} cannot be written", f"the folder {path.parent} does not exist")
     if not os.access(path.parent, os.W_OK):
         raise UserError(f"{path} cannot be written", f"the folder {path.parent} does not allow it")
-    # check before a capture or replay that takes hours
-    check_compression(path.name)
 
 
 def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -> None:
@@ -195,7 +192,7 @@ def _csv_cell(cell: Any) -> Any:
 
 def write_parquet_table(frame: pd.DataFrame, file: IO[bytes], metadata: Mapping[bytes, bytes] | None = None) -> None:
     """Write a table as Parquet, with `metadata` in the file; raise `MissingPackageError` without pyarrow."""
-    arrow, parquet = needed("pyarrow", "results"), needed("pyarrow.parquet", "results")
+    arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
     table = arrow.Table.from_pandas(frame, preserve_index=False)
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), **(metadata or {})})
     parquet.write_table(table, file, compression="zstd")
@@ -250,14 +247,8 @@ def compress_to(raw: IO[bytes], name: str) -> ByteSink:
         # mtime=0 makes equal traces equal bytes
         return _GzipSink(raw)
     if name.endswith(".zst"):
-        return cast(ByteSink, _zstandard().ZstdCompressor(level=9).stream_writer(raw, closefd=True))
+        return cast(ByteSink, needed("zstandard").ZstdCompressor(level=9).stream_writer(raw, closefd=True))
     return raw
-
-
-def check_compression(name: str) -> None:
-    """Raise `UserError` if the compression of a file name needs a package that is not installed."""
-    if name.endswith(".zst"):
-        _zstandard()
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
@@ -316,7 +307,7 @@ def _gunzip(raw: IO[bytes]) -> Iterator[bytes]:
 
 
 def _unzstd(raw: IO[bytes]) -> Iterator[bytes]:
-    zstandard = _zstandard()
+    zstandard = needed("zstandard")
     # files joined with `cat` hold several frames
     reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)
     try:
@@ -339,11 +330,3 @@ class _GzipSink(gzip.GzipFile):
     def close(self) -> None:
         super().close()
         self.raw.close()
-
-
-def _zstandard() -> ModuleType:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise UserError("a .zst file needs the package zstandard", "pip install 'opgrip[zstd]'") from error
-    return cast(Any, zstandard)  # type: ignore[no-any-return]

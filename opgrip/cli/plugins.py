@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, entry_points, requires
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from opgrip.errors import UserError
@@ -22,18 +25,42 @@ class MissingPackageError(UserError):
     """A package that is not installed."""
 
 
-def needed(module: str, extra: str) -> Any:
-    """Import a module of an optional package.
+def needed(module: str, extra: str = "") -> Any:
+    """Import a module of a package when it is used: an optional package of an extra, or a dependency that loads slowly.
 
     Raises
     ------
-    MissingPackageError : if it is not installed, with the name of the extra that installs it
+    MissingPackageError : if it is not installed, with the command that installs the packages of an extra
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
-        raise MissingPackageError(f"{package} is not installed", f"pip install 'opgrip[{extra}]'") from error
+        command = install_command(extra) or f"pip install {package}"
+        raise MissingPackageError(f"{package} is not installed", command) from error
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs the packages of an extra; empty if the extra is unknown.
+
+    It lists packages instead of `opgrip[EXTRA]`, so that it works for a checkout, a wheel and a folder on PYTHONPATH.
+    """
+    packages = _packages_of(extra)
+    return f"pip install {' '.join(map(shlex.quote, packages))}" if packages else ""
+
+
+def _packages_of(extra: str) -> list[str]:
+    try:
+        requirements = requires("opgrip") or []
+    except PackageNotFoundError:
+        return []
+    packages: list[str] = []
+    for requirement in requirements:
+        package, _, marker = requirement.partition(";")
+        if re.search(rf"""extra == ['"]{re.escape(extra)}['"]""", marker):
+            other = re.fullmatch(r"opgrip\[(.+)\]", package.strip())
+            packages += chain.from_iterable(map(_packages_of, other[1].split(","))) if other else [package.strip()]
+    return packages
 
 
 T = TypeVar("T")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.output_files import write_json
+from opgrip.cli.plugins import install_command
 from opgrip.errors import UserError, cause_of
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ def open_gpu(device: str) -> Gpu:
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError as error:
-        raise UserError("--energy needs pynvml", "pip install opgrip[gpu]") from error
+        raise UserError("--energy needs pynvml", install_command("gpu")) from error
     try:
         nvml.nvmlInit()
         return Gpu(nvml, _handle(nvml, device))

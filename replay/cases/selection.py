@@ -124,8 +124,12 @@ class Selection(Cut):
 
     @property
     def selects_all(self) -> bool:
-        patterns = self.op or self.exclude_op or self.module or self.label
-        return self.unit == CALL and not patterns and not self.split and self.top is None
+        return self.unit == CALL and not self.selects_some and not self.split and self.top is None
+
+    @property
+    def selects_some(self) -> bool:
+        """Return True if patterns select calls, so that shares are of these calls' time."""
+        return bool(self.op or self.exclude_op or self.module or self.label or self.tag)
 
     def excludes(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.exclude_op)
@@ -178,6 +182,9 @@ def _no_match(what: str, patterns: Sequence[str], flag: str, names: Iterable[Any
     distinct = sorted({str(name) for name in names} - {""})
     if not distinct:
         return NothingSelectedError(problem, f"the trace names no {what}")
+    wider = f"*{patterns[0]}*"
+    if any(matches(name, (wider,)) for name in distinct):
+        return NothingSelectedError(problem, f"a pattern matches whole names: try {flag} '{wider}'")
     near = nearest(patterns[0], distinct)
     others = " and others" if len(distinct) > len(near) else ""
     return NothingSelectedError(problem, f"the trace has {', '.join(map(repr, near))}{others}")

@@ -62,23 +62,23 @@ class SubgraphOperator(LazyOperator):
     run on another device or in another dtype. Raises `Unsupported` if the calls cannot run as one function.
     """
 
-    __slots__ = ("_extensions", "_graph_module", "_links")
-    _links: Links
+    __slots__ = ("_extensions", "_graph_module", "links")
+    links: Links
     _extensions: tuple[str, ...]
     _graph_module: fx.GraphModule | None
 
     def __init__(self, links: Links, extensions: Collection[str]) -> None:
-        self._set(mutates=links.mutates, _links=links, _extensions=tuple(extensions), _graph_module=None)
+        self._set(mutates=links.mutates, links=links, _extensions=tuple(extensions), _graph_module=None)
 
     @property
     def function(self) -> fx.GraphModule:
         if self._graph_module is None:
-            self._set(_graph_module=make_graph_module(self._links, self._extensions))
+            self._set(_graph_module=make_graph_module(self.links, self._extensions))
         assert self._graph_module is not None
         return self._graph_module
 
     def __repr__(self) -> str:
-        return f"UnitOperator({len(self._links.calls)} calls)"
+        return f"UnitOperator({len(self.links.calls)} calls)"
 
 
 def make_graph_module(links: Links, extensions: Collection[str]) -> fx.GraphModule:
@@ -138,12 +138,12 @@ class _Builder:
     def _part(self, result: ResultOf) -> fx.Node:
         node = self._results[result.call]
         assert node is not None, "what marks a range gives no tensor"
-        for key in _paths(self._calls[result.call].signature.outputs)[result.place]:
+        for key in paths_of(self._calls[result.call].signature.outputs)[result.place]:
             node = self.graph.call_function(operator.getitem, (node, key))
         return node
 
 
-def _paths(tree: Any) -> list[tuple[Any, ...]]:
+def paths_of(tree: Any) -> list[tuple[Any, ...]]:
     """Return the indices and keys that lead to each tensor in a tree."""
     if isinstance(tree, TensorSpec):
         return [()]
@@ -152,7 +152,7 @@ def _paths(tree: Any) -> list[tuple[Any, ...]]:
         items = enumerate(tree)
     elif isinstance(tree, dict):
         items = tree.items()
-    return [(key, *path) for key, item in items for path in _paths(item)]
+    return [(key, *path) for key, item in items for path in paths_of(item)]
 
 
 def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, TimelinePlace]:

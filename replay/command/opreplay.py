@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     PrintScore = Callable[[Results, IO[str]], None]
 
+NAMED = 4
+"""most traces that a message names"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; see `opreplay --help`."""
@@ -70,9 +73,9 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     if outcome.step is not None:
         _print_step(outcome, args)
     elif is_several:
-        _print_several(outcome, printers, reporter)
+        _print_several(outcome, printers, reporter, from_arguments(Selection, args))
     else:
-        _print_cases(outcome, printers, reporter)
+        _print_cases(outcome, printers, reporter, from_arguments(Selection, args))
     if outcome.problem is not None:
         if is_several:
             reporter.say(f"the rows are kept; continue with: {again}")
@@ -86,8 +89,9 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     if outcome.unmatched:
         reporter.say(outcome.unmatched)
     if outcome.problems:
-        names = ", ".join(outcome.problems)
-        reporter.say(f"{len(outcome.problems)} of {counted(outcome.traces, 'trace')} not replayed: {names}")
+        names, more = list(outcome.problems)[:NAMED], len(outcome.problems) - NAMED
+        words = ", ".join([*names, *([f"{more} more"] if more > 0 else [])])
+        reporter.say(f"{len(outcome.problems)} of {counted(outcome.traces, 'trace')} not replayed: {words}")
     return _end(args, outcome, reporter)
 
 
@@ -99,24 +103,31 @@ def _check_scorers(workload: Workload) -> None:
         scorer.check(workload.trace.header)
 
 
-def _print_cases(outcome: ReplayOutcome, printers: Sequence[PrintScore], reporter: Reporter) -> None:
-    from opgrip.replay.reports.results_table import print_results
+def _print_cases(
+    outcome: ReplayOutcome, printers: Sequence[PrintScore], reporter: Reporter, selection: Selection
+) -> None:
+    from opgrip.replay.reports.results_table import OF_THESE, print_results
 
     rows = list(outcome.results)
     if rows or not outcome.interrupted:
-        print_results(rows, sys.stdout)
+        print_results(rows, sys.stdout, OF_THESE if selection.selects_some else "share")
     if outcome.problem is None:
         for analysis in outcome.analyses:
             analysis.print(rows, sys.stdout)
         _print_scores(printers, outcome.results, reporter)
 
 
-def _print_several(outcome: ReplayOutcome, printers: Sequence[PrintScore], reporter: Reporter) -> None:
-    """Print one line for each model, and the score."""
-    from opgrip.replay.reports.results_table import print_reasons
+def _print_several(
+    outcome: ReplayOutcome, printers: Sequence[PrintScore], reporter: Reporter, selection: Selection
+) -> None:
+    """Print the selected cases, one line for each model, and the score."""
+    from opgrip.replay.reports.results_table import MOST_INPUTS, print_inputs, print_reasons
 
     rows = list(outcome.results)
-    if rows:
+    if rows and (not selection.selects_all or len(rows) <= MOST_INPUTS):
+        print_inputs(rows, sys.stdout)
+        _print_scores(printers, outcome.results, reporter)
+    elif rows:
         _print_scores(printers, outcome.results, reporter)
         print_reasons(rows, sys.stdout)
     for analysis in outcome.analyses:

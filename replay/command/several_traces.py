@@ -44,6 +44,7 @@ from opgrip.replay.run.request import identifying_options
 from opgrip.replay.run.workload import expected_rows
 from opgrip.replay.workers.executors import ExecutorLostError
 from opgrip.replay.workers.journal import journal_path
+from opgrip.traces.zoo.manifest import INSTALL
 
 ONE = "one trace"
 """requirement of options that are valid for a single trace only"""
@@ -133,6 +134,7 @@ class SeveralReplays:
         """
         if self.output.append and self.output.output is not None and self.output.output.exists():
             self._earlier = read_run(self.output.output)
+        self._set_aside_absent()
         self._prepare_folder()
         interrupted, lost = not self._deal(), None
         try:
@@ -164,6 +166,13 @@ class SeveralReplays:
             outcome.problem = self._write(outcome.results)
         return outcome
 
+    def _set_aside_absent(self) -> None:
+        """Report traces of the zoo that are not installed in one line, and do not replay them."""
+        absent = [target.origin.trace for target in self.targets if not target.is_installed]
+        self._problems |= dict.fromkeys(absent, UserError("this trace of the zoo is not installed", INSTALL))
+        if absent:
+            self._reporter.say(f"{len(absent):,} of {counted(len(self.targets), 'trace')} are not installed: {INSTALL}")
+
     def _deal(self) -> bool:
         """Determine this shard's part of each trace, if there are shards; return False if the user interrupts it."""
         part = self._args.shard
@@ -180,6 +189,8 @@ class SeveralReplays:
     def _run_all(self) -> bool:
         """Replay the traces of this shard; return True if the user interrupts it; raise as `_run_one` does."""
         for place, target in self._finished_first():
+            if target.origin.trace in self._problems:
+                continue
             if self._args.shard is not None and self._shares[target.origin.trace].shard is None:
                 continue
             if self._run_one(place, target):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from opgrip.cli.output_files import cannot_be_written, whole_file
-from opgrip.errors import UserError
+from opgrip.errors import MissingFileError, UserError
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.replay_options import OutputOptions, request_of
 from opgrip.replay.results.origins import MachineColumns, Origin
@@ -52,6 +52,15 @@ class TraceTarget:
         Raises `MissingFileError` if it is a trace of the zoo that is not installed.
         """
         return str(zoo_file(self.zoo)) if self.zoo is not None else str(self.file)
+
+    @property
+    def is_installed(self) -> bool:
+        """Return False for a trace of the zoo whose file is not installed."""
+        try:
+            self.path()
+        except MissingFileError:
+            return False
+        return True
 
 
 def targets_of(names: Sequence[str]) -> list[TraceTarget] | None:

@@ -119,7 +119,7 @@ def judge(differences: Sequence[Difference], margin: float) -> list[Judgement]:
     """
     if not differences:
         return []
-    special = needed("scipy.special", "results")
+    special = needed("scipy.special")
     probabilities = [2 * float(special.stdtr(item.freedom, -item.least / item.error)) for item in differences]
     level = _level(probabilities)
     judgements = []

@@ -158,7 +158,7 @@ def learn(samples: Sequence[tuple[float, int]], usual: Prior) -> Prior:
     """
     if len(samples) < FEWEST:
         return usual
-    special = needed("scipy.special", "results")
+    special = needed("scipy.special")
     shifted, trigammas = [], []
     for squares, own_freedom in samples:
         half = own_freedom / 2
@@ -173,7 +173,7 @@ def learn(samples: Sequence[tuple[float, int]], usual: Prior) -> Prior:
 def _inverse_trigamma(value: float) -> float:
     if value > 1e7:
         return float(value**-0.5)
-    polygamma = needed("scipy.special", "results").polygamma
+    polygamma = needed("scipy.special").polygamma
     guess, step = 0.5 + 1 / value, inf
     # Newton's method from Smyth's appendix, which converges from one side
     while abs(step) > 1e-8 * guess:

@@ -1,11 +1,10 @@
 """Results store (a folder with one file per replay, which is never replaced), and merging of runs.
 
-File names: `results/<machine>-<device>/<time>-<trace>-<id>.parquet`
+File names: `<store>/<machine>-<device>/<time>-<trace>-<id>.parquet`
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import secrets
@@ -16,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from opgrip.cli.output_files import cannot_be_written
-from opgrip.cli.plugins import MissingPackageError
-from opgrip.errors import UserError
+from opgrip.errors import UserError, cause_of
 from opgrip.replay.outcome import Results, is_interrupted, read_run, write_results
 from opgrip.replay.reports.cells import OPTIONS
 from opgrip.replay.results.origins import MachineColumns, names_of
@@ -25,11 +23,13 @@ from opgrip.replay.results.ratios import join_repeats, reference_of, with_ratios
 from opgrip.replay.results.results import OK, SETTINGS, Result
 from opgrip.replay.run.request import MOST_SHARDS
 
-FOLDER, VARIABLE = "results", "OPGRIP_STORE"
-"""default folder of the store, and the environment variable that overrides it; an empty value disables the store"""
+VARIABLE = "OPGRIP_STORE"
+"""environment variable with the folder of the store; an empty value disables the store"""
 LATEST = re.compile(r"latest(?:~(\d+))?")
 """name of the newest run of a store, or of an earlier one (`latest~1`)"""
 DAMAGED = "(damaged)"
+_OWN_NAME = re.compile(r"\d{8}T\d{9}-.+-[0-9a-f]{6}")
+"""names of runs that `Store.keep` wrote"""
 _UNFIT = re.compile(r"[^A-Za-z0-9._]+")
 _LEAST_OF_ID = 3
 
@@ -68,8 +68,6 @@ class StoredRun:
         """Return the run's line in a list; a damaged file is marked as damaged."""
         try:
             return summary_of(self.load())
-        except MissingPackageError:
-            raise
         except UserError:
             return RunSummary(trace=DAMAGED)
 
@@ -77,11 +75,11 @@ class StoredRun:
 class Store:
     """Folder of results, which need not exist.
 
-    folder : None for the default folder, which `OPGRIP_STORE` overrides
+    folder : None for the folder in `OPGRIP_STORE`, or the user's
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = usual_folder() or Path(FOLDER) if folder is None else folder
+        self.folder = folder or usual_folder() or own_folder()
 
     def keep(self, rows: Sequence[Result], header: dict[str, Any]) -> Path:
         """Write results to a new file and return its path.
@@ -98,7 +96,7 @@ class Store:
 
         target = str(header.get("trace", "results"))
         trace = name_of_target(target) if target.startswith(PREFIX) else Path(target).name.partition(".")[0]
-        path = folder / f"{moment}-{_slug(trace)}-{secrets.token_hex(3)}{_suffix()}"
+        path = folder / f"{moment}-{_slug(trace)}-{secrets.token_hex(3)}.parquet"
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -109,6 +107,19 @@ class Store:
     def runs(self) -> list[StoredRun]:
         """Return all runs, oldest first."""
         return sorted((StoredRun(path) for path in self._files()), key=lambda run: (run.name, str(run.path)))
+
+    def prune(self, keep: int) -> list[StoredRun]:
+        """Remove all runs but the newest and return the removed ones; other files in the folder stay.
+
+        Raises `UserError` if a file cannot be removed.
+        """
+        removed = [run for run in self.runs() if _OWN_NAME.fullmatch(run.name)][:-keep]
+        try:
+            for run in removed:
+                run.path.unlink()
+        except OSError as error:
+            raise UserError(f"a run in {self.folder} cannot be removed", cause_of(error)) from error
+        return removed
 
     def holds(self, name: str) -> bool:
         """Return True if `name` refers to one or more runs and not to a file."""
@@ -173,9 +184,14 @@ def _words_of_mode(row: Result) -> str:
 
 
 def usual_folder() -> Path | None:
-    """Return the default folder of the store, or None if the store is disabled."""
-    name = os.environ.get(VARIABLE, FOLDER)
-    return Path(name).expanduser() if name else None
+    """Return the folder of the store if none is named, or None if the store is disabled."""
+    name = os.environ.get(VARIABLE)
+    return own_folder() if name is None else Path(name).expanduser() if name else None
+
+
+def own_folder() -> Path:
+    """Return the folder of the user's results: one for all projects, so that none appears where opreplay is started."""
+    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "opgrip" / "results"
 
 
 def _holds(question: Callable[[Path], bool], name: str) -> bool:
@@ -185,11 +201,6 @@ def _holds(question: Callable[[Path], bool], name: str) -> bool:
     except (OSError, ValueError):
         # the name is too long or invalid, or a folder is not readable
         return False
-
-
-def _suffix() -> str:
-    """Return `.parquet`, which is compact and widely readable, if pyarrow is installed, otherwise `.json`."""
-    return ".parquet" if importlib.util.find_spec("pyarrow") is not None else ".json"
 
 
 def _slug(text: str) -> str:

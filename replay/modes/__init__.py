@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from opgrip.cli.command import did_you_mean, positive
 from opgrip.cli.option_types import names
 from opgrip.cli.options import IDENTITY, RUN, option, titled
-from opgrip.cli.plugins import Registry
+from opgrip.cli.plugins import Registry, install_command
 from opgrip.errors import UserError
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def find_mode(text: str) -> tuple[Mode, str]:
         raise UserError(f"{text!r} is not a mode", hint)
     lacking = [package for package in named_mode.needs if not _is_installed(package)]
     if lacking:
-        hint = f"pip install 'opgrip[{named_mode.extra}]'" if named_mode.extra else "install it"
+        hint = install_command(named_mode.extra) or "install it"
         raise UserError(f"the mode {name} needs {', '.join(lacking)}, which is not installed", hint)
     if argument and argument not in named_mode.arguments():
         arguments = named_mode.arguments()

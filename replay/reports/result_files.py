@@ -83,7 +83,7 @@ MOST_CELLS = 100_000_000
 
 def read_parquet(path: Path) -> pd.DataFrame:
     """Return the rows of a Parquet file, with the header in `attrs`."""
-    arrow = needed("pyarrow", "results")
+    arrow = needed("pyarrow")
     columns = {about.name: about for about in all_columns()}
     limits = ParquetLimits(rows=MOST_CELLS, total_bytes=LARGEST_BYTES, texts=1 << 62, batch_texts=1 << 62)
     try:
@@ -114,7 +114,7 @@ def read_parquet(path: Path) -> pd.DataFrame:
     return rows
 
 
-@report(".parquet", read=read_parquet, binary=True, package=("pyarrow", "results"))
+@report(".parquet", read=read_parquet, binary=True)
 def write_parquet(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
     """Write one row per result, with the header in the file's metadata."""
     write_parquet_table(to_frame(results), file, {HEADER: json.dumps(header).encode()})
@@ -140,10 +140,10 @@ WIDE = {"op": 34, "shapes": 60, "error": 60, "module": 34}
 _FORBIDDEN = re.compile(r"[\[\]:*?/\\']")
 
 
-@report(".xlsx", binary=True, package=("xlsxwriter", "results"))
+@report(".xlsx", binary=True, package=("xlsxwriter", "excel"))
 def write_excel(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
     """Write one worksheet per mode with all columns that are not empty, and a chart of the longest calls."""
-    workbook = needed("xlsxwriter", "results").Workbook(
+    workbook = needed("xlsxwriter", "excel").Workbook(
         file, {"strings_to_formulas": False, "strings_to_urls": False, "nan_inf_to_errors": True, "in_memory": True}
     )
     modes = dict.fromkeys(row.mode for row in results)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from math import fsum, inf
 from typing import IO, Any
 
 from opgrip.cli.command import DEVICE_TIME, counted, printable
@@ -18,7 +20,7 @@ from opgrip.replay.reports import report
 from opgrip.replay.reports.cells import added_columns
 from opgrip.replay.results.columns import Column
 from opgrip.replay.results.ratios import ClusterColumns
-from opgrip.replay.results.results import CONTENDED, LAUNCH_BOUND, Result, describe_shapes
+from opgrip.replay.results.results import CONTENDED, LAUNCH_BOUND, RAN, Result, describe_shapes
 from opgrip.replay.sequences.step_options import SequenceColumns
 from opgrip.replay.timing.timing_options import ON_DEVICE
 
@@ -49,8 +51,18 @@ STYLES = {
     "skipped": "dim",
     "contended": "yellow",
 }
+MEANINGS = {
+    "unfaithful": "the results have other shapes or dtypes than the recorded ones",
+    "noisy": "the middle half of the runs spreads over more than a quarter of the median",
+    "slowed": "other processes used the cores during most runs",
+    LAUNCH_BOUND: "the device waited for the host in most runs, so the time is that of the launches: "
+    "--exec-mode graph times the device",
+}
+"""what the words behind the status `ok` mean"""
 DOUBTFUL = "~"
 """mark before doubtful captured times and speed-ups"""
+OF_THESE = "share of these"
+"""heading of shares of the selected calls' time"""
 SPEED_UP = "speed-up: replayed us of the row it is compared with, divided by replayed us"
 SHORT = 60
 """longest text of operator and shapes in a note, in characters"""
@@ -59,13 +71,60 @@ NOTE = 40
 QUIETER = "wait until the machine is quiet, leave others a core with --threads 1, or choose idle cores with --pin"
 OPERATORS = 3
 """most operators listed with a reason"""
+MOST_INPUTS = 60
+"""most rows of a table of the inputs of several traces"""
 
 
-def print_results(results: Sequence[Result], file: IO[str]) -> None:
-    """Print the table, then the reasons of rows that are not ok, one line per reason."""
-    print_table(table_columns(results), results, file, style=lambda result: STYLES.get(result.status))
+def print_results(results: Sequence[Result], file: IO[str], share: str = "share") -> None:
+    """Print the table, then the reasons of rows that are not ok, one line per reason.
+
+    share : heading of the column of shares
+    """
+    print_table(table_columns(results, share), results, file, style=lambda result: STYLES.get(result.status))
     for line in _notes(results):
         print_line(line, file)
+
+
+def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
+    """Print one row per distinct input of several traces and variant, worst first, then the notes and reasons."""
+    inputs = distinct_inputs(results)
+    print_results(inputs[:MOST_INPUTS], file, OF_THESE)
+    if len(inputs) > MOST_INPUTS:
+        print_line(f"and {counted(len(inputs) - MOST_INPUTS, 'row')} more: -o FILE writes all", file)
+
+
+def distinct_inputs(results: Sequence[Result]) -> list[Result]:
+    """Return one row per distinct input and variant, inputs with the worst row first.
+
+    Of rows that differ in their trace the worst is kept, with the calls of all traces.
+    """
+    by_input: dict[object, dict[object, list[Result]]] = {}
+    for row in results:
+        variants = by_input.setdefault(row.key or (row.op, row.shapes), {})
+        variants.setdefault(row.identity_without("trace"), []).append(row)
+    inputs = [[_joined(rows) for rows in variants.values()] for variants in by_input.values()]
+    total_us = fsum(rows[0].captured_total_us for rows in inputs)
+    ordered = sorted(inputs, key=lambda rows: min(map(_rank, rows)))
+    return [
+        replace(row, share=row.captured_total_us / total_us if total_us else 0.0) for rows in ordered for row in rows
+    ]
+
+
+def _joined(rows: Sequence[Result]) -> Result:
+    """Return the worst of rows of several traces, with the calls of all of them."""
+    worst = min(rows, key=_rank)
+    traces = {row.trace for row in rows}
+    return replace(
+        worst,
+        count=sum(row.count for row in rows),
+        captured_total_us=fsum(row.captured_total_us for row in rows),
+        trace=worst.trace if len(traces) == 1 else counted(len(traces), "trace"),
+    )
+
+
+def _rank(row: Result) -> tuple[bool, float, float]:
+    """Return a sort key that puts rows that did not run first, then low speed-ups, then long total times."""
+    return row.status in RAN, row.speed_up or inf, -row.count * (row.median_us or 0.0)
 
 
 def print_reasons(results: Sequence[Result], file: IO[str]) -> None:
@@ -99,13 +158,16 @@ def _scalars(header: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in shown.items() if isinstance(value, str | int))
 
 
-def table_columns(results: Sequence[Result]) -> list[TableColumn]:
-    """Return the columns of a table of results; columns without content are hidden when the table is shown."""
+def table_columns(results: Sequence[Result], share: str = "share") -> list[TableColumn]:
+    """Return the columns of a table of results; columns without content are hidden when the table is shown.
+
+    share : heading of the column of shares
+    """
     # samples have no captured time, and neither do gripped calls
     in_program = any(result.captured_total_us for result in results)
     has_caches = len({result.cache for result in results if result.cache is not None}) > 1
     columns = [
-        TableColumn("share", "share", ".1%", rank=3, when=lambda _: in_program),
+        TableColumn(share, "share", ".1%", rank=3, when=lambda _: in_program),
         TableColumn("trace", "trace", least=12, when=lambda row: row.trace),
         TableColumn("operator", _operator, least=20),
         TableColumn("mode", _mode, least=8, when=lambda row: row.mode != EAGER or row.note),
@@ -216,12 +278,8 @@ def _doubts(results: Sequence[Result]) -> list[str]:
             f"{DOUBTFUL} captured once, in times that differ by over a quarter, or disturbed by the capture, slow "
             "memory or other processes"
         )
-    if any(LAUNCH_BOUND in result.doubts for result in results):
-        lines.append(
-            f"{LAUNCH_BOUND}: the device waited for the host in most runs, so the time is that of the launches: "
-            "--exec-mode graph times the device"
-        )
-    return lines
+    words = {word for result in results for word in result.doubts.split(", ")}
+    return lines + [f"{word}: {meaning}" for word, meaning in MEANINGS.items() if word in words]
 
 
 def _behaviours(results: Sequence[Result]) -> Iterator[str]:

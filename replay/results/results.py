@@ -217,10 +217,11 @@ class Result:
         return self.identity_without()
 
     def identity_without(self, *columns: str) -> tuple[object, ...]:
-        """Return the key without some columns, to join rows that differ in them, such as the mode or threads."""
+        """Return the key without some columns, to join rows that differ in them, such as the trace or mode."""
         what = self.key or f"{self.op} {self.shapes}"
         apart = {*columns, *(MODE_COLUMNS if "mode" in columns else ())}
-        return (what, self.trace, *(self._variant_cell(name) for name in VARIANT_COLUMNS if name not in apart))
+        trace = () if "trace" in apart else (self.trace,)
+        return (what, *trace, *(self._variant_cell(name) for name in VARIANT_COLUMNS if name not in apart))
 
     def _variant_cell(self, name: str) -> object:
         """Return the cell of a column, of the device only its kind: equal devices have different indices."""

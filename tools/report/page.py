@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrip.cli.plugins import needed
+from opgrip.cli.plugins import install_command, needed
 from opgrip.errors import UserError
 from opgrip.replay.analyses.speed_ups import SpeedUp, summarize_modes
 from opgrip.replay.comparison.comparison import compare
@@ -71,7 +71,9 @@ def own_script() -> str:
 def _file(package: ModuleType, name: str) -> str:
     path = Path(str(package.__file__)).parent / name
     if not path.is_file():
-        raise UserError(f"{package.__name__} has no {name}", "pip install --upgrade 'opgrip[report]'")
+        raise UserError(
+            f"{package.__name__} has no {name}", install_command("report").replace("install", "install --upgrade")
+        )
     return path.read_text(encoding="utf-8")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,3 +64,8 @@ def add_output(parser: argparse.ArgumentParser, help: str, required: bool = Fals
     """Add the options `--output` and `--force`."""
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", required=required, help=help)
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+
+
+def report_output(args: argparse.Namespace, what: str) -> None:
+    """Report on stderr what a verb wrote to its output."""
+    print(f"{args.prog}: {what} to {args.output}", file=sys.stderr)

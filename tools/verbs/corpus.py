@@ -7,13 +7,15 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from opgrip.cli.command import add_reading, positive, printable
+from opgrip.cli.command import add_reading, counted, positive, printable
 from opgrip.cli.output_files import check_writable
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError, shortened
-from opgrip.tools.verbs import add_output, verb
+from opgrip.tools.verbs import add_output, report_output, verb
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from opgrip.zoo.corpus import Corpus
     from opgrip.zoo.scoring.case_times import Times
 
@@ -99,6 +101,7 @@ def _summarize(corpus: Corpus, args: argparse.Namespace) -> None:
     print_summary(corpus, summary, args.top, sys.stdout)
     if args.output is not None:
         write_summary(corpus, summary, args.output, args.force)
+        report_output(args, counted(len(summary.table), "row"))
 
 
 def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
@@ -109,11 +112,12 @@ def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
     _write(table, corpus, args)
 
 
-def _write(table: object, corpus: Corpus, args: argparse.Namespace) -> None:
+def _write(table: pd.DataFrame, corpus: Corpus, args: argparse.Namespace) -> None:
     from opgrip.zoo.corpus.corpus_table import facts_of, write_table
 
     if args.output is not None:
-        write_table(table, args.output, args.force, facts_of(corpus))  # type: ignore[arg-type]
+        write_table(table, args.output, args.force, facts_of(corpus))
+        report_output(args, counted(len(table), "row"))
 
 
 def span(text: str) -> tuple[int, int | None]:

@@ -8,13 +8,12 @@ from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opgrip.cli.command import add_reading
+from opgrip.cli.command import add_reading, counted
 from opgrip.cli.output_files import check_writable, whole_file
-from opgrip.cli.plugins import MissingPackageError
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 from opgrip.replay.plots import PlottedRun, plots
-from opgrip.tools.verbs import add_output, verb
+from opgrip.tools.verbs import add_output, report_output, verb
 from opgrip.tools.verbs.results import add_store
 
 if TYPE_CHECKING:
@@ -67,6 +66,7 @@ def run_plot(args: argparse.Namespace) -> int:
     request_for(args.kind, runs, choices)
     with whole_file(args.output, args.force) as file:
         write_figure(lambda: draw_runs(args.kind, runs, choices), args.output.suffix.removeprefix("."), file)
+    report_output(args, f"{args.kind} of {counted(len(runs), 'run')}")
     return 0
 
 
@@ -159,8 +159,6 @@ def _newest_runs(folder: Path) -> list[tuple[str, Results]]:
     for run_report in reversed(Store(folder).runs() if folder.is_dir() else []):
         try:
             newest.append((run_report.name, run_report.load()))
-        except MissingPackageError:
-            raise
         except UserError:
             # not a file of results
             continue

@@ -1,4 +1,4 @@
-"""`opgrip results list`, `merge`, `score`, `show` and `opgrip compare`: the results that opreplay stored."""
+"""`opgrip results list`, `merge`, `prune`, `score`, `show` and `opgrip compare`: the results that opreplay stored."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opgrip.cli.command import positive, printable
+from opgrip.cli.command import counted, positive, printable
 from opgrip.cli.option_types import percent
-from opgrip.tools.verbs import add_output, verb
+from opgrip.tools.verbs import add_output, report_output, verb
 
 if TYPE_CHECKING:
     from opgrip.replay.outcome import Results
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 def add_store(parser: argparse.ArgumentParser) -> None:
     """Add the option for the folder of the store."""
     parser.add_argument(
-        "--store", type=Path, metavar="DIR", help="folder of the results store (default: $OPGRIP_STORE, or results)"
+        "--store",
+        type=Path,
+        metavar="DIR",
+        help="folder of the results store (default: $OPGRIP_STORE, or ~/.local/share/opgrip/results)",
     )
 
 
@@ -91,6 +94,30 @@ def run_list(args: argparse.Namespace) -> int:
     return 0
 
 
+PRUNE_EXAMPLES = """\
+examples:
+  opgrip results prune
+  opgrip results prune --keep 10 --store /shared/results
+"""
+
+
+def prepare_prune(parser: argparse.ArgumentParser) -> None:
+    add_store(parser)
+    parser.add_argument(
+        "--keep", type=positive, default=50, metavar="N", help="number of newest runs to keep (default: %(default)s)"
+    )
+
+
+@verb("results prune", "remove all but the newest runs of the results store", PRUNE_EXAMPLES, prepare_prune)
+def run_prune(args: argparse.Namespace) -> int:
+    from opgrip.replay.comparison.results_store import Store
+
+    store = Store(args.store)
+    removed = counted(len(store.prune(args.keep)), "run")
+    print(f"{args.prog}: removed {removed} from {store.folder}, {len(store.runs())} left", file=sys.stderr)
+    return 0
+
+
 MERGE_EXAMPLES = """\
 examples:
   opgrip results merge zoo-*-of-16.json -o zoo.json           shards of one replay, by --shard
@@ -110,7 +137,6 @@ def prepare_merge(parser: argparse.ArgumentParser) -> None:
 
 @verb("results merge", "merge several results files into one", MERGE_EXAMPLES, prepare_merge)
 def run_merge(args: argparse.Namespace) -> int:
-    from opgrip.cli.command import counted
     from opgrip.cli.output_files import check_writable
     from opgrip.replay.comparison.results_store import merge_runs, missing_shards
     from opgrip.replay.outcome import write_results
@@ -118,7 +144,7 @@ def run_merge(args: argparse.Namespace) -> int:
     check_writable(args.output, args.force)
     merged = merge_runs(read_runs(args.store, *args.runs))
     write_results(merged.rows, merged.header, args.output, args.force)
-    print(f"{args.prog}: {counted(len(merged), 'row')} to {args.output}", file=sys.stderr)
+    report_output(args, counted(len(merged), "row"))
     if missing := missing_shards(merged.header):
         which = ", ".join(map(str, missing[:MOST_NAMED])) + (" and more" if len(missing) > MOST_NAMED else "")
         print(f"{args.prog}: {counted(len(missing), 'shard')} missing: {which}", file=sys.stderr)
@@ -179,6 +205,10 @@ examples:
 """
 
 
+MOST_OF_FACT = 400
+"""maximum number of characters of a fact, such as what the cases of a distilled trace represent"""
+
+
 def prepare_show(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument("--top", type=positive, metavar="N", help="rows to show (default: all)")
@@ -192,10 +222,13 @@ def run_show(args: argparse.Namespace) -> int:
     (results,) = read_runs(args.store, args.which)
     apart = ("environment", "accelerator", "ceilings")
     facts = {name: value for name, value in results.header.items() if name not in apart}
-    lines = [*facts.items(), *results.header.get("environment", {}).items()]
+    environment = results.header.get("environment", {})
+    lines = [*facts.items(), *(item for item in environment.items() if item not in facts.items())]
     width = max((len(printable(name)) for name, _ in lines), default=0)
     for name, value in lines:
-        print(f"{printable(name):<{width}}  {printable(value if isinstance(value, str) else json.dumps(value))}")
+        text = printable(value if isinstance(value, str) else json.dumps(value))
+        shown = text if len(text) <= MOST_OF_FACT else f"{text[:MOST_OF_FACT]}... ({len(text):,} characters)"
+        print(f"{printable(name):<{width}}  {shown}")
     rows = list(results.rows)
     print()
     print_results(rows[: args.top], sys.stdout)
@@ -265,4 +298,5 @@ def run(args: argparse.Namespace) -> int:
         print_comparison(comparison, sys.stdout, args.by, args.all, outcomes)
     if args.output is not None:
         write_comparisons(comparisons, gates, args.output, args.force)
+        report_output(args, counted(len(comparisons), "comparison"))
     return exit_status([item for outcomes in held for item in outcomes])

@@ -1,4 +1,4 @@
-"""`opgrip trace convert` and `export-case`: a trace as a file of another tool, a call as a Python file."""
+"""`opgrip trace convert`: a trace as a file of another tool."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.cli.command import add_reading, counted, did_you_mean, not_negative, printable
+from opgrip.cli.command import add_reading, counted, did_you_mean, printable
 from opgrip.cli.option_types import Cut
 from opgrip.cli.options import add_options, from_arguments
 from opgrip.cli.output_files import (
@@ -19,13 +19,10 @@ from opgrip.cli.output_files import (
     whole_folder,
     write_json,
 )
-from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
-from opgrip.tools.verbs import add_capture, add_output, verb
+from opgrip.tools.verbs import add_capture, verb
 
 if TYPE_CHECKING:
-    from opgrip.replay.cases.cases import Case
-    from opgrip.traces import Trace
     from opgrip.traces.io.foreign_files import Losses
     from opgrip.traces.io.reader import TraceReader
 
@@ -194,82 +191,3 @@ def _tell(args: argparse.Namespace, losses: Losses) -> None:
         print(f"{args.prog}: more operators were not converted: --report FILE lists all", file=sys.stderr)
     for what, count in losses.counts.most_common(5):
         print(f"{args.prog}: {counted(count, 'call')} lost {what}", file=sys.stderr)
-
-
-EXPORT_EXAMPLES = """\
-examples:
-  opgrip trace export-case trace:faster_rcnn 17 -o case.py && python case.py
-"""
-
-
-def prepare_export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
-    parser.add_argument(
-        "number", type=not_negative, metavar="N", help="number of the signature in the output of opreplay"
-    )
-    add_output(parser, ".py file to write", required=True)
-    add_options(parser, Cut)
-    add_reading(parser, "also read a cut or damaged trace, as far as possible")
-
-
-@verb("trace export-case", "write one call as a Python script that only needs torch", EXPORT_EXAMPLES, prepare_export)
-def run_export(args: argparse.Namespace) -> int:
-    from opgrip.traces import TraceReader, load
-
-    if args.output.suffix != ".py":
-        raise UserError(f"{args.output} is not a Python file", "use the suffix .py")
-    check_writable(args.output, args.force)
-    with Reporter(args.prog).reading(args.trace):
-        reader = TraceReader(args.trace, args.unbounded, cut=from_arguments(Cut, args))
-        trace = load(args.trace, args.partial, args.unbounded, reader)
-    source = export_case(trace, args.number)
-    with whole_file(args.output, args.force) as file:
-        file.write(source.encode("ascii"))
-    print(f"{args.prog}: signature {args.number} to {args.output}: run it with python", file=sys.stderr)
-    return 0
-
-
-def export_case(trace: Trace, number: int) -> str:
-    """Return the source of the file.
-
-    Raises
-    ------
-    UserError : if the trace has no signature, or if running it needs more than torch
-    """
-    from opgrip.replay.cases.cases import make_cases
-
-    case = next((case for case in make_cases(trace) if case.trace_number == number), None)
-    if case is None:
-        raise UserError(f"the trace has no signature {number}", "opgrip trace info lists some")
-    return source_of(trace, case)
-
-
-def source_of(trace: Trace, case: Case) -> str:
-    """Return the source of a case's file; see `export_case`."""
-    from opgrip.replay.inputs.input_options import with_defaults
-    from opgrip.replay.operators.lookup import Unsupported, find_operator
-    from opgrip.traces.scripts.script import script_of
-
-    signature = next(item for item in trace.signatures if item.number == case.trace_number)
-    try:
-        find_operator(signature, extensions=())
-    except Unsupported as error:
-        raise UserError(f"{signature.op} cannot be written to a script", str(error)) from error
-    signature, values = with_defaults(signature, trace.values)
-    return script_of(signature, values, case.context, list(_facts(trace, case)))
-
-
-def _facts(trace: Trace, case: Case) -> list[str]:
-    from opgrip.replay.cases.call_sites import module_of
-
-    model = trace.header.get("model")
-    name = model.get("name") if isinstance(model, dict) else None
-    origin = f" of {name}" if isinstance(name, str) else ""
-    took = f", {case.captured_us:,.1f} us each (median)" if case.captured_us else ""
-    module = module_of(case.call_sites)
-    where = f" in {module}" if module else ""
-    torch = trace.header.get("torch")
-    return [
-        f"signature {case.trace_number}{origin}: {counted(case.count, 'call')}{where}, {case.phase}{took}",
-        *([f"captured with torch {torch}"] if isinstance(torch, str) else []),
-    ]

@@ -15,7 +15,7 @@ from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
-from opgrip.tools.verbs import add_output, verb
+from opgrip.tools.verbs import add_output, report_output, verb
 
 if TYPE_CHECKING:
     from opgrip.traces.analysis.differences import Row, Tolerances, TraceDifference
@@ -103,6 +103,7 @@ def run_diff(args: argparse.Namespace) -> int:
     _print_diff(difference, args.top)
     if args.output is not None:
         write_difference(difference, args.output, args.force)
+        report_output(args, "the differences")
     kinds = CHOICES if ANY in args.fail_on else args.fail_on
     return int(any(difference.operators if kind == OPERATORS else difference.of_kind(kind) for kind in kinds))
 
@@ -194,10 +195,13 @@ def run_validate(args: argparse.Namespace) -> int:
         _print_validate(validations[-1], args.top)
     if args.output is not None:
         write_json([item.as_json() for item in validations], args.output, args.force)
+        report_output(args, "all findings")
     return int(any(item.counts for item in validations))
 
 
 def _print_validate(validation: Validation, top: int) -> None:
+    from opgrip.traces.analysis.validation import NOT_INSTALLED
+
     path = printable(validation.path)
     for finding in validation.findings[:top]:
         print(f"{path}: record {finding.record}: {finding.kind}: {printable(finding.message)}")
@@ -205,5 +209,8 @@ def _print_validate(validation: Validation, top: int) -> None:
     if total > top:
         print(f"{path}: and {total - top:,} others")
     for note in validation.notes:
-        print(f"{path}: {printable(note)}", file=sys.stderr)
-    print(f"{path}: {counted(validation.records, 'record')}, {counted(total, 'finding') if total else 'no findings'}")
+        if note != NOT_INSTALLED:
+            print(f"{path}: {printable(note)}", file=sys.stderr)
+    unchecked = f" ({NOT_INSTALLED})" if NOT_INSTALLED in validation.notes else ""
+    findings = counted(total, "finding") if total else "no findings"
+    print(f"{path}: {counted(validation.records, 'record')}, {findings}{unchecked}")

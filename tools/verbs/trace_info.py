@@ -142,8 +142,8 @@ NUMBERED = ("line", "stream")
 """columns that identify a row and are numbers"""
 NUMBERS = {
     "share": TableColumn("share", "share", ".1%"),
-    "time_us": TableColumn("time us", "time_us", ",.0f"),
-    "total_us": TableColumn("total us", "total_us", ",.0f", rank=3),
+    "time_us": TableColumn("median x calls us", "time_us", ",.0f"),
+    "total_us": TableColumn("measured us", "total_us", ",.0f", rank=3),
     "host_us": TableColumn("host us", "host_us", ",.0f", rank=1),
     "calls": TableColumn("calls", "calls", ",.0f", rank=1),
     "signatures": TableColumn("signatures", "signatures", ",.0f", rank=2),

@@ -18,6 +18,7 @@ from opgrip.errors import MissingFileError, UserError
 from opgrip.tools.verbs import add_output, verb
 from opgrip.tools.verbs.results import add_run, read_runs
 from opgrip.traces.zoo import PREFIX, ZooTrace, read_manifest, select, zoo_file
+from opgrip.traces.zoo.manifest import INSTALL
 from opgrip.zoo.making import write_manifest
 
 BASELINE_EXAMPLES = """\
@@ -62,7 +63,7 @@ examples:
   opgrip zoo list mmdet two-stage       traces of a library or family
   opgrip zoo list '*.train'
   opgrip zoo list mmdet --distinct      number of distinct operators and long-tail functions
-  opgrip zoo list | sort -t$'\\t' -k5nr   columns in a pipe: name, library, family, and numbers
+  opgrip zoo list | sort -t$'\\t' -k5nr   columns in a pipe under a line of names
 """
 NAMES = "a name, model, library or family, with wildcards"
 NUMBERS = ("calls", "signatures", "operators", "longtail", "size_bytes")
@@ -85,6 +86,7 @@ COLUMNS = (
     _number("operators", rank=2),
     _number("longtail", rank=3),
     _number("size_bytes", "kB", rank=4, unit=1000),
+    TableColumn("installed", lambda trace: _installed(trace)),
 )
 
 
@@ -104,8 +106,9 @@ def run_list(args: argparse.Namespace) -> int:
         print(_distinct(traces))
         return 0
     if not sys.stdout.isatty():
+        print("name", "library", "family", *NUMBERS, "installed", sep="\t")
         for trace in traces:
-            print(trace.name, trace.library, trace.family, *_numbers(trace), sep="\t")
+            print(trace.name, trace.library, trace.family, *_numbers(trace), _installed(trace), sep="\t")
         return 0
     print_table(COLUMNS, traces, sys.stdout)
     print(summary(traces))
@@ -285,8 +288,16 @@ def facts(trace: ZooTrace) -> list[tuple[str, str]]:
     ]
 
 
+def _installed(trace: ZooTrace) -> str:
+    try:
+        zoo_file(trace)
+    except MissingFileError:
+        return "no"
+    return "yes"
+
+
 def _place(trace: ZooTrace) -> str:
     try:
         return str(zoo_file(trace))
     except MissingFileError:
-        return "not installed: install the package opgrip-zoo"
+        return f"not installed: {INSTALL}"

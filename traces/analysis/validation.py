@@ -215,7 +215,7 @@ def _listed(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, ordered[:SHOWN])) + others
 
 
-NOT_INSTALLED = "not checked with the JSON Schema, which requires jsonschema: pip install 'opgrip[schema]'"
+NOT_INSTALLED = "not checked with the JSON Schema, which requires the package jsonschema"
 COLUMN = 32
 """number of items of a column that are checked by the schema; the reader checks all of them"""
 MOST_ERRORS = 3

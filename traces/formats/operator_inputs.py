@@ -23,7 +23,7 @@ import torch
 from opgrip.cli.plugins import needed
 from opgrip.traces.formats.building import NO_DEVICE, NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.operator_schemas import registered
-from opgrip.traces.formats.parquet_files import EXTRA, MAGIC, MARK, footer_of, open_parquet
+from opgrip.traces.formats.parquet_files import MAGIC, MARK, footer_of, open_parquet
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.traces.schema.json_values import check_hashes
@@ -293,7 +293,7 @@ def _unquoted(value: Any) -> Any:
 
 def write_rows(trace: Trace, file: IO[bytes], losses: Losses) -> None:
     """Write one row per signature, sorted by operator and falling count."""
-    arrow, parquet = needed("pyarrow", EXTRA), needed("pyarrow.parquet", EXTRA)
+    arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
     rows = sorted(_rows(trace, losses), key=lambda row: (row["op_name"], -row["count"]))
     schema = _schema(arrow)
     with parquet.ParquetWriter(file, schema, compression="zstd") as writer:

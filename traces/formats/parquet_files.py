@@ -25,7 +25,6 @@ from opgrip.traces.schema.json_values import DECOMPRESSED, Allowance
 MAGIC = b"PAR1"
 MARK = b"opgrip.trace"
 """Key of the file's metadata that marks a trace of opgrip."""
-EXTRA = "results"
 FOOTER_BYTES = 64 << 20
 BLOCK_ROWS = 1 << 14
 MOST_ROWS = Allowance("rows", 10_000_000, 1)
@@ -79,7 +78,6 @@ class ParquetFile:
     ----------
     schema : Arrow schema of the columns that are read; text columns are dictionaries
 
-    Raise `UserError` if pyarrow is not installed.
     Raise `FormatError` if the file is damaged.
     """
 
@@ -93,7 +91,7 @@ class ParquetFile:
         rows: int = BLOCK_ROWS,
         limits: ParquetLimits | None = None,
     ) -> None:
-        ipc = needed("pyarrow.ipc", EXTRA)
+        ipc = needed("pyarrow.ipc")
         self._rows, self._limits, self._bytes = rows, limits, 0
         request = {"path": str(path.absolute()), "columns": columns, "rows": rows, "is_limited": limits is not None}
         self._process = subprocess.Popen(
@@ -232,12 +230,12 @@ def _check_columns(schema: Any, kinds: Mapping[str, str]) -> None:
 
 def _stream_errors() -> tuple[type[Exception], ...]:
     """Return the errors that pyarrow raises for a stream that breaks off; invalid UTF-8 is a `ValueError`."""
-    return (needed("pyarrow", EXTRA).ArrowException, OSError, ValueError, LookupError, TypeError, RuntimeError)
+    return (needed("pyarrow").ArrowException, OSError, ValueError, LookupError, TypeError, RuntimeError)
 
 
 def _text_bytes(column: Any) -> int:
     """Return the bytes of the texts of a column, before they are made; 0 for a column of another type."""
-    arrow, compute = needed("pyarrow", EXTRA), needed("pyarrow.compute", EXTRA)
+    arrow, compute = needed("pyarrow"), needed("pyarrow.compute")
     is_coded = arrow.types.is_dictionary(column.type)
     values = column.dictionary if is_coded else column
     if not (arrow.types.is_string(values.type) or arrow.types.is_large_string(values.type)):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from opgrip.cli.plugins import needed
 from opgrip.traces.codec.call_blocks import CallBlock, block_of, perturbed_flags, record_of
 from opgrip.traces.codec.record_forms import to_json
-from opgrip.traces.formats.parquet_files import EXTRA, MARK
+from opgrip.traces.formats.parquet_files import MARK
 from opgrip.traces.schema.arguments import TensorSpec, encode
 from opgrip.traces.schema.records import Calls, Header, Record, Scope, Signature, Thread
 from opgrip.traces.schema.tensor_specs import plain_name, tensor_outline
@@ -85,8 +85,8 @@ class ParquetTable:
     """
 
     def __init__(self, file: IO[bytes], steps: StepStarts | None = None) -> None:
-        self._arrow = needed("pyarrow", EXTRA)
-        self._parquet = needed("pyarrow.parquet", EXTRA)
+        self._arrow = needed("pyarrow")
+        self._parquet = needed("pyarrow.parquet")
         self._file = file
         self._steps = steps
         self._writer: Any = None

@@ -1,9 +1,10 @@
-"""One call of a trace as a Python script that runs with torch alone."""
+"""A call, a module or a function as a Python script that runs with torch alone."""
 
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from math import prod
 from typing import Any
@@ -16,119 +17,9 @@ from opgrip.traces.schema.arguments import DTYPES, TensorSpec, leaves, tensors
 from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.schema.tensor_specs import STORAGE
 from opgrip.traces.scripts.literals import FEW, Literals, ValueSource, comment, plain, plain_tuple, sizes
+from opgrip.traces.scripts.templates import FUNCTIONS, MAIN
 from opgrip.traces.table.accelerators import device_of
 from opgrip.traces.values import Drawable
-
-DATA = '''
-def data(text, dtype, shape):
-    """Values that were drawn when this file was made: deflated, in base64."""
-    content = bytearray(zlib.decompress(base64.b64decode(text)))
-    return torch.frombuffer(content, dtype=torch.uint8).view(dtype).reshape(shape)
-'''
-SAMPLED = '''
-def sampled(text, dtype, sample_shape, shape):
-    """Values whose rows are taken at random from those that were drawn when this file was made."""
-    sample = data(text, dtype, sample_shape)
-    count = math.prod(shape) // max(1, math.prod(sample_shape[1:]))
-    return sample[torch.randint(len(sample), (count,))].reshape(shape)
-'''
-MIXED = '''
-def mixed(values, counts):
-    """The values, with others in random places: so many of each."""
-    flat = values.reshape(-1).clone()
-    places = torch.randperm(flat.numel())
-    for value, count in counts:
-        flat[places[:count]] = value
-        places = places[count:]
-    return flat.reshape(values.shape)
-'''
-BY_QUANTILES = '''
-def by_quantiles(shape, dtype, probabilities, quantiles):
-    """Random values whose distribution function goes straight from each quantile to the next."""
-    knots, levels = (torch.tensor(numbers, dtype=torch.float64) for numbers in (probabilities, quantiles))
-    at = torch.rand(shape, dtype=torch.float64)
-    cell = torch.bucketize(at, knots[1:-1], right=True)
-    part = (at - knots[cell]) / (knots[cell + 1] - knots[cell])
-    return (levels[cell] * (1 - part) + levels[cell + 1] * part).to(dtype)
-'''
-WHOLE_NUMBERS = '''
-def whole_numbers(shape, dtype, frequent, low, high):
-    """Frequent values with their counts, and integers from low to high, in random order."""
-    count = math.prod(shape)
-    values = torch.tensor([value for value, _ in frequent], dtype=torch.int64)
-    values = values.repeat_interleave(torch.tensor([times for _, times in frequent], dtype=torch.int64))[:count]
-    values = torch.cat([values, torch.randint(low, high + 1, (count - len(values),))])
-    return values[torch.randperm(count)].to(dtype).reshape(shape)
-'''
-VIEW = '''
-def view(memory, dtype, offset, shape, stride):
-    """A tensor of that layout in some memory."""
-    return torch.empty(0, dtype=dtype, device=memory.device).set_(memory, offset, shape, stride)
-'''
-FILL = '''
-def fill(tensor, values):
-    """Put values into a tensor; into elements that are one in memory, once."""
-    shape = [1 if step == 0 else size for size, step in zip(tensor.shape, tensor.stride())]
-    tensor.as_strided(shape, tensor.stride()).copy_(values[tuple(map(slice, shape))])
-'''
-FUNCTIONS = {
-    "data": DATA,
-    "sampled": DATA + "\n" + SAMPLED,
-    "mixed": MIXED,
-    "by_quantiles": BY_QUANTILES,
-    "whole_numbers": WHOLE_NUMBERS,
-    "view": VIEW,
-    "fill": FILL,
-}
-"""Sources of the functions that scripts define for themselves, by name."""
-
-MAIN = '''
-def tensors(tree):
-    """All tensors in lists and tuples."""
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    return [tensor for item in tree for tensor in tensors(item)] if isinstance(tree, (list, tuple)) else []
-
-
-def timed(device, positional, named):
-    """The time of one call, in us."""
-    if torch.device(device).type != "cpu":
-        torch.get_device_module(device).synchronize()
-    begin = time.perf_counter_ns()
-    OPERATOR(*positional, **named)
-    if torch.device(device).type != "cpu":
-        torch.get_device_module(device).synchronize()
-    return (time.perf_counter_ns() - begin) / 1e3
-
-
-@torch.no_grad()
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default=RECORDED_DEVICE)
-    parser.add_argument("--threads", type=int, default=RECORDED_THREADS)
-    parser.add_argument("--repeats", type=int, default=20)
-    args = parser.parse_args()
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    inputs = make_inputs(args.device)
-    results = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors(OPERATOR(*inputs[0], **inputs[1]))]
-    for shape, dtype in results:
-        print(f"result {str(dtype).removeprefix('torch.')}{list(shape)}")
-    if RESULTS is not None:
-        assert results == RESULTS, f"the trace has {RESULTS}"
-    times = []
-    for _ in range(args.repeats):
-        if MUTATES:
-            inputs = make_inputs(args.device)
-        times.append(timed(args.device, *inputs))
-    if times:
-        print(f"median {statistics.median(times):,.1f} us, fastest {min(times):,.1f} us, of {len(times)} calls")
-
-
-if __name__ == "__main__":
-    main()
-'''
-
 
 ADDRESSES = 1 << 62
 
@@ -239,40 +130,69 @@ def _bits(name: str, spec: TensorSpec) -> Iterator[str]:
         yield f"{name}.requires_grad_()"
 
 
-STANDARD = ("argparse", "base64", "math", "statistics", "time", "zlib")
+STANDARD = ("argparse", "base64", "collections", "math", "statistics", "time", "zlib")
 MOST_THREADS = 1 << 10
 
 
+@dataclass(frozen=True, slots=True)
+class ScriptFunction:
+    """What a script runs.
+
+    title : ASCII sentence that describes it
+    source : statements that define `OPERATOR`, after all imports
+    mutates : whether it may write into its arguments, which are then made again for each run
+    is_dynamic : whether the shapes of its results depend on values
+    preamble : text before the imports of the script, which contains its docstring; empty to write one
+    helpers : sources of further functions that the arguments need
+    """
+
+    title: str
+    source: str
+    mutates: bool
+    is_dynamic: bool
+    preamble: str = ""
+    helpers: Sequence[str] = ()
+
+
 def script_of(
-    signature: Signature, values: Mapping[int, Drawable], settings: Mapping[str, Any], facts: Sequence[str] = ()
+    signature: Signature,
+    values: Mapping[int, Drawable],
+    settings: Mapping[str, Any],
+    facts: Sequence[str] = (),
+    function: ScriptFunction | None = None,
+    mode: str = "eager",
+    literals: Callable[[Callable[[TensorSpec], str], str], Literals] = Literals,
 ) -> str:
     """Return a script that makes a call's arguments, calls the operator, checks its results' shapes and times it.
 
     values : the models that the signature's tensors refer to
     settings : of torch, that the call ran under
     facts : lines to stand at the top as comments, whatever text they hold
+    function : what to call; None for the operator that the signature names
+    mode : default of the script's `--mode`
+    literals : class of the writer of arguments
 
     Raise `UserError` for a call that torch alone cannot make.
     """
-    operator = _operator(signature)
-    dynamic = torch.Tag.dynamic_output_shape in operator.tags
+    function = function or _function_of(signature)
     device = device_of(signature)
     specs = list(tensors([signature.args, signature.kwargs]))
     names = iter(range(len(specs)))
-    literals = Literals(lambda spec: f"x{next(names)}{'.untyped_storage()' if spec.cls == STORAGE else ''}", device)
-    source = ValueSource(_deciding(specs) if dynamic else ())
-    lines = list(tensor_lines(specs, values, literals, source))
-    positional = plain_tuple([literals.of(item) for item in signature.args])
-    named = _named(signature.kwargs, literals)
-    results = _results(signature) if source.is_exact or not dynamic else None
+    writer = literals(lambda spec: f"x{next(names)}{'.untyped_storage()' if spec.cls == STORAGE else ''}", device)
+    source = ValueSource(_deciding(specs) if function.is_dynamic else ())
+    lines = list(tensor_lines(specs, values, writer, source))
+    positional = plain_tuple([writer.of(item) for item in signature.args])
+    named = _named(signature.kwargs, writer)
+    results = _results(signature) if source.is_exact or not function.is_dynamic else None
     parts = [
-        _head(signature, facts),
-        f"OPERATOR = {_operator_source(signature.op)}",
-        f"MUTATES = {operator._schema.is_mutable!r}",
+        f"MODE = {plain(mode)}",
+        f"MUTATES = {function.mutates!r}",
         f"RECORDED_DEVICE = {device!r}",
         f"RECORDED_THREADS = {_threads(settings)}",
         f"RESULTS = {results}",
         *_settings(settings),
+        function.source,
+        *function.helpers,
         *("\n" + FUNCTIONS[name].rstrip() for name in _ordered(source.helpers)),
         "",
         "",
@@ -286,7 +206,7 @@ def script_of(
     ]
     body = "\n".join(parts) + MAIN.lstrip()
     imports = [f"import {name}" for name in STANDARD if f"{name}." in body]
-    return body.replace("IMPORTS\n", "\n".join([*imports, "", "import torch", "", ""]), 1)
+    return "\n".join([_head(function, facts), *imports, "", "import torch", "", body])
 
 
 def _deciding(specs: Sequence[TensorSpec]) -> set[torch.dtype]:
@@ -295,20 +215,29 @@ def _deciding(specs: Sequence[TensorSpec]) -> set[torch.dtype]:
     return {item for item in dtypes if not (item.is_floating_point or item.is_complex)} or dtypes
 
 
-def _head(signature: Signature, facts: Sequence[str]) -> str:
+def _function_of(signature: Signature) -> ScriptFunction:
+    """Return the operator that a signature names."""
+    operator = registered_operator(signature)
+    return ScriptFunction(
+        f"A call of {signature.op} as a program made it.",
+        f"OPERATOR = {operator_source(signature.op)}",
+        operator._schema.is_mutable,
+        torch.Tag.dynamic_output_shape in operator.tags,
+    )
+
+
+def _head(function: ScriptFunction, facts: Sequence[str]) -> str:
     """Return the script's docstring and comments."""
     lines = [
-        f'"""A call of {signature.op} as a program made it. This script only needs torch."""',
-        "",
+        function.preamble or f'"""{function.title} This script only needs torch."""\n',
         *(f"# {comment(fact)}" for fact in facts),
         f"# made by opgrip {metadata.version('opgrip')}",
         "",
-        "IMPORTS",
     ]
     return "\n".join(lines)
 
 
-def _operator(signature: Signature) -> Any:
+def registered_operator(signature: Signature) -> Any:
     """Return the registered overload that a signature names, or raise `UserError`."""
     if signature.kind != OPERATOR:
         raise UserError(
@@ -327,7 +256,8 @@ def _operator(signature: Signature) -> Any:
     return operator
 
 
-def _operator_source(op: str) -> str:
+def operator_source(op: str) -> str:
+    """Return the source of a registered operator."""
     source = "torch.ops"
     for part in op.split("."):
         source = f"getattr({source}, {part!r})" if keyword.iskeyword(part) else f"{source}.{part}"

@@ -174,6 +174,8 @@ PREFIX = "zoo:"
 """prefix of a zoo trace, which is accepted in place of a file name"""
 SUFFIX = ".jsonl.zst"
 PACKAGE = "opgrip_zoo"
+INSTALL = "install the package opgrip-zoo (pip install ./traces/zoo/models in a checkout), or run opgrip zoo make NAME"
+"""what to do about a trace that is not installed"""
 
 
 def zoo_file(trace: ZooTrace) -> Path:
@@ -187,10 +189,7 @@ def zoo_file(trace: ZooTrace) -> Path:
         file = folder / f"{trace.name}{SUFFIX}"
         if file.is_file():
             return file
-    raise MissingFileError(
-        f"the trace {trace.name} of the zoo is not installed",
-        "install the package opgrip-zoo (docs/zoo.md), or opgrip zoo make " + trace.name,
-    )
+    raise MissingFileError(f"the trace {trace.name} of the zoo is not installed", INSTALL)
 
 
 def _folders() -> Iterator[Path]:

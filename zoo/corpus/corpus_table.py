@@ -11,7 +11,6 @@ import pandas as pd
 
 from opgrip.cli.command import counted, printable
 from opgrip.cli.output_files import csv_text, whole_file, write_parquet_table
-from opgrip.cli.plugins import needed
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
@@ -22,11 +21,9 @@ WRITTEN = (".json", ".csv", ".md", ".parquet")
 
 
 def check_form(path: Path) -> None:
-    """Raise `UserError` if the file format of `path` is unknown or its writer is not installed."""
+    """Raise `UserError` if the file format of `path` is unknown."""
     if path.suffix not in WRITTEN:
         raise UserError(f"{path} is neither {', '.join(WRITTEN[:-1])} nor {WRITTEN[-1]}", "name one of these")
-    if path.suffix == ".parquet":
-        needed("pyarrow", "results")
 
 
 def write_summary(corpus: Corpus, summary: Summary, path: Path, force: bool) -> None:

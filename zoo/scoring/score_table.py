@@ -26,10 +26,21 @@ ALL = 0.9995
 LEFT_OUT = "of operators for other kinds of devices"
 
 
-def print_scores(scores: Sequence[Score], file: IO[str]) -> None:
-    """Print one table per variant in which the cases were run."""
+LEAST_COVERED = 0.5
+"""share of the baseline's time of the requested traces below which `opreplay` prints no score"""
+
+
+def print_scores(scores: Sequence[Score], file: IO[str], least: float = 0.0) -> None:
+    """Print one table per variant in which the cases were run.
+
+    least : share of the baseline's time below which no score is printed
+    """
+    few = [score.covered for score in scores if score.covered is not None and score.covered < least]
     for score in scores:
-        _print_score(score, file)
+        if score.covered is None or score.covered >= least:
+            _print_score(score, file)
+    if few:
+        print_line(f"no score: these cases take {_share(max(few))} of the baseline's time, less than {least:.0%}", file)
 
 
 def score_line(score: Score) -> str:
@@ -60,7 +71,8 @@ def _why_none(score: Score) -> str:
 
 
 def _print_score(score: Score, file: IO[str]) -> None:
-    rows = [*map(_row_of_model, score.models), _total_row(score)]
+    models = [model for model in score.models if model.statuses]
+    rows = [*map(_row_of_model, models), _total_row(score)]
     print_table(COLUMNS, rows, file, printable(score.way), style=lambda row: "bold" if row is rows[-1] else None)
     print_line(score_line(score), file)
     for line in _remarks(score):

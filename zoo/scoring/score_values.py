@@ -168,6 +168,7 @@ class Score:
     interval : 95 % confidence interval of the score over similar models; None for a single model
     of_traces : number of traces in the baseline
     slowed : share of contended rows
+    unmatched : number of requested traces of the baseline in which no case was selected
     """
 
     measured: Measured
@@ -176,6 +177,7 @@ class Score:
     interval: tuple[float, float] | None = None
     of_traces: int = 0
     slowed: float = 0.0
+    unmatched: int = 0
 
     @property
     def way(self) -> str:
@@ -201,6 +203,17 @@ class Score:
     def selected(self) -> float | None:
         """Return the weighted mean over models of the share of the baseline's time that was selected."""
         return _mean_share((model, model.selected) for model in self.models)
+
+    @property
+    def covered(self) -> float | None:
+        """Return the share of the baseline's time that was replayed of all requested traces, or None without times.
+
+        A trace without a selected case, or that was not replayed, counts as 0.
+        """
+        known = [model for model in self.models if any(trace.whole_us for trace in model.traces)]
+        share = _mean_share((model, model.selected or 0.0) for model in known)
+        traces = sum(len(model.traces) for model in known)
+        return None if share is None else share * traces / (traces + self.unmatched)
 
     @property
     def left_out(self) -> float:

@@ -27,18 +27,18 @@ class ZooScorer:
         """Print the scores of a distilled trace."""
         if FIELD in results.header:
             from opgrip.zoo.scoring.distilled import distilled_scores
-            from opgrip.zoo.scoring.score_table import print_scores
+            from opgrip.zoo.scoring.score_table import LEAST_COVERED, print_scores
 
-            print_scores(distilled_scores(results), file)
+            print_scores(distilled_scores(results), file, LEAST_COVERED)
 
     def against(self, baseline: Path | None) -> Callable[[Results, IO[str]], None]:
         """Read a baseline and return a function that prints scores relative to it."""
         from opgrip.zoo.scoring.baselines import read_baselines
-        from opgrip.zoo.scoring.score_table import print_scores
+        from opgrip.zoo.scoring.score_table import LEAST_COVERED, print_scores
         from opgrip.zoo.scoring.scores import score_of
 
         times = read_baselines(baseline)
-        return lambda results, file: print_scores(score_of(results, times), file)
+        return lambda results, file: print_scores(score_of(results, times), file, LEAST_COVERED)
 
 
 scorers.register("zoo")(ZooScorer())

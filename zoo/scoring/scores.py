@@ -46,7 +46,12 @@ def score_of(results: Results, baseline: Baseline) -> list[Score]:
     origins |= {name: origin for name, (origin, _) in problems.items() if name not in origins}
     why = {name: problem for name, (_, problem) in problems.items()}
     check_ways(len(rows_of), len(origins))
-    return [_score(results, way, rows, origins, why, baseline) for way, rows in rows_of.items()]
+    requested = results.header.get("traces")
+    unmatched = len(({*requested} & baseline.traces.keys()) - origins.keys()) if isinstance(requested, Mapping) else 0
+    return [
+        replace(_score(results, way, rows, origins, why, baseline), unmatched=unmatched)
+        for way, rows in rows_of.items()
+    ]
 
 
 def check_ways(ways: int, traces: int) -> None:

@@ -339,12 +339,14 @@ def find_samples(name: str = "", patterns: Sequence[str] = (), tags: Sequence[st
     ]
 
 
-def samples_named(name: str) -> list[Sample]:
-    if not name:
+def samples_named(names: str) -> list[Sample]:
+    """Return shipped samples by their names, separated by commas; all for an empty text."""
+    if not names:
         return list(samples().values())
-    if name not in samples():
-        raise UserError(f"unknown sample {name!r}", did_you_mean(name, samples(), "opgrip samples list shows all"))
-    return [samples()[name]]
+    for name in names.split(","):
+        if name not in samples():
+            raise UserError(f"unknown sample {name!r}", did_you_mean(name, samples(), "opgrip samples list shows all"))
+    return [samples()[name] for name in dict.fromkeys(names.split(","))]
 
 
 def _tag(word: str) -> Tag:

@@ -106,6 +106,32 @@ def test_sizes_reach_the_factory(folder: Path) -> None:
     assert signature.args[0].shape == (1, 3, 5, 7)
 
 
+def test_a_factory_that_returns_only_a_module_gets_images(folder: Path) -> None:
+    (folder / "library.py").write_text(
+        "import torch\n\n\ndef net(*, weights=None):\n    return torch.nn.Conv2d(3, 4, 3)\n"
+    )
+    words = ("--model", "library:net", "-o", "t.jsonl")
+    error = refusal("opcapture", *words, cwd=folder)
+    assert "library:net returned Conv2d: it must return a module and its inputs, or name the size of images" in error
+    succeed("opcapture", *words, "--input-size", "6x8", "--batch-size", "2", cwd=folder)
+    (signature,) = (item for item in load(folder / "t.jsonl").signatures if "convolution" in item.op)
+    assert signature.args[0].shape == (2, 3, 6, 8)
+
+
+def test_an_existing_trace_is_refused_before_the_warm_up(folder: Path) -> None:
+    (folder / "good.jsonl").touch()
+    lines = refusal("opcapture", "--model", "nets.py:good", cwd=folder).splitlines()
+    assert lines[1:] == ["opcapture: error: good.jsonl exists: choose another name, or replace it with --force"]
+    assert "warm-up" not in lines[0]
+
+
+def test_the_line_that_fails_is_named(folder: Path) -> None:
+    text = (folder / "nets.py").read_text()
+    line = next(place for place, words in enumerate(text.splitlines(), 1) if "no weights at all" in words)
+    error = refusal("opcapture", "--model", "nets.py:failing", cwd=folder)
+    assert f"nets.py:failing failed at nets.py:{line}: ValueError: no weights at all" in error
+
+
 def test_a_trace_can_go_to_standard_output(folder: Path) -> None:
     done = succeed("opcapture", "--model", "nets.py:good", "-o", "-", cwd=folder)
     assert [json.loads(line)["type"] for line in done.stdout.splitlines()][:: len(done.stdout.splitlines()) - 1] == [
@@ -132,7 +158,7 @@ def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
         (["--model", "nets.py:absent"], "no factory 'absent' in nets.py"),
         (["--model", "none.py:good"], "no file none.py"),
         (["--model", "no_such_package.x:good"], "no_such_package.x cannot be imported"),
-        (["--model", "nets.py:failing"], "nets.py:failing failed: ValueError: no weights at all"),
+        (["--model", "nets.py:failing"], ": ValueError: no weights at all"),
         (["--model", "nets.py:strange"], "returned int: it must return a module and its inputs"),
         (["--model", "nets.py:broken_step"], "broken_step fails in its step: RuntimeError"),
         (["--model", "nets.py:lossless", "--run", "train"], "the model returned no loss"),

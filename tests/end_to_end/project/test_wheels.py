@@ -91,4 +91,4 @@ def test_the_distilled_set_and_the_baseline_are_among_the_files_of_the_wheel() -
 def test_both_distributions_have_one_version_and_the_traces_need_the_tool() -> None:
     zoo = pyproject(ROOT / "traces" / "zoo" / "models")["project"]
     assert zoo["version"] == pyproject()["project"]["version"]
-    assert zoo["dependencies"] == ["opgrip[zstd]"]
+    assert zoo["dependencies"] == ["opgrip"]

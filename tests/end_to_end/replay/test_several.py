@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from made_runs import made_row
 from programs import refusal, run_command, succeed
 from several_traces import small_trace
 
 from opgrip.cli.progress import QuietReporter
-from opgrip.errors import UserError
+from opgrip.errors import MissingFileError, UserError
 from opgrip.replay import compare, load_results, replay
+from opgrip.replay.command.opreplay import main
 from opgrip.replay.command.several_traces import SeveralReplays
 from opgrip.replay.command.trace_targets import TraceTarget, targets_of
 from opgrip.replay.outcome import read_run
 from opgrip.replay.replay_options import make_parser
+from opgrip.replay.reports.results_table import distinct_inputs
 from opgrip.replay.results.origins import Machine
+from opgrip.replay.results.results import Result
 from opgrip.replay.workers.executors import LocalExecutor
-from opgrip.traces.zoo import read_manifest
+from opgrip.traces.zoo import ZooTrace, read_manifest
 from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.corpus import read_corpus
 from opgrip.zoo.corpus.cases import write_cases
@@ -182,6 +187,46 @@ def test_traces_that_lack_what_is_selected_are_one_line(mixed_folder: Path, word
     assert done.stderr.count("no op matches") == 1
     assert "not replayed" not in done.stderr
     assert "nothing._ext" in done.stdout + done.stderr
+
+
+def test_inputs_that_several_traces_share_are_one_row(folder: Path) -> None:
+    done = succeed("opreplay", folder, "--op", "aten.add*", *FAST, cwd=folder)
+    _, header, *lines = done.stdout.splitlines()
+    assert header.split()[:4] == ["share", "of", "these", "trace"]
+    rows = [line.split() for line in lines if "aten.add.Tensor" in line]
+    assert len(rows) == 4
+    (shared,) = [row for row in rows if "traces" in row]
+    assert shared[1:3] == ["2", "traces"]
+    assert "4" in shared
+
+
+def test_the_worst_input_is_first() -> None:
+    def row(trace: str, key: str, **cells: Any) -> Result:
+        return replace(made_row(0, [10.0]), trace=trace, key=key, **cells)
+
+    rows = [
+        row("a", "quick", ratio=0.5),
+        row("a", "slow", ratio=2.0),
+        row("b", "slow", ratio=4.0),
+        row("b", "broken", status="failed", median_us=None),
+    ]
+    inputs = distinct_inputs(rows)
+    assert [item.key for item in inputs] == ["broken", "slow", "quick"]
+    assert (inputs[1].ratio, inputs[1].trace, inputs[1].count) == (4.0, "2 traces", rows[1].count + rows[2].count)
+    assert sum(item.share for item in inputs) == pytest.approx(1.0)
+
+
+def test_traces_that_are_not_installed_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(trace: ZooTrace) -> Path:
+        raise MissingFileError(f"{trace.name} is not installed", "")
+
+    monkeypatch.setattr("opgrip.replay.command.trace_targets.zoo_file", missing)
+    assert main(["zoo:mmseg"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [" are not installed: install the package opgrip-zoo" in line for line in lines] == [True, False]
+    assert lines[1].startswith("opreplay: error: this trace of the zoo is not installed: install")
 
 
 @pytest.mark.parametrize("words", [["--list"], [*FAST, "-o", "rows.json", "--force"]], ids=["list", "replay"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -10,12 +11,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from made_runs import made_row
 from programs import refusal, run_command, succeed
 
 from opgrip.capture import Capture
 from opgrip.capture.on_demand.client import find_processes
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.outcome import read_run, write_results
+from opgrip.replay.reports.results_table import print_results
 from opgrip.traces import load, read
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.records import Calls
@@ -38,12 +42,54 @@ def test_a_run_of_an_operator_is_named_after_it(kept: Path) -> None:
 
 
 def test_a_run_s_facts_stand_apart_from_their_names(kept: Path) -> None:
-    done = run_command("opgrip", "results", "show", "latest", cwd=kept)
+    done = run_command("opgrip", "results", "show", "latest", "--store", "results", cwd=kept)
     assert re.search(r"^options_hash  +\w{16}$", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("plot run.json --kind operators -o x.svg", "operators of 1 run to x.svg"),
+        ("compare run.json run.json -o x.json", "1 comparison to x.json"),
+        ("corpus t.jsonl -o x.csv", "2 rows to x.csv"),
+        ("corpus t.jsonl --coverage -o x.json", "rows to x.json"),
+        ("trace diff t.jsonl t.jsonl -o x.json", "the differences to x.json"),
+        ("trace validate t.jsonl -o x.json", "all findings to x.json"),
+    ],
+)
+def test_a_verb_reports_what_it_wrote(words: str, told: str, kept: Path, tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        torch.ones(3).sin()
+    (run,) = kept.glob("results/*/*")
+    results = read_run(run)
+    write_results(results.rows, results.header, tmp_path / "run.json", force=False)
+    done = run_command("opgrip", *words.split(), cwd=tmp_path)
+    assert f"{told}\n" in done.stderr
+    assert list(tmp_path.glob("x.*"))
+
+
+@pytest.mark.parametrize("words", [(), ("trace",)])
+def test_a_command_without_a_verb_prints_its_help(words: tuple[str, ...]) -> None:
+    error = refusal("opgrip", *words)
+    assert error.startswith("usage: opgrip")
+    assert "export-case" in error
+
+
+def test_a_part_of_an_operator_s_name_is_completed_to_a_pattern(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        torch.ones(3).sin()
+    error = refusal("opreplay", "t.jsonl", "--op", "sin", cwd=tmp_path)
+    assert "no op matches --op sin: a pattern matches whole names: try --op '*sin*'" in error
+
+
+def test_words_behind_ok_are_explained() -> None:
+    text = io.StringIO()
+    print_results([made_row(0, [1.0, 2.0, 3.0], noisy=True)], text)
+    assert "noisy: the middle half of the runs spreads over more than a quarter of the median\n" in text.getvalue()
+
+
 def test_a_list_of_runs_fits_a_line(kept: Path) -> None:
-    done = run_command("opgrip", "results", "list", cwd=kept)
+    done = run_command("opgrip", "results", "list", "--store", "results", cwd=kept)
     assert "operator:aten.add.Tensor" in done.stdout
     assert max(map(len, done.stdout.splitlines())) < 200
 

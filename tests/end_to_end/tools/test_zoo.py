@@ -54,9 +54,11 @@ def bad(tmp_path: Path, name: str) -> ZooTrace:
 
 
 def test_the_list_has_a_line_a_trace_and_can_be_narrowed() -> None:
-    lines = run_command("opgrip", "zoo", "list").stdout.splitlines()
+    header, *lines = run_command("opgrip", "zoo", "list").stdout.splitlines()
+    assert header.split("\t")[0::8] == ["name", "installed"]
+    assert {line.split("\t")[-1] for line in lines} == {"yes"}
     assert [line.split("\t")[0] for line in lines] == [trace.name for trace in read_manifest()]
-    train = run_command("opgrip", "zoo", "list", "*.train").stdout.splitlines()
+    train = run_command("opgrip", "zoo", "list", "*.train").stdout.splitlines()[1:]
     assert {line.split("\t")[0].partition(".")[2] for line in train} == {"train"}
     done = run_command("opgrip", "zoo", "list", "no_such*")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import optional
 import pytest
 from programs import ROOT
 from project_files import pyproject
+
+from opgrip.cli.plugins import MissingPackageError, install_command, needed
 
 MODULES_OF = {
     "mmsegmentation": "mmseg",
@@ -78,7 +81,7 @@ def test_what_is_said_to_install_a_module_does(name: str) -> None:
         words = set(re.findall(r"[\w-]+", recipe))
         names = {distribution for distribution, module in MODULES_OF.items() if module == name} | {name}
         assert extras & words or names & words or name in optional.BROUGHT_BY_OTHERS
-    elif extra := re.fullmatch(r"pip install 'opgrip\[(\w+)\]'", command):
+    elif extra := re.fullmatch(r"pip install '\.\[(\w+)\]'", command):
         assert extra[1] in extras or name in optional.BROUGHT_BY_OTHERS
     else:
         assert name in (*OF_NO_EXTRA, *OF_SOME_VERSIONS)
@@ -88,6 +91,17 @@ def test_tests_ask_for_what_may_be_missing_in_one_way() -> None:
     paths = {*(ROOT / "tests").rglob("*.py")} - {Path(__file__), Path(optional.__file__)}
     assert len(paths) > 100
     assert [path for path in paths if IN_A_WAY_OF_ITS_OWN.search(path.read_text())] == []
+
+
+def test_a_missing_package_is_installed_by_name_and_not_from_an_index_s_opgrip(monkeypatch: pytest.MonkeyPatch) -> None:
+    for extra in ("plot", "onnx", "gpu"):
+        command = install_command(extra)
+        assert shlex.split(command) == ["pip", "install", *all_extras()[extra]]
+    assert set(shlex.split(install_command("tensorflow"))) >= {*all_extras()["xla"], "absl-py"}
+    assert install_command("no-such-extra") == ""
+    monkeypatch.setattr("opgrip.cli.plugins.requires", lambda name: None)
+    with pytest.raises(MissingPackageError, match=r"^no_such is not installed: pip install no_such$"):
+        needed("no_such.part", "plot")
 
 
 def test_a_program_is_no_module_of_its_name_and_a_module_no_program(

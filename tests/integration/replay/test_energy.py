@@ -102,7 +102,7 @@ def test_an_instance_of_a_shared_gpu_has_the_clock_of_the_whole_and_no_energy(mo
 
 def test_without_nvml_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(UserError, match=r"--energy needs pynvml: pip install opgrip\[gpu\]"):
+    with pytest.raises(UserError, match="--energy needs pynvml: pip install 'nvidia-ml-py"):
         open_meter("cuda:0")
     assert find_gpu("cuda:0") is None
 

@@ -155,7 +155,7 @@ def test_the_whole_of_an_error_is_there_for_debugging(trace: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("mode", "told"),
     [
-        ("planted-needy", "needs no_such_package.part, which is not installed: pip install 'opgrip[needy]'"),
+        ("planted-needy", "needs no_such_package.part, which is not installed: install it"),
         ("no-such-mode", "unknown mode 'no-such-mode': there are "),
         ("jit:x", "'jit:x' is not a mode: write jit"),
         ("compile:", "'compile:' is not a mode: write compile:BACKEND"),

@@ -94,5 +94,5 @@ def test_without_matplotlib_there_is_a_table_alone(trace: Trace, monkeypatch: py
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     page = trace._repr_html_()
     assert ("<img" in page, page.count("<tr")) == (False, min(len(trace.summary()), 20) + 1)
-    with pytest.raises(UserError, match=r"matplotlib is not installed.*opgrip\[plot\]"):
+    with pytest.raises(UserError, match=r"matplotlib is not installed: pip install 'matplotlib>=3\.8'"):
         trace.plot()

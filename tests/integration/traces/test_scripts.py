@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 import runpy
 import sys
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,14 @@ from unusual_tensors import UNUSUAL
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case, make_cases
-from opgrip.tools.verbs.trace_convert import export_case, source_of
+from opgrip.tools.verbs.trace_export import export_case, export_unit, source_of
 from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import EXTENSION, Signature
 from opgrip.traces.scripts.script import script_of
 from opgrip.traces.values import ValueModel, fit
 
-ALONE = {"argparse", "base64", "math", "statistics", "time", "zlib", "torch"}
+ALONE = {"argparse", "base64", "collections", "math", "statistics", "time", "zlib", "torch"}
 
 
 def check_source(source: str) -> None:
@@ -246,12 +248,131 @@ def test_the_verb_writes_a_file_that_runs_by_itself(tiny_trace: Path, tmp_path: 
     number = next(item.number for item in load(tiny_trace).signatures if item.op == "aten.convolution.default")
     succeed("opgrip", "trace", "export-case", tiny_trace, number, "-o", "case.py", cwd=tmp_path)
     run = run_python("case.py", "--repeats", "3", cwd=tmp_path, status=0)
-    assert run.stdout.startswith("result float32[2, 4, 6, 6]\nmedian ")
+    assert run.stdout.startswith("result float32[2, 4, 6, 6]\neager: median ")
     for wrong in (
         (tiny_trace, 10**6, "-o", "x.py"),
         (tiny_trace, number, "-o", "x.txt"),
-        (tiny_trace, "-1", "-o", "x.py"),
+        (tiny_trace, "branch", "-o", "x.py"),
+        (tiny_trace, "-o", "x.py"),
+        (tiny_trace, number, "--mode", "jit", "-o", "x.py"),
     ):
         refused = run_command("opgrip", "trace", "export-case", *wrong, cwd=tmp_path)
         assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
     assert not (tmp_path / "x.py").exists()
+
+
+class Branch(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(6, 5)
+        self.scale = 3.0
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.inner(x) * self.scale
+        parts = y.split(2, dim=1)
+        return torch.cat([parts[0].relu(), parts[1]], 1), y.view(-1)
+
+
+class Whole(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = Branch()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, other = self.branch(x.sin())
+        return one.sum() + other.sum()
+
+
+@pytest.fixture
+def branch_trace(tmp_path: Path) -> Path:
+    model = Whole()
+    with Capture(tmp_path / "t.jsonl", model=model):
+        model(torch.randn(4, 6)).backward()
+    return tmp_path / "t.jsonl"
+
+
+@pytest.mark.parametrize("name", ["branch", "branch (Branch) backward"])
+def test_a_module_is_one_function_of_its_recorded_operators(
+    name: str, branch_trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what, source = export_unit(load(branch_trace), name, "module", "eager")
+    assert re.match(r"branch \(Branch\)( backward)?, from its \d+ recorded operators,", what)
+    check_source(source)
+    script = run_script(source, tmp_path / "case.py", monkeypatch)
+    positional, named = script["make_inputs"]("cpu")
+    results = script["OPERATOR"](*positional, **named)
+    if name == "branch":
+        # two for the program, others for the backward pass
+        assert {(4, 4), (20,)} <= {tuple(result.shape) for result in results}
+        assert script["compare"](list(results), [result + 1 for result in results]) is False
+
+
+def test_a_module_is_compiled_by_its_file(branch_trace: Path, tmp_path: Path) -> None:
+    words = ("branch", "--unit", "module", "--mode", "compile:aot_eager", "-o", "repro.py")
+    done = succeed("opgrip", "trace", "export-case", branch_trace, *words, cwd=tmp_path)
+    assert "from its " in done.stderr
+    lines = run_python("repro.py", "--repeats", "3", cwd=tmp_path, status=0).stdout.splitlines()
+    assert [line.partition(" median")[0] for line in lines[-2:]] == ["eager:", "compile:aot_eager:"]
+
+
+def test_an_argument_of_a_module_s_call_is_never_code(branch_trace: Path) -> None:
+    trace = load(branch_trace)
+    signatures = [
+        replace(item, kwargs={"x=print(1) or": 1}) if "relu" in item.op else item for item in trace.signatures
+    ]
+    with pytest.raises(UserError, match="is not an argument's name"):
+        export_unit(replace(trace, signatures=signatures), "branch", "module", "eager")
+
+
+def test_a_phase_without_calls_is_refused(branch_trace: Path) -> None:
+    with pytest.raises(UserError, match="branch has no calls in the phase optimizer"):
+        export_unit(load(branch_trace), "branch optimizer", "module", "eager")
+
+
+NETS = """
+import torch
+
+
+def halve(x):
+    return x / 2
+
+
+class Branch(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(6, 5)
+        self.limits = {"low": 0.0, "scales": [torch.tensor([3.0]), None]}
+
+    def forward(self, x):
+        for scale in self.limits["scales"]:
+            x = halve(x) if scale is None else x * scale
+        return self.inner(x).clamp(min=self.limits["low"])
+
+
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(Branch(), torch.nn.ReLU()), torch.ones(4, 6)
+"""
+
+
+def test_a_module_is_reproduced_from_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nets.py").write_text(NETS)
+    words = ("--model", "nets.py:net", "--grip", "*:Branch.forward", "--steps", "1", "--warmup", "0", "-o", "t.jsonl")
+    succeed("opcapture", *words, cwd=tmp_path)
+    words = ("grips/Branch_forward", "--mode", "compile:eager", "-o", "repro.py")
+    done = succeed("opgrip", "trace", "export-case", *words, cwd=tmp_path)
+    assert "call 0 of nets:Branch.forward, from its source, to repro.py" in done.stderr
+    source = (tmp_path / "repro.py").read_text()
+    assert "def halve(x):" in source
+    script = run_script(source, tmp_path / "repro.py", monkeypatch)
+    positional, named = script["make_inputs"]("cpu")
+    torch.manual_seed(0)
+    inner = torch.nn.Linear(6, 5)
+    expected = inner(torch.ones(4, 6) * 3 / 2).clamp(min=0)
+    # few values are written with a limited number of digits
+    torch.testing.assert_close(script["OPERATOR"](*positional, **named), expected, rtol=1e-3, atol=1e-3)
+    lines = run_python("repro.py", "--repeats", "3", cwd=tmp_path, status=0).stdout.splitlines()
+    assert [line.partition(" median")[0] for line in lines[1:]] == ["eager:", "compile:eager:"]
+    refused = run_command("opgrip", "trace", "export-case", "grips/Branch_forward", "9", "-o", "x.py", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "has 1 call, and none numbered 9" in refused.stderr

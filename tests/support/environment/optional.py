@@ -14,9 +14,9 @@ from opgrip.replay.modes import find_mode
 
 OPENMMLAB = "make openmmlab"
 RUNTIMES = "make runtimes"
-TRANSFORMERS = "pip install 'opgrip[transformers]'"
+TRANSFORMERS = "pip install '.[transformers]'"
 
-EVERYBODY = ("zstd", "chakra", "samples", "results", "report", "plot", "schema")
+EVERYBODY = ("chakra", "excel", "report", "plot", "schema")
 """Extras that all targets of the Makefile install, as `dev` includes them: their packages must be present."""
 
 COMMANDS = {
@@ -52,8 +52,8 @@ COMMANDS = {
     "httpx": RUNTIMES,
     "transformers": TRANSFORMERS,
     "tokenizers": TRANSFORMERS,
-    "expecttest": "pip install 'opgrip[opinfo]'",
-    "pynvml": "pip install 'opgrip[gpu]'",
+    "expecttest": "pip install '.[opinfo]'",
+    "pynvml": "pip install '.[gpu]'",
     "playwright": "make browser",
     "axe_playwright_python": "make browser",
     "chromium": "install Chromium",
@@ -63,7 +63,7 @@ COMMANDS = {
     "mkdocs": "make docs",
     "material": "make docs",
     "mkdocstrings": "make docs",
-    "atheris": "pip install 'opgrip[fuzz]'",
+    "atheris": "pip install '.[fuzz]'",
     "PIL": "pip install pillow",
     "duckdb": "pip install duckdb",
     "polars": "pip install polars",

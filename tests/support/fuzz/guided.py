@@ -4,7 +4,7 @@
     python tests/support/fuzz/guided.py --runs 20000 --seed 1         the same files again, whatever the machine
 
 It ends with status 1 where a reader raises anything but `UserError`, takes over 10 s or 2 GB; the file is kept in
-build/fuzz then. Without atheris (`pip install 'opgrip[fuzz]'`), which not every Python has, it says so and ends well.
+build/fuzz then. Without atheris (`pip install '.[fuzz]'`), which not every Python has, it says so and ends well.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the files (default: the time)")
     args = parser.parse_args()
     if not is_installed("atheris"):
-        print("atheris is not installed, so that no fuzzer is guided: pip install 'opgrip[fuzz]'")
+        print("atheris is not installed, so that no fuzzer is guided: pip install '.[fuzz]'")
         return 0
     import atheris
 

@@ -284,8 +284,9 @@ def run_pasted(pasted: Pasted, folder: Path, cache: Path) -> str:
     """Run a command, and return a description of its failure, or an empty text."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "OPGRIP_CACHE": str(cache)}
-    # the commands keep their runs in the cache, as a user's do
+    # the commands keep their runs in the user's folder, which is empty before a page
     env.pop("OPGRIP_STORE", None)
+    env["XDG_DATA_HOME"] = str(folder / ".data")
     done = run_line(in_small(pasted), folder, env)
     if pasted.command.startswith(MEASURED):
         return "" if done.returncode in {0, 1, 3} else f"line {pasted.line}: {pasted.command}\n{done.stdout[-2000:]}"

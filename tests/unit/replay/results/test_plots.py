@@ -333,7 +333,7 @@ def test_what_cannot_be_drawn_is_one_line(
     assert not (saved / "x.svg").exists()
 
 
-def test_without_matplotlib_it_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_it_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"matplotlib is not installed.*opgrip\[plot\]"):
+    with pytest.raises(UserError, match=r"matplotlib is not installed: pip install 'matplotlib>=3\.8'"):
         picture("modes")

@@ -28,7 +28,7 @@ from opgrip.zoo.scoring import scores, spread
 from opgrip.zoo.scoring.baselines import MOST_BYTES, added, baseline_of, read_baselines, write_baseline
 from opgrip.zoo.scoring.case_times import machine_of, times_of
 from opgrip.zoo.scoring.distilled import distilled_scores
-from opgrip.zoo.scoring.score_table import print_scores, score_line
+from opgrip.zoo.scoring.score_table import LEAST_COVERED, print_scores, score_line
 from opgrip.zoo.scoring.score_values import CHARGE, Score, Z
 from opgrip.zoo.scoring.scores import score_of
 from opgrip.zoo.scoring.spread import MOST_DEVIATION, interval_of
@@ -324,6 +324,28 @@ def test_a_case_that_raised_in_the_program_takes_no_place_of_one_alike() -> None
     score = only(Results([raised, *made_zoo(0.5).rows], HEADER), base)
     assert score.score == pytest.approx(2.0)
     assert score.supported == pytest.approx(1.0)
+
+
+def test_opreplay_prints_no_score_of_less_than_half_of_the_requested_traces() -> None:
+    def printed(*traces: str) -> list[str]:
+        rows, text = [row for row in made_zoo() if row.trace in traces], io.StringIO()
+        requested = {origin.trace: {} for origin in MODELS}
+        scores = score_of(Results(rows, {**HEADER, "traces": requested}), baseline_of(made_zoo()))
+        print_scores(scores, text, LEAST_COVERED)
+        return text.getvalue().splitlines()
+
+    assert printed("a.predict") == ["no score: these cases take 25.0% of the baseline's time, less than 50%"]
+    lines = printed("a.predict", "b.predict")
+    assert any(line.startswith("score under eager: 1.000") for line in lines)
+    # models without a case have no line
+    assert [line.split()[0] for line in lines if line.startswith(("a ", "b ", "c "))] == ["a", "b"]
+
+
+def test_opreplay_prints_no_score_of_less_than_half_of_a_trace() -> None:
+    rows = [row for row in made_zoo() if row.case == 0]
+    text = io.StringIO()
+    print_scores(score_of(Results(rows, HEADER), baseline_of(made_zoo())), text, LEAST_COVERED)
+    assert text.getvalue() == "no score: these cases take 0.9% of the baseline's time, less than 50%\n"
 
 
 def test_a_trace_that_was_not_replayed_is_a_line_of_its_own() -> None:

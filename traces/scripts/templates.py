@@ -1,0 +1,188 @@
+"""Sources of the functions that scripts define for themselves."""
+
+DATA = '''
+def data(text, dtype, shape):
+    """Values that were drawn when this file was made: deflated, in base64."""
+    content = bytearray(zlib.decompress(base64.b64decode(text)))
+    return torch.frombuffer(content, dtype=torch.uint8).view(dtype).reshape(shape)
+'''
+SAMPLED = '''
+def sampled(text, dtype, sample_shape, shape):
+    """Values whose rows are taken at random from those that were drawn when this file was made."""
+    sample = data(text, dtype, sample_shape)
+    count = math.prod(shape) // max(1, math.prod(sample_shape[1:]))
+    return sample[torch.randint(len(sample), (count,))].reshape(shape)
+'''
+MIXED = '''
+def mixed(values, counts):
+    """The values, with others in random places: so many of each."""
+    flat = values.reshape(-1).clone()
+    places = torch.randperm(flat.numel())
+    for value, count in counts:
+        flat[places[:count]] = value
+        places = places[count:]
+    return flat.reshape(values.shape)
+'''
+BY_QUANTILES = '''
+def by_quantiles(shape, dtype, probabilities, quantiles):
+    """Random values whose distribution function goes straight from each quantile to the next."""
+    knots, levels = (torch.tensor(numbers, dtype=torch.float64) for numbers in (probabilities, quantiles))
+    at = torch.rand(shape, dtype=torch.float64)
+    cell = torch.bucketize(at, knots[1:-1], right=True)
+    part = (at - knots[cell]) / (knots[cell + 1] - knots[cell])
+    return (levels[cell] * (1 - part) + levels[cell + 1] * part).to(dtype)
+'''
+WHOLE_NUMBERS = '''
+def whole_numbers(shape, dtype, frequent, low, high):
+    """Frequent values with their counts, and integers from low to high, in random order."""
+    count = math.prod(shape)
+    values = torch.tensor([value for value, _ in frequent], dtype=torch.int64)
+    values = values.repeat_interleave(torch.tensor([times for _, times in frequent], dtype=torch.int64))[:count]
+    values = torch.cat([values, torch.randint(low, high + 1, (count - len(values),))])
+    return values[torch.randperm(count)].to(dtype).reshape(shape)
+'''
+VIEW = '''
+def view(memory, dtype, offset, shape, stride):
+    """A tensor of that layout in some memory."""
+    return torch.empty(0, dtype=dtype, device=memory.device).set_(memory, offset, shape, stride)
+'''
+FILL = '''
+def fill(tensor, values):
+    """Put values into a tensor; into elements that are one in memory, once."""
+    shape = [1 if step == 0 else size for size, step in zip(tensor.shape, tensor.stride())]
+    tensor.as_strided(shape, tensor.stride()).copy_(values[tuple(map(slice, shape))])
+'''
+FUNCTIONS = {
+    "data": DATA,
+    "sampled": DATA + "\n" + SAMPLED,
+    "mixed": MIXED,
+    "by_quantiles": BY_QUANTILES,
+    "whole_numbers": WHOLE_NUMBERS,
+    "view": VIEW,
+    "fill": FILL,
+}
+"""Sources of the functions that scripts define for themselves, by name."""
+
+MAIN = '''
+def tensors(tree):
+    """All tensors in lists and tuples."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    return [tensor for item in tree for tensor in tensors(item)] if isinstance(tree, (list, tuple)) else []
+
+
+def prepared(mode):
+    """The function as a mode runs it: eager, compile or compile-dynamic, or compile:BACKEND."""
+    name, _, backend = mode.partition(":")
+    if name == "eager":
+        return OPERATOR
+    return torch.compile(OPERATOR, backend=backend or "inductor", dynamic=name == "compile-dynamic")
+
+
+def compare(results, expected):
+    """Print how far results are from those of eager mode, and return whether all are close."""
+    is_close = len(results) == len(expected)
+    for place, (one, other) in enumerate(zip(results, expected)):
+        try:
+            torch.testing.assert_close(one, other, equal_nan=True)
+        except AssertionError as error:
+            is_close = False
+            print(f"result {place} differs from eager: {' '.join(str(error).split())}")
+    return is_close
+
+
+def timed(program, device, positional, named):
+    """The time of one call, in us."""
+    if torch.device(device).type != "cpu":
+        torch.get_device_module(device).synchronize()
+    begin = time.perf_counter_ns()
+    program(*positional, **named)
+    if torch.device(device).type != "cpu":
+        torch.get_device_module(device).synchronize()
+    return (time.perf_counter_ns() - begin) / 1e3
+
+
+@torch.no_grad()
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default=RECORDED_DEVICE)
+    parser.add_argument("--threads", type=int, default=RECORDED_THREADS)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--mode", default=MODE, help="eager, compile, compile-dynamic or compile:BACKEND")
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    inputs = make_inputs(args.device)
+    torch.manual_seed(0)
+    expected = tensors(OPERATOR(*inputs[0], **inputs[1]))
+    results = [(tuple(tensor.shape), tensor.dtype) for tensor in expected]
+    for shape, dtype in results:
+        print(f"result {str(dtype).removeprefix('torch.')}{list(shape)}")
+    if RESULTS is not None:
+        assert results == RESULTS, f"the trace has {RESULTS}"
+    is_close = True
+    for mode in dict.fromkeys(["eager", args.mode]):
+        program = prepared(mode)
+        if mode != "eager":
+            inputs = make_inputs(args.device)
+            torch.manual_seed(0)
+            is_close = compare(tensors(program(*inputs[0], **inputs[1])), expected)
+        times = []
+        for _ in range(args.repeats):
+            if MUTATES:
+                inputs = make_inputs(args.device)
+            times.append(timed(program, args.device, *inputs))
+        if times:
+            fastest = f"fastest {min(times):,.1f} us, of {len(times)} calls"
+            print(f"{mode}: median {statistics.median(times):,.1f} us, {fastest}")
+    if not is_close:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+OBJECTS = '''
+SHARED = {}
+
+
+def keep(number, value):
+    """Return a value that occurs several times, and remember it."""
+    SHARED[number] = value
+    return value
+
+
+def make_object(cls, fields, content=None):
+    """An object of a class, without running its constructor."""
+    if isinstance(content, torch.Tensor):
+        made = torch.Tensor._make_subclass(cls, content.detach(), content.requires_grad)
+    elif isinstance(content, (list, dict, set)):
+        made = cls.__new__(cls)
+        (type(content).extend if isinstance(content, list) else type(content).update)(made, content)
+    else:
+        made = object.__new__(cls) if content is None else type(content).__new__(cls, content)
+    if fields:
+        vars(made).update(fields)
+    return made
+
+
+def make_module(cls, parameters, buffers, modules, fields):
+    """A module, without running its constructor."""
+    made = object.__new__(cls)
+    if isinstance(made, torch.nn.Module):
+        torch.nn.Module.__init__(made)
+        made._parameters.update(parameters)
+        made._buffers.update(buffers)
+        made._modules.update(modules)
+    else:
+        fields = {**parameters, **buffers, **modules, **fields}
+    vars(made).update(fields)
+    return made
+'''
+
+RESERVED = (
+    *("OPERATOR", "MODE", "MUTATES", "RECORDED_DEVICE", "RECORDED_THREADS", "RESULTS", "SHARED"),
+    *("keep", "make_object", "make_module", "make_inputs", "tensors", "prepared", "compare", "timed", "main"),
+)
+"""names that a script defines in addition to `FUNCTIONS`"""
