@@ -100,6 +100,10 @@ exactly
 """
 
 
+BLOCK = 1 << 22
+"""number of elements that are drawn at a time, a multiple of the 16 that torch draws together on a CPU"""
+
+
 def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generator, drawn_as: torch.dtype) -> None:
     """Draw values into a tensor whose elements may share memory.
 
@@ -120,7 +124,12 @@ def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generato
     if _has_windows(once) and not whole:
         # overlapping windows, such as unfold returns
         once = once.as_strided((_extent(once),), (1,))
-    write(once, draw(tuple(once.shape), drawn_as, model, generator))
+    if model is not None or not once.is_contiguous():
+        write(once, draw(tuple(once.shape), drawn_as, model, generator))
+        return
+    # in blocks, because values are drawn in a wider dtype
+    for block in once.view(-1).split(BLOCK):
+        write(block, draw(tuple(block.shape), drawn_as, None, generator))
 
 
 def write(tensor: torch.Tensor, values: torch.Tensor) -> None:

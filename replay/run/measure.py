@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
@@ -17,10 +17,11 @@ from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.preceding_calls import PrecedingCalls, recent_bytes
 from opgrip.replay.cases.selection import PointOptions, Variant
 from opgrip.replay.inputs.input_options import REPEATED
+from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.modes import ModeOptions
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
-from opgrip.replay.operators.memory import bytes_of
+from opgrip.replay.operators.memory import Function, bytes_of
 from opgrip.replay.results.ratios import base_place, with_ratios, with_timing_clusters
 from opgrip.replay.results.results import CONTENDED, LAUNCH_BOUND, NOISY, Result, rate_of
 from opgrip.replay.run.energy import Clocks, Energy, open_meter, warm_up
@@ -32,7 +33,7 @@ from opgrip.replay.timing.ranges import watched
 from opgrip.replay.timing.rounds import NO_ROW, Announce, Measurer, SubjectGroup
 from opgrip.replay.timing.samples import LEAST, Samples, like_with_like, ratio_quantiles
 from opgrip.replay.timing.stopwatch import Stopwatch, empty_call_ns
-from opgrip.replay.timing.subjects import Subject
+from opgrip.replay.timing.subjects import InputSet, Subject
 from opgrip.replay.timing.timing_options import COLD, DISCRETE, PROGRAM, flusher
 
 
@@ -78,6 +79,8 @@ their runs took in the program; a replay that is killed loses one window
 """
 SHARE = 0.25
 """share of the memory limit that the arguments of one window may take"""
+BEFORE_SHARE = 0.25
+"""share of a window's bytes that the arguments of preceding calls may take in addition to a full window"""
 DECIMALS = 4
 """decimals of single run times in microseconds"""
 QUICK_US = 50_000
@@ -117,8 +120,7 @@ def windows(cases: Sequence[Case], workload: Workload, most: int = CASES) -> Ite
     """
     window: list[Case] = []
     size, time_us = 0, 0.0
-    limit = workload.request.limits.memory_limit
-    most_bytes = BYTES if limit is None else min(BYTES, round(SHARE * limit))
+    most_bytes = _most_bytes(cases, workload)
     runs = workload.request.effort.warmup + (workload.request.effort.iterations or LEAST)
     for case in cases:
         ways = workload.ways(case)
@@ -133,6 +135,13 @@ def windows(cases: Sequence[Case], workload: Workload, most: int = CASES) -> Ite
         time_us += takes_us
     if window:
         yield window
+
+
+def _most_bytes(cases: Iterable[Case], workload: Workload) -> int:
+    """Return the bytes of arguments that may be in memory at a time: half of `BYTES`, or more for a larger case."""
+    limit = workload.request.limits.memory_limit
+    largest = max((bytes_of([case.signature.args, case.signature.kwargs]) for case in cases), default=0)
+    return min(max(BYTES // 2, largest), BYTES if limit is None else min(BYTES, round(SHARE * limit)))
 
 
 def _measure(
@@ -235,17 +244,33 @@ def _around(
         for _, _, subject in reversed(prepared)
         if subject is not None and subject.number not in without
     }
+    preceding = [case for case in surroundings.around([case for case, _ in rows]) if case.number not in without]
+    preceding = [case for case in preceding if case.captured_us < QUICK_US]
+    sizes = {case.number: bytes_of([case.signature.args, case.signature.kwargs]) for case in preceding}
+    most_bytes = _most_bytes((case for case, _ in rows), workload)
+    own_bytes = sum(bytes_of([case.signature.args, case.signature.kwargs]) for case, _ in rows)
+    free_bytes = max(most_bytes - own_bytes, round(BEFORE_SHARE * most_bytes))
     inputs = replace(workload.request.inputs, values=(REPEATED,))
     plain = replace(
         workload.with_request(inputs=inputs, modes=ModeOptions(), points=PointOptions()),
         timing=replace(workload.timing, backward=False, cache=(PROGRAM,)),
         memory=False,
     )
-    for case in surroundings.around([case for case, _ in rows]):
-        if case.number not in without and case.captured_us < QUICK_US:
-            prepared = prepare(replace(case, input_sets=()), plain, lambda number, _: announce(number, NO_ROW))
-            subject_of_case.update((case.number, subject) for _, _, subject in prepared if subject is not None)
+    flush: Function | None = None
+    for case in sorted(preceding, key=lambda case: sizes[case.number]):
+        free_bytes -= sizes[case.number]
+        if free_bytes < 0:
+            flush = flush or flusher(workload.device)
+            subject_of_case[case.number] = _eviction(case, flush, workload)
+            continue
+        prepared = prepare(replace(case, input_sets=()), plain, lambda number, _: announce(number, NO_ROW))
+        subject_of_case.update((case.number, subject) for _, _, subject in prepared if subject is not None)
     return subject_of_case
+
+
+def _eviction(case: Case, flush: Function, workload: Workload) -> Subject:
+    """Return a stand-in for a preceding call whose arguments do not fit: it evicts the caches, as the call does."""
+    return Subject(case.number, case.op, "", flush, [InputSet([Inputs((), {}, {}, workload.place, 0)])], False, None, 0)
 
 
 def _groups(

@@ -1,0 +1,74 @@
+"""Tests of the memory that a replay holds: of the case that runs, and not of all cases around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from settings import rows_of, settings_of
+
+from opgrip.capture import Capture
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.cases.preceding_calls import make_preceding_calls
+from opgrip.replay.inputs import filling
+from opgrip.replay.operators.memory import with_memory
+from opgrip.replay.run import measure
+from opgrip.replay.run.measure import windows
+from opgrip.traces import load
+
+MEGABYTE = 1 << 20
+
+
+@pytest.mark.parametrize(("most_bytes", "prepared"), [(MEGABYTE, ["exp", "sin"]), (64 * MEGABYTE, None)])
+def test_preceding_calls_that_do_not_fit_are_replaced_by_an_eviction(
+    most_bytes: int, prepared: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = torch.ones(5), torch.ones(MEGABYTE)
+    with Capture(tmp_path / "t.jsonl"):
+        for _ in range(3):
+            large.abs(), large.neg(), small.exp(), small.sin()
+    trace = load(tmp_path / "t.jsonl")
+    op = {case.number: case.op.split(".")[1] for case in make_cases(trace)}
+    made: list[str] = []
+    prepare = measure.prepare
+
+    def noted(case: Any, *args: Any) -> Any:
+        made.append(op[case.number])
+        return prepare(case, *args)
+
+    monkeypatch.setattr(measure, "prepare", noted)
+    monkeypatch.setattr(measure, "BYTES", most_bytes)
+    # on a busy machine a capture takes longer
+    monkeypatch.setattr(measure, "QUICK_US", float("inf"))
+    announced: list[str] = []
+    (wanted,) = [case for case in make_cases(trace) if op[case.number] == "sin"]
+    workload = settings_of(warmup=0, iterations=4)
+    (row,) = rows_of([wanted], workload, make_preceding_calls(trace), lambda number, _: announced.append(op[number]))
+    assert row.median_us is not None
+    assert announced[-4:] == ["abs", "neg", "exp", "sin"]
+    assert sorted(made) == (prepared or ["abs", "exp", "neg", "sin"])
+
+
+def test_windows_are_smaller_if_no_case_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "BYTES", 8 * MEGABYTE)
+    tensors = [torch.ones(MEGABYTE // 4) for _ in range(12)]
+    with Capture(tmp_path / "t.jsonl"):
+        [tensor + number for number, tensor in enumerate(tensors)]
+    cases = make_cases(load(tmp_path / "t.jsonl"))
+    assert [len(window) for window in windows(cases, settings_of(warmup=0))] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.int8])
+def test_values_of_large_tensors_are_drawn_in_blocks(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    def filled() -> torch.Tensor:
+        tensor = torch.empty(1 << 10, 1 << 10, dtype=dtype)
+        filling.fill(tensor, None, torch.Generator().manual_seed(0), dtype)
+        return tensor
+
+    whole = filled()
+    monkeypatch.setattr(filling, "BLOCK", 1 << 14)
+    tensor, memory = with_memory(filled, "cpu")
+    assert torch.equal(tensor.view(torch.uint8), whole.view(torch.uint8))
+    assert memory.peak <= tensor.nbytes + (1 << 19)
