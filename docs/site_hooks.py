@@ -11,6 +11,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
+FRONT = "---\nhide: [navigation]\n---\n"
+"""metadata of the front page, which has no pages next to it"""
 ROOT_PAGES = {path.name: "index.md" if path.name == "README.md" else path.name for path in ROOT.glob("*.md")}
 """documents in the repository's root, and their pages of the site"""
 OUTSIDE = re.compile(r"\]\(\.\./([^)#]+)")
@@ -20,7 +22,8 @@ OUTSIDE = re.compile(r"\]\(\.\./([^)#]+)")
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the documents of the repository's root, and the files outside `docs/` that pages link to."""
     for name, page in ROOT_PAGES.items():
-        files.append(File.generated(config, page, content=_as_in_docs((ROOT / name).read_text(encoding="utf-8"))))
+        content = _as_in_docs((ROOT / name).read_text(encoding="utf-8"))
+        files.append(File.generated(config, page, content=FRONT + content if page == "index.md" else content))
     linked = {path for page in files.documentation_pages() for path in OUTSIDE.findall(page.content_string)}
     for path in sorted(linked - ROOT_PAGES.keys()):
         if (ROOT / path).is_file():
