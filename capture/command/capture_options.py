@@ -50,7 +50,9 @@ _OF_MODELS = ("models", "modules")
 class ModelName:
     model: str = option(
         DEFAULT_MODEL,
-        lambda: f"{'; '.join(source.form for source in model_sources.values())} (default: %(default)s)",
+        lambda: (
+            f"source of the model: {'; '.join(source.form for source in model_sources.values())} (default: %(default)s)"
+        ),
         short="-m",
         metavar="SOURCE",
         only=("models",),
@@ -63,7 +65,7 @@ class ModelName:
 class TraceOutput:
     output: str | None = option(
         None,
-        "trace file; .gz and .zst compress it, - is stdout (default: MODEL.jsonl, with --private private.jsonl)",
+        "trace file; .gz and .zst compress it, - is stdout (default: MODEL.jsonl, or private.jsonl with --private)",
         short="-o",
         metavar="FILE",
         common=True,
@@ -122,8 +124,8 @@ class RecordingOptions:
     )
     values: str = option(
         SKETCH,
-        "full also stores the tensor values of each signature's first call in a second file; they can be "
-        "private data (default: %(default)s)",
+        "sketch keeps enough to generate similar tensor values; full also stores the values of each signature's first "
+        "call in a second file, which can be private data (default: %(default)s)",
         choices=VALUES,
         common=True,
     )
@@ -136,8 +138,8 @@ class RecordingOptions:
     )
     device_time: str = option(
         AUTO,
-        "how to time calls on an accelerator: between two events, or by its record of each kernel, which "
-        "also adds kernel names (default: %(default)s)",
+        "how to time calls on an accelerator: by two events around each call; by the device's record of each kernel, "
+        "which also adds kernel names; or auto, by kernels if possible (default: %(default)s)",
         choices=DEVICE_TIMES,
         common=True,
     )

@@ -71,27 +71,27 @@ _OF_OPERATORS = ("models", "operators")
 class OperatorOptions:
     shapes: str = option(
         DEFAULT,
-        "tensor shapes: of torch's own samples, about a million elements, or random by --seed (default: %(default)s)",
+        "tensor shapes: those of torch's samples (default), about a million elements (large), or random by --seed",
         choices=SHAPES,
         only=_OF_OPERATORS,
     )
     shapes_from: Path | None = option(
         None,
-        "trace whose calls of the operators are run: its shapes, dtypes and scalars",
+        "trace whose calls provide the shapes, dtypes and scalars for the selected operators",
         parse=Path,
         metavar="TRACE",
         only=_OF_OPERATORS,
     )
     per_dtype: int = option(
         2,
-        "samples to run per operator and dtype, the most different first; 0 for all (default: %(default)s)",
+        "number of samples to run per operator and dtype, the most different first; 0 for all (default: %(default)s)",
         parse=not_negative,
         metavar="N",
         only=_OF_OPERATORS,
     )
     uncovered: Path | None = option(
         None,
-        "JSON file for failed samples, and registered operators that no sample covers",
+        "JSON file to write, with failed samples and registered operators that no sample covers",
         parse=Path,
         metavar="FILE",
         only=_OF_OPERATORS,
@@ -143,7 +143,7 @@ class ModelOptions:
     )
     new_tokens: int | None = option(
         None,
-        f"tokens that --run generate adds to each text (default: {NEW_TOKENS})",
+        f"number of tokens that --run generate adds to each text (default: {NEW_TOKENS})",
         parse=positive,
         metavar="N",
         only=_OF_MODULES,

@@ -45,15 +45,15 @@ def make_verb_parser(verb: str) -> argparse.ArgumentParser:
 
 
 def _add_process(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("process", metavar="PID|NAME", help="process, as opcapture list shows it")
+    parser.add_argument("process", metavar="PID|NAME", help="PID or name of the process, as opcapture list shows it")
 
 
 def _add_attach_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pid", type=positive, metavar="PID", help="pid of a Python process of this user")
+    parser.add_argument("pid", type=positive, metavar="PID", help="PID of a Python process of this user")
 
 
 def _attach(args: argparse.Namespace) -> int:
-    print(f"opcapture: {attach(args.pid)}: ask it with opcapture trigger {args.pid}", file=sys.stderr)
+    print(f"opcapture: {attach(args.pid)}: record it with opcapture trigger {args.pid}", file=sys.stderr)
     return 0
 
 
@@ -83,7 +83,7 @@ def _state(item: RecordableProcess) -> str:
 def _stop(args: argparse.Namespace) -> int:
     for process in find_processes(args.process):
         stopped = any(answer.get("stopped") for answer in converse(process, STOP))
-        words = "its recording ends" if stopped else "it does not record"
+        words = "the recording ends" if stopped else "there is no recording to stop"
         print(f"opcapture: process {process.pid}: {words}", file=sys.stderr)
     return 0
 
@@ -100,10 +100,13 @@ def _add_trigger_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rank", type=not_negative, metavar="N", help="record only this rank of a job")
     parser.add_argument(
-        "--step-module", metavar="PATTERN", help="count outermost calls of modules whose class matches as steps"
+        "--step-module", metavar="PATTERN", help="count each outermost call of a module whose class matches as a step"
     )
     parser.add_argument(
-        "--at", type=not_negative, metavar="N", help="begin at step count N of the job, as printed by another node"
+        "--at",
+        type=not_negative,
+        metavar="N",
+        help="begin at step N of the job, which opcapture trigger printed on another node",
     )
     parser.add_argument(
         "--wait",
@@ -143,13 +146,13 @@ def _trigger(args: argparse.Namespace) -> int:
 
 VERBS = {
     "attach": ProcessVerb(
-        "Start an agent in a running process, if the system allows it, so that it can be asked to record.",
+        "Start an agent in a running process, if the system allows it, so that opcapture trigger can record it.",
         "  opcapture attach 4711 && opcapture trigger 4711\n",
         _add_attach_options,
         _attach,
     ),
     "list": ProcessVerb(
-        "Show the processes of this machine that can be asked to record.",
+        "Show the processes of this machine that opcapture trigger can record.",
         "  opcapture list\n",
         lambda parser: None,
         _list,
@@ -161,7 +164,7 @@ VERBS = {
         _stop,
     ),
     "trigger": ProcessVerb(
-        "Record some steps of a process that was started with an agent: opcapture list shows which were.",
+        "Record some steps of a running process that has an agent: opcapture list shows which have one.",
         "  opcapture trigger 4711                    the next three steps, after one in which the capture learns\n"
         "  opcapture trigger server --steps 10       by name; all ranks of a job record the same steps\n"
         "  opcapture trigger 4711 --seconds 2 -o burst-%p-%n.jsonl.zst\n",
@@ -186,7 +189,9 @@ def run_on_demand(args: argparse.Namespace, program: Sequence[str] | None) -> in
         start(settings)
     except (UserError, OSError) as error:
         # continue without an agent: the program matters more than its recordings
-        print(f"opgrip: this process cannot be asked to record: {' '.join(str(error).split())}", file=sys.stderr)
+        print(
+            f"opgrip: this process does not accept requests to record: {' '.join(str(error).split())}", file=sys.stderr
+        )
     # not before the script itself imports torch, in the environment that it prepares
     with LateModules("torch".__eq__, load_recording):
         try:
@@ -217,9 +222,9 @@ def _settings_of(args: argparse.Namespace, name: str) -> AgentSettings:
         signal_of(args.signal)
     for word in ("max_disk", "new_only"):
         if getattr(args, word) and args.every is None:
-            raise UserError(f"{flag_of(word)} without --every", "recordings that are asked for stay")
+            raise UserError(f"{flag_of(word)} without --every", "it applies only to recordings by schedule")
     if args.new_only and args.private and args.salt_file is None:
-        raise UserError("--new-only with --private needs names that stay alike", "add --salt-file FILE")
+        raise UserError("--new-only with --private needs the same salt in all recordings", "add --salt-file FILE")
     return AgentSettings(
         name=name,
         output=str(Path(pattern).absolute()),

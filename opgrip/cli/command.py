@@ -32,7 +32,7 @@ def open_closed_streams() -> None:
             setattr(sys, f"__{name}__", stream)
 
 
-UNBOUNDED_HELP = "read traces without the limits on memory and nesting that protect against damaged files"
+UNBOUNDED_HELP = "read traces without the limits on memory and nesting that protect against damaged and malicious files"
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -127,9 +127,11 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
-def add_reading(parser: argparse.ArgumentParser, partial: str) -> None:
-    """Add the options `--partial`, with `partial` as its help, and `--unbounded` to a command that reads traces."""
-    parser.add_argument("--partial", action="store_true", help=partial)
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """Add the options `--partial` and `--unbounded` to a command that reads traces."""
+    parser.add_argument(
+        "--partial", action="store_true", help="use the intact part of a cut or damaged trace instead of refusing it"
+    )
     parser.add_argument("--unbounded", action="store_true", help=UNBOUNDED_HELP)
 
 

@@ -163,7 +163,12 @@ class Cut:
         None, "stop before case number N", parse=positive, metavar="N", only=("single cases",), role=CASES
     )
     sample: int | None = option(
-        None, "run N of the cases, chosen at random", parse=positive, metavar="N", only=("single cases",), role=CASES
+        None,
+        "use only N of the cases, chosen at random",
+        parse=positive,
+        metavar="N",
+        only=("single cases",),
+        role=CASES,
     )
     sample_seed: int = option(
         0,

@@ -222,7 +222,7 @@ def _moment(name: str, run: PlottedRun) -> datetime:
     try:
         moment = datetime.fromisoformat(str(run.header["time"]))
     except (KeyError, ValueError) as error:
-        raise UserError(f"{name} does not say when it was made", "take runs that opreplay wrote") from error
+        raise UserError(f"{name} does not contain the time of its run", "take runs that opreplay wrote") from error
     return moment.astimezone(timezone.utc) if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
 
 
@@ -277,7 +277,7 @@ def _varied(rows: list[Result]) -> str:
     if not names:
         raise UserError("the rows have one number of threads, one batch and one stream", "replay with --threads 1,2,4")
     if len(names) > 1:
-        raise UserError(f"the rows differ in {' and '.join(names)}", "say which is drawn, such as --over " + names[0])
+        raise UserError(f"the rows differ in {' and '.join(names)}", "choose the x axis, such as --over " + names[0])
     return names[0]
 
 
@@ -391,10 +391,10 @@ def draw_roofline(request: PlotRequest) -> Figure:
 _KINDS = {
     "operators": Plot("time of all calls by operator, captured and replayed", draw_operators, by=OPERATOR_GROUPS),
     "modes": Plot("speed-up of each mode over the first", draw_modes, by=MODE_GROUPS),
-    "history": Plot("time over several runs of the store", draw_history, least=2),
-    "scaling": Plot("time over threads, batch_scale or streams", draw_scaling, over=tuple(VARIED)),
-    "shapes": Plot("time over bytes or flops, an operator a panel", draw_shapes, over=tuple(WORK)),
-    "roofline": Plot("calls under the machine's ceilings", draw_roofline, most=1),
+    "history": Plot("times of the same cases in several runs", draw_history, least=2),
+    "scaling": Plot("time for several values of threads, batch_scale or streams", draw_scaling, over=tuple(VARIED)),
+    "shapes": Plot("time over bytes or flops, with a panel per operator", draw_shapes, over=tuple(WORK)),
+    "roofline": Plot("rates of calls and the machine's peaks", draw_roofline, most=1),
 }
 for _name, _plot in _KINDS.items():
     plots.register(_name)(_plot)

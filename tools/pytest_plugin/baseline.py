@@ -24,26 +24,33 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("opgrip", "benchmarks of operators (opgrip)")
     group.addoption("--opgrip-traces", action="store_true", help="collect trace files as tests")
     group.addoption(
-        "--opgrip-by", choices=(CASE, OPERATOR), default=CASE, help="unit that becomes a test (default: %(default)s)"
+        "--opgrip-by",
+        choices=(CASE, OPERATOR),
+        default=CASE,
+        help="make one test of each case or of each operator (default: %(default)s)",
     )
     group.addoption(
         "--opgrip-options",
         default="",
         metavar="OPTIONS",
-        help="options of opreplay, such as --opgrip-options='--repeats 5 --top 20'",
+        help="options of opreplay for the replays, such as --opgrip-options='--repeats 5 --top 20'",
     )
     group.addoption("--opgrip-save", metavar="NAME", help="save the results as a baseline with this name")
-    group.addoption("--opgrip-compare", metavar="NAME|FILE", help="compare with a baseline, or a file of opreplay")
+    group.addoption(
+        "--opgrip-compare",
+        metavar="NAME|FILE",
+        help="compare the results with a saved baseline, or a results file of opreplay",
+    )
     group.addoption(
         "--opgrip-compare-fail",
         action="append",
         default=[],
         metavar="CONDITION",
-        help="fail tests that do not pass this gate: slower<=5%%, total<=5%%, op<=5%%, failed<=0, changed<=0, "
-        "missing<=0; can be repeated",
+        help="fail a test if its results do not meet this condition: slower<=5%%, total<=5%%, op<=5%%, failed<=0, "
+        "changed<=0, missing<=0; can be repeated",
     )
-    group.addoption("--opgrip-only", action="store_true", help="skip tests that measure nothing")
-    group.addoption("--opgrip-skip", action="store_true", help="skip tests that measure")
+    group.addoption("--opgrip-only", action="store_true", help="run only tests that measure times")
+    group.addoption("--opgrip-skip", action="store_true", help="skip tests that measure times")
     group.addoption("--opgrip-store", metavar="DIR", help=f"folder of baselines (default: {STORE} in pytest's root)")
 
 

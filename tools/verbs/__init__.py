@@ -56,7 +56,7 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
         "--capture",
         type=Path,
         metavar="FILE",
-        help="profile of the capture of the graphs that a profile launches, whose operators are then known",
+        help="for a profile that launches graphs: profile of the run that captured them, to add their operators",
     )
 
 

@@ -37,37 +37,40 @@ def say_notes(notes: Sequence[str], reporter: Reporter, more: str = "") -> None:
 
 BY = ("op", "shape", "dtype", "model", "family", "signature", "row")
 ALL = -1
+TRACES_HELP = "trace, file of another tool, folder of traces, zoo, or zoo:PATTERN for a part of the zoo"
 EXAMPLES = """\
 examples:
-  opgrip corpus zoo                                  operators by share of time, with their numbers of models
-  opgrip corpus runs/ step.jsonl --by model            the traces of a folder, and one more
-  opgrip corpus zoo:mmdet --by signature --models 2: signatures shared by two or more models
-  opgrip corpus zoo --by op --models all             operators that every model calls
-  opgrip corpus zoo --coverage                       report which of torch's public operators the traces contain
-  opgrip corpus zoo --by row -o corpus.parquet       all signatures of all traces, for pandas
+  opgrip corpus zoo                                     operators by share of time, and how many models call each
+  opgrip corpus runs/ step.jsonl --by model             the traces of a folder, and one more
+  opgrip corpus zoo:mmdet --by signature --models 2:    signatures that two or more models share
+  opgrip corpus zoo --by op --models all                operators that every model calls
+  opgrip corpus zoo --coverage                          which of torch's public operators the traces contain
+  opgrip corpus zoo --by row -o corpus.parquet          all signatures of all traces, for pandas
 """
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("inputs", nargs="+", metavar="TRACE", help=TRACES_HELP)
     parser.add_argument(
-        "inputs", nargs="+", metavar="TRACE", help="traces, files of other tools, folders, zoo, zoo:PATTERN"
+        "--by", choices=BY, default=BY[0], help="what one row of the table describes (default: %(default)s)"
     )
-    parser.add_argument("--by", choices=BY, default=BY[0], help="what one table row describes (default: %(default)s)")
     parser.add_argument(
         "--models",
         type=span,
         metavar="N|A:B|all",
-        help="only rows shared by this number of models: 1, 2:, 3:10, or all",
+        help="show only rows that occur in this number of models: 1, 2: (two or more), 3:10, or all",
     )
     parser.add_argument(
-        "--coverage", action="store_true", help="report which of torch's public operators the traces contain"
+        "--coverage", action="store_true", help="show which of torch's public operators the traces contain"
     )
-    parser.add_argument("--top", type=positive, default=30, metavar="N", help="rows to show (default: %(default)s)")
-    add_output(parser, "write all to a .json, .csv, .md or .parquet")
-    add_reading(parser, "also read cut or damaged traces, as far as possible")
+    parser.add_argument(
+        "--top", type=positive, default=30, metavar="N", help="number of rows to show (default: %(default)s)"
+    )
+    add_output(parser, "write all rows to this file: .json, .csv, .md or .parquet")
+    add_reading(parser)
 
 
-@verb("corpus", "aggregate several traces", EXAMPLES, prepare)
+@verb("corpus", "summarize many traces in one table", EXAMPLES, prepare)
 def run(args: argparse.Namespace) -> int:
     from opgrip.zoo.corpus import read_corpus
     from opgrip.zoo.corpus.corpus_table import check_form
@@ -141,34 +144,36 @@ DISTILL_EXAMPLES = """\
 examples:
   opgrip corpus distill zoo --cases 500 -o bench.jsonl.zst
   opreplay bench.jsonl.zst                                       a score for all models: 28 minutes on two slow cores
-  opgrip corpus distill zoo --times baseline -o bench.jsonl.zst  with the machine that opreplay zoo scores by
+  opgrip corpus distill zoo --times baseline -o bench.jsonl.zst  to predict the times of the shipped baseline
   opgrip corpus distill zoo --times one.parquet --check two.parquet -o bench.jsonl.zst
 
---times sets the times that the weights refer to, from a replay of these traces. --check takes the results of
-another, and prints what the distilled cases predict for each model and trace, next to the measured times.
+Each chosen case gets a weight, so that together they predict the time of each trace. --times names a replay of the
+traces whose times to predict. --check names another replay, and prints its times for each model and trace next to the
+predicted ones.
 """
 
 
 def prepare_distill(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("inputs", nargs="+", metavar="TRACE", help="files and folders of traces, zoo, zoo:PATTERN")
+    parser.add_argument("inputs", nargs="+", metavar="TRACE", help=TRACES_HELP)
     parser.add_argument(
         "--cases", type=positive, default=CASES, metavar="N", help="number of cases to choose (default: %(default)s)"
     )
-    add_output(parser, "the trace to write", required=True)
+    add_output(parser, "trace file to write", required=True)
     parser.add_argument(
         "--times",
         action="append",
         metavar="RUN",
-        help="results of opreplay for these traces, or baseline for the baseline of the zoo (default: captured "
-        "times); can be repeated for partial results",
+        help="replay of these traces whose times the chosen cases predict: a results file, a run of the store, or "
+        "baseline for the one that ships (default: the captured times); can be repeated if several files have parts "
+        "of the results",
     )
     parser.add_argument(
         "--check",
         action="append",
         metavar="RUN",
-        help="results of a second replay, or baseline, to compare predictions with; can be repeated",
+        help="another replay of these traces, or baseline: print how well its times are predicted; can be repeated",
     )
-    add_reading(parser, "also read cut or damaged traces, as far as possible")
+    add_reading(parser)
 
 
 @verb("corpus distill", "write a small trace that represents many models", DISTILL_EXAMPLES, prepare_distill)

@@ -35,7 +35,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     add_output(parser, "also write the results as JSON")
 
 
-@verb("machine", "measure the peaks of this machine", EXAMPLES, prepare)
+@verb("machine", "measure the peak bandwidth and arithmetic rate of this machine", EXAMPLES, prepare)
 def run(args: argparse.Namespace) -> int:
     from opgrip.replay.analyses.roofline.measuring import measure
     from opgrip.traces.analysis.machine_ceilings import keep, read_cached_ceilings, write
@@ -82,14 +82,17 @@ examples:
   opgrip autostart on
   OPGRIP_CAPTURE=step-%h-%p.jsonl OPGRIP_STEPS=3 python server.py     and then: opcapture trigger server
   opgrip autostart off
+
+Autostart adds a start-up file to this Python environment. Programs that are started with OPGRIP_CAPTURE set then accept
+requests of opcapture trigger.
 """
 
 
-@verb("autostart on", "allow recording of programs without changing them", AUTOSTART_EXAMPLES)
+@verb("autostart on", "let opcapture trigger record Python programs without changing them", AUTOSTART_EXAMPLES)
 def run_on(args: argparse.Namespace) -> int:
     path = startup_file()
     if _is_ours(path):
-        print(f"opgrip autostart: {path} already exists")
+        print(f"opgrip autostart: already on: {path} exists")
         return 0
     if path.exists():
         raise UserError(f"{path} was written by another version", "remove it with opgrip autostart off")
@@ -102,7 +105,7 @@ def run_on(args: argparse.Namespace) -> int:
     return 0
 
 
-@verb("autostart off", "remove the start-up file", AUTOSTART_EXAMPLES)
+@verb("autostart off", "undo opgrip autostart on", AUTOSTART_EXAMPLES)
 def run_off(args: argparse.Namespace) -> int:
     path = startup_file()
     if not path.exists():
@@ -116,7 +119,7 @@ def run_off(args: argparse.Namespace) -> int:
     return 0
 
 
-@verb("autostart status", "report if the start-up file exists", AUTOSTART_EXAMPLES)
+@verb("autostart status", "show whether autostart is on", AUTOSTART_EXAMPLES)
 def run_status(args: argparse.Namespace) -> int:
     path = startup_file()
     if not path.exists():

@@ -23,26 +23,30 @@ if TYPE_CHECKING:
 
 PLOT_EXAMPLES = """\
 examples:
-  opgrip plot modes.json --kind modes -o modes.pdf                   of opreplay --mode jit,compile
+  opgrip plot modes.json --kind modes -o modes.pdf                   results of opreplay --mode jit,compile
   opgrip plot modes.json --kind modes --by op -o operators.svg
   opgrip plot modes.json --kind operators -o time.svg
-  opgrip plot threads.json --kind scaling -o threads.pdf             of opreplay --threads 1,2,4
+  opgrip plot threads.json --kind scaling -o threads.pdf             results of opreplay --threads 1,2,4
   opgrip plot modes.json --kind shapes --op 'aten.conv*' -o conv.pdf
-  opgrip plot roofline.json --kind roofline -o roofline.pdf          of opreplay --roofline
+  opgrip plot roofline.json --kind roofline -o roofline.pdf          results of opreplay --roofline
   opgrip plot latest~2 latest~1 latest --kind history -o history.png
 """
 
 
 def prepare_plot(parser: argparse.ArgumentParser) -> None:
     kinds = "; ".join(f"{name}: {plot.summary}" for name, plot in plots.items())
-    parser.add_argument("results", nargs="+", metavar="RESULTS", help="files of opreplay, or runs of the store")
+    parser.add_argument("results", nargs="+", metavar="RESULTS", help="results file, or run of the results store")
     add_store(parser)
-    parser.add_argument("--kind", required=True, choices=plots.names(), help=kinds)
-    add_output(parser, "a .png, .svg or .pdf", required=True)
-    parser.add_argument("--op", metavar="GLOB", help="only cases of these operators, such as 'aten.conv*'")
-    parser.add_argument("--case", metavar="KEY", help="only the case whose key in the results starts with this")
-    parser.add_argument("--by", metavar="WORD", help="grouping of cases: family, op, module")
-    parser.add_argument("--over", metavar="WORD", help="the x axis: threads, batch_scale, streams; bytes, flops")
+    parser.add_argument("--kind", required=True, choices=plots.names(), help=f"kind of plot: {kinds}")
+    add_output(parser, "picture to write: .png, .svg or .pdf", required=True)
+    parser.add_argument("--op", metavar="GLOB", help="plot only cases of matching operators, such as 'aten.conv*'")
+    parser.add_argument("--case", metavar="KEY", help="plot only the case whose key in the results starts with this")
+    parser.add_argument(
+        "--by", metavar="WORD", help="group cases by family or op, or with --kind operators also by module"
+    )
+    parser.add_argument(
+        "--over", metavar="WORD", help="x axis: threads, batch_scale or streams for scaling; bytes or flops for shapes"
+    )
     parser.add_argument("--title", metavar="TEXT", help="title of the plot (default: trace, machine and torch)")
 
 
@@ -73,9 +77,9 @@ def run_plot(args: argparse.Namespace) -> int:
 REPORT_EXAMPLES = """\
 examples:
   opgrip report results.json -o report.html
-  opgrip report results.json trace:faster_rcnn -o report.html     with lines, timeline and values of the trace
-  opgrip report h100.parquet l4.parquet -o devices.html           side by side
-  opgrip report zoo -o zoo.html                                   aggregate of many traces
+  opgrip report results.json trace:faster_rcnn -o report.html     adds source lines, timeline and values of the trace
+  opgrip report h100.parquet l4.parquet -o devices.html           several runs side by side
+  opgrip report zoo -o zoo.html                                   a summary of many traces
   opgrip report latest -o report.html                             the newest run of the store
   opgrip report results -o history.html                           the 20 newest runs of a store
 """
@@ -90,20 +94,20 @@ def prepare_report(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="RESULTS|TRACE",
-        help="results files, runs or folders of the store, traces, folders of traces, zoo",
+        help="results file, run of the results store, folder of a store, trace, folder of traces, or zoo",
     )
     add_store(parser)
-    add_output(parser, ".html file to write", required=True)
+    add_output(parser, "HTML file to write", required=True)
     parser.add_argument(
         "--gate",
         action="append",
         default=[],
         metavar="CONDITION",
-        help="condition for runs, compared with the first as in opgrip compare "
+        help="condition that each run must meet compared with the first, as in opgrip compare; can be repeated "
         "(default: slower<=5%%, failed<=0, changed<=0)",
     )
     parser.add_argument("--title", metavar="TEXT", help="title of the page (default: names of the results and traces)")
-    add_reading(parser, "also read cut or damaged traces, as far as possible")
+    add_reading(parser)
 
 
 @verb("report", "show results and traces in one HTML file that opens offline", REPORT_EXAMPLES, prepare_report)

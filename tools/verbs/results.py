@@ -30,7 +30,7 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the argument `which` for a run, and the option for its store."""
-    names = "a results file, a run of the store (or the start or end of its name), or latest"
+    names = "results file, run of the results store (or the start or end of its name), or latest for the newest run"
     parser.add_argument("which", metavar="RUN", help=names)
     add_store(parser)
 
@@ -56,9 +56,9 @@ examples:
 
 def prepare_list(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
-    parser.add_argument("--trace", metavar="GLOB", help="only runs of traces that match")
-    parser.add_argument("--machine", metavar="GLOB", help="only runs on machines that match")
-    parser.add_argument("--json", action="store_true", help="print all known facts about each run as JSON")
+    parser.add_argument("--trace", metavar="GLOB", help="list only runs of traces whose names match")
+    parser.add_argument("--machine", metavar="GLOB", help="list only runs on machines whose names match")
+    parser.add_argument("--json", action="store_true", help="print a JSON list with all facts about each run")
 
 
 @verb("results list", "list the runs of the results store", LIST_EXAMPLES, prepare_list)
@@ -120,9 +120,9 @@ def run_prune(args: argparse.Namespace) -> int:
 
 MERGE_EXAMPLES = """\
 examples:
-  opgrip results merge zoo-*-of-16.json -o zoo.json           shards of one replay, by --shard
-  opgrip results merge part1.json part2.json -o all.json      parts of one replay, by --start and --stop
-  opgrip results merge mon.parquet tue.parquet -o week.parquet   repeats of each case, which compare then has
+  opgrip results merge zoo-*-of-16.json -o zoo.json              shards of one replay, from opreplay --shard
+  opgrip results merge part1.json part2.json -o all.json         parts of one replay, from --start and --stop
+  opgrip results merge mon.parquet tue.parquet -o week.parquet   repeats, so that compare knows how much times vary
 """
 
 MOST_NAMED = 20
@@ -130,9 +130,9 @@ MOST_NAMED = 20
 
 
 def prepare_merge(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="files of opreplay, or runs of the store")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="results file, or run of the results store")
     add_store(parser)
-    add_output(parser, "the file to write", required=True)
+    add_output(parser, "results file to write", required=True)
 
 
 @verb("results merge", "merge several results files into one", MERGE_EXAMPLES, prepare_merge)
@@ -167,8 +167,8 @@ def prepare_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline",
         metavar="FILE",
-        help="file written by opgrip zoo baseline (default: the one in the package); for results of a distilled trace, "
-        "another run of the same trace (default: the times that it has)",
+        help="file written by opgrip zoo baseline (default: the one that ships); for results of a distilled trace, "
+        "another replay of the same trace (default: the times stored in the trace)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON: a list with one object per mode")
 
@@ -211,10 +211,10 @@ MOST_OF_FACT = 400
 
 def prepare_show(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("--top", type=positive, metavar="N", help="rows to show (default: all)")
+    parser.add_argument("--top", type=positive, metavar="N", help="number of rows to show (default: all)")
 
 
-@verb("results show", "show the origin of a run, and its rows", SHOW_EXAMPLES, prepare_show)
+@verb("results show", "show where and how a run was made, and its rows", SHOW_EXAMPLES, prepare_show)
 def run_show(args: argparse.Namespace) -> int:
     from opgrip.replay.reports.results_table import print_results
     from opgrip.replay.results.results import summarize
@@ -242,21 +242,17 @@ examples:
   opgrip compare main.json branch.json --gate 'slower<=5%' --gate 'failed<=0' -o comparison.md
   opgrip compare main.json branch.json --gate 'total<=2%' --gate 'op<=10%'
   opgrip compare latest~1 latest --by family          the two newest runs of the store
-  opgrip compare a100.json h100.json l4.json --by op  several against the first
+  opgrip compare a100.json h100.json l4.json --by op  each of several runs with the first
 
-A verdict needs the variation between replays: replay with --repeats 5.
+To call a case faster or slower, compare must know how much replays vary: replay with --repeats 5.
 exit status: 0 if all gates passed, 1 if one failed, 2 for a usage error, 3 if one is undecided and none failed
 gates: slower (each row), total, op, module, family, mode (each group) <=PERCENT; failed, changed, missing <=ROWS
 """
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "base",
-        metavar="BASE",
-        help="baseline: a results file, or a run of the store",
-    )
-    parser.add_argument("new", nargs="+", metavar="NEW", help="files to compare with the baseline")
+    parser.add_argument("base", metavar="BASE", help="baseline: a results file, or a run of the results store")
+    parser.add_argument("new", nargs="+", metavar="NEW", help="results file or run to compare with the baseline")
     add_store(parser)
     parser.add_argument("--gate", action="append", default=[], metavar="CONDITION", help=GATE_HELP)
     parser.add_argument(
@@ -266,15 +262,15 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         help="treat times as equal if they differ by at most this (default: 5%%)",
     )
     parser.add_argument(
-        "--by", choices=("op", "module", "family", "mode"), help="also print a table of groups of cases"
+        "--by", choices=("op", "module", "family", "mode"), help="also print a table of the cases grouped by this"
     )
     parser.add_argument("--all", action="store_true", help="also show unchanged and undecided rows")
-    add_output(parser, "write all to a .json, .csv, .md or .xml (JUnit)")
+    add_output(parser, "write all rows to this file: .json, .csv, .md or .xml (JUnit)")
 
 
 GATE_HELP = (
-    "condition; exit with status 1 if it fails, 3 if it is undecided: slower<=5%% for each row, total<=5%%, op<=5%% "
-    "(or module, family, mode) for each group, failed<=0, changed<=0, missing<=0; can be repeated"
+    "condition to check, with exit status 1 if it fails and 3 if it is undecided: slower<=5%% for each row, "
+    "total<=5%%, op<=5%% (or module, family, mode) for each group, failed<=0, changed<=0, missing<=0; can be repeated"
 )
 
 

@@ -31,13 +31,13 @@ examples:
 
 
 def prepare_grip(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("script", metavar="SCRIPT", help="program to run, followed by -- and its arguments")
+    parser.add_argument("script", metavar="SCRIPT", help="Python script to run; its arguments follow --")
     parser.add_argument(
         "--function",
         action="append",
         required=True,
         metavar="NAME",
-        help="functions to grip: names in the script, or module:function, with wildcards; can be repeated",
+        help="function to grip: its name in the script, or module:function; wildcards are allowed; can be repeated",
     )
     parser.add_argument(
         "--to", type=Path, default=Path(GRIPS), metavar="FOLDER", help="folder for the samples (default: %(default)s)"
@@ -47,14 +47,20 @@ def prepare_grip(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=CALLS,
         metavar="N",
-        help="calls with different signatures to keep per function (default: %(default)s)",
+        help="number of calls with different signatures to keep per function (default: %(default)s)",
     )
     parser.add_argument(
         "--by-reference", action="store_true", help="refer to functions by import path instead of copying their code"
     )
 
 
-@verb("grip", "run a script and extract samples of its functions", GRIP_EXAMPLES, prepare_grip, runs_program=True)
+@verb(
+    "grip",
+    "run a script, and write functions that it calls as samples with recorded inputs",
+    GRIP_EXAMPLES,
+    prepare_grip,
+    runs_program=True,
+)
 def run_grip(args: argparse.Namespace) -> int:
     from opgrip.capture.command.script import check_script, run_script
     from opgrip.capture.grip.gripped import Keep
@@ -78,22 +84,24 @@ def run_grip(args: argparse.Namespace) -> int:
 LONGTAIL_EXAMPLES = """\
 examples:
   opgrip longtail trace:faster_rcnn
-  opgrip longtail traces/*.jsonl.gz --top 50 -o longtail.csv    over several models
-  opgrip longtail step.jsonl --bandwidth 3350                   as if run with memory of this bandwidth in GB/s
+  opgrip longtail traces/*.jsonl.gz --top 50 -o longtail.csv    of several models
+  opgrip longtail step.jsonl --bandwidth 3350                   estimate for memory with 3,350 GB/s
 """
 
 
 def prepare_longtail(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a trace, or a file of another tool")
-    parser.add_argument("--top", type=positive, default=30, metavar="N", help="rows to show (default: %(default)s)")
+    parser.add_argument(
+        "--top", type=positive, default=30, metavar="N", help="number of rows to show (default: %(default)s)"
+    )
     parser.add_argument(
         "--bandwidth",
         type=gigabytes,
         metavar="GB/S",
-        help="memory bandwidth (default: measured on each trace's device)",
+        help="memory bandwidth to estimate with (default: measured on the device of each trace)",
     )
-    add_output(parser, "write all rows to a .json or .csv")
-    add_reading(parser, "also read cut or damaged traces, as far as possible")
+    add_output(parser, "write all rows to this file: .json or .csv")
+    add_reading(parser)
 
 
 @verb("longtail", "rank functions that run as many small operators", LONGTAIL_EXAMPLES, prepare_longtail)
@@ -155,9 +163,13 @@ COLUMNS = (
 
 
 def prepare_list(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="GLOB", help="only samples whose names match")
-    parser.add_argument("--tag", action="append", default=[], metavar="TAG", help="only with this tag; can be repeated")
-    parser.add_argument("--source", metavar="TEXT", help="only from projects with this in their name or address")
+    parser.add_argument("names", nargs="*", metavar="GLOB", help="list only samples whose names match")
+    parser.add_argument(
+        "--tag", action="append", default=[], metavar="TAG", help="list only samples with this tag; can be repeated"
+    )
+    parser.add_argument(
+        "--source", metavar="TEXT", help="list only samples from projects whose name or URL contains this"
+    )
 
 
 @verb("samples list", "list the samples of the package", LIST_EXAMPLES, prepare_list)
@@ -240,7 +252,7 @@ examples:
 """
 
 
-@verb("samples tags", "list the tags, with the number of samples", TAGS_EXAMPLES)
+@verb("samples tags", "list the tags of samples, with the number of samples that have each", TAGS_EXAMPLES)
 def run_tags(args: argparse.Namespace) -> int:
     from opgrip.samples import Tag, samples
 

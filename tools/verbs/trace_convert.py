@@ -30,27 +30,34 @@ OWN = "opgrip"
 OWN_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 CONVERT_EXAMPLES = """\
 examples:
-  opgrip trace convert --formats                                             the readable and writable formats
-  opgrip trace convert inputs.txt calls.jsonl                                the format is detected by content
+  opgrip trace convert --formats                                  the formats that can be read or written
+  opgrip trace convert inputs.txt calls.jsonl                     the format is detected by content
   opgrip trace convert trace:faster_rcnn inputs.txt --to tritonbench
-  opgrip trace convert step.jsonl inputs.txt --report loss.json              what inputs.txt lost
-  opgrip trace convert ranges.json some.jsonl --sample 100                   of the million cases of the ranges
+  opgrip trace convert step.jsonl inputs.txt --report loss.json   also list what inputs.txt does not contain
+  opgrip trace convert ranges.json some.jsonl --sample 100        100 of the million cases that ranges.json describes
 """
 
 
 def prepare_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", type=Path, metavar="IN", help="a trace, or a file of another tool")
-    parser.add_argument("output", type=Path, metavar="OUT", help="file to write; a folder for flashinfer")
-    parser.add_argument("--formats", action=_ListFormats, nargs=0, help="list the readable and writable formats")
     parser.add_argument(
-        "--from", dest="source", metavar="FORMAT", help="format of IN, one of --formats (default: by its content)"
+        "output", type=Path, metavar="OUT", help="file to write, or new folder for the format flashinfer"
     )
-    parser.add_argument("--to", metavar="FORMAT", help="format of OUT, one of --formats (default: by its suffix)")
+    parser.add_argument(
+        "--formats", action=_ListFormats, nargs=0, help="list the formats that can be read or written, and exit"
+    )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="FORMAT",
+        help="format of IN, one of --formats (default: detected from its content)",
+    )
+    parser.add_argument("--to", metavar="FORMAT", help="format of OUT, one of --formats (default: from its suffix)")
     add_capture(parser)
     add_options(parser, Cut)
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write the facts that each call lost, as .json")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="JSON file to write, with what each call lost")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    add_reading(parser, "also read a cut or damaged trace, as far as possible")
+    add_reading(parser)
 
 
 @verb("trace convert", "convert between traces and files of other tools", CONVERT_EXAMPLES, prepare_convert)

@@ -33,13 +33,15 @@ examples:
   opgrip trace diff main.jsonl branch.jsonl
   opgrip trace diff main.jsonl branch.jsonl --fail-on came,went -o difference.md
   opgrip trace diff monday/ friday/ -o shifts.json       all traces of two folders, such as the recordings of a service
-  opgrip trace diff server-host-2026-11-23.shapes.json server-host-2026-11-27.shapes.json     of --new-only
+  opgrip trace diff server-host-2026-11-23.shapes.json server-host-2026-11-27.shapes.json
   opgrip trace diff 'monday/*.rank0.jsonl' 'friday/*.rank0.jsonl' --fail-on operators
 
 Two signatures are the same if they call the same operator with arguments of the same shapes, strides, dtypes and
 scalars under the same settings; their numbers do not matter, so redacted traces can be compared. Calls are counted per
-step if the traces record steps, and in total if a side has several traces. exit status: 1 if --fail-on names something
-that is found
+step if the traces record steps, and in total if a side has several traces.
+Kinds of differences: came (signatures only in B), went (only in A), counts (other numbers of calls), shares (other
+shares of the time), values (other statistics of values), operators (other shares of the time, whatever the shapes).
+exit status: 1 if a difference of a kind in --fail-on was found
 """
 
 
@@ -50,43 +52,49 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         metavar="A",
         help="a trace, a folder of traces, a pattern, a daily file of opcapture --new-only, or a file of another tool",
     )
-    parser.add_argument("after", type=Path, metavar="B", help="files to compare with the baseline")
+    parser.add_argument("after", type=Path, metavar="B", help="the same, to compare with A")
     parser.add_argument(
-        "--fail-on", type=names, default=(), metavar="KINDS", help=f"exit with status 1: {','.join(CHOICES)} or {ANY}"
+        "--fail-on",
+        type=names,
+        default=(),
+        metavar="KINDS",
+        help=f"exit with status 1 if there are differences of these kinds: {','.join(CHOICES)} or {ANY}",
     )
     parser.add_argument(
         "--counts",
         type=percent,
         metavar="PERCENT",
-        help="tolerated difference of counts (default: 0, or 10%% for several traces per side)",
+        help="ignore differences of call counts up to this (default: 0, or 10%% for several traces per side)",
     )
     parser.add_argument(
         "--least",
         type=percent,
         metavar="PERCENT",
-        help="ignore signatures that came, went or changed counts below this share of the time (default: 0, or "
-        "0.1%% for several traces per side)",
+        help="ignore new and missing signatures, and changed call counts, with less than this share of the time "
+        "(default: 0, or 0.1%% for several traces per side)",
     )
     parser.add_argument(
         "--share",
         type=percent,
         default=0.05,
         metavar="PERCENT",
-        help="tolerated change of an operator's share of the time (default: 5%%)",
+        help="ignore changes of the share of the time of a signature or operator up to this (default: 5%%)",
     )
     parser.add_argument(
         "--spread",
         type=percent,
         default=0.1,
         metavar="PERCENT",
-        help="tolerated change of values, relative to their spread (default: 10%%)",
+        help="ignore changes of values up to this part of their spread (default: 10%%)",
     )
-    parser.add_argument("--top", type=positive, default=30, metavar="N", help="rows to show (default: %(default)s)")
-    add_output(parser, "write all to a .json, or the rows to a .md")
-    add_reading(parser, "also read cut or damaged traces, as far as possible")
+    parser.add_argument(
+        "--top", type=positive, default=30, metavar="N", help="number of rows to show (default: %(default)s)"
+    )
+    add_output(parser, "write everything to a .json file, or the rows to a .md file")
+    add_reading(parser)
 
 
-@verb("trace diff", "compare two traces", DIFF_EXAMPLES, prepare_diff)
+@verb("trace diff", "compare two traces, or two sets of traces", DIFF_EXAMPLES, prepare_diff)
 def run_diff(args: argparse.Namespace) -> int:
     from opgrip.traces.analysis.difference_sides import load_side, paths_of
     from opgrip.traces.analysis.differences import compare_sides, write_difference
@@ -177,7 +185,11 @@ exit status: 1 if a trace is invalid
 def prepare_validate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument(
-        "--top", type=positive, default=50, metavar="N", help="findings to show per trace (default: %(default)s)"
+        "--top",
+        type=positive,
+        default=50,
+        metavar="N",
+        help="number of findings to show per trace (default: %(default)s)",
     )
     add_output(parser, "write all findings as JSON")
     parser.add_argument("--unbounded", action="store_true", help=UNBOUNDED_HELP)

@@ -35,11 +35,13 @@ examples:
 
 def prepare_graph(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
-    add_output(parser, "write the graph as .json or .dot")
-    add_reading(parser, "also read a cut or damaged trace, as far as possible")
+    add_output(parser, "write the graph to this file: .json, or .dot for Graphviz")
+    add_reading(parser)
 
 
-@verb("trace graph", "show dependencies, the critical path and live memory", GRAPH_EXAMPLES, prepare_graph)
+@verb(
+    "trace graph", "show dependencies between calls, the critical path and live memory", GRAPH_EXAMPLES, prepare_graph
+)
 def run_graph(args: argparse.Namespace) -> int:
     from opgrip.traces import load
     from opgrip.traces.analysis.dataflow import Dataflow
@@ -136,11 +138,11 @@ examples:
 
 def prepare_timeline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
-    add_output(parser, "a .json or .json.gz (default: standard output)")
-    add_reading(parser, "also read a cut or damaged trace, as far as possible")
+    add_output(parser, "file to write: .json or .json.gz (default: standard output)")
+    add_reading(parser)
 
 
-@verb("trace timeline", "write a trace for Perfetto", TIMELINE_EXAMPLES, prepare_timeline)
+@verb("trace timeline", "write the calls of a trace as a timeline for Perfetto", TIMELINE_EXAMPLES, prepare_timeline)
 def run_timeline(args: argparse.Namespace) -> int:
     from opgrip.traces import load
     from opgrip.traces.analysis.timeline import timeline_lines
@@ -168,12 +170,12 @@ examples:
 
 
 def prepare_merge(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="traces")
-    add_output(parser, "the trace to write", required=True)
-    add_reading(parser, "also read cut or damaged traces, as far as possible")
+    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="trace of one process")
+    add_output(parser, "trace file to write", required=True)
+    add_reading(parser)
 
 
-@verb("trace merge", "join the traces of several processes", MERGE_EXAMPLES, prepare_merge)
+@verb("trace merge", "join the traces of several processes into one", MERGE_EXAMPLES, prepare_merge)
 def run_merge(args: argparse.Namespace) -> int:
     from opgrip.traces.analysis.merge import merge
 
@@ -201,14 +203,14 @@ def prepare_ranks(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=12,
         metavar="N",
-        help="rows of the tables of pairs and call sites (default: %(default)s)",
+        help="number of rows in the tables of pairs and of call sites (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print the tables as JSON")
-    add_output(parser, "write all tables as .json, or the table of ranks as .csv")
-    add_reading(parser, "also read a cut or damaged trace, as far as possible")
+    add_output(parser, "write all tables to a .json file, or the table of ranks to a .csv file")
+    add_reading(parser)
 
 
-@verb("trace ranks", "report which ranks wait for which", RANKS_EXAMPLES, prepare_ranks)
+@verb("trace ranks", "show which ranks of a job wait for which others", RANKS_EXAMPLES, prepare_ranks)
 def run_ranks(args: argparse.Namespace) -> int:
     from opgrip.traces.analysis.ranks.waits import find_waits
 

@@ -32,7 +32,7 @@ examples:
   opgrip trace info trace:faster_rcnn
   opgrip trace info trace:faster_rcnn --top 30 | less
   opgrip trace info trace:faster_rcnn --by function --by line
-  opgrip trace info ranges.json --sample 100          of the million cases of the ranges
+  opgrip trace info ranges.json --sample 100                  100 of the million cases that ranges.json describes
   opgrip trace info model.onnx                                  files of other tools: docs/formats.md
 """
 
@@ -46,7 +46,7 @@ MOST_UNFINISHED = 20
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument(
-        "--top", type=positive, default=12, metavar="N", help="rows of each table (default: %(default)s)"
+        "--top", type=positive, default=12, metavar="N", help="number of rows in each table (default: %(default)s)"
     )
     parser.add_argument(
         "--by",
@@ -55,9 +55,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         help="print a table of times grouped by this; can be repeated (default: op and module)",
     )
     add_capture(parser)
-    add_output(parser, "write all rows of the tables: .json, .csv")
+    add_output(parser, "write all rows of the tables to this file: .json or .csv")
     add_options(parser, Cut)
-    add_reading(parser, "also read a cut or damaged trace, as far as possible")
+    add_reading(parser)
 
 
 @verb("trace info", "show the contents of a trace", EXAMPLES, prepare)
@@ -313,8 +313,8 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
         if trace.end.stopped:
             yield "stopped", f"at {trace.end.stopped}, the program continued"
         if trace.end.thinned:
-            left_out = [f"{what} {count:,} times" for what, count in trace.end.thinned.items()]
-            yield "left out", f"{', '.join(left_out)}due to --max-overhead"
+            left_out = [f"{what} {counted(count, 'time')}" for what, count in trace.end.thinned.items()]
+            yield "left out", f"{', '.join(left_out)}, due to --max-overhead"
         if trace.end.without_values:
             yield "no values", _list_dropped(trace.end.without_values)
     signatures = {item.number: item for item in trace.signatures}

@@ -34,34 +34,52 @@ NS_OF = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "": 10**9}
 
 def prepare_trim(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
-    add_output(parser, "the trace to write", required=True)
+    add_output(parser, "trace file to write", required=True)
     parser.add_argument(
-        "--steps", type=steps, metavar="FIRST[:END]", help="only these steps, counted from 0, end excluded: 1, 0:2, 2:"
+        "--steps",
+        type=steps,
+        metavar="FIRST[:END]",
+        help="keep only these steps, counted from 0 and without END: 1, 0:2, 2:",
     )
-    parser.add_argument("--phase", action="append", default=[], choices=("forward", "backward", "optimizer"))
+    parser.add_argument(
+        "--phase",
+        action="append",
+        default=[],
+        choices=("forward", "backward", "optimizer"),
+        help="keep only calls of this phase; can be repeated",
+    )
     parser.add_argument(
         "--module",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="only calls in modules that match, such as 'backbone.*'",
+        help="keep only calls in modules whose paths match, such as 'backbone.*'; can be repeated",
     )
     parser.add_argument(
-        "--op", action="append", default=[], metavar="PATTERN", help="only operators that match, such as 'aten.index*'"
+        "--op",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="keep only calls of operators whose names match, such as 'aten.index*'; can be repeated",
     )
     parser.add_argument(
         "--time",
         type=span,
         metavar="START:END",
-        help="only calls that started in this interval since the start of the trace: 1.5s:2s, 100ms:, :20us",
+        help="keep only calls that began in this interval, counted from the start of the trace: 1.5s:2s, 100ms:, :20us",
     )
     parser.add_argument(
-        "--with-producers", action="store_true", help="also keep the calls that produced inputs of these calls"
+        "--with-producers", action="store_true", help="also keep the calls that produced inputs of the kept calls"
     )
-    add_reading(parser, "also read a cut or damaged trace, as far as possible")
+    add_reading(parser)
 
 
-@verb("trace trim", "write a part of a trace, by step, phase, module or operator", TRIM_EXAMPLES, prepare_trim)
+@verb(
+    "trace trim",
+    "write a part of a trace, selected by step, phase, module, operator or time",
+    TRIM_EXAMPLES,
+    prepare_trim,
+)
 def run_trim(args: argparse.Namespace) -> int:
     from opgrip.traces.analysis.trace_part import TracePart
     from opgrip.traces.analysis.trim import trim
@@ -121,15 +139,16 @@ examples:
   opgrip trace redact step.jsonl -o out.jsonl --report left.json --check
   opgrip trace redact friday.jsonl -o out.jsonl --salt-file house.salt --keep modules,labels
 
-Names of modules, functions, files, labels and models become salted hashes, numbers coarse, small tensors models;
-paths, command lines, times of day and unknown records are removed. Operators and shapes stay.
+Names of modules, functions, files, labels and models become salted hashes, numbers are rounded, and exact values of
+small tensors become value models; paths, command lines, times of day and unknown records are removed. Operators and
+shapes stay.
 exit status: 1 if --check finds a call that fails or returns other sizes
 """
 
 
 def prepare_redact(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
-    add_output(parser, "the trace to write", required=True)
+    add_output(parser, "trace file to write", required=True)
     parser.add_argument(
         "--salt-file",
         type=Path,
@@ -146,12 +165,15 @@ def prepare_redact(parser: argparse.ArgumentParser) -> None:
         help="also hash names of custom operators, which can then not be replayed",
     )
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="write every remaining text and exact value as JSON"
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="JSON file to write, with every text and exact value that stays in the trace",
     )
     parser.add_argument(
         "--check", action="store_true", help="replay the 10 longest cases of both traces and compare sizes and times"
     )
-    add_reading(parser, "also read a cut or damaged trace, as far as possible")
+    add_reading(parser)
 
 
 @verb("trace redact", "remove names, paths, texts and values from a trace", REDACT_EXAMPLES, prepare_redact)
@@ -181,7 +203,7 @@ def _check_apart(paths: Mapping[str, Path | None]) -> None:
     for role, path in paths.items():
         other = role if path is None else roles.setdefault(path.resolve(), role)
         if other != role:
-            raise UserError(f"{path} is {other} too", f"name another file for {role}")
+            raise UserError(f"{path} is both {other} and {role}", f"name another file for {role}")
 
 
 def _policy(args: argparse.Namespace) -> Policy:
@@ -204,7 +226,7 @@ def _tell(redacted: RedactedFile, args: argparse.Namespace, reporter: Reporter) 
     passed_over = sum(redacted.passed_over.values())
     if passed_over:
         what = counted(passed_over, "record or field", "records or fields")
-        reporter.say(f"{what} of an unknown version, removed")
+        reporter.say(f"{what} of an unknown version removed")
     rows = [row for row in redacted.report.rows() if row[3] != FORMAT]
     rows += [
         (f"{op}, {argument}", "values", count, why) for (op, argument, why), count in sorted(redacted.values.items())

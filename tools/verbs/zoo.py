@@ -28,13 +28,13 @@ examples:
   opreplay zoo --baseline baseline.json.zst
   opgrip zoo baseline mmseg.parquet --add-to baseline.json.zst -o both.json.zst
 
-Only rows in eager mode with the values, threads, batch and caches of the program are used.
+Only rows in eager mode are used, with values, threads, batch size and caches as in the program.
 """
 
 
 def prepare_baseline(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    add_output(parser, "a .json, .json.gz or .json.zst to write", required=True)
+    add_output(parser, "baseline file to write: .json, .json.gz or .json.zst", required=True)
     parser.add_argument(
         "--add-to",
         type=Path,
@@ -43,7 +43,7 @@ def prepare_baseline(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@verb("zoo baseline", "write a baseline for scores", BASELINE_EXAMPLES, prepare_baseline)
+@verb("zoo baseline", "write the times of a replay as a baseline for scores", BASELINE_EXAMPLES, prepare_baseline)
 def run_baseline(args: argparse.Namespace) -> int:
     from opgrip.zoo.scoring.baselines import added, baseline_of, read_baselines, write_baseline
 
@@ -65,7 +65,7 @@ examples:
   opgrip zoo list mmdet --distinct      number of distinct operators and long-tail functions
   opgrip zoo list | sort -t$'\\t' -k5nr   columns in a pipe under a line of names
 """
-NAMES = "a name, model, library or family, with wildcards"
+NAMES = "name, model, library or family of traces; wildcards are allowed"
 NUMBERS = ("calls", "signatures", "operators", "longtail", "size_bytes")
 """fields of a recording, in the order of the columns"""
 
@@ -91,7 +91,7 @@ COLUMNS = (
 
 
 def prepare_list(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="GLOB", help=f"only traces of {NAMES}")
+    parser.add_argument("names", nargs="*", metavar="GLOB", help=f"list only these: {NAMES}")
     parser.add_argument(
         "--distinct",
         action="store_true",
@@ -168,7 +168,7 @@ def prepare_make(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@verb("zoo make", "make traces of the zoo again, or check that they are reproducible", MAKE_EXAMPLES, prepare_make)
+@verb("zoo make", "capture traces of the zoo, or check that they are reproducible", MAKE_EXAMPLES, prepare_make)
 def run_make(args: argparse.Namespace) -> int:
     from opgrip.zoo.making import is_current
 
@@ -178,7 +178,7 @@ def run_make(args: argparse.Namespace) -> int:
         return int(sum(_differs(trace, args.timeout, reporter) for trace in traces) > 0)
     due = [trace for trace in traces if args.force or not is_current(trace)]
     if len(due) < len(traces):
-        reporter.say(f"{counted(len(traces) - len(due), 'trace')} there already")
+        reporter.say(f"{counted(len(traces) - len(due), 'trace')} already up to date")
     failures = [trace for trace in due if not _is_made(trace, args.timeout, reporter)]
     reporter.say(summary(select(args.names, read_manifest())))
     if failures:
@@ -252,7 +252,11 @@ def prepare_show(parser: argparse.ArgumentParser) -> None:
 
 
 @verb(
-    "zoo show", "show the contents and the recipe of a trace of the zoo", SHOW_EXAMPLES, prepare_show, needs_torch=False
+    "zoo show",
+    "show what a trace of the zoo contains and how it was made",
+    SHOW_EXAMPLES,
+    prepare_show,
+    needs_torch=False,
 )
 def run_show(args: argparse.Namespace) -> int:
     for number, trace in enumerate(select(args.names, read_manifest())):
