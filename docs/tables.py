@@ -65,19 +65,19 @@ def _options() -> Iterator[str]:
             by_title.setdefault(title_of(declared), []).append(_row(*cells))
     for title, rows in by_title.items():
         yield f"## {title.capitalize()}\n"
-        yield from ("| option | is |", "| --- | --- |", *rows, "")
+        yield from ("| option | effect |", "| --- | --- |", *rows, "")
 
 
 def _columns() -> Iterator[str]:
     yield COLUMNS
-    yield "From here on written by `python docs/tables.py`. Every row of a replay has these:\n"
+    yield "`python docs/tables.py` writes these tables. Every row of a replay has these columns:\n"
     yield from _table(columns_in(Result))
     parts = [item for item in in_order() if item.columns is not None]
     for word, declared in [*((words_in(item.options)[0], item.columns) for item in parts), *ON_REQUEST]:
         yield f"Added with {word if ' ' in word else f'`{flag_of(word)}`'}:\n"
         yield from _table(columns_in(declared))
     yield "## Columns of comparisons\n"
-    yield "Of the rows that `opgrip compare -o` writes to `.csv` and `.json`:\n"
+    yield "The rows that `opgrip compare -o` writes to `.csv` and `.json` have these columns:\n"
     yield from _table(columns_in(ComparisonColumns))
 
 
@@ -93,7 +93,7 @@ def distinct_line(counts: Distinct) -> str:
 def _zoo(distinct: str) -> Iterator[str]:
     traces = read_manifest()
     yield TRACES
-    yield f"From here on written by `python docs/tables.py`. {summary(traces)}.\n"
+    yield f"`python docs/tables.py` writes these tables. {summary(traces)}.\n"
     yield f"{distinct}\n"
     for library in dict.fromkeys(trace.library for trace in traces):
         yield f"### {library}\n"
@@ -115,7 +115,7 @@ def _zoo_cells(trace: ZooTrace) -> list[str]:
 def _table(about: Iterator[Column]) -> list[str]:
     units = {"1": "share"}
     rows = [_row(f"`{item.name}`", units.get(item.unit, item.unit), item.meaning) for item in about]
-    return ["| column | unit | is |", "| --- | --- | --- |", *rows, ""]
+    return ["| column | unit | meaning |", "| --- | --- | --- |", *rows, ""]
 
 
 def _row(*cells: str) -> str:

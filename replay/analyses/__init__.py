@@ -66,12 +66,12 @@ class AnalysisSession:
     def check_one_cache(self, profiler: str) -> None:
         """Raise `UserError` if rows differ in cache state, because a profiler's ranges do not contain it."""
         if len(self.workload.request.timing.caches) > 1:
-            raise UserError(f"{profiler} sees one state of the caches", "give one to --cache")
+            raise UserError(f"{profiler} profiles one cache state at a time", "give one to --cache")
 
     def check_one_device(self, profiler: str) -> None:
         """Raise `UserError` if cases are spread over devices, because a profiler's report covers one process."""
         if self.workload.request.inputs.is_spread:
-            raise UserError(f"{profiler} watches one device", "name one with --device")
+            raise UserError(f"{profiler} profiles one device", "name one with --device")
 
     def beside(self, suffix: str) -> Path:
         """Return `base` with another suffix; raise `UserError` if the file exists and may not be replaced."""

@@ -43,22 +43,23 @@ if TYPE_CHECKING:
 class NsysColumns(Columns):
     """Columns from Nsight Systems."""
 
-    nsys_us: float | None = column("median of the runs that it saw, by its clock", "us", "nsys us")
+    nsys_us: float | None = column("median of the profiled runs, by the clock of nsys", "us", "nsys us")
     nsys_own_us: float | None = column(
-        "median of the same runs by ours: what profiling costs is the distance from `median_us`", "us"
+        "median of the profiled runs, by the clock of opgrip; its difference from `median_us` is the cost of profiling",
+        "us",
     )
-    nsys_runs: int | None = column("runs that it saw")
+    nsys_runs: int | None = column("number of profiled runs")
     nsys_kernels: str | None = column(
-        "names and number of a run's kernels; `CUDA graph` if nsys only recorded the graph"
+        "names of the kernels of a run, with the number of each; `CUDA graph` if nsys only recorded the graph"
     )
-    nsys_launches: float | None = column("kernels of a run", heading="launches")
-    nsys_gpu_us: float | None = column("time of a run's kernels on the GPU", "us", "gpu us")
+    nsys_launches: float | None = column("number of kernels of a run", heading="launches")
+    nsys_gpu_us: float | None = column("time of the kernels of a run on the GPU", "us", "gpu us")
     nsys_gap_us: float | None = column(
-        "time between a run's first work on the GPU and its last in which that had nothing of it to do", "us", "gaps us"
+        "time in which the GPU was idle between the first and the last work of a run", "us", "gaps us"
     )
-    nsys_copies: float | None = column("memcpys of a run")
+    nsys_copies: float | None = column("number of memcpys of a run")
     nsys_copied_bytes: int | None = column("bytes copied in a run", "bytes")
-    nsys_memsets: float | None = column("memsets of a run")
+    nsys_memsets: float | None = column("number of memsets of a run")
 
 
 @dataclass(slots=True)
@@ -296,7 +297,7 @@ def profile_rows(
     if outside:
         say(f"{outside} kernels and copies in the report belong to no timed run")
     for row in unseen:
-        say(f"nsys saw nothing of case {row.case}, {row.op} as {row.mode}: {why_unseen(own.get(key_of(row)))}")
+        say(f"nsys recorded nothing of case {row.case}, {row.op} as {row.mode}: {why_unseen(own.get(key_of(row)))}")
     return [with_seen(row, own.get(key_of(row)), runs_by_row) for row in results]
 
 

@@ -210,7 +210,7 @@ class SweepAnalysis(Analysis):
     def __init__(self, options: SweepOptions, session: AnalysisSession) -> None:
         super().__init__(options, session)
         if not session.workload.request.points.is_sweep:
-            raise UserError("--sweep has one point only", "give several: --threads 1,2,4, --batch-scale or --streams")
+            raise UserError("--sweep needs several values", "such as --threads 1,2,4, --batch-scale or --streams")
 
     @classmethod
     def is_requested(cls, options: SweepOptions) -> bool:
@@ -266,7 +266,7 @@ def print_sweep(results: Sequence[Result], file: IO[str]) -> None:
         curves = scalings(results, dimension)
         if not curves:
             continue
-        title = f"speed-up by {dimension} over {curves[0].points[0]}, of all calls: medians for equal work, divided"
+        title = f"speed-up over {dimension} {curves[0].points[0]}: ratio of the medians of all calls for equal work"
         has_modes = len({item.mode for item in curves}) > 1
         columns = [TableColumn("operator", "operator", least=20), *([TableColumn("mode", "mode")] if has_modes else [])]
         columns += [

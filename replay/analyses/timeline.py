@@ -70,7 +70,7 @@ class TimelineAnalysis(Analysis):
             again = {key_of(row): row for case_rows in rows_of_cases for row in case_rows}
             parts = sorted(Path(folder).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
             if not parts:
-                raise UserError("torch's profiler saw no run", "see the rows' errors")
+                raise UserError("torch's profiler recorded no run", "see the rows' errors")
             with whole_file(self._output, force=True) as file, gzip.open(file, "wt", encoding="utf-8") as text:
                 json.dump(merged(json.loads(path.read_text(encoding="utf-8")) for path in parts), text)
         for row in rows:

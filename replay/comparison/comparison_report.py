@@ -93,35 +93,38 @@ class ComparisonColumns(Columns):
     """Row of a comparison: one case in one mode."""
 
     verdict: str = column(
-        "`SLOWER`, `FASTER`, `SAME`, `UNSURE`; of rows that are not timed in both runs `BROKEN`, `MENDED`, `MISSING`, "
-        "`ADDED`, or `UNTIMED`, as in the base; `CHANGED` where its results are no longer right",
+        "`SLOWER`, `FASTER`, `SAME` or `UNSURE`; for rows not timed in both runs `BROKEN` (only in the base), "
+        "`MENDED` (only in the new run), `MISSING`, `ADDED`, or `UNTIMED` (in neither); `CHANGED` if the results are "
+        "no longer right",
         default="",
     )
-    op: str = column("the operator, the unit or the sample", default="")
-    shapes: str = column("of the arguments, in short", default="")
-    mode: str = column("how it was run", default="")
+    op: str = column("name of the operator, sample, module or function", default="")
+    shapes: str = column("dtypes and shapes of the arguments, in short form", default="")
+    mode: str = column("mode in which the case was run", default="")
     variant: str = column(
         "settings other than the mode, if not the defaults: direction, values, threads, batch, streams, cache",
         default="",
     )
-    module: str = column("the path of the module that made its calls; a pattern if several did", default="")
+    module: str = column("path of the module that made the calls; a pattern if there are several", default="")
     family: str = column("kind of work of the operator", default="")
-    key: str = column("of the case in any trace", default="")
-    count: int | None = column("calls in the program, by the base")
+    key: str = column(
+        "hash of operator, shapes, dtypes and settings, which is the same for equal cases of all traces", default=""
+    )
+    count: int | None = column("number of calls in the program, according to the base")
     base_us: float | None = column("median of the timed runs of the base", "us")
-    new_us: float | None = column("the same of the new run", "us")
+    new_us: float | None = column("median of the timed runs of the new run", "us")
     ratio: float | None = column(
-        "of the new time over the base: the geometric mean of the repeats' medians, or, where runs were contended, of "
-        "their fastest runs"
+        "new time divided by that of the base: geometric mean over the repeats of their medians, or of their fastest "
+        "runs if runs were contended"
     )
-    low: float | None = column("lower end of that one's interval, at 95 percent")
-    high: float | None = column("its upper end")
-    probability: float | None = column("that a case that did not change looks so different", "1")
+    low: float | None = column("lower end of the 95 % interval of `ratio`")
+    high: float | None = column("upper end of the 95 % interval of `ratio`")
+    probability: float | None = column("probability that an unchanged case differs by as much", "1")
     more_runs: int | None = column(
-        "further repeats of each run that would decide the verdict; empty if it is decided or no number would"
+        "number of further repeats of each run that would decide the verdict; empty if it is decided or cannot be"
     )
-    base_repeats: int | None = column("of the base")
-    new_repeats: int | None = column("of the new run")
+    base_repeats: int | None = column("number of repeats of the base")
+    new_repeats: int | None = column("number of repeats of the new run")
     reason: str | None = column("reason for a wider interval, for a missing interval, or for a status other than ok")
 
 

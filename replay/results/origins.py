@@ -26,8 +26,8 @@ _NAMED = 3
 class MachineColumns(Columns):
     """Columns with the machine that measured a row."""
 
-    machine: str | None = column("that measured it: `$OPGRIP_MACHINE`, or the host's name")
-    machine_kind: str | None = column("what that machine is: only rows of the same kind are merged and compared")
+    machine: str | None = column("name of the machine that measured the row: `$OPGRIP_MACHINE`, or the host name")
+    machine_kind: str | None = column("model of that machine; only rows of the same kind are merged and compared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,10 @@ def this_machine(device: str) -> Machine:
 class OriginColumns(Columns):
     """Columns with the model of a row's trace."""
 
-    model: str | None = column("that the trace is of, the same for all of its runs")
+    model: str | None = column("model of which the trace is a run")
     run: str | None = column("kind of step, such as `predict` or `train`")
-    library: str | None = column("origin of the model, if the zoo's manifest has it")
-    family: str | None = column("the kind of model, where the zoo's manifest says it")
+    library: str | None = column("library of the model, if the zoo's manifest contains it")
+    family: str | None = column("kind of model, if the zoo's manifest contains it")
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,11 +132,13 @@ class ClusterColumns(Columns):
 
     place: str | None = column("module, function and line of a typical call of the row")
     behaviour_shares: list[float] | None = column(
-        "without it: of its calls, the shares that behave alike, the largest first; each ran with the values met there",
+        "without `--split`: share of the calls in each timing cluster, largest first",
         several=True,
     )
-    behaviours_captured_us: list[float] | None = column("the median captured times of these", "us", several=True)
-    behaviours_us: list[float] | None = column("the median times of their runs", "us", several=True)
+    behaviours_captured_us: list[float] | None = column(
+        "median captured time of the calls in each timing cluster", "us", several=True
+    )
+    behaviours_us: list[float] | None = column("median time of the runs for each timing cluster", "us", several=True)
 
 
 def shares_of(case: Case) -> list[float]:

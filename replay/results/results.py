@@ -53,138 +53,150 @@ class Result:
     added : values that analyses have added, by column name; see `Columns`
     """
 
-    case: int = column("the signature's number in the trace", default=MISSING)
-    op: str = column("the operator, the unit or the sample", default=MISSING)
-    shapes: str = column("of the arguments, in short", default=MISSING)
-    count: int = column("calls in the program", default=MISSING)
+    case: int = column("number of the signature in the trace", default=MISSING)
+    op: str = column("name of the operator, sample, module or function", default=MISSING)
+    shapes: str = column("dtypes and shapes of the arguments, in short form", default=MISSING)
+    count: int = column("number of calls in the program", default=MISSING)
     share: float = column(
-        "of all selected calls' time, where every call counts with its case's median, `captured_us`",
+        "share of the captured time of all selected calls: `count` times `captured_us`, over the sum of all cases",
         "1",
         default=MISSING,
     )
-    mode: str = column("how it was run", default=MISSING)
-    device: str = column("where it ran", default=MISSING)
+    mode: str = column("mode in which the case was run", default=MISSING)
+    device: str = column("device on which the case ran", default=MISSING)
     status: str = column(
-        "`ok`, `wrong`, `unsupported`, `failed`, `timeout`, `skipped`, or `contended`: other processes used the cores "
-        "in all timed runs, so that its time counts nowhere",
+        "`ok`, `wrong`, `unsupported`, `failed`, `timeout`, `skipped`, or `contended` (other processes used the "
+        "cores in nearly all timed runs, so the time is not used)",
         default=MISSING,
     )
     captured_us: float = column(
-        "median time in the program: of the device where the calls worked on one, else of the host",
+        "median time of the calls in the program: device time if they have one, otherwise host time",
         "us",
         default=MISSING,
     )
-    captured_total_us: float = column("the sum over its calls there", "us", default=MISSING)
-    captured_host_us: float | None = column("median duration on the host, where `captured_us` is of a device", "us")
+    captured_total_us: float = column("sum of the times of all calls in the program", "us", default=MISSING)
+    captured_host_us: float | None = column(
+        "median host time of the calls in the program, if `captured_us` is a device time", "us"
+    )
     captured_spread: float | None = column(
-        "interquartile range of the calls' times in the program, as a share of their median; empty for one call"
+        "interquartile range of the calls' times in the program, divided by their median; empty for one call"
     )
     perturbed: int = column(
-        "of `count`, the calls that the capture's own work, slow memory or other processes disturbed: they count as "
-        "the others, unless all were disturbed",
+        "number of calls, out of `count`, that the capture's own work, slow memory or other processes disturbed; they "
+        "count with the median of the others",
         default=0,
     )
-    values: str = column("how tensors' values were drawn: `recorded`, `random`, `zeros`", default=RECORDED)
+    values: str = column("how tensor values were generated: `recorded`, `random`, `zeros`", default=RECORDED)
     key: str = column(
-        "of the case in any trace: a hash of what is called, and of arguments' shapes and dtypes", default=""
+        "hash of operator, shapes, dtypes and settings, which is the same for equal cases of all traces", default=""
     )
-    trace: str = column("name of the case's trace, if several traces were replayed; else empty", default="")
+    trace: str = column("name of the case's trace, if several traces were replayed; otherwise empty", default="")
     module: str = column(
-        "the path of the module that made its calls; if several did, a pattern such as `layers.*.linear1`, and "
-        "`call_sites` has the calls of each; empty outside of all",
+        "path of the module that made the calls; a pattern such as `layers.*.linear1` if there are several; empty "
+        "outside of modules",
         default="",
     )
-    phase: str = column("of its calls: `forward`, `backward`, `optimizer`, or several of them", default="")
+    phase: str = column("phase of the calls: `forward`, `backward`, `optimizer`, or several of these", default="")
     call_sites: str = column(
-        "where its calls were made, as JSON: by phase, source line and module, the number of calls and the sum of "
-        "their times in the program in us",
+        "JSON: number of calls and sum of their captured times in us, by phase, source line and module",
         default="",
         hidden=True,
     )
-    direction: str = column("`forward`, or `backward` for the gradients of a call", default=FORWARD)
-    dtype: str = column("that `--dtype` cast tensors of the call to; empty where it changed none", default="")
-    tune: str = column("programs that a compiler tried by `--tune`, and its `--tuner`; empty for none", default="")
-    threads: int | None = column("of an operator; empty for as many as in the program")
-    batch_scale: int = column("times the recorded batch", default=1)
-    streams: int = column("cases that ran at once", default=1)
-    note: str = column("in a word, how the mode made it ready", default="")
-    first_ms: float | None = column("the first call: tracing, compiling and loading included", "ms")
-    median_us: float | None = column("of the timed runs", "us")
-    p10_us: float | None = column("the tenth percentile of them; empty for fewer than 5 `runs`", "us")
-    p90_us: float | None = column("the ninetieth", "us")
-    mean_us: float | None = column("mean of them, which a few slow ones raise", "us")
-    samples: int = column("timed runs", default=0)
+    direction: str = column("`forward`, or `backward` for a row with `--backward`", default=FORWARD)
+    dtype: str = column("dtype to which `--dtype` cast tensors of the call; empty if it changed none", default="")
+    tune: str = column("number of programs that `--tune` tried, and the `--tuner`; empty without `--tune`", default="")
+    threads: int | None = column("threads per operator; empty if the same as in the program")
+    batch_scale: int = column("factor by which the recorded batch size was multiplied", default=1)
+    streams: int = column("number of cases that ran at the same time", default=1)
+    note: str = column("remark on how the case was run, such as another operator in its place", default="")
+    first_ms: float | None = column("duration of the first run, including tracing, compiling and loading", "ms")
+    median_us: float | None = column("median of the timed runs", "us")
+    p10_us: float | None = column("10th percentile of the timed runs; empty for fewer than 5 `runs`", "us")
+    p90_us: float | None = column("90th percentile of the timed runs; empty for fewer than 5 `runs`", "us")
+    mean_us: float | None = column("mean of the timed runs", "us")
+    samples: int = column("number of timed runs", default=0)
     runs: int | None = column(
         "effective number of timed runs: (sum of their weights)^2 over the sum of the squared weights, rounded down"
     )
     times_us: list[float] | None = column(
-        "of each timed run, in their order, repeat by repeat; in .csv as JSON writes a list", "us", several=True
+        "time of each timed run, in order, repeat by repeat; in .csv a JSON list", "us", several=True
     )
     weights: list[float] | None = column(
-        "share of the program's calls per value, if unequal; quantiles are weighted by it", "1", several=True
+        "weight of each timed run: the share of the program's calls that it represents; empty if all are equal",
+        "1",
+        several=True,
     )
-    repeats: list[int] | None = column("how many of the runs each repeat made, with `--repeats`", several=True)
-    spread: float | None = column("interquartile range of the runs, as a share of their median")
+    repeats: list[int] | None = column("number of timed runs of each repeat, with `--repeats`", several=True)
+    spread: float | None = column("interquartile range of the timed runs, divided by their median")
     stopped: str | None = column(
-        "why there were no more runs: `precision`, `settled`, `budget`, `most`, `iterations`, `contended`"
+        "why timing stopped: `precision`, `settled`, `budget`, `most`, `iterations`, `contended`"
     )
-    dropped: int = column("runs that were not kept, the processor being slowed down or taken meanwhile", default=0)
-    slowed: float | None = column("share of the timed runs that were kept although it was, there being no others")
-    noisy: bool | None = column("whether the spread is so large that the median is doubtful: above 0.25")
+    dropped: int = column(
+        "number of runs that were repeated because the processor was slowed down or used by others", default=0
+    )
+    slowed: float | None = column(
+        "share of the timed runs that were made while the processor was slowed down or used by others"
+    )
+    noisy: bool | None = column("True if `spread` is above 0.25, so that the median is doubtful")
     method: str | None = column(
-        "how the runs were timed: `discrete`, `continuous`, `events`, `graph`; `sequence`: in the whole step"
+        "how the runs were timed: `discrete`, `continuous`, `events`, `graph`, or `sequence` (in the whole step)"
     )
-    cache: str | None = column("what the caches held: `program`, `warm`, `cold`")
+    cache: str | None = column("state of the caches before a run: `program`, `warm`, `cold`")
     clock_mhz: float | None = column(
         "mean clock of a GPU's multiprocessors during timing, or during `--energy`, if NVML reports it", "MHz"
     )
-    throttled: str | None = column("why that was not higher; empty where nothing held it down")
+    throttled: str | None = column("why the clock was not higher; empty if nothing limited it")
     memory_gb_per_s: float | None = column(
-        "rate at which one thread read 8 MiB of memory between the timed runs: `opgrip compare` widens intervals if it "
-        "changed; CPU only",
+        "rate at which one thread read 8 MiB of memory between the timed runs, on a CPU; `opgrip compare` widens "
+        "intervals if it changed",
         "GB/s",
     )
     ratio: float | None = column(
-        "`median_us` over that of the row it is compared with: of the reference mode; in rows of that mode, of the "
-        "first values, then of the first threads, then of the first cache; empty in the first"
+        "`median_us` divided by that of the row it is compared with: the reference mode, or for rows of that mode the "
+        "first of several values, threads or cache states; empty for the first row"
     )
-    speed_up: float | None = column("1 over `ratio`: how many times as fast as the row it is compared with")
-    ratio_p10: float | None = column("of paired runs, one of each row: the tenth percentile of their ratios")
-    ratio_p50: float | None = column("their median; if it is over 10 % from `ratio`, tables mark the speed-up with ~")
-    ratio_p90: float | None = column("their ninetieth percentile")
-    overlap: float | None = column("of cases that ran at once, their time one after another over their time at once")
+    speed_up: float | None = column("1 divided by `ratio`: speed relative to the row it is compared with")
+    ratio_p10: float | None = column("10th percentile of the ratios of paired runs, one of each row")
+    ratio_p50: float | None = column(
+        "median of the ratios of paired runs; tables mark the speed-up with ~ if it differs from `ratio` by over 10 %"
+    )
+    ratio_p90: float | None = column("90th percentile of the ratios of paired runs")
+    overlap: float | None = column(
+        "time of concurrent cases if run one after the other, divided by their concurrent time"
+    )
     max_abs: float | None = column(
-        "largest difference from the reference's results, over all outputs and sets of inputs; in a `wrong` row, over "
-        "the elements that differ beyond the tolerance; inf where only one of both is finite; empty if nothing can be "
-        "subtracted",
+        "largest difference from the reference's results, over all outputs and input sets; in a `wrong` row, over the "
+        "elements outside the tolerance; inf if only one of both is finite; empty if results are not numbers",
         unbounded=True,
     )
     max_rel: float | None = column(
-        "the same as a share of the reference's element; inf if that is zero and the difference beyond tolerance",
+        "largest difference divided by the reference's element; inf if that is zero and the difference is outside the "
+        "tolerance",
         unbounded=True,
     )
-    faithful: bool | None = column("whether the outputs have the recorded shapes and dtypes; empty where not known")
-    flops: int | None = column("floating-point operations of one call, if a formula is known")
-    bytes_in: int | None = column("of all tensors that a call takes", "bytes")
-    bytes_out: int | None = column("of all tensors that it gives", "bytes")
+    faithful: bool | None = column(
+        "True if the outputs have the recorded shapes and dtypes; empty if these are unknown"
+    )
+    flops: int | None = column("number of floating-point operations of one call, if a formula is known")
+    bytes_in: int | None = column("size of all tensors that a call takes", "bytes")
+    bytes_out: int | None = column("size of all tensors that a call returns", "bytes")
     allocated_bytes: int | None = column("memory that one call allocates", "bytes")
-    peak_bytes: int | None = column("the most that it holds of it at once", "bytes")
+    peak_bytes: int | None = column("maximum memory that one call uses at a time", "bytes")
     reserved_bytes: int | None = column(
-        "the most that torch's allocator takes of an accelerator's memory for it, having given back what it held free",
+        "maximum memory of an accelerator that torch's allocator reserves for one call, starting without free blocks",
         "bytes",
     )
-    bytes_moved: int | None = column("that one call has to read and write at least", "bytes")
-    gflop_per_s: float | None = column("`flops` in the median time", "GFLOP/s")
-    gb_per_s: float | None = column("`bytes_moved` in the median time", "GB/s")
-    math_dtype: str | None = column("what it computes in")
-    operators: int | None = column("operators that one call dispatches in torch; empty if not counted")
+    bytes_moved: int | None = column("minimum number of bytes that one call must read and write", "bytes")
+    gflop_per_s: float | None = column("`flops` divided by the median time", "GFLOP/s")
+    gb_per_s: float | None = column("`bytes_moved` divided by the median time", "GB/s")
+    math_dtype: str | None = column("dtype of the arithmetic, such as `float32`")
+    operators: int | None = column("number of operators that one call dispatches in torch; empty if not counted")
     doubts: str = column(
-        "what makes an `ok` row doubtful: `unfaithful`, `noisy`, `slowed`, `launch-bound`; tables show it behind the "
-        "status",
+        "why an `ok` row is doubtful: `unfaithful`, `noisy`, `slowed`, `launch-bound`; tables show it after the status",
         default="",
     )
-    error: str | None = column("the reason of a status that is not ok, in one line")
-    detail: str | None = column("all of the error, with `--debug`")
+    error: str | None = column("reason for a status that is not ok, in one line")
+    detail: str | None = column("complete error, with `--debug`")
     added: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

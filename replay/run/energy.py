@@ -55,8 +55,10 @@ class EnergyColumns(Columns):
     """Energy columns of a row."""
 
     energy_mj: float | None = column("energy of the GPU for one run, including its idle power", "mJ")
-    energy_above_idle_mj: float | None = column("energy above that of an idle GPU in the same time", "mJ")
-    idle_w: float | None = column("power of the GPU while nothing ran on it, just before", "W")
+    energy_above_idle_mj: float | None = column(
+        "energy of the GPU for one run, minus that of an idle GPU in the same time", "mJ"
+    )
+    idle_w: float | None = column("power of the idle GPU just before", "W")
 
 
 @dataclass(frozen=True, slots=True)

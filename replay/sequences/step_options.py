@@ -89,7 +89,7 @@ class RankOptions:
     )
     collective_timeout: float = option(
         60.0,
-        "stop all ranks if one is not heard from for this time (default: %(default)g)",
+        "stop all ranks if one does not respond for this time (default: %(default)g)",
         parse=seconds,
         metavar="SECONDS",
         only=("ranks",),
@@ -104,14 +104,14 @@ class SequenceColumns(Columns):
     """
 
     substituted: int | None = column(
-        "number of calls, out of `count`, that ran on newly drawn arguments; empty if 0", heading="substituted"
+        "number of calls, out of `count`, that ran on generated arguments; empty if 0", heading="substituted"
     )
-    not_run: int | None = column("of `count`, the calls that did not run at all; empty for none", heading="not run")
+    not_run: int | None = column("number of calls, out of `count`, that did not run; empty if 0", heading="not run")
     redrawn: int | None = column(
-        "number of calls, out of `count`, with values drawn again in their own memory; empty if 0"
+        "number of calls, out of `count`, some of whose input values were generated again; empty if 0"
     )
     replayed_host_us: float | None = column(
-        "median time of the calls on the host, where `median_us` is by the device's clock",
+        "median host time of the calls, if `median_us` is a device time",
         "us",
         heading="replayed host us",
     )
@@ -121,16 +121,19 @@ class SequenceColumns(Columns):
 class RankColumns(Columns):
     """Columns for the rank of a row's calls and, for collectives, the data that they moved and how long they waited."""
 
-    rank: int | None = column("of several, the rank whose calls these are", heading="rank")
-    group_ranks: str | None = column("of a collective, the ranks that took part, such as `0,1`")
-    exchanged_bytes: int | None = column("of a collective, the size that its bandwidths refer to", "bytes")
+    rank: int | None = column("rank whose calls the row describes", heading="rank")
+    group_ranks: str | None = column("ranks that took part in the collective, such as `0,1`")
+    exchanged_bytes: int | None = column("size to which the bandwidths of the collective refer", "bytes")
     exchange_us: float | None = column(
-        "of a collective, median time from the last rank's coming to the last's end", "us"
+        "median time of the collective, from the arrival of the last rank to the end of the last", "us"
     )
-    wait_us: float | None = column("median time that the rank had waited for the last one by then", "us")
-    held_us: float | None = column("median time that the collective held the rank's thread up", "us")
-    algorithm_gb_per_s: float | None = column("`exchanged_bytes` over `exchange_us`", "GB/s")
-    bus_gb_per_s: float | None = column("that, times the factor that nccl-tests define for its kind and ranks", "GB/s")
+    wait_us: float | None = column("median time for which the rank waited for the last one to arrive", "us")
+    held_us: float | None = column("median time for which the collective blocked the rank's thread", "us")
+    algorithm_gb_per_s: float | None = column("`exchanged_bytes` divided by `exchange_us`", "GB/s")
+    bus_gb_per_s: float | None = column(
+        "`algorithm_gb_per_s` times the factor that nccl-tests defines for the collective and the number of ranks",
+        "GB/s",
+    )
 
 
 OF_CAPTURED_TIMES = (

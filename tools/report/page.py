@@ -143,7 +143,7 @@ DERIVED = (
     Column("settings other than the mode, if not the defaults", name="variant"),
     Column("`ok` or the reason of a failure, and warnings about the time", name="marked_status"),
     Column("True if paired runs differ from the speed-up by over 10 %, shown as ~", name="is_speed_up_doubtful"),
-    Column("True if the case counts by another row, with other settings", name="again", whole=True),
+    Column("True if another row of the case, with other settings, counts in totals", name="again", whole=True),
     Column("time of all calls in the program, by the replayed median", "us", name="total_us"),
     Column("number of calls after which the preparation pays off, compared with eager", name="break_even", whole=True),
 )

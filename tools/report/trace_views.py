@@ -288,8 +288,8 @@ MEANINGS = {
     "category": "kind of work of the operators",
     "of_torch": "public operators of torch of this kind",
     "covered": "public operators that the corpus contains",
-    "part_covered": "their share in percent",
-    "missing": "the others",
+    "part_covered": "covered share of these operators in percent",
+    "missing": "public operators that the corpus lacks",
 }
 
 

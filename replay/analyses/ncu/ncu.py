@@ -200,7 +200,7 @@ def _batch_with_what_there_is(
         metric = _metric_named(str(lack), ncu.metrics)
         remaining_metrics = [name for name in ncu.metrics if name != metric]
         if metric is None or not remaining_metrics or all(metric not in names for names in SETS.values()):
-            problem = f"ncu knows no metric {metric or lack} of this GPU"
+            problem = f"ncu does not know the metric {metric or lack} on this GPU"
             raise UserError(problem, "name others with --ncu-metrics") from None
     say(f"this GPU has no metric {metric}, which is left out")
     ncu = replace(ncu, metrics=remaining_metrics)

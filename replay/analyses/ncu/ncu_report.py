@@ -125,7 +125,7 @@ def kernels_of_csv(text: str, requested_metrics: Sequence[str]) -> Iterator[NcuK
     rows = csv.reader(lines[start:])
     heading = [name.lstrip("\ufeff") for name in next(rows)]
     if KERNEL not in heading:
-        raise UserError(f"what ncu prints of its report has no column {KERNEL!r}", "use another version")
+        raise UserError(f"the report that ncu prints has no column {KERNEL!r}", "use another version")
     next(rows, None)
     for cells in rows:
         row = dict(zip(heading, cells, strict=False))
@@ -153,17 +153,17 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 class NcuColumns(Columns):
     """Columns from Nsight Compute."""
 
-    ncu_kernels: str | None = column("names of a run's kernels, and how many of each")
-    ncu_launches: float | None = column("kernels of a run")
-    ncu_us: float | None = column("their time in a run", "us", "ncu us")
-    ncu_dram_bytes: int | None = column("of a run, between the GPU and its memory", "bytes")
-    ncu_l2_bytes: int | None = column("of a run, through its L2 cache", "bytes")
-    ncu_dram_share: float | None = column("of what the memory could do at most in that time", "1", "dram")
-    ncu_l2_share: float | None = column("of what the L2 cache could do", "1")
-    ncu_sm_share: float | None = column("of what the multiprocessors could do", "1", "sm")
-    ncu_tensor_share: float | None = column("of what the tensor cores could do", "1", "tensor")
-    ncu_occupancy: float | None = column("active warps, relative to the maximum", "1", "occupied")
-    ncu_metrics: str | None = column("further ones that were asked for, as `name=value; ...`")
+    ncu_kernels: str | None = column("names of the kernels of a run, with the number of each")
+    ncu_launches: float | None = column("number of kernels of a run")
+    ncu_us: float | None = column("time of the kernels of a run", "us", "ncu us")
+    ncu_dram_bytes: int | None = column("bytes that a run moves between the GPU and its memory", "bytes")
+    ncu_l2_bytes: int | None = column("bytes that a run moves through the L2 cache", "bytes")
+    ncu_dram_share: float | None = column("used share of the memory's peak bandwidth", "1", "dram")
+    ncu_l2_share: float | None = column("used share of the L2 cache's peak bandwidth", "1")
+    ncu_sm_share: float | None = column("used share of the multiprocessors' peak rate", "1", "sm")
+    ncu_tensor_share: float | None = column("used share of the tensor cores' peak rate", "1", "tensor")
+    ncu_occupancy: float | None = column("number of active warps, divided by the maximum", "1", "occupied")
+    ncu_metrics: str | None = column("further metrics of `--ncu-metrics`, as `name=value; ...`")
 
 
 def joined(rows: Sequence[Result], kernels: Sequence[NcuKernel]) -> tuple[dict[Key, list[NcuKernel]], int]:

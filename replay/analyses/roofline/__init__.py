@@ -30,9 +30,9 @@ BOUNDS = (BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER)
 class LimitColumns(Columns):
     """Columns that compare a row with the machine's limit."""
 
-    limit_us: float | None = column("the least time that this machine could take for one call", "us")
-    of_limit: float | None = column("that over the median")
-    bound: str | None = column("what makes the limit: `bandwidth`, `arithmetic`, `launch`, `interpreter`")
+    limit_us: float | None = column("shortest time in which this machine could run one call", "us")
+    of_limit: float | None = column("`limit_us` divided by the median")
+    bound: str | None = column("what sets the limit: `bandwidth`, `arithmetic`, `launch`, `interpreter`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,5 +284,5 @@ class RooflineAnalysis(Analysis):
         if ceilings is None:
             with reporter.following("measuring what this machine gives at most") as tell:
                 ceilings = measure(device, tell)
-            reporter.say(f"opgrip machine shows it, from {keep(ceilings, device)}")
+            reporter.say(f"peaks kept in {keep(ceilings, device)}; opgrip machine shows them")
         return ceilings

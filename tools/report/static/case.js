@@ -17,7 +17,7 @@ function caseView(key) {
   parts.push(...historyOf(rows));
   for (const trace of data.traces.filter((item) => Object.hasOwn(item.cases, key))) {
     const known = trace.cases[key];
-    parts.push(make("h2", {}, `In ${trace.name}`), plainTable(["argument", "what is known of it"], known.arguments, "Arguments"),
+    parts.push(make("h2", {}, `In ${trace.name}`), plainTable(["argument", "known facts"], known.arguments, "Arguments"),
       plainTable(["called from", "calls"], known.places, "Places"));
     if (known.more_places) parts.push(make("p", {}, `and from ${number(known.more_places)} more places`));
   }

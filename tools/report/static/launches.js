@@ -27,11 +27,11 @@ function launchSums(rows) {
   return sums;
 }
 
-const shortTitles = [`under ${shortUs} us, of launches`, `under ${shortUs} us, of the time`];
+const shortTitles = [`share of launches under ${shortUs} us`, `share of time under ${shortUs} us`];
 
 function launches() {
   const parts = [heading("Launches"), make("p", { class: "hint" },
-    `To hand an operator or a kernel its work takes 2 to 10 us: launches of less than ${shortUs} us are mostly that, and what fusing could do away with.`)];
+    `Launching an operator or a kernel takes 2 to 10 us. Launches of less than ${shortUs} us consist mostly of this cost, which fusion can remove.`)];
   for (const trace of data.traces) parts.push(...traceLaunches(trace));
   return rowCount ? [...parts, ...replayedLaunches()] : parts;
 }
@@ -65,17 +65,17 @@ function launchCurve(trace) {
 function launchTable(trace, by, what) {
   const share = (place, whole) => (item) => (item[whole] > 0 ? Number(((100 * item[place]) / item[whole]).toPrecision(3)) : null);
   const keys = new Set(data.rows.key || []);
-  const first = { name: by, title: by === "module" ? "module" : "operator", meaning: "what launches", value: (item) => item[0],
+  const first = { name: by, title: by === "module" ? "module" : "operator", meaning: "name of the module, operator or case", value: (item) => item[0],
     link: by === "case" ? (item) => (keys.has(item[7]) ? `#/case/${encodeURIComponent(item[7])}` : "") : null };
-  const shapes = { name: "shapes", title: "shapes", meaning: "of the arguments", value: (item) => item[6] };
+  const shapes = { name: "shapes", title: "shapes", meaning: "shapes of the arguments", value: (item) => item[6] };
   const figures = [
-    ["calls", "calls in the program", (item) => item[1]],
-    [what, "launched by all of them", (item) => item[2]],
-    [`${what} a call`, "launched by one call", (item) => Number((item[2] / item[1]).toPrecision(3))],
-    ["us a launch", "mean time of one", (item) => (item[2] > 0 ? Number((item[3] / item[2]).toPrecision(4)) : null)],
-    ["time, us", "of all calls", (item) => item[3]],
-    [`% of launches under ${shortUs} us`, "share of its launches that are so short", share(4, 2)],
-    [`% of time under ${shortUs} us`, "share of its time in these", share(5, 3)],
+    ["calls", "number of calls in the program", (item) => item[1]],
+    [what, `number of ${what} that all calls launch`, (item) => item[2]],
+    [`${what} per call`, `number of ${what} that one call launches`, (item) => Number((item[2] / item[1]).toPrecision(3))],
+    ["us per launch", "mean time of a launch", (item) => (item[2] > 0 ? Number((item[3] / item[2]).toPrecision(4)) : null)],
+    ["time, us", "time of all calls", (item) => item[3]],
+    [`% of launches under ${shortUs} us`, `share of its launches that take less than ${shortUs} us`, share(4, 2)],
+    [`% of time under ${shortUs} us`, `share of its time in launches of less than ${shortUs} us`, share(5, 3)],
   ].map(([title, meaning, value]) => ({ name: title, title, meaning, value, isNumber: true }));
   const columns = [first, ...(by === "case" ? [shapes] : []), ...figures];
   return bigTable(columns, trace.launches[by], `Launches of ${trace.name} by ${by}`,
@@ -87,10 +87,10 @@ function replayedLaunches() {
     cell("run", row) === run.name && cell("mode", row) === mode)])).filter(([, , rows]) => rows.length);
   const sums = groups.map(([run, mode, rows]) => [run, mode, launchSums(rows)]);
   const added = [
-    { name: "launches", title: "launches a call", meaning: "kernels where a profiler counted them, else operators", isNumber: true, value: launchesOf },
-    { name: "launches_all", title: "launches in all", meaning: "of all calls in the program", isNumber: true,
+    { name: "launches", title: "launches per call", meaning: "kernels of one call if a profiler counted them, otherwise operators", isNumber: true, value: launchesOf },
+    { name: "launches_all", title: "launches in all", meaning: "number of launches of all calls in the program", isNumber: true,
       value: (row) => launchesOf(row) * Math.max(cell("count", row) || 0, 1) },
-    { name: "launch_us", title: "us a launch", meaning: "the median over the launches", isNumber: true,
+    { name: "launch_us", title: "us per launch", meaning: "median time of a call, divided by its launches", isNumber: true,
       value: (row) => (launchTime(row) === null ? null : Number(launchTime(row).toPrecision(4))) },
   ];
   const columns = [...rowColumns(["op", "shapes", "run", "mode", "count", "median_us"]), ...added];

@@ -129,7 +129,7 @@ function stackView(trace) {
   const lines = [...trace.lines].sort((one, other) => other[3] - one[3]);
   const sum = lines.reduce((before, line) => before + line[3], 0) || 1;
   return [make("h2", {}, `Functions of ${trace.name}`),
-    make("p", { class: "hint" }, "Captured time by the Python functions that were running, from the outside in."),
+    make("p", { class: "hint" }, "Captured time by the Python functions that were running, outermost first."),
     tree("icicle", `Flame graph of ${trace.name}`, trace.stacks),
     plainTable(["line", "function", "calls", "time", "share"], lines.slice(0, 20).map((line) =>
       [`${line[0]}:${line[1]}`, line[2], line[4], duration(line[3]), `${((100 * line[3]) / sum).toFixed(1)}%`]), "Lines")];
@@ -142,7 +142,7 @@ function cases() {
   const varied = caseColumns.filter((name) => data.rows[name] && (["op", "marked_status", "median_us"].includes(name)
     || new Set(data.rows[name]).size > 1));
   const columns = rowColumns(varied);
-  return [heading("Cases"), make("p", { class: "hint" }, "A row is a case under a mode; its operator leads to its own page."),
+  return [heading("Cases"), make("p", { class: "hint" }, "A row is a case under a mode; its operator links to the page of the case."),
     bigTable(columns, allRows, "Cases", { order: [[varied.indexOf("total_us") < 0 ? 0 : varied.indexOf("total_us"), "desc"]] })];
 }
 
@@ -160,9 +160,9 @@ function modeView() {
     y: okRows.filter((row) => cell("mode", row) === mode && cell("speed_up", row)).map((row) => cell("speed_up", row)) }));
   return [heading("Modes"),
     make("p", { class: "hint" }, `Speed-up: the median under ${reference} divided by that under the mode, as geometric mean over the cases. `
-      + "Faster, slower: cases in which nine of ten paired runs are."),
+      + "Faster and slower count the cases in which nine of ten paired runs are faster or slower."),
     plainTable([...(several ? ["run"] : []), "mode", "cases", "ok", "wrong", `speed-up over ${reference}`, "p10", "p90", "by calls",
-      "faster", "slower", "median calls to win back compiling"], rows, "Modes"),
+      "faster", "slower", "calls until compiling pays off (median)"], rows, "Modes"),
     chart(`Speed-up of each mode over ${reference}`, boxes, { yaxis: { type: "log", title: { text: "speed-up" } } }),
     make("h2", {}, "Case by case"),
     bigTable(rowColumns(["op", "shapes", "run", "mode", "marked_status", "median_us", "speed_up", "first_ms", "break_even", "max_abs",
@@ -204,7 +204,7 @@ function runView() {
   });
   return [heading("Runs side by side"), ...data.comparisons.flatMap(comparisonView), make("h2", {}, "Medians"),
     make("p", { class: "hint" }, "Medians and their ratios; the verdicts above say which of them are more than chance."),
-    chart("Median times of each run over those of the first", points,
+    chart("Median times of each run, divided by those of the first", points,
       { xaxis: { type: "log", title: { text: escaped(`${names[0]}, us`) } }, yaxis: { type: "log", title: { text: "us" } } }),
     bigTable(columns, joined, "Cases in each run")];
 }
@@ -258,8 +258,8 @@ function roofline() {
         x: [low, top / bandwidth], y: [low * bandwidth, top] });
     }
   }
-  return [heading("Roofline"), make("p", { class: "hint" }, run ? "Operations a second over operations a byte, under what the machine reached when it was measured."
-    : "Operations a second over operations a byte. Replay with --roofline for the machine's limits."),
+  return [heading("Roofline"), make("p", { class: "hint" }, run ? "Operations per second over operations per byte, under the measured peaks of the machine."
+    : "Operations per second over operations per byte. Replay with --roofline to add the machine's peaks."),
     chart("Roofline", [...lines, dots], { height: 560, xaxis: { type: "log", title: { text: "operations a byte" } },
       yaxis: { type: "log", title: { text: "GFLOP/s" } } }, (point) => {
       if (point.customdata !== undefined) location.hash = caseAddress(point.customdata).slice(1);
@@ -270,7 +270,7 @@ function roofline() {
 
 function longtail() {
   const parts = [heading("Long-tail functions"), make("p", { class: "hint" },
-    "Python functions that break into many small operators, and what one kernel in their place would save at most.")];
+    "Python functions that break into many small operators, and the most that one kernel in their place can save.")];
   const names = [["function", "function"], ["calls", "calls"], ["operators", "operators"], ["time_us", "time, us"], ["saving_us", "saving, us"]];
   for (const trace of data.traces.filter((item) => item.longtail.length)) {
     parts.push(make("h2", {}, trace.name), bigTable(names.map(([name, title]) => ({ name, title, isNumber: name !== "function",
