@@ -52,7 +52,7 @@ MOST_HALVES = 40
 Times = dict[str, list[float]]
 """times of an operator's calls in us, in the order in which they ran"""
 Medians = dict[str, NDArray[np.float64]]
-"""the same for the calls of one step"""
+"""median times of an operator's calls in us, by their position in the step"""
 
 
 def main() -> None:

@@ -178,7 +178,7 @@ def check_output(output: OutputOptions, args: argparse.Namespace) -> None:
     path = output.output
     if path is None:
         if output.append:
-            raise UserError("--append needs to know what it adds to", "name the file with --output")
+            raise UserError("--append needs an existing file", "name the file with --output")
         return
     if output.list:
         raise UserError("--list runs no case and writes no results", "leave out --output")
@@ -187,7 +187,7 @@ def check_output(output: OutputOptions, args: argparse.Namespace) -> None:
     if analysis is not None and not analysis.is_requested(from_arguments(analysis.options, args)):
         flag = flag_of(words_in(analysis.options)[0])
         hint = "end its name in .json" if args.sequence else f"add {flag}, or end its name in .json"
-        raise UserError(f"{path} shows what {flag} finds", hint)
+        raise UserError(f"{path} needs the results of {flag}", hint)
     if output.append and report.read is None:
         raise UserError(f"rows cannot be added to {path}", "write .json or .csv")
     if report.package:

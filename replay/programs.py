@@ -209,7 +209,7 @@ def gradient_graph(operator: Operator, arguments: Arguments) -> tuple[Function, 
 
     graph_call = traced_backward(call.forward, tensors_in(list(arguments)), backward)
     if graph_call is None:
-        raise Unsupported("AOTAutograd makes no graph of its gradients")
+        raise Unsupported("AOTAutograd cannot make a graph of its gradients")
     graph, args = graph_call
     return graph, tuple(arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args)
 

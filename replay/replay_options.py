@@ -43,7 +43,7 @@ examples:
   opreplay trace:faster_rcnn --mode jit,compile,onnxruntime                under compilers, checked against eager
   opreplay trace:faster_rcnn --threads 1,2,4 --sweep                       speed-up with more threads
   opreplay trace:faster_rcnn --sequence                                    the whole step, with its dataflow
-  opreplay trace:faster_rcnn --device cuda --exec-mode events --cache cold on a GPU, with cold caches
+  opreplay trace:faster_rcnn --device cuda --exec-mode events --cache cold   on a GPU, with cold caches
   opreplay trace:faster_rcnn --top 20 --nsys -o top.json                   kernels of each call, by Nsight Systems
   opreplay trace:faster_rcnn --device cuda --ncu -o all.json               kernel metrics, by Nsight Compute
   opreplay trace:faster_rcnn --profile -o all.json                         timeline for Perfetto, by torch's profiler
@@ -225,9 +225,9 @@ def _check_sequence(args: argparse.Namespace) -> None:
     """Raise `UserError` for options that a step replay does not support."""
     refuse_options(args, option_classes(), ("single cases",), "leave it out with --sequence")
     if from_arguments(InputOptions, args).is_spread:
-        raise UserError("a sequence is replayed on one device", "name one with --device")
+        raise UserError("--sequence runs on one device", "name one with --device")
     if len(args.mode) > 1:
-        raise UserError("a sequence runs under one mode at a time", "name one with --mode")
+        raise UserError("--sequence runs under one mode", "name one with --mode")
     from opgrip.replay.sequences.call_timers import check_mode
 
     check_mode(args.mode[0])
@@ -243,7 +243,7 @@ def _target_of(args: argparse.Namespace) -> str:
 
         return target_of(request.operator, request.inputs, args.extension)
     if request.inputs:
-        raise UserError("--inputs are of an operator", "name it with --operator")
+        raise UserError("--inputs needs --operator", "name the operator")
     if not args.trace:
         raise UserError("there is nothing to replay", "name a trace, samples, or an operator with --operator")
     if len(args.trace) > 1:

@@ -45,7 +45,7 @@ class Subject:
 
     @property
     def key(self) -> str:
-        """Return the key of its result."""
+        """Return the key of the subject's result in the file of outcomes."""
         return f"{self.library}/{self.name} {self.run}"
 
     def attempts(self) -> Iterator[dict[str, Any]]:

@@ -70,7 +70,7 @@ def ratio_of_sums(rounds: Array) -> Array:
 
 
 def median_of_ratios(rounds: Array) -> Array:
-    """Return the median over the rounds of the ratio: for differences smaller than those between rounds.
+    """Return the median of the ratios of the rounds, for figures whose rounds differ more than the two quantities.
 
     Parameters
     ----------

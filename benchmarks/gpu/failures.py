@@ -18,7 +18,7 @@ WAITING, GOOD = "aten.nonzero.default", "aten.add.Tensor"
 
 
 def check_assert(place: Place) -> None:
-    """Check a failing kernel, after which CUDA refuses all work of its process; zeros let the assertion fail."""
+    """Check that an assertion that fails on the device costs only its row, although it ends the use of the device."""
     flag, x = torch.ones(1, dtype=torch.bool), torch.ones(100)
     trace = capture_calls(place, lambda: torch._assert_async(flag), lambda: x + 1, lambda: x * 2)
     rows = replay_rows(place, trace, values=["zeros"])

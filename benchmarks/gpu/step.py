@@ -118,7 +118,7 @@ class Step:
 
     @property
     def slug(self) -> str:
-        """Return its name as a file name."""
+        """Return the step's name in a form that is valid as a file name."""
         return "".join(letter if letter.isalnum() else "-" for letter in self.name)
 
 

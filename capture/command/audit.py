@@ -114,7 +114,7 @@ def explanation(name: str, torch_calls: int, trace_calls: int) -> str | None:
     if name in NOT_DISPATCHED:
         return NOT_DISPATCHED[name]
     if _is_composite(name):
-        return "composite, and called no other operator"
+        return "a composite operator that called no other operator"
     return None
 
 
@@ -128,7 +128,7 @@ SAME = {
 }
 """operators that are counted under another name, because torch replaces one by the other"""
 
-OTHER_FORM = "the same number in all forms: autograd picks another form where a dispatch mode is active"
+OTHER_FORM = "equal in total: autograd picks another form of the operator under a dispatch mode"
 
 PRINTING = "opgrip: a tensor is printed"
 
@@ -136,16 +136,16 @@ MADE_OF = {"aten::repeat_interleave": "aten::repeat_interleave", "aten::where": 
 """operators with an overload that only calls others, and the operator that this overload calls"""
 
 NOT_DISPATCHED = {
-    "aten::empty": "memory that torch takes past the dispatcher, as torch.tensor() does",
-    "aten::detach": "torch.tensor() detaches what it makes past the dispatcher",
-    "aten::_local_scalar_dense": "torch.tensor() of a list of tensors reads each of them past the dispatcher",
+    "aten::empty": "torch.tensor() and similar functions allocate without the dispatcher",
+    "aten::detach": "torch.tensor() detaches its result without the dispatcher",
+    "aten::_local_scalar_dense": "torch.tensor() of a list of tensors reads each of them without the dispatcher",
 }
 """operators that do not always reach a dispatch mode, with the reason"""
 
 NOT_TOLD = {
     "aten::clone": "autograd copies the tensor that an in-place operator overwrites, below the operator",
-    "aten::detach": "torch's own copies of a tensor's metadata are operators only where a dispatch mode is active",
-    "aten::scalar_tensor": "autograd makes tensors of numbers only where a dispatch mode is active",
+    "aten::detach": "torch's own copies of a tensor's metadata are operators only under a dispatch mode",
+    "aten::scalar_tensor": "autograd converts numbers to tensors only under a dispatch mode",
 }
 """operators that only a dispatch mode sees, with the reason"""
 

@@ -101,7 +101,7 @@ def _values_lines(capture: Capture) -> Iterator[str]:
 def _child_lines(capture: Capture) -> Iterator[str]:
     children, old = capture.child_files, capture.old_child_files
     if old:
-        yield f"of an earlier run, and removed by --force: {_names(old)}"
+        yield f"removed files of an earlier run, because of --force: {_names(old)}"
     if not children:
         return
     processes = "a process that it started" if len(children) == 1 else f"{len(children)} processes that it started"
@@ -171,7 +171,7 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
         raise UserError("--last is for programs that may fail or be stopped", SCRIPT)
     for name in ("audit", "find_longtail"):
         if getattr(args, name) and args.output == "-":
-            raise UserError(f"--{name.replace('_', '-')} reads the trace again", "name a file with --output")
+            raise UserError(f"--{name.replace('_', '-')} reads the trace from a file", "name one with --output")
     check_capture(args, args.device)
     # models' own output goes to stderr
     with redirect_stdout(sys.stderr), warnings.catch_warnings():

@@ -162,9 +162,9 @@ def refusal(function: Any) -> str | None:
         return f"it is a {type(function).__qualname__}, not a Python function"
     plain = inspect.unwrap(function)
     if inspect.isasyncgenfunction(plain) or inspect.iscoroutinefunction(plain):
-        return "it is asynchronous: a call of it gives what has yet to run"
+        return "it is asynchronous: a call returns before the work is done"
     if inspect.isgeneratorfunction(plain):
-        return "it is a generator: a call of it gives what has yet to run"
+        return "it is a generator: a call returns before the work is done"
     return None
 
 
@@ -260,7 +260,7 @@ def decorated_inside(
         above = 2 if lines[0][:1].isspace() else 1
         node = next(item for item in ast.walk(tree) if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef))
     except (OSError, TypeError, SyntaxError, StopIteration) as error:
-        raise CannotDecorate("the source around it is not available") from error
+        raise CannotDecorate("its source is not available") from error
     ast.increment_lineno(node, first - above)
     node.decorator_list = []
     marks = _Marks(is_gripped, qualname)
@@ -269,7 +269,7 @@ def decorated_inside(
     new_code = _compile_function(node, code, qualname)
     names, new_names = (one.co_varnames[: one.co_argcount] for one in (code, new_code))
     if (new_code.co_freevars, new_names, new_code.co_firstlineno) != (code.co_freevars, names, node.lineno):
-        raise CannotDecorate("the source around it is not what was loaded")
+        raise CannotDecorate("its source has changed since it was loaded")
     return _rename_code(_with_constant(new_code, marks.sentinel, decorate), qualname)
 
 
@@ -308,7 +308,7 @@ def _find(code: CodeType, name: str, line: int) -> CodeType:
                 return constant
             if constant.co_name == _AROUND or constant.co_flags & inspect.CO_NEWLOCALS == 0:
                 return _find(constant, name, line)
-    raise CannotDecorate("the source around it is not what was loaded")
+    raise CannotDecorate("its source has changed since it was loaded")
 
 
 def _rename_code(code: CodeType, qualname: str) -> CodeType:

@@ -102,7 +102,7 @@ def _find(text: str, where: str, name: str) -> Callable[..., Any]:
         factory = getattr(factory, part, None)
     if not callable(factory):
         names = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
-        hint = did_you_mean(name, names, f"{text} must name a function that it has")
+        hint = did_you_mean(name, names, f"{text} must name one of its functions")
         raise UserError(f"no factory {name!r} in {where}", hint)
     return factory  # type: ignore[no-any-return]
 

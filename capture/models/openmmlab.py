@@ -210,7 +210,7 @@ def find_config(text: str) -> Path:
         raise UserError(f"no config {text}", "give the path of a file, or a bare file name to look up")
     configs = list(_carried_configs())
     if not configs:
-        raise UserError(f"no config {text} here, and no installed package carries any", f"for mmdet's: {INSTALL}")
+        raise UserError(f"no config {text} here, and no installed package contains configs", f"for mmdet's: {INSTALL}")
     matching_configs = [config for config in configs if config.name == text]
     if len(matching_configs) == 1:
         return matching_configs[0]
@@ -361,7 +361,7 @@ def _version(package: str) -> str:
 
 model_sources.register("openmmlab")(
     ModelSource(
-        form="an OpenMMLab config (path, or bare name of one that mmdet or mmseg carries)",
+        form="an OpenMMLab config (path, or name of a config in mmdet or mmseg)",
         matches=lambda text: ":" not in text,
         load=load_config_model,
     )

@@ -258,7 +258,7 @@ def _build_config(config_class: Any, settings: Mapping[str, Any], name: str) -> 
     try:
         return config_class(**settings)
     except Exception as error:
-        raise UserError(f"the config of {name} cannot be built so", cause_of(error, 300)) from error
+        raise UserError(f"the config of {name} cannot be built with these settings", cause_of(error, 300)) from error
 
 
 def _parsed(cfg_options: Sequence[str]) -> Iterator[tuple[str, Any]]:

@@ -308,7 +308,7 @@ def _wait_for_torch(most_s: float) -> None:
     until_s = time.monotonic() + most_s
     while (torch := sys.modules.get("torch")) is None or getattr(torch.__spec__, "_initializing", False):
         if time.monotonic() >= until_s:
-            raise UserError(f"process {os.getpid()} has not loaded torch yet", "ask again when it has")
+            raise UserError(f"process {os.getpid()} has not loaded torch yet", "try again later")
         time.sleep(PAUSE_S)
 
 
@@ -345,7 +345,7 @@ def start_agent(settings: AgentSettings) -> Agent:
                     agent.close()
                     raise
             except (OSError, RuntimeError) as error:
-                raise UserError("this process can have no agent", _in_a_line(error)) from error
+                raise UserError("an agent cannot start in this process", _in_a_line(error)) from error
             _close_at_end(agent)
             if not _watches_forks:
                 _watches_forks = True
@@ -388,4 +388,4 @@ def _renew() -> None:
         parent.abandon()
         start_agent(parent.settings)
     except Exception as error:
-        print(f"opgrip: a forked process cannot be asked to record: {_in_a_line(error)}", file=sys.stderr)
+        print(f"opgrip: a forked process does not accept requests to record: {_in_a_line(error)}", file=sys.stderr)

@@ -71,7 +71,9 @@ def _start() -> None:
 
             record_at_start(agent)
     except Exception as error:
-        print(f"opgrip: this process cannot be asked to record: {' '.join(str(error).split())}", file=sys.stderr)
+        print(
+            f"opgrip: this process does not accept requests to record: {' '.join(str(error).split())}", file=sys.stderr
+        )
 
 
 def start(settings: AgentSettings) -> Agent:

@@ -105,7 +105,7 @@ def find_processes(word: str) -> list[RecordableProcess]:
         item for item in without_workers(everyone) if item.name == word
     ]
     if not items:
-        raise UserError(f"process {word} cannot be asked to record", _advice(word, everyone))
+        raise UserError(f"process {word} does not accept requests to record", _advice(word, everyone))
     jobs = {item.job for item in items}
     if len(items) > 1 and (len(jobs) > 1 or None in jobs):
         numbers = ", ".join(str(item.pid) for item in items)
@@ -123,7 +123,7 @@ def converse(process: RecordableProcess, do: str, **fields: Any) -> Iterator[dic
     try:
         connection = _connect(process.socket)
     except OSError as error:
-        raise UserError(f"process {process.pid} cannot be asked", _reason(error)) from error
+        raise UserError(f"process {process.pid} cannot be reached", _reason(error)) from error
     # a recording takes as long as its steps do
     until_s = inf if do == RECORD else monotonic() + TELL_S
     try:
@@ -144,7 +144,7 @@ def _next_answer(process: RecordableProcess, connection: MessageSocket, until_s:
         if message is not None:
             check_answer(message)
     except ValueError as error:
-        raise UserError(f"process {process.pid} answers what cannot be read", printable(error)) from error
+        raise UserError(f"the answer of process {process.pid} cannot be read", printable(error)) from error
     return message
 
 
@@ -225,8 +225,8 @@ def _user_of(pid: int) -> int | None:
 def _advice(word: str, everyone: Sequence[RecordableProcess]) -> str:
     if word.isdecimal() and _runs(int(word)):
         if _user_of(int(word)) not in (None, os.geteuid()):
-            return "it is another user's: ask as its user, with the TMPDIR and XDG_RUNTIME_DIR that it has"
-        return f"it runs without an agent: opcapture attach {word} starts one, where the system allows it"
+            return "it is another user's: run the command as that user, with the process's TMPDIR and XDG_RUNTIME_DIR"
+        return f"it runs without an agent: opcapture attach {word} starts one if the system allows it"
     if everyone:
         return f"these can: {listed([f'{item.pid} ({printable(item.name)})' for item in everyone])}"
     return "no process can; start one with opcapture --on-demand -- SCRIPT"
@@ -251,12 +251,12 @@ def attach(pid: int) -> str:
     """
     _check_process(pid)
     if _has_agent(pid):
-        raise UserError(f"process {pid} has an agent already", f"ask it with opcapture trigger {pid}")
+        raise UserError(f"process {pid} already has an agent", f"record it with opcapture trigger {pid}")
     how = _inject(pid)
     until = monotonic() + APPEAR_S
     while not _has_agent(pid):
         if monotonic() > until:
-            advice = "its Python needs opgrip installed; its stderr says more"
+            advice = "install opgrip in its Python; its stderr may contain the reason"
             raise UserError(f"process {pid} started no agent", advice)
         sleep(0.05)
     return f"process {pid} has an agent now, {how}"
@@ -313,9 +313,9 @@ def _run_debugger(gdb: str, pid: int) -> str:
             output, _ = process.communicate(timeout=DEBUGGER_S)
         except subprocess.TimeoutExpired as error:
             if _leaves(process):
-                reason = f"gdb did not come back within {DEBUGGER_S} s, and was detached"
+                reason = f"gdb did not finish within {DEBUGGER_S} s, and was detached"
             else:
-                reason = "gdb did not come back from it, and was killed: a breakpoint that stays may end the process"
+                reason = "gdb did not detach and was killed: a remaining breakpoint may end the process"
             raise UserError(f"process {pid} cannot be attached to", reason) from error
         except BaseException:
             _leaves(process)
@@ -336,7 +336,7 @@ def _leaves(process: subprocess.Popen[str]) -> bool:
 
 def _reason_of_debugger(output: str) -> str:
     if re.search(r"ptrace: Operation not permitted|Could not attach", output):
-        return "the system does not let gdb: as root, or with kernel.yama.ptrace_scope=0 and the capability SYS_PTRACE"
+        return "the system does not allow gdb: run as root, or with kernel.yama.ptrace_scope=0 and SYS_PTRACE"
     if "no thread waits" in output:
         return "each of its threads is busy: try again"
     if "No symbol" in output:
@@ -351,7 +351,7 @@ def _check_process(pid: int) -> None:
     except ProcessLookupError as error:
         raise UserError(f"no process {pid}") from error
     except PermissionError as error:
-        raise UserError(f"process {pid} is another user's", "ask as its user") from error
+        raise UserError(f"process {pid} is another user's", "run the command as that user") from error
     try:
         libraries = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:

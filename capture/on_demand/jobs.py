@@ -67,8 +67,8 @@ def _report_workers(items: Sequence[RecordableProcess], reporter: Reporter) -> N
         if item.workers:
             numbers = [str(pid) for pid in item.workers[:MOST_WORKERS]] + ["..."] * (len(item.workers) > MOST_WORKERS)
             reporter.say(
-                f"process {item.pid} has started others of its name, which are not asked: name one by its number: "
-                f"{', '.join(numbers)}"
+                f"process {item.pid} has started others with the same name, which do not record: "
+                f"to record one, name its number: {', '.join(numbers)}"
             )
 
 
@@ -87,13 +87,15 @@ def record_together(
     for _ in range(MOST_TRIES):
         begins_at = _place_ahead(chosen, distance_s)
         if begins_at is None:
-            reporter.say("the job has no count that its ranks have alike: each begins with its next step")
+            reporter.say("the ranks of the job have no common step count: each begins with its next step")
             return _Round(chosen, request, reporter).run()
         results = _Round(chosen, {**request, "begins_at": begins_at}, reporter).run()
         if results:
             return results
         distance_s *= 2
-    raise UserError("the ranks pass by each step before all have heard of it", "name a later one with --at")
+    raise UserError(
+        "the ranks begin each step before the request has reached all of them", "name a later one with --at"
+    )
 
 
 def _place_ahead(chosen: Sequence[RecordableProcess], distance_s: float) -> int | None:
@@ -179,7 +181,7 @@ class _Round:
         except UserError as error:
             answer = error
         except Exception as error:
-            answer = UserError(f"process {item.pid} cannot be asked", one_line(error))
+            answer = UserError(f"process {item.pid} cannot be reached", one_line(error))
         if isinstance(answer, dict) and answer.get("answer") != DONE:
             hint = (
                 f"its calls up to then are in {file}, or in the .part file next to it: read it with --partial"

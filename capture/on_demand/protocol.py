@@ -58,7 +58,7 @@ class MessageSocket:
                 raise ValueError(f"a message of more than {_MOST_MESSAGE_BYTES} bytes")
             remaining = None if until is None else until - monotonic()
             if remaining is not None and remaining <= 0:
-                raise TimeoutError("no whole message came in time")
+                raise TimeoutError("no complete message arrived in time")
             self._link.settimeout(remaining)
             part = self._link.recv(1 << 14)
             if not part:
@@ -203,7 +203,7 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
     ]
     lines = [f"{', '.join(parts)}, to {result['file']}"]
     if result.get("cut"):
-        lines.append(f"{counted(result['cut'], 'step')} had not ended, and the trace has what was called until then")
+        lines.append(f"{counted(result['cut'], 'step')} had not ended; the trace has the calls until then")
     if result.get("dropped"):
         lines.append(f"{counted(result['dropped'], 'call')} could not be recorded")
     if result.get("limit"):
@@ -233,7 +233,7 @@ def make_folder() -> Path:
             problem = UserError(f"{folder} cannot be made", str(error.strerror).lower())
         except UserError as error:
             problem = error
-    raise problem or UserError("no folder for sockets", "set XDG_RUNTIME_DIR to a folder of a short name")
+    raise problem or UserError("no folder for sockets", "set XDG_RUNTIME_DIR to a folder with a short name")
 
 
 def check_private(folder: Path) -> None:

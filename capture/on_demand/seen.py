@@ -77,7 +77,7 @@ class SeenSignatures:
         """Return the counts of a day's file; None if it is missing or unreadable, which is reported once."""
         try:
             if path.is_symlink():
-                raise UserError(f"{path} is a link", "no service makes one")
+                raise UserError(f"{path} is a link", "remove it")
             return read_day(path) if path.exists() else None
         except UserError as error:
             if path not in self._reported:
@@ -99,6 +99,6 @@ class SeenSignatures:
                     break
                 except BlockingIOError as error:
                     if monotonic() >= until_s:
-                        raise UserError(f"{path} is held by another process", "end what holds it") from error
+                        raise UserError(f"{path} is locked by another process", "end that process") from error
                     sleep(LOCK_S / 100)
             yield

@@ -121,7 +121,7 @@ class StepCapture(Capture):
         RuntimeError : a mode of the program is active, which might end before the step does
         """
         if not nested and innermost_mode() is not None:
-            raise RuntimeError("a torch mode of the program is on")
+            raise RuntimeError("a torch dispatch mode of the program is active")
         with self._hooks_lock:
             while self._of_compiled:
                 self._hooks.enter_context(self._of_compiled.pop())

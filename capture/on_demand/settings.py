@@ -152,11 +152,13 @@ def settings_of(environment: Mapping[str, str]) -> AgentSettings:
             raise UserError(f"{variable}: {error}") from error
     options = {"private": True} if values.pop("private", False) else {}
     if options and values.get("new_only"):
-        raise UserError("OPGRIP_NEW_ONLY with OPGRIP_PRIVATE needs names that stay alike", "use opcapture --salt-file")
+        raise UserError(
+            "OPGRIP_NEW_ONLY with OPGRIP_PRIVATE needs the same salt in all recordings", "use opcapture --salt-file"
+        )
     if "every_s" not in values:
         alone = next((name for name in ("OPGRIP_NEW_ONLY", "OPGRIP_MAX_DISK") if values.get(VARIABLES[name][0])), None)
         if alone is not None:
-            raise UserError(f"{alone} without OPGRIP_EVERY", "recordings that are asked for stay")
+            raise UserError(f"{alone} without OPGRIP_EVERY", "it applies only to recordings by schedule")
     at_start = "steps" in values and not {"signal", "every_s"} & values.keys()
     if "seconds" in values:
         values.setdefault("steps", None)

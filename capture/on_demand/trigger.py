@@ -30,9 +30,11 @@ def listen_to(number: signal.Signals) -> None:
     UserError : the program already handles that signal, or this is not its main thread
     """
     if threading.current_thread() is not threading.main_thread():
-        raise UserError(f"{number.name} is not listened to", "torch was loaded outside of the program's main thread")
+        raise UserError(
+            f"{number.name} cannot start a recording", "torch was loaded outside of the program's main thread"
+        )
     if signal.getsignal(number) is not signal.SIG_DFL:
-        raise UserError(f"{number.name} has a handler of the program, which stays", "choose another signal")
+        raise UserError(f"the program already handles {number.name}", "choose another signal")
     signal.signal(number, _ask)
 
 

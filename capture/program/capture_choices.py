@@ -36,10 +36,10 @@ def check_choices(model: object, values: str, device_time: str) -> None:
             f"model is a {type(model).__name__}, not a torch.nn.Module: opgrip.capture.capture builds one by name"
         )
     if values not in VALUES:
-        raise UserError(f"{values!r} is no way to keep values", f"choose {' or '.join(VALUES)}")
+        raise UserError(f"{values!r} is not a way to keep values", f"choose {' or '.join(VALUES)}")
     if device_time not in DEVICE_TIMES:
         raise UserError(
-            f"{device_time!r} is no way to time a device", f"choose {', '.join(DEVICE_TIMES[:-1])} or {KERNELS}"
+            f"{device_time!r} is not a way to time a device", f"choose {', '.join(DEVICE_TIMES[:-1])} or {KERNELS}"
         )
 
 
@@ -52,9 +52,9 @@ def check_flight(last: int | None, path: object, values: str, device_time: str, 
     if str(path) == "-":
         raise UserError("--last writes a file when something happens", "name one with --output")
     if values == FULL:
-        raise UserError("--values full keeps what --last forgets", "leave out one of them")
+        raise UserError("--values full cannot be combined with --last", "leave out one of them")
     if device_time == KERNELS:
-        raise UserError("--device-time kernels is for some steps, and --last for all", "leave out one of them")
+        raise UserError("--device-time kernels cannot be combined with --last", "leave out one of them")
     if has_limits:
         raise UserError(
             "--max-calls, --max-bytes and --max-memory end a recording, but --last records until the program ends",
@@ -69,7 +69,7 @@ OUTPUT = "private.jsonl"
 def check_private(private: bool, salt_file: str | Path | None, values: str, grip_to: str | Path | None) -> None:
     """Raise `UserError` for options that would write private data."""
     if salt_file is not None and not private:
-        raise UserError("--salt-file is of names that --private hashes", "add --private")
+        raise UserError("--salt-file needs --private", "add --private")
     if not private:
         return
     if values == FULL:

@@ -229,7 +229,7 @@ class Capture(CaptureReport):
         reason : reason to record in the trace's header
         """
         if self._flights is None:
-            raise UserError("this capture keeps no last calls", "give --last a number of them")
+            raise UserError("this capture does not keep its last calls", "create it with last=N")
         return self._flights.dump(reason)
 
     def note_error(self, error: BaseException, is_last: bool = True) -> None:

@@ -259,7 +259,7 @@ class KernelTimes:
         @functools.wraps(original)
         def prepare(*args: Any, **kwargs: Any) -> Any:
             if self._profile is not None:
-                self.failure = "the program profiled itself, and they end there"
+                self.failure = "the program started its profiler, after which no kernel is recorded"
                 if threading.get_ident() == self._thread:
                     self._stop()
                 else:
@@ -377,13 +377,13 @@ class KernelTimes:
 
 
 def check_kernels(device: str | None = None) -> None:
-    """Raise `UserError` if no device here, or not the given one, keeps records of its kernels."""
+    """Raise `UserError` if no device here, or not the given one, records its kernels."""
     kinds = recorded_activities()
     if device is None and kinds:
         return
     if device is None or torch.device(device).type not in kinds:
-        what = "no device here keeps" if device is None else f"the device {device} keeps no"
-        raise UserError(f"{what} records of its kernels", "leave out --device-time kernels")
+        what = "no device here records" if device is None else f"the device {device} does not record"
+        raise UserError(f"{what} its kernels", "leave out --device-time kernels")
 
 
 def clock_distance_ns() -> int:

@@ -206,7 +206,7 @@ class Flights:
             yield f"signals were not watched: {self.signals.refused}"
         if self._flight is not None and self._flight.left_out:
             more = counted(self._flight.left_out, "other time", "other times")
-            yield f"{more} that something happened, nothing was written: {len(self.dumps)} traces are enough"
+            yield f"nothing was written {more} that an event occurred: {len(self.dumps)} traces are the limit"
 
     def _at_signal(self, name: str, is_last: bool, again: Callable[[], None]) -> bool:
         if self._flight is None:

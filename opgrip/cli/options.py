@@ -255,5 +255,5 @@ def _parse(option: argparse.Action, text: str) -> Any:
     except argparse.ArgumentTypeError as error:
         raise UserError(f"{option.dest}: {error}") from error
     if option.choices is not None and value not in option.choices:
-        raise UserError(f"invalid choice {option.dest}={value!r}", f"there are {', '.join(map(str, option.choices))}")
+        raise UserError(f"invalid choice {option.dest}={value!r}", f"choose from {', '.join(map(str, option.choices))}")
     return value

@@ -122,11 +122,11 @@ def give_name(part: Path, path: Path, force: bool) -> None:
         try:
             os.link(part, path)
         except FileExistsError as error:
-            raise ExistingFileError(f"{path} exists by now", f"the new content is in {part}") from error
+            raise ExistingFileError(f"{path} was created meanwhile", f"the new content is in {part}") from error
         except OSError:
             # not every file system has links
             if os.path.lexists(path):
-                raise ExistingFileError(f"{path} exists by now", f"the new content is in {part}") from None
+                raise ExistingFileError(f"{path} was created meanwhile", f"the new content is in {part}") from None
         else:
             part.unlink()
             return

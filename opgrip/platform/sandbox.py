@@ -303,7 +303,7 @@ def last_words(errors: IO[bytes]) -> str:
 def how_it_ended(status: int) -> str:
     """Describe an exit status, or minus the number of a signal."""
     if status == DEVICE_LOST:
-        return "it ended the use of the device"
+        return "it made the device unusable"
     if status >= 0:
         return f"it ended its process with status {status}"
     if -status == signal.SIGKILL:

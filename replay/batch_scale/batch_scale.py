@@ -148,7 +148,7 @@ class BatchScale:
     def verdict(self, number: int) -> ScaledCall:
         """Return how most calls of a signature scale; raise `Unsupported` if this is unknown."""
         if not self.batch:
-            raise Unsupported("the batch size of the trace is unknown: no call of it is of a network")
+            raise Unsupported("the batch size of the trace is unknown: it has no call of a network")
         verdict = self._verdicts.get(number)
         if verdict is None:
             raise Unsupported("the trace has no call of it")

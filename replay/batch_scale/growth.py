@@ -86,7 +86,7 @@ def met_growth(spec: TensorSpec, shape: Sequence[int], stride: Sequence[int], of
     # operators choose the stride of a dimension of size one freely
     moved = [place for place in moved if place < count or before[place - count] > 1]
     if any(after[place] != before[place] * factor for place in moved):
-        raise ValueError(f"a size of {tuple(spec.shape)} becomes one of {tuple(shape)}")
+        raise ValueError(f"cannot grow a tensor of shape {tuple(spec.shape)} to {tuple(shape)}")
     if offset not in (spec.offset, spec.offset * factor):
         raise ValueError("its offset grows by something else")
     sizes = tuple(place for place in moved if place < count)

@@ -75,7 +75,7 @@ def outcome(signature: Signature, growths: Sequence[Growth], choice: ArgumentCho
         # a list with one tensor for each element of the batch
         return tuple(Growth(item=item) for item in range(batch))
     if len(result_tensors) != len(recorded):
-        raise Contradiction(f"it gives {len(result_tensors)} tensors where it gave {len(recorded)}")
+        raise Contradiction(f"it returns {len(result_tensors)} tensors instead of {len(recorded)}")
     if any(
         len(spec.shape) != tensor.dim() or 0 in spec.shape
         for spec, tensor in zip(recorded, result_tensors, strict=True)

@@ -131,7 +131,7 @@ def make_cases(
     kinds = list(_kinds(trace, placed, calls.index, selection.split))
     cases = _cases(trace, calls, kinds, in_order)
     if not cases:
-        raise UserError("no call of the trace refers to a signature that it holds", "capture it again")
+        raise UserError("the trace lacks the signatures of its calls", "capture it again")
     cases.sort(key=lambda case: (-case.share, case.number))
     return cases[: selection.top]
 

@@ -212,7 +212,7 @@ def unconverted(trace: Trace) -> str | None:
 def no_calls(trace: Trace) -> UserError:
     """Return the error for a trace without calls, with the reason if it is known."""
     if lost := unconverted(trace):
-        return UserError("nothing of the file can be replayed", lost)
+        return UserError("no call of the file can be replayed", lost)
     return UserError("the trace contains no calls", "capture a program that runs some")
 
 

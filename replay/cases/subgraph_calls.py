@@ -393,7 +393,7 @@ def _view(base: tuple[ResultOf, TensorSpec, str] | None, spec: TensorSpec) -> So
         raise Unsupported("the trace lacks the result of a call that a later call uses")
     result, result_spec, op = base
     if not (_alike(result_spec, spec) and can_flow(result_spec) and can_flow(spec)):
-        raise Unsupported(f"a result of {op} is taken as {plain_name(spec.dtype)}, which no call gave")
+        raise Unsupported(f"a result of {op} is used as {plain_name(spec.dtype)}, which no call returned")
     return ViewOf(result, spec)
 
 

@@ -156,7 +156,7 @@ def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
     source, dim, ours, theirs = _source(bound, ours, theirs)
     sizes = [-1 if place == dim else 1 for place in range(ours.dim())]
     if bool((ours > torch.arange(ours.shape[dim]).reshape(sizes)).any()):
-        return "indices of later elements"
+        return "an index of an element after its own position"
     return _pointing(source, dim, ours, theirs)
 
 
@@ -257,7 +257,7 @@ def dropped_otherwise(operator: Named, arguments: Arguments, actual: Sequence[An
     # the factor is rounded to the dtype too, and not only the product
     expected = scaled * mask
     wrong = int(((result - expected).abs() > atol + (rtol + torch.finfo(source.dtype).eps) * expected.abs()).sum())
-    return f"{wrong:,} elements are not what the mask makes of the input" if wrong else None
+    return f"{wrong:,} elements differ from the masked input" if wrong else None
 
 
 RUNS = 32

@@ -180,7 +180,7 @@ def _where_interrupted(outcome: ReplayOutcome, rows: Sequence[Result]) -> str:
 
 
 def _hint(output: OutputOptions, again: str) -> str:
-    return f"continue with: {again}" if output.output else "with --output it could continue"
+    return f"continue with: {again}" if output.output else "with --output, it could be continued by --resume"
 
 
 def _keep(results: Results, args: argparse.Namespace, reporter: Reporter) -> None:

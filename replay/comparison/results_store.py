@@ -144,7 +144,7 @@ class Store:
         if len(found) == 1:
             return found[0].path
         if found:
-            raise UserError(f"{name!r} names {len(found)} runs, such as {found[0].name}", "name one by more letters")
+            raise UserError(f"{name!r} names {len(found)} runs, such as {found[0].name}", "write more of its name")
         if _holds(is_interrupted, name):
             problem = f"the replay that is to write {name} has not ended"
             raise UserError(problem, "wait for it, or continue an interrupted one with opreplay ... --resume")
@@ -225,13 +225,13 @@ def shards_in(runs: Sequence[Results]) -> tuple[list[int], int] | None:
         numbers.extend(map(int, match[1].split(",")))
         counts.add(int(match[2]))
         if not all(1 <= number <= int(match[2]) <= MOST_SHARDS for number in map(int, match[1].split(","))):
-            raise UserError(f"a file says that it is shard {run.header[SHARD]}", "replay that shard again")
+            raise UserError(f"a file claims to be shard {run.header[SHARD]}", "replay that shard again")
     if len({run.header[OPTIONS] for run in runs if isinstance(run.header.get(OPTIONS), str)}) > 1:
         # with different options some cases may be in several shards and others in none
-        raise UserError("they are shards of replays with different options", "give the same options to all")
+        raise UserError("the files are shards of replays with different options", "give the same options to all")
     if len(counts) != 1:
         parts = " and of ".join(map(str, sorted(counts)))
-        raise UserError(f"they are shards of {parts}", "merge shards of one replay")
+        raise UserError(f"the files are shards of {parts}", "merge shards of one replay")
     return numbers, counts.pop()
 
 
@@ -310,7 +310,7 @@ def merge_runs(runs: Sequence[Results]) -> Results:
         whole, runs = runs, [run for run in runs if run.rows] or runs[:1]
     first = runs[0]
     if not any(run.header for run in runs):
-        raise UserError("these files do not say what their times are of", "merge .json or .parquet files")
+        raise UserError("these files do not describe what was timed", "merge .json or .parquet files")
     for name, hint in EQUAL.items():
         _check_equal(name, [run.header.get(name) for run in runs], hint)
     _check_equal("options", [_options(run, is_shard=shards is not None) for run in runs], EQUAL["device"])
@@ -349,11 +349,11 @@ def _check_distinct(runs: Sequence[Results]) -> None:
     seen: list[Results] = []
     for run in runs:
         if run.rows and any(list(run.rows) == list(other.rows) for other in seen):
-            raise UserError("two of them are the same run", "name each once")
+            raise UserError("two of the files are the same run", "name each once")
         seen.append(run)
 
 
 def _check_equal(name: str, values: Sequence[Any], hint: str) -> None:
     other = next((value for value in values if value != values[0]), values[0])
     if other != values[0]:
-        raise UserError(f"they have different {name.replace('_', ' ')}: {values[0]} and {other}", hint)
+        raise UserError(f"the files have different {name.replace('_', ' ')}: {values[0]} and {other}", hint)

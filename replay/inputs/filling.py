@@ -91,7 +91,7 @@ def _check_shared(memory: list[TensorSpec]) -> None:
         if piece.storage is not None:
             dtypes.setdefault(piece.storage, set()).add(piece.dtype)
     if any(len(storage_dtypes) > 1 and storage_dtypes & CAST for storage_dtypes in dtypes.values()):
-        raise Unsupported("arguments see the same memory as of several dtypes, so it cannot be of another")
+        raise Unsupported("arguments share memory that they view as several dtypes, so it cannot be cast to another")
 
 
 FEW = 64

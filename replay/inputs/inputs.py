@@ -258,7 +258,7 @@ def _check_supported(spec: TensorSpec) -> None:
 
 def _zeros(size: int, device: str, pinned: bool) -> torch.UntypedStorage:
     if size >= ADDRESSES:
-        raise Unsupported("an argument needs more memory than there are addresses")
+        raise Unsupported("an argument needs more memory than a process can address")
     if pinned and device == "cpu":
         return torch.zeros(size, dtype=torch.uint8, pin_memory=True).untyped_storage()
     return torch.zeros(size, dtype=torch.uint8, device=device).untyped_storage()

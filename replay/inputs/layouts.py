@@ -117,7 +117,7 @@ def check_layout(spec: TensorSpec) -> None:
             _check_places(prod(spec.shape[: indices.shape[0]]), (indices,))
             # torch 2.13 reads such values beyond their end
             if indices.shape[0] == 0 and values.stride != contiguous(values.shape):
-                raise Unsupported("an argument has no sparse dimensions and values with gaps")
+                raise Unsupported("a sparse argument without sparse dimensions has values that are not contiguous")
         case Compressed(compressed, plain):
             _check_places(prod(compressed_grid(spec)) * prod(plain.shape[:-1]), (compressed, plain))
         case PerTensor(scale):
@@ -192,12 +192,12 @@ def empty_quantized(spec: TensorSpec, device: torch.device) -> torch.Tensor:
                 dtype=spec.dtype,
                 device=device,
             )
-    raise Unsupported("an argument is quantized, and the trace does not say by which scale")
+    raise Unsupported("an argument is quantized by a scale that the trace does not contain")
 
 
 def _check_places(places: int, indices: tuple[TensorSpec, ...]) -> None:
     if places > MOST_PLACES:
-        raise Unsupported("an argument is sparse in more places than there are numbers for")
+        raise Unsupported("a sparse argument has more positions than int64 can number")
     if any(prod(part.shape) * part.dtype.itemsize > part.extent for part in indices):
         raise Unsupported("an argument is sparse with indices that share memory with each other")
 

@@ -157,7 +157,7 @@ def find_mode(text: str) -> tuple[Mode, str]:
     named_mode = modes.get(name)
     if named_mode is None:
         raise UserError(
-            f"unknown mode {name!r}", did_you_mean(name, modes.names(), f"there are {', '.join(modes.names())}")
+            f"unknown mode {name!r}", did_you_mean(name, modes.names(), f"choose from {', '.join(modes.names())}")
         )
     if colon and not (named_mode.argument and argument):
         hint = f"write {name}:{named_mode.argument.upper()}" if named_mode.argument else f"write {name}"
@@ -168,7 +168,7 @@ def find_mode(text: str) -> tuple[Mode, str]:
         raise UserError(f"the mode {name} needs {', '.join(lacking)}, which is not installed", hint)
     if argument and argument not in named_mode.arguments():
         arguments = named_mode.arguments()
-        hint = did_you_mean(argument, arguments, f"there are {', '.join(arguments)}")
+        hint = did_you_mean(argument, arguments, f"choose from {', '.join(arguments)}")
         raise UserError(f"{name} has no {named_mode.argument} {argument!r}", hint)
     return named_mode, argument
 
@@ -228,8 +228,8 @@ class ModeOptions:
             )
         tuners = [tuner for name in self.all_names for tuner in find_mode(name)[0].tuners]
         if tuning.tuner is not None and not tuning.trials:
-            raise UserError("--tuner is for a search", "say how many programs to try: --tune 64")
+            raise UserError("--tuner needs --tune", "add the number of programs to try: --tune 64")
         if tuning.trials and not tuners:
             raise UserError("these modes cannot search for better programs", "leave --tune out, or add tvm")
         if tuning.tuner is not None and tuning.tuner not in tuners:
-            raise UserError(f"unknown tuner {tuning.tuner!r}", f"there are {', '.join(tuners)}")
+            raise UserError(f"unknown tuner {tuning.tuner!r}", f"choose from {', '.join(tuners)}")

@@ -58,7 +58,7 @@ def with_autotuning(task: Task) -> Program:
 def with_graphs(task: Task) -> Program:
     """Compile the call for its shapes, with kernels in CUDA graphs that copy their inputs in each run."""
     if not task.device.startswith("cuda"):
-        raise Unsupported(f"it is compile with CUDA graphs, and {task.device} has none: take compile")
+        raise Unsupported(f"it needs CUDA graphs, which {task.device} does not support: use compile")
     import torch
 
     from opgrip.replay.operators.torch_private import graphs_skipped
@@ -207,7 +207,7 @@ def with_torchscript(task: Task) -> Program:
         traced = torch.jit.trace(call, args, check_trace=False)
     warned = " ".join(str(warning.message) for warning in caught)
     if any(words in warned for words in FROZEN):
-        raise Unsupported(f"a trace would be for these values only{refused}")
+        raise Unsupported(f"a TorchScript trace would be valid only for these values{refused}")
     for _ in range(RUNS):
         traced(*_copied(args))
     return Program(traced, call.enter, call.leave, in_place=task.mutates, note="traced")

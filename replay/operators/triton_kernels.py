@@ -93,4 +93,4 @@ def _check_options(options: Mapping[str, Any], parameters: Collection[str]) -> N
     # options that are not numbers name files and targets
     for name, value in options.items():
         if type(value) not in (int, bool, float) or name in parameters or name in ("grid", "warmup"):
-            raise Unsupported(f"the option {name[:60]!r} of the launch is none that a replay passes on")
+            raise Unsupported(f"the launch has the option {name[:60]!r}, which a replay does not support")

@@ -136,7 +136,7 @@ def check_choices(kind: str, number: int, choices: PlotChoices) -> None:
     """
     plot = _plot_of(kind)
     if number < plot.least:
-        raise UserError(f"--kind {kind} draws several runs", f"name {plot.least} or more")
+        raise UserError(f"--kind {kind} needs several runs", f"name {plot.least} or more")
     if plot.most is not None and number > plot.most:
         raise UserError(f"--kind {kind} draws {counted(plot.most, 'run')}, not {number}", "draw one at a time")
     for flag, word, words in (("--by", choices.by, plot.by), ("--over", choices.over, plot.over)):

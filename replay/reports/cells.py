@@ -44,7 +44,7 @@ def parse_json(text: str | bytes) -> Any:
     try:
         document = json.loads(content)
     except RecursionError as error:
-        raise ValueError("it nests too deep") from error
+        raise ValueError("it is nested too deeply") from error
     check_nesting(content, document)
     return document
 

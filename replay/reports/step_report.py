@@ -125,7 +125,7 @@ def print_ranks(outcome: StepOutcome, most: int, file: IO[str]) -> None:
     shown = outcome.collectives[:most]
     if shown:
         print_table(
-            COLLECTIVE_COLUMNS, shown, file, "collectives, from the coming of the last rank to the end of the last"
+            COLLECTIVE_COLUMNS, shown, file, "collectives, from the arrival of the last rank to the end of the last"
         )
     others = len(outcome.collectives) - len(shown)
     if others:

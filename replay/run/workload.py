@@ -158,7 +158,7 @@ class Workload:
         if point.batch == 1:
             return case
         if self.batches is None or case.operator is not None or case.load is not None:
-            raise Unsupported("the batch can be scaled of single calls of a trace only")
+            raise Unsupported("the batch size can only be scaled for single calls of a trace")
         from opgrip.replay.batch_scale.batch_scale import scaled
 
         return scaled(case, point.batch, self.batches)

@@ -203,7 +203,7 @@ class Stopwatch:
         module = module_of(self.device)
         kinds = [getattr(module, name) for name in GRAPHS if hasattr(module, name)]
         if not kinds:
-            raise Unsupported(f"{self.device} has no graphs")
+            raise Unsupported(f"{self.device} does not support graphs")
         try:
             with without_waiting(self.device):
                 _run_all(function, runs)

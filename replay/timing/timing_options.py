@@ -113,7 +113,7 @@ class TimingOptions:
             )
         if self.exec_mode == GRAPH and self.backward:
             raise UserError(
-                "--exec-mode graph cannot capture a backward, which runs on the stream of its forward",
+                "--exec-mode graph cannot capture a backward pass, which runs on the stream of its forward pass",
                 "time it with --exec-mode events",
             )
 

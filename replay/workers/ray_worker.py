@@ -69,13 +69,16 @@ class Processors:
             return
         usable = sorted(os.sched_getaffinity(0))
         if count > len(usable):
-            raise UserError(f"there are {len(usable)} processors here, and not {count}", "give fewer to --processors")
+            raise UserError(f"this machine has {len(usable)} processors, not {count}", "set --processors to fewer")
         folder = Path(tempfile.gettempdir()) / f"opgrip-processors-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
         end = monotonic() + wait_s
         while not self._take(folder, usable, count):
             if monotonic() > end:
-                raise UserError(f"other workers use so much of the processors that {count} are not free", "give fewer")
+                raise UserError(
+                    f"fewer than {count} processors are free, because other workers use them",
+                    "set --processors to fewer",
+                )
             sleep(POLL_S)
         os.sched_setaffinity(0, self.numbers)
 

@@ -8,7 +8,7 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, first: int, second: int, mode: str = "iou", is_aligned: bool = False) -> Arguments:
-    """Return boxes of an image; if aligned, each second box is near the first."""
+    """Return two lists of boxes of an image; if aligned, each box of the second is near the same box of the first."""
     others = draw.boxes(second)
     boxes = draw.near(others, grad=True) if is_aligned else draw.boxes(first)
     return boxes, others, mode, is_aligned

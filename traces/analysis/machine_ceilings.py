@@ -378,4 +378,4 @@ def bandwidth_of(trace: Trace) -> float:
         return bandwidth(device)
     except UserError as error:
         problem = f"the trace was made on {device}, whose memory cannot be measured here"
-        raise UserError(problem, "say how fast it is with --bandwidth") from error
+        raise UserError(problem, "set it with --bandwidth") from error

@@ -198,7 +198,7 @@ def selected_calls(outline: Outline, part: TracePart) -> Flags:
     if part.steps is not None:
         flags &= _of_steps(outline, part.steps)
     if not flags.any():
-        raise UserError("no call has all that is asked for", "see opgrip trace info")
+        raise UserError("no call matches all conditions", "see opgrip trace info")
     return with_inner_calls(outline, flags)
 
 
@@ -245,7 +245,7 @@ def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
     begins = outline.step_starts_ns.tolist()
     count = outline.header.get("steps", len(begins))
     if type(count) is not int or not 0 < count <= len(outline.start_ns):
-        raise UserError("the trace does not say how many steps it has", "name a span of --time")
+        raise UserError("the trace does not contain its number of steps", "name a span of --time")
     first, end = steps
     if first >= count:
         raise UserError(f"there is no step {first}", f"the trace has the steps 0 to {count - 1}")

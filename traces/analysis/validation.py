@@ -332,7 +332,7 @@ def _records(reader: TraceReader, validation: Validation) -> Iterator[tuple[int,
                 record = from_json(form)
             except (ValueError, RecursionError) as error:
                 message = str(error)[:200] if isinstance(error, FormatError) else one_line(error)
-                validation.add(place, FORM, "it nests too deep" if isinstance(error, RecursionError) else message)
+                validation.add(place, FORM, "it is nested too deeply" if isinstance(error, RecursionError) else message)
                 continue
             for message in schema.errors(form):
                 validation.add(place, SCHEMA, message)
@@ -343,7 +343,7 @@ def _records(reader: TraceReader, validation: Validation) -> Iterator[tuple[int,
         validation.add(place + 1, FORM, str(damage))
     if unknown:
         names = ", ".join(f"{count:,} {name[:60]}" for name, count in unknown.most_common(20))
-        validation.notes.append(f"passed over, of a newer version: {names}")
+        validation.notes.append(f"ignored, because a newer version wrote them: {names}")
 
 
 def _parse(line: bytes) -> dict[str, Any]:

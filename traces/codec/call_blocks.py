@@ -206,12 +206,12 @@ def _parse_columns(texts: Sequence[bytes]) -> tuple[list[Integers], int]:
     """
     joined = b",".join(filter(None, texts))
     if joined.translate(None, b"0123456789-,"):
-        raise FormatError("lists of integers that captures write otherwise")
+        raise FormatError("lists of integers in an unknown form")
     numbers = np.fromstring(joined, dtype=np.int64, sep=",") if joined else NONE
     # integers beyond 64 bits become the largest or the smallest one
     largest = _largest(numbers)
     if largest >= LIMIT - 1:
-        raise FormatError("an integer of more than 64 bits, perhaps")
+        raise FormatError("an integer that may have more than 64 bits")
     ends = accumulate(text.count(b",") + 1 if text else 0 for text in texts)
     # an empty slice of a column would keep the whole column in memory
     return [numbers[start:end] if end > start else NONE for start, end in pairwise([0, *ends])], largest

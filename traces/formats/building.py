@@ -117,9 +117,9 @@ BLOCK = 4096
 """calls per block"""
 NO_TIMES = "durations: the file has none, so shares are by the number of calls"
 NO_DEVICE = "devices of tensors: the file has none, so they are on the processor"
-NO_VALUES = "values of tensors: the file has none, so they are drawn as each operator needs them"
+NO_VALUES = "values of tensors: the file has none, so they are generated to suit each operator"
 NO_GRADIENTS = (
-    "requires_grad: the file does not say it of each tensor, so --backward makes all floating-point arguments require "
+    "requires_grad: the file does not record it per tensor, so --backward makes all floating-point arguments require "
     "gradients"
 )
 NOT_RECORDED = Opaque("not recorded")

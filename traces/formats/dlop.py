@@ -36,7 +36,7 @@ from opgrip.traces.io.foreign_files import PACKED, ForeignFile, Format, Head, fo
 from opgrip.traces.schema.records import Record
 
 MOST_BYTES = 4 << 20
-"""Bytes of a file; the largest known have 0.7 MB."""
+"""maximum size of a file; the largest known have 0.7 MB"""
 MOST_COLUMNS = 256
 START = re.compile(rb'\s*\{\s*"[A-Za-z_][A-Za-z_0-9]*"\s*:\s*\[\s*(?![\s{\]])')
 SIDES = re.compile(r"_(size|shape|tensor)$")

@@ -117,7 +117,7 @@ MOST_FILES = 10_000
 MOST_WORKLOADS = 1_000_000
 DEFINITION_BYTES = 4 << 20
 STORED_BYTES = 4 << 30
-"""Bytes of stored values that are read."""
+"""maximum size of all stored values that are read"""
 PARENTS = 4
 """Folders above a file that are searched for the definitions."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")

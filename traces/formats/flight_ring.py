@@ -193,4 +193,4 @@ def _recognizes(head: Head) -> bool:
     return head.start.startswith(MAGIC)
 
 
-formats.register("ring")(Format("the last calls of a process that died, of its flight recorder", _recognizes, _read))
+formats.register("ring")(Format("the last calls of a process that died, from its flight recorder", _recognizes, _read))

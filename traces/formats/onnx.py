@@ -38,7 +38,7 @@ from opgrip.traces.values.exact import MAX_ELEMENTS, Exact
 
 OPEN_BATCH, OPEN_SIZE = 1, 64
 MOST_CONSTANT = 1024
-"""Elements of a constant that is read."""
+"""maximum number of elements of a constant that is read"""
 MOST_FIELDS = 1 << 20
 """Fields of a model and its parts: a field of two bytes takes hundreds of bytes in memory."""
 MOST_DIMENSIONS = 64
@@ -339,7 +339,7 @@ def _scope(item: Any) -> Scope:
 
 formats.register("onnx")(
     Format(
-        "ONNX models: nodes as calls of aten, shapes by onnx's inference",
+        "ONNX models: each node as equivalent aten calls, with shapes inferred by onnx",
         recognizes,
         read,
         defaults=(NO_TIMES, NO_VALUES, NO_GRADIENTS, LAYOUT),

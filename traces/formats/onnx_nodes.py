@@ -154,7 +154,7 @@ FOLDS: dict[str, Fold] = {
 MOST_NODES = 1_000_000
 """Largest number of nodes after inlining: thirty functions that call each other twice are a billion nodes."""
 MOST_DEPTH = 200
-"""Depth of nested function calls and graphs."""
+"""maximum depth of nested function calls and graphs"""
 
 Key = tuple[str, str, str]
 

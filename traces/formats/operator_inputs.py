@@ -251,11 +251,11 @@ formats.register("tritonbench")(
 
 
 MOST_BATCH = 16 << 20
-"""Bytes of arguments in memory at a time."""
+"""maximum size of the arguments in memory at a time"""
 ROWS = 256
-"""Rows in memory at a time."""
+"""number of rows that are read at a time"""
 GROUP = 4096
-"""Rows written at a time."""
+"""number of rows that are written at a time"""
 DEVICE = re.compile(r"torch\.device\(['\"]?([\w:]+)['\"]?\)|(cuda(?::\d+)?|cpu|meta)")
 SYNTHETIC = "rows that no model called (count 0): they are called once"
 

@@ -177,7 +177,7 @@ NAME = "param"
 MOST_CASES = 20_000
 """Largest number of cases of a file that are made without selecting a part of them."""
 MOST_VALUES = 5_000_000
-"""Values in the entries of all cases that are made."""
+"""maximum number of values in the entries of all cases"""
 MOST_CALLS = 1_000_000
 """Sum of the counts in a file."""
 MOST_BYTES = 64 << 20

@@ -38,7 +38,7 @@ from opgrip.traces.schema.records import NO_STORAGE, Header, Record
 from opgrip.traces.table.step_starts import find_step_starts
 
 MOST_TEXT = 64 << 20
-"""Bytes of the records between two blocks."""
+"""maximum size of the records between two blocks of calls"""
 
 
 def recognizes(head: Head) -> bool:

@@ -12,7 +12,7 @@ from opgrip.cli.plugins import needed
 from opgrip.errors import FormatError
 
 MOST_MESSAGE = 4 << 20
-"""Bytes of a length-prefixed message."""
+"""maximum size of a length-prefixed message"""
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 TYPES = {"double": 1, "float": 2, "int64": 3, "uint64": 4, "int32": 5, "bool": 8, "string": 9, "uint32": 13}
 TYPES |= {"fixed64": 6, "fixed32": 7, "sfixed32": 15, "sfixed64": 16, "sint32": 17, "sint64": 18}

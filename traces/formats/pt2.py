@@ -39,7 +39,7 @@ OF_SIZES = re.compile(r"(?!torch\.ops\.).*|torch\.ops\.aten\.(sym_\w+|_assert_sc
 """Nodes that compute or check sizes in Python and take no tensor."""
 FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.+)')
 MOST_JSON = 1 << 28
-"""Bytes of all graphs of a file."""
+"""maximum size of all graphs of a file"""
 UNPACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Compressions that zipfile decompresses in bounded pieces."""
 OPEN_SIZES = f"dynamic sizes: the smallest that the program allows, at least {LEAST_SIZE}"

@@ -178,7 +178,7 @@ class ForeignFile:
             form = json.loads(data, object_pairs_hook=once)
             check_nesting(data, form)
         except (ValueError, RecursionError) as error:
-            reason = "it nests too deep" if isinstance(error, RecursionError) else f"{error}"[:200]
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else f"{error}"[:200]
             raise self.damage(reason) from error
         return form
 

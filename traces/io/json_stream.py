@@ -181,7 +181,7 @@ class _Text:
                     raise CutText from error
                 continue
             except (RecursionError, ValueError) as error:
-                reason = "it nests too deep" if isinstance(error, RecursionError) else f"{error}"[:200]
+                reason = "it is nested too deeply" if isinstance(error, RecursionError) else f"{error}"[:200]
                 raise FormatError(reason) from error
             if end == len(self._text) and self._more():
                 # more digits of a number may follow

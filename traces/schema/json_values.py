@@ -152,7 +152,7 @@ def check_finite(tree: Json) -> None:
         if isinstance(item, dict | list):
             level += item.values() if isinstance(item, dict) else item
         elif isinstance(item, int | float) and not -float_info.max <= item <= float_info.max:
-            raise FormatError("a number that no float holds")
+            raise FormatError("a number beyond the range of a 64-bit float")
 
 
 def integer(value: Json) -> int:

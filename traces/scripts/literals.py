@@ -109,15 +109,15 @@ def comment(text: object) -> str:
 
 
 FEW = 64
-"""Values that are literal numbers in the source."""
+"""maximum number of values that a script contains as numbers"""
 LITERAL_BYTES = 1 << 16
-"""Bytes of a tensor with structured values, which are drawn when the script is made and stored whole."""
+"""maximum size of a tensor with structured values that a script contains in full"""
 DECIDING_BYTES = 1 << 22
-"""The same for values that decide the shape of a result."""
+"""maximum size of a tensor whose values decide the shape of a result, and which a script contains in full"""
 SAMPLE_BYTES = 1 << 15
-"""Bytes that are drawn of a larger tensor; the script repeats their rows."""
+"""size of the part of a larger tensor that a script contains; it repeats the rows of this part"""
 TAIL = {"factorable": 2, "triangular": 2}
-"""Dimensions of what is repeated as a whole, if not 1."""
+"""number of last dimensions that are repeated as a whole, by value model, if not 1"""
 LINE = 100
 SEED = 0
 INDENT = " " * 8

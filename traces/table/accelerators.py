@@ -68,8 +68,8 @@ def doubt_of_events(calls: pd.DataFrame) -> str | None:
     if share < LAUNCH_BOUND:
         return None
     return (
-        f"device times are by events, and {share:.0%} of them is of calls that took the host longer to launch: they "
-        "contain the host's time; capture with --device-time kernels where the device keeps records of its kernels"
+        f"device times were measured by events, and {share:.0%} of them belongs to calls that took longer to launch: "
+        "they include host time; capture with --device-time kernels if the device records its kernels"
     )
 
 

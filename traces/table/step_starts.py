@@ -269,7 +269,7 @@ def call_filter(
     """
     phases, modules, ops = ((names,) if isinstance(names, str) else tuple(names) for names in (phase, module, op))
     if phases and not any(matches(name, phases) for name in PHASES):
-        raise UserError(f"there is no phase {', '.join(map(str, phases))}", f"there are {', '.join(PHASES)}")
+        raise UserError(f"there is no phase {', '.join(map(str, phases))}", f"choose from {', '.join(PHASES)}")
     if steps is not None:
         if not isinstance(steps, int | range):
             raise UserError(f"steps are {steps!r}", "give a number, or a range as in range(3, 5)")
@@ -286,10 +286,10 @@ def _starts_of(reader: TraceReader, steps: range) -> StepStarts:
     UserError : if the trace does not distinguish its steps, or lacks a selected one
     """
     if steps.step != 1 or not steps or steps.start < 0:
-        raise UserError(f"{steps} contains no steps that follow each other", "count them from 0, as in range(3, 5)")
+        raise UserError(f"{steps} is not a range of consecutive steps", "count them from 0, as in range(3, 5)")
     starts = find_step_starts(lambda: reader.again().columns())
     if starts is None:
-        raise UserError("the trace does not say how many steps it has", "choose by phase or module")
+        raise UserError("the trace does not contain its number of steps", "choose by phase or module")
     if not starts.begins:
         raise UserError(
             "its steps cannot be separated: no operator was called exactly once per step", "choose by phase or module"

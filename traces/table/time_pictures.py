@@ -28,7 +28,7 @@ def check_columns(*names: str) -> None:
     """Raise `UserError` for a column that bars cannot represent."""
     strange = [name for name in names if name not in COLUMNS]
     if strange:
-        raise UserError(f"a picture is not by {strange[0]}", f"choose {', '.join(COLUMNS)}")
+        raise UserError(f"a picture cannot be grouped by {strange[0]}", f"choose {', '.join(COLUMNS)}")
 
 
 def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:

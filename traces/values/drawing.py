@@ -65,7 +65,7 @@ def counted(pairs: Any, what: str, most: int) -> None:
     listed(pairs, what, 0, most)
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise FormatError(f"{what} that holds {str(pair)[:40]}, no pair")
+            raise FormatError(f"{what} that contains {str(pair)[:40]}, which is not a pair")
         whole(pair[0], what)
         whole(pair[1], what, 0)
     whole(sum(count for _, count in pairs), what, 0)

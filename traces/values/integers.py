@@ -148,7 +148,7 @@ class Integers(Ordered):
             checks.whole(self.distinct, "a count of distinct values", 1)
         checks.finite(self.zipf, "an exponent")
         if not 0 <= self.zipf <= 16:
-            raise FormatError(f"an exponent of {self.zipf}")
+            raise FormatError(f"an impossible exponent: {self.zipf}")
         if self.total is not None:
             checks.whole(self.total, "a total")
         self.check_order()

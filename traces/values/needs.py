@@ -191,10 +191,10 @@ _ALIKE = "a sort treats equal and sorted elements as special cases"
 _EXACT = "read as sizes and places in memory"
 
 _SUM = "their sum is the output's size"
-_UNSORTED = "a search in what is not sorted finds nothing of meaning"
+_UNSORTED = "a search in unsorted values has no meaningful result"
 _SPREAD = "what spread the eigenvalues have sets the iterations"
 _IMAGE = "outside of the image nothing is read"
-_CLASS = "a class that is none aborts"
+_CLASS = "an invalid class ends the process"
 _ZERO = "a zero on the diagonal divides: inf and nan"
 
 NEEDS = (
@@ -263,7 +263,7 @@ NEEDS = (
     ValueNeed("aten.cross_entropy_loss*|aten.multi*_margin_loss*", "target", "integers", _CLASS, False),
     ValueNeed("aten.*ctc_loss*", "targets", "integers", _CLASS, False),
     ValueNeed("aten.*ctc_loss*", "input_lengths|target_lengths", "integers", "lengths set the work"),
-    ValueNeed("mmcv._ext:*focal_loss*", "target|1", "integers", "a class that is none reads foreign memory", False),
+    ValueNeed("mmcv._ext:*focal_loss*", "target|1", "integers", "an invalid class reads memory out of bounds", False),
     # probabilities
     ValueNeed("aten.multinomial*", "self", "probabilities", "rows below zero, or of nothing but zeros, are refused"),
     ValueNeed("aten.bernoulli*", "self|p", "floats", "chances outside of 0 to 1 are refused", False),

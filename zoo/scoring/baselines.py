@@ -125,7 +125,7 @@ def baseline_of(results: Results) -> Baseline:
         change times
     """
     if unusual := unusual_in(results):
-        raise UserError(f"these results are of {', '.join(unusual)}", "replay without these options")
+        raise UserError(f"these results were made with {', '.join(unusual)}", "replay without these options")
     rows_of: dict[str, list[Result]] = {}
     for row in results:
         if row.trace and is_plain(row) and row.status != SKIPPED:

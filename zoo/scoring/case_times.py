@@ -68,7 +68,7 @@ def times_of(results: Results) -> Times:
     UserError : if the results were made with options that change times, or with several thread counts or caches
     """
     if unusual := unusual_in(results):
-        raise UserError(f"these results are of {', '.join(unusual)}", "replay the traces without these options")
+        raise UserError(f"these results were made with {', '.join(unusual)}", "replay the traces without these options")
     _variant_of(results)
     return _medians(
         (row.trace, row.key, time_us)

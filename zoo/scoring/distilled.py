@@ -62,7 +62,7 @@ def _check_same_trace(baseline: Results, results: Results) -> None:
             "the baseline is not a replay of the same distilled trace", "replay this file on the baseline's machine"
         )
     if unusual := unusual_in(baseline):
-        raise UserError(f"the baseline is of {', '.join(unusual)}", "replay the trace without these options")
+        raise UserError(f"the baseline was made with {', '.join(unusual)}", "replay the trace without these options")
 
 
 @dataclass(frozen=True, slots=True)

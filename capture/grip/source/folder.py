@@ -130,7 +130,9 @@ def reference_text(gripped: Gripped, origin: str) -> ModuleText:
     imports = {name: _import_of(thing, name) for name, thing in classes.items()}
     names = [first.name, *dict.fromkeys(one.name for one in imports.values())]
     if len(names) < 1 + len(imports):
-        raise UserError(f"{gripped.entry} takes objects of two classes of one name", "grip it without by_reference")
+        raise UserError(
+            f"{gripped.entry} takes objects of two classes with the same name", "grip it without by_reference"
+        )
     exported = ", ".join(f'"{name}"' for name in sorted(names))
     text = f'"""{entry} of {origin}, which must be installed."""\n\n{render([first, *imports.values()])}\n\n'
     return ModuleText(

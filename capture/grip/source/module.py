@@ -316,7 +316,9 @@ def _check_texts(items: Iterable[SampleItem], names: dict[SampleItem, str]) -> N
     """Raise `UserError` if an object that code looks up by name is renamed in the sample."""
     for link in (link for item in items for piece in pieces_of(item) for link in piece.links):
         if link.use.role is Role.TEXT and names[link.item] != link.use.name:
-            raise UserError(f"{link.use.name} is found by its name", "another function of the sample has that name")
+            raise UserError(
+                f"code looks up {link.use.name} by its name", "another function of the sample has the same name"
+            )
 
 
 def _argument_names(

@@ -301,7 +301,9 @@ def find_definition(thing: Any) -> FunctionDefinition:
                 function, file, node, tuple(one for one in decorators if one not in wrapping_decorators)
             )
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
-    raise UserError(f"{name} is not a Python function", f"what makes it, {type(thing).__qualname__}, has no source")
+    raise UserError(
+        f"{name} is not a Python function", f"the source of {type(thing).__qualname__}, which creates it, was not found"
+    )
 
 
 def _layers(thing: Any) -> list[Any]:

@@ -44,7 +44,7 @@ def _import(name: str) -> None:
 
 model_sources.register("opinfo")(
     ModelSource(
-        form="opinfo:all, opinfo:unary or opinfo:add for operators by themselves",
+        form="opinfo:all, opinfo:unary or opinfo:add for single operators of torch",
         matches=lambda text: text.startswith(PREFIX),
         load=load_operators,
         lacks=("modules",),

@@ -107,7 +107,7 @@ def name_of_target(target: str) -> str:
 def _parse(text: str) -> Any:
     try:
         if text.count("[") + text.count("{") > NESTING and _depth(text) > NESTING:
-            raise ValueError("it nests too deep")
+            raise ValueError("it is nested too deeply")
         return json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise UserError(f"--inputs cannot be read ({error})"[:200], FORM) from error
@@ -211,7 +211,7 @@ def _tensor(form: Any, name: str) -> TensorSpec:
     shape = _sizes(form["shape"], name)
     stride = _sizes(form["stride"], name) if "stride" in form else contiguous(shape)
     if len(stride) != len(shape):
-        raise ValueError(f"{name} is to have as many strides as sizes")
+        raise ValueError(f"{name} must have as many strides as sizes")
     dtype = DTYPES.get(form["dtype"]) if isinstance(form.get("dtype"), str) else _usual_dtype(name)
     if dtype is None or not isinstance(form.get("dtype", ""), str):
         raise ValueError(f"{name} has no dtype of torch")

@@ -19,7 +19,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from opgrip.cli.command import did_you_mean, nearest
+from opgrip.cli.command import counted, did_you_mean, nearest
 from opgrip.cli.option_types import matches
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case, contexts_of
@@ -310,9 +310,10 @@ def _shipped_name(target: str) -> str | None:
 def _note(target: str, count: int) -> str:
     name = "/".join(PurePath(target).parts[1:])
     if not name:
-        return f"the folder {target} here has samples too, {count}: they run with the samples of the package"
+        found = counted(count, "sample")
+        return f"the local folder {target} contains {found}, which run in addition to those of the package"
     hidden = f", not the sample of that name that ships, which is {PREFIX}{name}" if name in samples() else ""
-    return f"{target} is the folder here{hidden}"
+    return f"{target} is read as the local folder{hidden}"
 
 
 SHIPPED = "samples"
@@ -354,7 +355,7 @@ def _tag(word: str) -> Tag:
         return tag_of(word)
     except ValueError as error:
         names = [tag.value for tag in Tag]
-        raise UserError(str(error), did_you_mean(word, names, f"there are {', '.join(names)}")) from error
+        raise UserError(str(error), did_you_mean(word, names, f"choose from {', '.join(names)}")) from error
 
 
 def shipped_case(sample: Sample, configuration: str) -> Case:

@@ -97,7 +97,7 @@ def to_torch(array: Any) -> Tensor:
 def reason(error: Exception) -> str:
     """Return the message of an error of torchax or jax without its advice."""
     if type(error).__name__ in VALUES_NEEDED:
-        return "shapes in it hang on values"
+        return "shapes in it depend on values"
     if RANDOM in str(error):
         return "it draws random numbers"
     lines = str(error).strip().splitlines()
@@ -181,5 +181,5 @@ def exported(task: Task, in_place: bool = False) -> tuple[torch.export.ExportedP
         # running the call records how many of the tensors are results
         call(*tensors)
     if not program.graph_signature.user_outputs:
-        raise Unsupported("it gives no tensor")
+        raise Unsupported("it returns no tensor")
     return program, call

@@ -58,7 +58,7 @@ class Control:
             where = f"{launch.address}:{launch.port}"
             reason = printable(str(error).splitlines()[0])[:160]
             raise UserError(
-                f"rank {launch.rank} of {launch.world_size} does not meet the others at {where} ({reason})",
+                f"rank {launch.rank} of {launch.world_size} cannot reach the other ranks at {where} ({reason})",
                 "start as many as --nproc-per-node says; --collective-timeout waits longer",
             ) from error
         self._is_ending = False
@@ -159,11 +159,11 @@ def _words(silent: Sequence[int], timeout_s: float, error: str) -> tuple[str, st
     """Return the message and the hint for ranks that have ended or time out."""
     if silent:
         which = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
-        has, is_ = ("has", "is") if len(silent) == 1 else ("have", "are")
-        return f"{which} {has} ended, or {is_} not heard of", "all ranks end; see what it said last"
+        has, does = ("has", "does") if len(silent) == 1 else ("have", "do")
+        return f"{which} {has} ended, or {does} not respond", "all ranks end; see its last output"
     reason = f" ({printable(error.splitlines()[0])[:160]})" if error else ""
     return (
-        f"a rank did not come to a collective within {counted(round(timeout_s), 'second')}{reason}",
+        f"a rank did not reach a collective within {counted(round(timeout_s), 'second')}{reason}",
         "all ranks end; --collective-timeout waits longer",
     )
 

@@ -267,7 +267,7 @@ def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
 
 
 def _members(line: _Line, world_size: int) -> tuple[int, ...]:
-    """Return the present ranks that take part in the collectives of a line."""
+    """Return the present ranks that take part in a group's collectives or in the messages of a pair."""
     (ranks, _), sender, receiver = line
     both = ranks if sender < 0 else (ranks[sender], ranks[receiver])
     return tuple(rank for rank in both if rank < world_size)

@@ -90,7 +90,7 @@ def read_collective(signature: Signature) -> ReplayedCollective:
     if not (0 <= group.rank < len(group.ranks) <= MOST_MEMBERS and len(set(group.ranks)) == len(group.ranks)):
         raise Unsupported("its group has no such ranks")
     if signature.kwargs or len(signature.args) < exchange.count:
-        raise Unsupported("its arguments are not known here")
+        raise Unsupported("opgrip does not know its arguments")
     peer = peer_of(signature, exchange)
     if peer is None and exchange.has_peer:
         raise Unsupported("the trace does not contain its root")
@@ -154,7 +154,7 @@ def _with_sizes(collective: ReplayedCollective, signature: Signature) -> Replaye
         raise Unsupported("it has no tensors")
     for spec in specs:
         if spec.stride is None or spec.cls is not None:
-            raise Unsupported("its tensors are of a kind that it cannot be run with")
+            raise Unsupported("it does not support these kinds of tensors")
     if len({spec.dtype for spec in specs}) != 1:
         raise Unsupported("its tensors differ in dtype")
     check = _CHECKS[collective.kind, collective.form]
@@ -197,7 +197,7 @@ def _check_flat(collective: ReplayedCollective, trees: list[list[Any]], members:
     if len(wholes) != len(parts) or any(_elements(whole) != members * _elements(part) for whole, part in pairs):
         raise _disagree()
     if any(not _is_dense(spec) for spec in wholes):
-        raise Unsupported("its tensors do not lie in one piece")
+        raise Unsupported("its tensors are not contiguous")
     return _bytes(parts)
 
 
@@ -233,7 +233,7 @@ def _check_exchange(collective: ReplayedCollective, trees: list[list[Any]], memb
         if {len(to_each), len(from_each)} != {members} or (sum(to_each), sum(from_each)) != (rows, received_rows):
             raise _disagree()
     if not all(_is_dense(spec) for tree in trees for spec in tree):
-        raise Unsupported("its tensors do not lie in one piece")
+        raise Unsupported("its tensors are not contiguous")
     return _bytes([sent_spec])
 
 

@@ -87,7 +87,7 @@ def start_executor(args: argparse.Namespace) -> Iterator[Executor]:
 def engine_name(text: str) -> str:
     """Return the name of an executor; raise `argparse.ArgumentTypeError` if it is unknown."""
     if executors.get(text) is None:
-        hint = did_you_mean(text, executors.names(), f"there are {', '.join(executors.names())}")
+        hint = did_you_mean(text, executors.names(), f"choose from {', '.join(executors.names())}")
         raise argparse.ArgumentTypeError(f"unknown engine {text!r}: {hint}")
     return text
 

@@ -104,7 +104,7 @@ def test_a_variable_that_says_nothing_stops_no_program(site_folder: Path, tmp_pa
             check=True,
         )
         assert done.stdout == "went on\n"
-        assert "opgrip: this process cannot be asked to record: " in done.stderr
+        assert "opgrip: this process does not accept requests to record: " in done.stderr
 
 
 def test_variables_say_what_a_recording_is() -> None:

@@ -122,7 +122,9 @@ def test_files_of_forked_processes_are_named_and_those_of_an_earlier_run_removed
     assert f"opcapture: calls of 2 processes that it started, to {', '.join(sorted(first))}\n" in done.stderr
     (folder / "t.jsonl.gz").unlink()
     again = run_command(*command, "--", "forks.py", cwd=folder)
-    assert f"opcapture: of an earlier run, and removed by --force: {', '.join(sorted(first))}\n" in again.stderr
+    assert (
+        f"opcapture: removed files of an earlier run, because of --force: {', '.join(sorted(first))}\n" in again.stderr
+    )
     third = run_command(*command, "--force", "--", "forks.py", cwd=folder)
     assert "of an earlier run" not in third.stderr
     remaining = traces_in(folder) - {"t.jsonl.gz"}

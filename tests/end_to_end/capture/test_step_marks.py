@@ -91,9 +91,9 @@ def test_steps_of_an_optimizer_are_recorded(tmp_path: Path) -> None:
 def test_a_program_without_steps_has_none(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         run(1)
-    with pytest.raises(UserError, match="does not say how many steps"):
+    with pytest.raises(UserError, match="does not contain its number of steps"):
         load(tmp_path / "t.jsonl", steps=0)
-    with pytest.raises(UserError, match="does not say how many steps"):
+    with pytest.raises(UserError, match="does not contain its number of steps"):
         trim(tmp_path / "t.jsonl", tmp_path / "part.jsonl", TracePart(steps=(0, 1)))
 
 

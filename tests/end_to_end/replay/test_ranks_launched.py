@@ -375,7 +375,7 @@ def test_a_rank_that_dies_or_hangs_ends_all_with_one_line(two_ranks: Path, kills
         finally:
             guard.cancel()
     assert [line for line in lines if line.startswith("opreplay: error: ")] == [
-        "opreplay: error: rank 1 has ended, or is not heard of: all ranks end; see what it said last\n"
+        "opreplay: error: rank 1 has ended, or does not respond: all ranks end; see its last output\n"
     ]
 
 

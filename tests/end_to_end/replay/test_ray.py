@@ -238,7 +238,7 @@ def test_processors_are_one_workers_alone_until_it_ends() -> None:
         one = Processors(1)
         assert os.sched_getaffinity(0) == {*one.numbers}
         os.sched_setaffinity(0, usable)
-        with pytest.raises(UserError, match="other workers use so much"):
+        with pytest.raises(UserError, match="processors are free, because other workers use them"):
             Processors(len(usable), wait_s=0)
         one.close()
         Processors(len(usable), wait_s=0).close()

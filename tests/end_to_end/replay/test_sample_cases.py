@@ -50,7 +50,7 @@ def test_calls_of_a_trace_have_no_jax_implementation(detector_trace: Path, tmp_p
         ("samples/xyzzy", "unknown sample 'xyzzy': opgrip samples list shows all"),
         ("sample:nosuch", "unknown sample 'nosuch': opgrip samples list shows all"),
         ("sample:bbox2dlta", "unknown sample 'bbox2dlta': did you mean bbox2delta"),
-        ("samples --tag Fast", "unknown tag 'Fast': there are ForLoop, "),
+        ("samples --tag Fast", "unknown tag 'Fast': choose from ForLoop, "),
         ("samples --op no_such", "no sample matches --op no_such: the nearest in samples are "),
         ("samples --module x", "--module is for traces: "),
         ("samples --cache program", "samples has no surrounding program for --cache program: "),
@@ -92,7 +92,10 @@ def test_a_sample_that_ships_has_a_name_that_no_folder_hides(folder_of_samples: 
 @pytest.mark.slow
 def test_a_folder_that_hides_a_sample_that_ships_is_told(folder_of_samples: Path) -> None:
     local = succeed("opreplay", "samples/nms", *FAST, "-o", "local.json", cwd=folder_of_samples)
-    told = "opreplay: samples/nms is the folder here, not the sample of that name that ships, which is sample:nms\n"
+    told = (
+        "opreplay: samples/nms is read as the local folder, not the sample of that name that ships, which is "
+        "sample:nms\n"
+    )
     assert told in local.stderr
     assert len(load_results(folder_of_samples / "local.json")) == 1
 
@@ -109,7 +112,7 @@ def test_all_samples_are_those_that_ship_and_those_of_the_folder_which_is_told(
     monkeypatch.chdir(folder_of_samples)
     with pytest.warns(
         UserWarning,
-        match="samples too, 1: they run with the samples of the package",
+        match="contains 1 sample, which run in addition",
     ):
         cases = sample_cases("samples", ["nms"])
     assert len(cases) == len(samples()["nms"].configurations) + 1

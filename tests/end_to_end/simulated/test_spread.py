@@ -96,9 +96,9 @@ def test_devices_that_are_not_equal_are_refused(tmp_path: Path) -> None:
 def test_what_runs_on_one_device_alone_says_so(tmp_path: Path) -> None:
     trace = capture_calls(tmp_path / "t.jsonl", 1)
     for option, problem in [
-        ("--sequence", "a sequence is replayed on one device"),
-        ("--nsys", "nsys watches one device"),
-        ("--ncu", "ncu watches one device"),
+        ("--sequence", "--sequence runs on one device"),
+        ("--nsys", "nsys profiles one device"),
+        ("--ncu", "ncu profiles one device"),
     ]:
         with redirect_stderr(StringIO()) as errors:
             assert opreplay([str(trace), *BOTH, option]) == 2

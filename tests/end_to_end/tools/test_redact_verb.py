@@ -42,10 +42,10 @@ def test_whole_values_beside_a_trace_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("-o", "t.jsonl", "-f"), "t.jsonl is the trace too"),
-        (("-o", "r.jsonl", "--report", "t.jsonl", "-f"), "t.jsonl is the trace too"),
-        (("-o", "r.jsonl", "--salt-file", "r.jsonl", "-f"), "r.jsonl is the output too"),
-        (("-o", "r.jsonl", "--keep", "names"), "--keep names is nothing that is redacted"),
+        (("-o", "t.jsonl", "-f"), "t.jsonl is both the trace and the output"),
+        (("-o", "r.jsonl", "--report", "t.jsonl", "-f"), "t.jsonl is both the trace and the report"),
+        (("-o", "r.jsonl", "--salt-file", "r.jsonl", "-f"), "r.jsonl is both the output and the salt"),
+        (("-o", "r.jsonl", "--keep", "names"), "--keep names is unknown"),
         (("-o", "r.jsonl", "--salt-file", os.devnull), "holds no salt"),
     ],
 )

@@ -157,8 +157,8 @@ def test_what_cannot_be_gripped_is_told_and_runs_as_it_is(tmp_path: Path) -> Non
     assert done.stdout == "1 2 1\n"
     warnings = [line.partition("RuntimeWarning: ")[2] for line in done.stderr.splitlines() if "Warning" in line]
     assert warnings == [
-        "streamed is not gripped: it is a generator: a call of it gives what has yet to run",
-        "awaited is not gripped: it is asynchronous: a call of it gives what has yet to run",
+        "streamed is not gripped: it is a generator: a call returns before the work is done",
+        "awaited is not gripped: it is asynchronous: a call returns before the work is done",
         "given_on was not gripped: it has an object of type builtins.list_iterator",
     ]
     assert not (tmp_path / "grips").exists()

@@ -17,7 +17,7 @@ def test_the_list_has_a_line_a_sample_and_can_be_narrowed() -> None:
 
 def test_what_is_not_there_is_one_line() -> None:
     for words, told in (
-        (("list", "--tag", "Fast"), "unknown tag 'Fast': there are ForLoop, "),
+        (("list", "--tag", "Fast"), "unknown tag 'Fast': choose from ForLoop, "),
         (("list", "no_such*"), "no sample matches these names and tags: "),
         (("list", "--source", "nobody"), "no sample is from 'nobody': "),
         (("show", "bbox2dlta"), "unknown sample 'bbox2dlta': did you mean bbox2delta"),

@@ -104,7 +104,7 @@ def test_a_trimmed_trace_is_counted_as_trace_info_counts(tmp_path: Path) -> None
 
 
 def test_a_process_that_cannot_be_asked_is_named() -> None:
-    with pytest.raises(UserError, match=r"^process 999999999 cannot be asked to record"):
+    with pytest.raises(UserError, match=r"^process 999999999 does not accept requests to record"):
         find_processes("999999999")
 
 

@@ -159,7 +159,7 @@ def test_making_goes_on_after_a_failure_and_passes_over_what_is_there(
     assert [trace.recording is None for trace in read_manifest(manifest)] == [True, False]
     before = (folder / f"other.predict{SUFFIX}").stat().st_mtime_ns
     assert main(["zoo", "make", "other"]) == 0
-    assert "1 trace there already" in capsys.readouterr().err
+    assert "1 trace already up to date" in capsys.readouterr().err
     assert (folder / f"other.predict{SUFFIX}").stat().st_mtime_ns == before
     assert main(["zoo", "make", "other", "--force"]) == 0
     assert (folder / f"other.predict{SUFFIX}").stat().st_mtime_ns > before

@@ -132,7 +132,7 @@ def test_a_capture_that_spends_too_much_leaves_out_whole_steps_and_says_so(
     assert trace.end.thinned == {"steps": 1}
     assert list(trace.calls["op"]).count("aten.relu.default") == 5
     shown = run_command("opgrip", "trace", "info", path)
-    assert "steps 1 timesdue to --max-overhead" in " ".join(shown.stdout.split())
+    assert "steps 1 time, due to --max-overhead" in " ".join(shown.stdout.split())
     assert set(replay(path, iterations=1, warmup=0).frame["status"]) == {"ok"}
 
 

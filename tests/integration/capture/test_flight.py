@@ -473,7 +473,7 @@ def test_what_does_not_go_with_the_last_calls_is_refused(tmp_path: Path, options
 
 
 def test_only_a_capture_of_last_calls_can_be_asked_for_them(tmp_path: Path) -> None:
-    with Capture(tmp_path / "t.jsonl") as capture, pytest.raises(UserError, match="keeps no last calls"):
+    with Capture(tmp_path / "t.jsonl") as capture, pytest.raises(UserError, match="does not keep its last calls"):
         capture.dump()
 
 

@@ -82,7 +82,7 @@ def test_an_extension_that_could_not_be_recorded_is_told(folder: Path) -> None:
     words = ("--extension", "no_such_extension", "--extension", "json", "-o", "t.jsonl", "--", "train.py")
     done = succeed("opcapture", *words, cwd=folder)
     assert "opcapture: the extension no_such_extension was not recorded: the program did not load it\n" in done.stderr
-    assert "opcapture: the extension json was not recorded: it has no function that is not Python's\n" in done.stderr
+    assert "opcapture: the extension json was not recorded: it has no function outside of Python\n" in done.stderr
     assert "Warning" not in done.stderr
 
 

@@ -150,7 +150,7 @@ def test_a_process_that_can_have_no_agent_now_may_have_one_later(
     monkeypatch.setattr(agent_module, "_agent", None)
     error = RuntimeError("can't start new thread")
     monkeypatch.setattr(threading.Thread, "start", failing_first(threading.Thread.start, 1, error, of="opgrip-agent"))
-    with pytest.raises(UserError, match="this process can have no agent"):
+    with pytest.raises(UserError, match="an agent cannot start in this process"):
         start_agent(AgentSettings("here"))
     assert not list(sockets.iterdir())
     agent = start_agent(AgentSettings("here"))

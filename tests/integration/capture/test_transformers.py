@@ -103,7 +103,11 @@ def test_each_model_type_has_a_usual_head() -> None:
         ("bert", {"run": "generate"}, "BertForMaskedLM writes no text"),
         ("bert", {"cfg_options": ("hiden_size=8",)}, "BertConfig has no setting 'hiden_size'"),
         ("bert", {"cfg_options": ("hidden_size",)}, "--cfg-options hidden_size is not a setting"),
-        ("bert", {"cfg_options": ("hidden_size=a",)}, "the config of BertForMaskedLM cannot be built so"),
+        (
+            "bert",
+            {"cfg_options": ("hidden_size=a",)},
+            "the config of BertForMaskedLM cannot be built with these settings",
+        ),
         ("bert", {"cfg_options": ("vocab_size.x=8",)}, "vocab_size of BertConfig has no separate settings"),
         ("bert", {"cfg_options": ("hidden_size=12000000",)}, "GB of memory are free"),
         ("bert", {"new_tokens": 3}, "--new-tokens is for --run generate"),

@@ -156,13 +156,13 @@ def test_the_whole_of_an_error_is_there_for_debugging(trace: Path, tmp_path: Pat
     ("mode", "told"),
     [
         ("planted-needy", "needs no_such_package.part, which is not installed: install it"),
-        ("no-such-mode", "unknown mode 'no-such-mode': there are "),
+        ("no-such-mode", "unknown mode 'no-such-mode': choose from "),
         ("jit:x", "'jit:x' is not a mode: write jit"),
         ("compile:", "'compile:' is not a mode: write compile:BACKEND"),
-        ("compile:nope", "compile has no backend 'nope': there are "),
+        ("compile:nope", "compile has no backend 'nope': choose from "),
         ("jit --tune 2", "these modes cannot search for better programs: "),
-        ("planted-searches --tuner luck", "--tuner is for a search: "),
-        ("planted-searches --tune 2 --tuner skill", "unknown tuner 'skill': there are luck"),
+        ("planted-searches --tuner luck", "--tuner needs --tune: "),
+        ("planted-searches --tune 2 --tuner skill", "unknown tuner 'skill': choose from luck"),
     ],
 )
 def test_a_mode_that_cannot_be_is_one_line(trace: Path, planted: dict[str, str], mode: str, told: str) -> None:

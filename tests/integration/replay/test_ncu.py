@@ -287,7 +287,7 @@ def test_a_metric_that_the_user_named_and_a_chip_lacks_is_one_line(
     stand_in.tell(lacks={name: name})
     done = stand_in.replay(tiny_trace, tmp_path / "out.json", "--ncu-metrics", f"basic,{name}")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"opreplay: error: ncu knows no metric {name} of this GPU")
+    assert done.stderr.splitlines()[-1].startswith(f"opreplay: error: ncu does not know the metric {name} on this GPU")
     assert len(stand_in.calls()) == 1
 
 
@@ -296,7 +296,10 @@ def test_a_metric_that_the_user_named_and_a_chip_lacks_is_one_line(
     [
         ({"printed": "no such page\n"}, "a form that opgrip does not know"),
         ({"printed": '"ID","Metric Name"\n"",""\n'}, "has no column 'Kernel Name'"),
-        ({"says": "==ERROR== Failed to find metric dram__bytes_read.sum"}, "knows no metric dram__bytes_read.sum"),
+        (
+            {"says": "==ERROR== Failed to find metric dram__bytes_read.sum"},
+            "does not know the metric dram__bytes_read.sum",
+        ),
     ],
 )
 def test_what_would_fail_for_every_batch_is_one_line(

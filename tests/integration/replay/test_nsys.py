@@ -44,7 +44,7 @@ def test_every_case_has_its_ranges_and_nsys_times_agree_with_ours(detector_trace
     output = tmp_path / "rows.json"
     done = succeed("opreplay", detector_trace, "--top", CASES, "--nsys", "--cache", "warm", "-o", output)
     assert (tmp_path / "rows.nsys-rep").stat().st_size > 0
-    assert "nsys saw nothing" not in done.stderr
+    assert "nsys recorded nothing" not in done.stderr
     rows = load_results(output)
     assert len(rows) == CASES
     assert rows["nsys_runs"].eq(10).all()

@@ -104,7 +104,7 @@ def test_a_tensor_may_say_its_strides_and_dtype() -> None:
         (["--operator", "aten neg"], "is not the name of an operator"),
         (["--operator", "aten.neg", "trace.jsonl"], "--operator replaces a trace"),
         (["--operator", "aten.neg", "--tag", "ForLoop"], "--tag is for samples: leave it out with --operator"),
-        (["--inputs", "{}"], "--inputs are of an operator"),
+        (["--inputs", "{}"], "--inputs needs --operator"),
         ([], "there is nothing to replay"),
     ],
 )

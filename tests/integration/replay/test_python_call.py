@@ -86,12 +86,12 @@ def test_the_commands_own_options_are_there() -> None:
     ("keywords", "message"),
     [
         ({"top": 0}, "top: '0' is not an integer from 1"),
-        ({"exec_mode": "quick"}, "invalid choice exec_mode='quick': there are discrete"),
+        ({"exec_mode": "quick"}, "invalid choice exec_mode='quick': choose from discrete"),
         ({"backward": 1}, "backward=1 is neither True nor False"),
         ({"resume": True}, "resume=True requires the results file to continue: name the file with output="),
         ({"output": "r.txt"}, "r.txt has no known form: end its name in .csv, .json"),
         ({"mode": "no_such"}, "unknown mode 'no_such'"),
-        ({"inputs": {"self": (2,)}}, "inputs= are of an operator: name it with operator="),
+        ({"inputs": {"self": (2,)}}, "inputs= needs operator=: name the operator"),
         ({"inputs": {"self": torch.ones(2)}}, "an argument cannot be a Tensor: give the tensor's shape as a tuple"),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_compiler_of_torch_runs_what_flows(tmp_path: Path) -> None:
     ("mode", "problem"),
     [
         ("reduce-overhead", "reduce-overhead replays CUDA graphs, whose results the next run of a call overwrites"),
-        (("eager", "jit"), "a sequence runs under one mode at a time"),
+        (("eager", "jit"), "--sequence runs under one mode"),
         ("ijt", "unknown mode 'ijt'"),
     ],
 )

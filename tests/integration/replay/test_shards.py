@@ -211,7 +211,7 @@ def test_shards_of_other_options_are_not_one_replay(folder: Path, tmp_path: Path
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1,5/2", "1/9999999"])
 def test_a_file_of_a_shard_that_there_cannot_be_is_refused(shard: str) -> None:
-    with pytest.raises(UserError, match=f"a file says that it is shard {shard}: replay that shard again"):
+    with pytest.raises(UserError, match=f"a file claims to be shard {shard}: replay that shard again"):
         merge_runs([Results([], {"shard": shard}), Results([], {"shard": shard})])
 
 
@@ -240,11 +240,11 @@ def test_shards_of_machines_of_one_kind_are_one_run_and_of_two_kinds_are_not(tmp
     merged = merge_runs([one, other])
     assert merged.header["environment"]["machine"] == "a, b"
     assert [row.added["machine"] for row in merged] == ["a", "a", "b", "b"]
-    with pytest.raises(UserError, match="they have different machine kind"):
+    with pytest.raises(UserError, match="the files have different machine kind"):
         merge_runs([one, shard_of(Machine("b", "another"), 2, slice(2, 4))])
-    with pytest.raises(UserError, match="they have different machine:"):
+    with pytest.raises(UserError, match="the files have different machine:"):
         merge_runs([one, shard_of(Machine("b", "a processor"), 2, slice(1, 4))])
-    with pytest.raises(UserError, match="they are shards of 2 and of 3"):
+    with pytest.raises(UserError, match="the files are shards of 2 and of 3"):
         merge_runs([one, Results(other.rows, {**other.header, "shard": "2/3"})])
     write_results(merged.rows, merged.header, tmp_path / "m.json", force=False)
     assert read_run(tmp_path / "m.json").header["machines"] == {"a": "a processor", "b": "a processor"}

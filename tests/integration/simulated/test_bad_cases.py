@@ -120,7 +120,7 @@ def test_a_device_side_assert_costs_one_row(tmp_path: Path) -> None:
     assert opreplay([str(trace), "--device", "sim:1", "--op", "aten.[cs][oi]*", *few, "-o", str(output)]) == 0
     rows = load_results(output).set_index("op")
     assert rows["status"].to_dict() == {"aten.cos.default": FAILED, "aten.sin.default": OK}
-    assert rows.loc["aten.cos.default", "error"] == f"it ended the use of the device: SIM error: {ASSERT}"
+    assert rows.loc["aten.cos.default", "error"] == f"it made the device unusable: SIM error: {ASSERT}"
 
 
 @on_simulator(SIM_FAIL=f"aten::cos={ASSERT}")
@@ -133,7 +133,7 @@ def test_an_assert_in_a_sequence_costs_that_call(tmp_path: Path) -> None:
     assert result["calls"] == 4
     (lost,) = result["not_replayed"]
     assert (lost["op"], lost["status"], lost["count"]) == ("aten.cos.default", "unsupported", 1)
-    assert lost["reason"] == f"it ended the use of the device: SIM error: {ASSERT}", lost
+    assert lost["reason"] == f"it made the device unusable: SIM error: {ASSERT}", lost
 
 
 @on_simulator(SIM_MEMORY=str(64 * MB))

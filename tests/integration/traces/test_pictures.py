@@ -58,7 +58,7 @@ def test_parts_are_phases_where_there_are_several_else_modules(trace: Trace, det
 
 
 def test_columns_that_there_are_not_and_traces_without_calls_are_a_line(trace: Trace) -> None:
-    with pytest.raises(UserError, match="a picture is not by nosuch: choose op, module"):
+    with pytest.raises(UserError, match="a picture cannot be grouped by nosuch: choose op, module"):
         trace.plot(by="nosuch")
     with pytest.raises(UserError, match="the trace has no calls"):
         replace(trace, calls=trace.calls.iloc[:0]).plot()

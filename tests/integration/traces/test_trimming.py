@@ -60,7 +60,7 @@ def test_steps_are_those_that_the_program_made(tmp_path: Path) -> None:
 def test_a_trace_that_tells_no_steps_is_refused(tiny_trace: Path, tmp_path: Path) -> None:
     old = tmp_path / "old.jsonl"
     old.write_text(re.sub(r',"step_starts_ns":\[[0-9,]*\]', "", tiny_trace.read_text()))
-    with pytest.raises(UserError, match="does not say how many steps"):
+    with pytest.raises(UserError, match="does not contain its number of steps"):
         trimmed(old, tmp_path, TracePart(steps=(0, 1)))
     assert list(tmp_path.iterdir()) == [old]
     with pytest.raises(UserError, match="there is no step 3"):
@@ -155,7 +155,7 @@ def test_a_part_can_be_trimmed_again(tmp_path: Path) -> None:
 def test_what_selects_nothing_says_what_there_is(tiny_trace: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no op matches --op aten.convolutoin.*aten\.convolution"):
         trim(tiny_trace, tmp_path / "t.jsonl", TracePart(ops=("aten.convolutoin*",)))
-    with pytest.raises(UserError, match="no call has all"):
+    with pytest.raises(UserError, match="no call matches all"):
         trim(tiny_trace, tmp_path / "t.jsonl", TracePart(ops=("aten.embedding.default",), phases=("optimizer",)))
 
 

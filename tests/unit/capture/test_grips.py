@@ -392,9 +392,9 @@ def test_functions_that_have_yet_to_run_are_refused_with_the_reason() -> None:
         assert len(list(gripping.streamed(torch.ones(1)))) == 1
         assert asyncio.run(gripping.awaited(torch.ones(1))).tolist() == [1]
     assert grips.refused == {
-        "streamed": "it is a generator: a call of it gives what has yet to run",
-        "awaited": "it is asynchronous: a call of it gives what has yet to run",
-        "streamed_later": "it is asynchronous: a call of it gives what has yet to run",
+        "streamed": "it is a generator: a call returns before the work is done",
+        "awaited": "it is asynchronous: a call returns before the work is done",
+        "streamed_later": "it is asynchronous: a call returns before the work is done",
     }
 
 

@@ -69,7 +69,7 @@ def test_who_listens_in_the_place_of_another_process_or_user_is_not_asked(folder
         assert names(folder) == ["me"]
     with answering(folder, about, pid=os.getppid()) as other:
         assert names(folder) == []
-        with pytest.raises(UserError, match="cannot be asked: another process listens in its place"):
+        with pytest.raises(UserError, match="cannot be reached: another process listens in its place"):
             list(converse(other, TELL))
 
 
@@ -92,14 +92,14 @@ def test_in_the_folder_of_a_user_nobody_else_is_asked(folder: Path) -> None:
         ({**RECORDED, "notes": [1]}, r"notes cannot be \[1\]"),
         ({"answer": DONE, "file": "t.jsonl"}, "steps is missing"),
         ({"answer": ARMED, "position": "far"}, "position cannot be 'far'"),
-        (b"\xff\n", "answers what cannot be read"),
+        (b"\xff\n", "cannot be read"),
         (b"[1]\n", "a message is an object"),
     ],
 )
 def test_an_answer_of_another_form_is_said_in_a_line(folder: Path, answer: Any, reason: str) -> None:
     with answering(folder, answer) as here, pytest.raises(UserError, match=reason) as error:
         record_together([here], {"begins_at": 3}, Reporter("test"))
-    assert str(error.value).startswith(f"process {os.getpid()} answers what cannot be read: ")
+    assert str(error.value).startswith(f"the answer of process {os.getpid()} cannot be read: ")
     assert "\n" not in str(error.value)
     assert "\x1b" not in str(error.value)
 

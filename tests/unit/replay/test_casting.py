@@ -54,9 +54,9 @@ def test_views_of_the_same_memory_stay_so() -> None:
 
 def test_memory_seen_as_of_two_dtypes_is_not_cast() -> None:
     base = torch.zeros(4, 6)
-    with pytest.raises(Unsupported, match="of several dtypes"):
+    with pytest.raises(Unsupported, match="as several dtypes"):
         made(base, base.view(torch.int32))
-    with pytest.raises(Unsupported, match="of several dtypes"):
+    with pytest.raises(Unsupported, match="as several dtypes"):
         made(base, base.view(torch.complex64))
     kept = torch.zeros(4, dtype=torch.int32)
     assert [tensor.dtype for tensor in made(kept, kept.view(torch.int8))] == [torch.int32, torch.int8]

@@ -117,7 +117,7 @@ class _Ranks:
         """
         ranks = [rank_of(header) for header in self.headers]
         if is_ambiguous(ranks):
-            raise UserError("two of its processes are of one rank", "merge only traces of one program")
+            raise UserError("two processes of the trace have the same rank", "merge only traces of one program")
         if any(rank is not None for rank in ranks):
             self.processes = {number: item for number, item in self.processes.items() if ranks[number] is not None}
 

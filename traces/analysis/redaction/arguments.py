@@ -268,7 +268,7 @@ class Redactor:
         is_unknown = bool(parameters) and name not in parameters
         hides = is_own or is_unknown or self._names.hides(signature.op)
         image = self._names.word(name) if hides else name
-        self.note(field, "name of an argument", name, image, "operators whose names stay have these")
+        self.note(field, "name of an argument", name, image, "argument of an operator whose name stays")
         return image
 
     def _items(self, items: Mapping[Any, Any], at: Position) -> dict[Any, Any]:

@@ -84,9 +84,9 @@ class TableRedactor(NamedTuple):
 
     def _note(self, field: str, kind: str, text: str, image: str) -> None:
         if self.report is not None:
-            label, why = _REASONS.get(kind, ("header", "versions, hardware and settings set the times"))
+            label, why = _REASONS.get(kind, ("header", "versions, hardware and settings determine times"))
             if field == "context.settings":
-                label, why = "setting", "torch's settings set the times"
+                label, why = "setting", "torch's settings determine times"
             asked = kind == "model" and self.policy.keeps(MODEL)
             self.report.add_text(field, label, text, image, ASKED if asked else why)
 

@@ -49,7 +49,7 @@ class Policy:
 def check_kept(kinds: tuple[str, ...]) -> frozenset[str]:
     """Return the kinds to keep; raise `UserError` for an unknown one."""
     if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise UserError(f"--keep {unknown[0]} is nothing that is redacted", f"choose from {', '.join(KINDS)}")
+        raise UserError(f"--keep {unknown[0]} is unknown", f"choose from {', '.join(KINDS)}")
     return frozenset(kinds)
 
 

@@ -194,9 +194,7 @@ class Redaction:
         hidden = call is None or call.kind == FUNCTION or self.names.hides(call.op)
         names = [name if KERNEL.fullmatch(name) and not hidden else self.names.word(name) for name in record.names]
         for name, image in zip(record.names, names, strict=True):
-            self._redactor.note(
-                "kernels.names", "kernel", name, image, "names of kernels of operators whose names stay"
-            )
+            self._redactor.note("kernels.names", "kernel", name, image, "kernel of an operator whose name stays")
         yield from self._plain(record, names=names)
 
     def _entered(self, record: Entered) -> Iterator[Record]:
@@ -372,7 +370,7 @@ def redact(
             for item in redaction.records(record):
                 writer.write(item)
         if reader.missing is not None and not partial:
-            raise UserError(reader.missing, "--partial takes it so")
+            raise UserError(reader.missing, "redact it with --partial")
     kept, unknown = dict(redaction.kept), dict(reader.unknown)
     return RedactedFile(calls, report, kept, unknown, _whole_values(header), reader.missing)
 

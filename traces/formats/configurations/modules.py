@@ -271,7 +271,7 @@ def _check_made(function: Any, args: Any, kwargs: Any) -> None:
         kwargs["device"] = torch.device("meta")
     results = function(*args, **kwargs)
     if any(leaf.nbytes > MADE_BYTES for leaf in leaves(results) if isinstance(leaf, torch.Tensor)):
-        raise ValueError("it makes a tensor that takes memory")
+        raise ValueError("it creates a tensor in memory")
 
 
 def _on_meta(tree: Any) -> Any:

@@ -25,7 +25,7 @@ GRAPH = ("--exec-mode", "graph")
         ),
         ((*GRAPH, "--mode", "compile:cudagraphs"), "captures what compile:cudagraphs runs, which is a CUDA graph"),
         ((*GRAPH, "--reference", "cudagraph"), "captures what cudagraph runs, which is a CUDA graph already"),
-        ((*GRAPH, "--backward"), "cannot capture a backward, which runs on the stream of its forward"),
+        ((*GRAPH, "--backward"), "cannot capture a backward pass, which runs on the stream of its forward pass"),
     ],
 )
 def test_a_graph_in_a_graph_is_refused_in_one_line(tiny_trace: Path, options: tuple[str, ...], told: str) -> None:
@@ -43,7 +43,7 @@ def test_on_a_cpu_a_row_says_what_the_mode_is(tiny_trace: Path, tmp_path: Path) 
     assert "nothing ran with --mode reduce-overhead: " in done.stderr
     rows = load_results(output).set_index("mode")
     assert rows.loc["reduce-overhead", "status"] == rows.loc["cudagraph", "status"] == "unsupported"
-    told = "it is compile with CUDA graphs, and cpu has none: take compile"
+    told = "it needs CUDA graphs, which cpu does not support: use compile"
     assert rows.loc["reduce-overhead", "error"] == told
     assert rows.loc["cudagraph", "error"] == "cudagraph runs on cuda, not on cpu"
 

@@ -144,9 +144,9 @@ def test_a_damaged_run_is_listed_as_one(kept: Path, tmp_path: Path) -> None:
 def test_parts_stand_beside_each_other_and_repeats_become_one(tmp_path: Path) -> None:
     whole = made_run(1, cases=4, repeats=1)
     parts = [Results(whole.rows[:2], HEADER), Results(whole.rows[2:], HEADER)]
-    with pytest.raises(UserError, match="two of them are the same run"):
+    with pytest.raises(UserError, match="two of the files are the same run"):
         merge_runs([whole, made_run(1, cases=4, repeats=1)])
-    with pytest.raises(UserError, match="do not say what their times are of"):
+    with pytest.raises(UserError, match="do not describe what was timed"):
         merge_runs([replace(part, header={}) for part in parts])
     assert list(merge_runs(parts).rows) == list(whole.rows)
     other = made_run(2, cases=4, repeats=2)
@@ -170,7 +170,7 @@ def test_parts_stand_beside_each_other_and_repeats_become_one(tmp_path: Path) ->
 )
 def test_times_of_other_machines_do_not_mix(changed: dict[str, object]) -> None:
     run = made_run(1, cases=2)
-    with pytest.raises(UserError, match="they have different"):
+    with pytest.raises(UserError, match="the files have different"):
         merge_runs([run, Results(run.rows, {**HEADER, **changed})])
 
 

@@ -316,7 +316,7 @@ SEED = json.dumps({"schemaVersion": 1, "traceEvents": GPU, "traceName": "x"}).en
     [
         (SEED[:-40], "it is cut"),
         (SEED[:40], "it is cut"),
-        (b'{"traceEvents": [' + b"[" * 100_000, "nests too deep"),
+        (b'{"traceEvents": [' + b"[" * 100_000, "is nested too deeply"),
         (b'{"traceEvents": [{"name": "' + b"x" * (40 << 20) + b'"}]}', "longer than 16 MB"),
         (b'{"traceEvents": [{"ts": ' + b"9" * 5000 + b"}]}", "digits"),
         (b'{"traceEvents": [1 2]}', "got '2'"),

@@ -18,7 +18,7 @@ REFUSED = {
     "malformed/11_utf16.json": "text in UTF-16",
     "malformed/21_empty.json": "is empty",
     "malformed/23_git_lfs_pointer.json": "a git LFS pointer",
-    "malformed/25_deep.json": "it nests too deep",
+    "malformed/25_deep.json": "it is nested too deeply",
     "mluops/nms__case_0.prototxt": "a prototxt",
     "npukernelbench/npukernelbench_level0_18_ne_scalar.json": "JSON lines with the members id, name",
     "nvbench/test_ref.json": "a result of nvbench",

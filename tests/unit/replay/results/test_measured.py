@@ -114,7 +114,10 @@ def test_what_the_other_replay_could_not_run_counts_for_nothing() -> None:
     ("base", "told"),
     [
         (distilled(trace_hash="other"), "not a replay of the same distilled trace"),
-        (Results(distilled().rows, {**distilled().header, "unusual": ["bfloat16"]}), "the baseline is of bfloat16"),
+        (
+            Results(distilled().rows, {**distilled().header, "unusual": ["bfloat16"]}),
+            "the baseline was made with bfloat16",
+        ),
     ],
 )
 def test_a_replay_of_something_else_is_no_baseline(base: Results, told: str) -> None:

@@ -293,7 +293,7 @@ def test_the_command_writes_pictures(saved: Path) -> None:
             "one.json --kind modes -o one.json",
             "one.json is not a picture's name: end it in one of .svg, .pdf, .png",
         ),
-        ("one.json --kind history -o x.svg", "--kind history draws several runs: name 2 or more"),
+        ("one.json --kind history -o x.svg", "--kind history needs several runs: name 2 or more"),
         ("one.json plain.json --kind roofline -o x.svg", "--kind roofline draws 1 run, not 2: draw one at a time"),
         ("one.json --kind modes --over bytes -o x.svg", "--kind modes does not take --over bytes: leave it out"),
         (
@@ -320,7 +320,7 @@ def test_the_command_writes_pictures(saved: Path) -> None:
         ),
         (
             "one.json plain.json --kind history -o x.svg",
-            "plain does not say when it was made: take runs that opreplay wrote",
+            "plain does not contain the time of its run: take runs that opreplay wrote",
         ),
     ],
 )
