@@ -80,7 +80,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     )
     add_output(parser, ".py file to write", required=True)
     add_options(parser, Cut)
-    add_reading(parser, "also read a cut or damaged trace, as far as possible")
+    add_reading(parser)
 
 
 def _mode(text: str) -> str:

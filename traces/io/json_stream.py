@@ -38,7 +38,7 @@ class TooLong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What to do with items of the list that are not JSON.
+    """Policy for items of the list that are not JSON.
 
     mark : name of a member that all items have, by which the item after a broken one is found
     skip : called with the reason and the number of broken items in a row

@@ -1,4 +1,4 @@
-"""What files that are not traces are, by their beginning, and what to do with them."""
+"""Kinds of files that are not traces, recognized by their beginning, and the advice for each."""
 
 from __future__ import annotations
 
