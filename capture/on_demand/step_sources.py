@@ -49,7 +49,7 @@ class StepSource(ABC):
 
 
 class ThreadState(threading.local):
-    """Where a thread is.
+    """Position of a thread in its steps.
 
     Attributes
     ----------

@@ -202,7 +202,7 @@ def _without_storage() -> torch.Tensor:
 def argument_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """Return a tensor for each tensor in the record of a call's arguments, in order.
 
-    Those that packed parameters are recorded with have no storage of their own.
+    The tensors of packed parameters have no separate storage.
     """
     values = (*args, *kwargs.values())
     if torch.ScriptObject in map(type, values):

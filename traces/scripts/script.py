@@ -136,7 +136,7 @@ MOST_THREADS = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class ScriptFunction:
-    """What a script runs.
+    """The function that a script runs.
 
     title : ASCII sentence that describes it
     source : statements that define `OPERATOR`, after all imports
