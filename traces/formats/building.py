@@ -7,6 +7,7 @@ the numbers that signatures and calls hold.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ import torch
 from opgrip.traces.formats.operator_schemas import schemas_of
 from opgrip.traces.io.foreign_files import Losses, formats
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, encode, map_leaves, tensors
+from opgrip.traces.schema.json_values import device_name
 from opgrip.traces.schema.records import (
     NO_STORAGE,
     OPERATOR,
@@ -29,7 +31,10 @@ from opgrip.traces.schema.records import (
     Thread,
     Values,
 )
+from opgrip.traces.schema.tensor_specs import DTYPES, contiguous
 from opgrip.traces.values import ValueModel, fit
+from opgrip.traces.values.exact import Constant
+from opgrip.traces.values.floats import Floats
 
 
 @dataclass(slots=True)
@@ -111,6 +116,43 @@ def split(
 
 def _number(spec: TensorSpec) -> int:
     return NO_STORAGE if spec.storage is None else spec.storage
+
+
+MOST_SIZE = 1 << 62
+"""limit of sizes, strides and offsets, and of the elements of a tensor"""
+
+
+def tensor_of(
+    shape: Any, dtype: Any, stride: Any = None, device: Any = "cpu", offset: Any = 0, requires_grad: Any = False
+) -> TensorSpec:
+    """Return the tensor that values of a file describe; raise `ValueError` if they describe none.
+
+    dtype : dtype, or its name with or without `torch.`
+    stride : strides in elements, None for a contiguous tensor
+    """
+    sizes = tuple(shape) if isinstance(shape, list | tuple) else None
+    kind = DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    if sizes is None or not isinstance(kind, torch.dtype):
+        raise ValueError(f"unknown dtype: {str(dtype)[:40]}" if sizes is not None else "a tensor has no shape")
+    if not all(map(_is_size, sizes)):
+        raise ValueError("a tensor's size is not a number of elements")
+    strides = contiguous(sizes) if stride is None else tuple(stride) if isinstance(stride, list | tuple) else ()
+    if len(strides) != len(sizes) or not all(map(_is_size, (*strides, offset, math.prod(sizes)))):
+        raise ValueError("a tensor cannot be read")
+    with_gradients = requires_grad is True and (kind.is_floating_point or kind.is_complex)
+    return TensorSpec(sizes, strides, kind, device_name(device), offset=offset, requires_grad=with_gradients)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < MOST_SIZE
+
+
+def model_of_moments(mean: Any, std: Any, low: Any, high: Any) -> ValueModel:
+    """Return a model of floats with these statistics; raise `FormatError` if values cannot have them."""
+    bounds = {"mean": mean, "std": std, "low": low, "high": high}
+    model = Constant(mean) if low == high else Floats(**bounds, zeros=0.0, nan=0.0, inf=0.0, minus_inf=0.0)
+    model.check()
+    return model
 
 
 BLOCK = 4096

@@ -21,7 +21,7 @@ from typing import IO, Any
 import torch
 
 from opgrip.cli.plugins import needed
-from opgrip.traces.formats.building import NO_DEVICE, NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
+from opgrip.traces.formats.building import NO_DEVICE, NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, tensor_of
 from opgrip.traces.formats.operator_schemas import registered
 from opgrip.traces.formats.parquet_files import MAGIC, MARK, footer_of, open_parquet
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
@@ -183,12 +183,7 @@ def _tensor(*args: Any, **words: Any) -> TensorSpec:
     layout = rest[0] if rest and not strides else words.get("layout", torch.strided)
     if layout is not torch.strided:
         raise ValueError("unsupported: sparse tensor (the file does not have its contents)")
-    sizes = tuple(shape)
-    stride = tuple(strides[0] if strides else contiguous(sizes))
-    whole = all(type(size) is int and 0 <= size < 1 << 62 for size in (*sizes, *stride))
-    if not whole or len(sizes) != len(stride) or not isinstance(dtype, torch.dtype):
-        raise ValueError("a tensor cannot be read")
-    return TensorSpec(sizes, stride, dtype, "cpu")
+    return tensor_of(shape, dtype, strides[0] if strides else None)
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:

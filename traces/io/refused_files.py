@@ -61,9 +61,7 @@ _KINDS: Sequence[tuple[re.Pattern[bytes], FileKind]] = [
         (rb".{6}\0\0\{\"", "a file of safetensors", _RECORD),
         (rb"\s*<(?:!doctype html|html)", "an HTML page", "download the file itself"),
         (rb"\s*<\?xml", "XML", LISTED),
-        (rb'\s*\{[^\n]*"event_type":\s*"(?:compilation|launch|autotune)', "a log of tritonparse", _RECORD),
         (rb'\s*\{.*"nvbench"\s*:', "a result of nvbench", _RECORD),
-        (rb'\s*\{.*"dump_data_dir"\s*:', "a dump of msProbe", _RECORD),
         (rb'\s*\{.*"trace_hash"\s*:', "a result of opreplay", _RESULTS),
         (rb"(?:\s*#[^\n]*\n)*(?:\s*\w+\s*:[^\n{]*\n)*\s*\w+\s*:?\s*\{\s*\w+\s*[:{]", "a prototxt", _RECORD),
         (

@@ -21,6 +21,11 @@ needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="files of other tools 
 needs_cases = pytest.mark.skipif(not CASES.is_dir(), reason="cases from the field are not next to this checkout")
 
 
+def case_files(pattern: str) -> list[Path]:
+    """Return the cases' files that match a pattern, sorted by name; empty if there are none."""
+    return sorted((CASES / "files").glob(pattern))
+
+
 def data_files(pattern: str) -> list[Path]:
     """Return the files that match a pattern below the folder, sorted by name; empty if there are none."""
     return sorted(DATA.glob(pattern))
