@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -100,6 +100,8 @@ MADE_BYTES = 1 << 20
 """largest size in bytes of a tensor with memory that torch makes of numbers; a file's own arguments have no memory"""
 CUTTING = re.compile(r".*(split|chunk)|torch\.combinations")
 """Functions that allocate a requested number of results before they call an operator."""
+VALUES = "_opgrip_values"
+"""attribute of a meta tensor: number of its value model"""
 PREFIX = "torch.nn."
 OF_FUNCTIONS = {"torch.": torch, "torch.nn.functional.": nn.functional, "torch.Tensor.": torch.Tensor}
 
@@ -135,14 +137,15 @@ class MetaRecording:
         self._device = device
         self._unbounded = unbounded
         self._calls = 0
+        self._watch: _Watch | None = None
 
     def module(self, name: str, build: Arguments, arguments: Arguments) -> Iterator[Recorded]:
         """Yield the calls of one forward pass of a new module; raise `ValueError` if there is no such module."""
         with self._running() as watch:
-            args, kwargs = _on_meta((build.args, build.kwargs))
+            args, kwargs = on_meta((build.args, build.kwargs))
             module = module_names()[name](*args, **kwargs)
             with watch.paths(name, module):
-                args, kwargs = _on_meta((arguments.args, arguments.kwargs))
+                args, kwargs = on_meta((arguments.args, arguments.kwargs))
                 watch.record = True
                 module(*args, **kwargs)
         yield from watch.calls
@@ -150,12 +153,32 @@ class MetaRecording:
     def function(self, name: str, arguments: Arguments) -> Iterator[Recorded]:
         """Yield the calls of a function; raise `ValueError` if there is no such function."""
         with self._running() as watch:
-            args, kwargs = _on_meta((arguments.args, arguments.kwargs))
-            if CUTTING.fullmatch(name) and any(type(leaf) is int and leaf > PIECES for leaf in leaves((args, kwargs))):
-                raise ValueError(f"it asks for more than {PIECES:,} pieces")
+            args, kwargs = on_meta((arguments.args, arguments.kwargs))
+            check_pieces(name, (args, kwargs))
             watch.record = True
             function_names()[name](*args, **kwargs)
         yield from watch.calls
+
+    def tensors(self, tree: Any) -> Any:
+        """Return arguments with meta tensors; raise `ValueError` if torch cannot make one."""
+        with self._running():
+            return on_meta(tree)
+
+    @contextmanager
+    def running(self) -> Iterator[list[Recorded]]:
+        """Record the calls that a block makes on meta tensors in the list that it receives."""
+        with self._running() as self._watch:
+            self._watch.record = True
+            yield self._watch.calls
+
+    def whole(self, op: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a function in the block of `running`, and record an operator in place of the ones that it calls."""
+        assert self._watch is not None, "it is called in a block of `running`"
+        count = len(self._watch.calls)
+        result = function(*args, **kwargs)
+        del self._watch.calls[count:]
+        self._watch.keep(op, (args, kwargs))
+        return result
 
     @contextmanager
     def _running(self) -> Iterator[_Watch]:
@@ -195,13 +218,18 @@ class _Watch(TorchDispatchMode):
         if any(value.type.kind() == "ListType" for value in function._schema.returns):
             _check_pieces(taken)
         if self.record:
-            counts = Counter(tensor.untyped_storage()._cdata for tensor in taken)
-            shared = [storage for storage, count in counts.items() if count > 1]
-            spec_args, spec_kwargs = map_leaves(lambda leaf: self._told(leaf, shared), tree)
-            self.calls.append(Recorded(str(function), spec_args, spec_kwargs, *self._stack[-1]))
+            self.keep(str(function), tree)
         if _has_memory(function, tree, taken):
             _check_made(function, args, kwargs or {})
         return function(*args, **kwargs or {})
+
+    def keep(self, op: str, tree: Any) -> None:
+        """Add a call to the recorded ones; `tree` has its positional and its named arguments."""
+        taken = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
+        counts = Counter(tensor.untyped_storage()._cdata for tensor in taken)
+        shared = [storage for storage, count in counts.items() if count > 1]
+        args, kwargs = map_leaves(lambda leaf: self._told(leaf, shared), tree)
+        self.calls.append(Recorded(op, tuple(args), kwargs, *self._stack[-1]))
 
     def paths(self, name: str, module: nn.Module) -> ExitStack:
         """Track the path of the running module, below the name that the file has for the whole."""
@@ -235,10 +263,21 @@ class _Watch(TorchDispatchMode):
             self._device,
             offset=int(leaf.storage_offset()),
             requires_grad=leaf.requires_grad,
+            # a view or a tensor that was written holds other values
+            values=getattr(leaf, VALUES, None) if leaf._version == 0 else None,
             storage=shared.index(storage) if storage in shared else None,
             conj=leaf.is_conj(),
             neg=leaf.is_neg(),
         )
+
+
+def check_pieces(name: str, arguments: Any) -> None:
+    """Raise `ValueError` if a function is asked for more results than fit in memory.
+
+    name : name of the function, as in `function_names`
+    """
+    if CUTTING.fullmatch(name) and any(type(leaf) is int and leaf > PIECES for leaf in leaves(arguments)):
+        raise ValueError(f"it asks for more than {PIECES:,} pieces")
 
 
 def _check_pieces(tensors: Iterable[torch.Tensor]) -> None:
@@ -274,7 +313,7 @@ def _check_made(function: Any, args: Any, kwargs: Any) -> None:
         raise ValueError("it creates a tensor in memory")
 
 
-def _on_meta(tree: Any) -> Any:
+def on_meta(tree: Any) -> Any:
     """Return arguments with meta tensors; devices that a file names, as strings too, become meta."""
 
     def made(leaf: Any) -> Any:
@@ -284,6 +323,7 @@ def _on_meta(tree: Any) -> Any:
             return leaf
         assert leaf.stride is not None, "a configuration only has strided tensors"
         tensor = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device="meta")
+        setattr(tensor, VALUES, leaf.values)
         return tensor.requires_grad_(leaf.requires_grad)
 
     return map_leaves(made, tree)

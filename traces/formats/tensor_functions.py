@@ -1,0 +1,170 @@
+"""Functions that a program's text may call by name, and its operators, on meta tensors, numbers and lists.
+
+These are the functions of tensors of `configurations/modules.py`, operators whose first argument is a tensor, and the
+functions of `CREATING` and `PLAIN`.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from opgrip.errors import one_line
+from opgrip.traces.formats.configurations.modules import PIECES, MetaRecording, check_pieces, function_names, on_meta
+from opgrip.traces.formats.operator_schemas import operator_name, schemas_of
+from opgrip.traces.schema.json_values import LIMIT
+from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS
+
+MOST_ITEMS = 1000
+"""Elements of a list that a program joins from others."""
+OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
+    getattr(ast, kind): getattr(operator, name)
+    for kind, name in re.findall(
+        r"(\w+)=(\w+)",
+        "Add=add Sub=sub Mult=mul Div=truediv FloorDiv=floordiv Mod=mod Pow=pow MatMult=matmul BitAnd=and_ BitOr=or_ "
+        "BitXor=xor LShift=lshift RShift=rshift Eq=eq NotEq=ne Lt=lt LtE=le Gt=gt GtE=ge USub=neg UAdd=pos "
+        "Invert=invert Not=not_ Is=is_ IsNot=is_not",
+    )
+}
+IN_PLACE = {
+    ast.Add: operator.iadd,
+    ast.Sub: operator.isub,
+    ast.Mult: operator.imul,
+    ast.Div: operator.itruediv,
+    ast.BitAnd: operator.iand,
+    ast.BitOr: operator.ior,
+}
+CREATING = (
+    *("arange", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "rand", "randint", "randn"),
+    *("randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"),
+)
+"""Functions of torch that make tensors of numbers; torch does not count them among functions of tensors."""
+PLAIN: Mapping[str, Callable[..., Any]] = {
+    **{function.__name__: function for function in (abs, bool, float, int, len, list, max, min, round, sum, tuple)},
+    **{f"math.{name}": getattr(math, name) for name in ("ceil", "exp", "floor", "log", "log2", "prod", "sqrt")},
+    "torch.finfo": torch.finfo,
+    "torch.iinfo": torch.iinfo,
+    "torch.Size": torch.Size,
+    "slice": slice,
+}
+"""Functions of numbers, lists and types."""
+CONSTANTS = {
+    **{f"torch.{name}": value for name, value in (*DTYPES.items(), *LAYOUTS.items(), *MEMORY_FORMATS.items())},
+    **{f"{space}.{name}": getattr(math, name) for space in ("math", "torch") for name in ("inf", "nan", "pi", "e")},
+    "inf": math.inf,
+    "nan": math.nan,
+}
+METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
+"""Methods of tensors that make others, which torch does not count among functions of tensors either."""
+SYMBOLS = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"),
+    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift", "irshift"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "neg", "invert", "getitem", "setitem"),
+)
+OPERATOR_METHODS: Mapping[str, Callable[..., Any]] = {
+    f"__{name}__": getattr(operator, f"__{name}__") for name in SYMBOLS
+}
+"""Methods of tensors that programs write as operators."""
+OPERATOR_PATH = re.compile(
+    r"torch\.(?:ops\.aten\.(?!_(?:add|remove)_batch_dim|_reshape_alias|_sparse|_nested)\w+(?:\.\w+)?"
+    r"|(?:(?:_C\._)?(?:linalg|fft|special)\.)?[a-z]\w*)"
+)
+"""Paths of functions that are operators, without those that trust their arguments."""
+WITHOUT_EFFECT = frozenset(
+    f"torch.{name}" for name in ("_C._set_grad_enabled", "set_grad_enabled", "_assert_async", "_C._log_api_usage_once")
+)
+WHOLE = {"torch.nn.functional.scaled_dot_product_attention": "aten.scaled_dot_product_attention.default"}
+"""Functions that are operators, which choose the operators that they run by the device."""
+
+
+class EndOfReading(ValueError):
+    """The calls after a statement cannot be known."""
+
+
+def run_function(name: str, recording: MetaRecording, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the result of a function by its path, `torch.nn.functional.relu`.
+
+    Raise `ValueError` if it is not one that may run.
+    """
+    name = re.sub(r"^torch\.functional\.", "torch.", re.sub(r"^torch\._C\._nn\.", "torch.nn.functional.", name))
+    if name in WITHOUT_EFFECT:
+        return None
+    if name.endswith("_enter_autocast"):
+        raise EndOfReading("autocast, which changes the dtypes of all later calls")
+    if name == "torch.device":
+        return torch.device("meta")
+    if name == "range":
+        if len(args) > 3 or not all(type(item) is int for item in args) or len(range(*args)) > PIECES:
+            raise ValueError("unsupported: a loop of this many steps")
+        return range(*args)
+    if name in PLAIN:
+        return checked(PLAIN[name](*args, **kwargs))
+    function = functions().get(name) or _operator_named(name)
+    if function is None:
+        raise ValueError(f"not a function of tensors that is read: {name[:100]}")
+    check_pieces(name, (args, kwargs))
+    args, kwargs = on_meta((args, kwargs))
+    if name in WHOLE:
+        return recording.whole(WHOLE[name], function, args, kwargs)
+    return function(*args, **kwargs)
+
+
+def checked(value: Any) -> Any:
+    """Return a number that fits in 64 bits, or another value."""
+    if isinstance(value, int) and not -LIMIT <= value < LIMIT:
+        raise ValueError("an integer has more than 64 bits")
+    return value
+
+
+def operated(function: Callable[..., Any], *operands: Any) -> Any:
+    """Return the result of an operator on tensors, numbers, or lists that are joined."""
+    if any(isinstance(operand, torch.Tensor) for operand in operands):
+        return function(*operands)
+    if function in (operator.is_, operator.is_not, operator.eq, operator.ne, operator.not_):
+        return function(*operands)
+    if function is operator.add and all(isinstance(operand, list | tuple) for operand in operands):
+        if sum(map(len, operands)) > MOST_ITEMS:
+            raise ValueError(f"it joins lists of more than {MOST_ITEMS:,} elements")
+    elif not all(isinstance(operand, bool | int | float | complex) for operand in operands):
+        raise ValueError("unsupported: an operator on values that are not numbers")
+    elif function in (operator.pow, operator.lshift) and isinstance(operands[1], int) and abs(operands[1]) > 64:
+        raise ValueError("an integer has more than 64 bits")
+    try:
+        return checked(function(*operands))
+    except (ArithmeticError, TypeError) as error:
+        raise ValueError(one_line(error)) from error
+
+
+@lru_cache
+def functions() -> Mapping[str, Callable[..., Any]]:
+    """Return functions of tensors by their paths; methods begin with `torch.Tensor.`."""
+    of_modules = {
+        f"torch.nn.functional.{name}": item
+        for name, item in vars(torch.nn.functional).items()
+        if getattr(item, "__module__", "") == "torch.nn.functional" and callable(item) and not name.startswith("_")
+    }
+    creating = {f"torch.{name}": getattr(torch, name) for name in CREATING}
+    methods = {f"torch.Tensor.{name}": getattr(torch.Tensor, name) for name in METHODS}
+    return {**of_modules, **function_names(), **creating, **methods}
+
+
+def _operator_named(name: str) -> Any:
+    """Return the operator of a path such as `torch.ops.aten.add.Tensor` or `torch.linalg.norm` if it takes a tensor
+    first.
+    """
+    if not OPERATOR_PATH.fullmatch(name):
+        return None
+    path = operator_name(name).replace("::", ".")
+    schemas = schemas_of(path)
+    if not schemas or not schemas[0].arguments or "Tensor" not in str(schemas[0].arguments[0].type):
+        return None
+    packet, _, overload = path.removeprefix("aten.").partition(".")
+    found = getattr(torch.ops.aten, packet)
+    return getattr(found, overload) if overload else found
