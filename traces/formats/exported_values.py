@@ -26,6 +26,8 @@ _BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mult: lambda left, right: left * right,
     ast.FloorDiv: lambda left, right: left // right,
     ast.Mod: lambda left, right: left % right,
+    ast.Div: lambda left, right: left // right if left % right == 0 else -1,
+    ast.Pow: lambda left, right: left ** min(max(right, 0), 62),
 }
 _FUNCTIONS: dict[str, Callable[[int, int], int]] = {
     "FloorDiv": lambda left, right: left // right,

@@ -1,117 +1,33 @@
-"""Definitions and workloads of FlashInfer-Bench, and the torch operator that corresponds to each kernel.
+"""Definitions and workloads of FlashInfer-Bench and SOL-ExecBench, and the torch operators that do what a kernel does.
 
 A data set is a folder. `definitions/**/NAME.json` names the axes of a kernel's inputs and outputs and has its reference
 as Python text. `workloads/**/NAME.jsonl` has the sizes of the axes of each workload, and refers to its values in
-safetensors files. A workload becomes a call if a torch operator does the same as its kernel: by the kind of the kernel,
-or because the reference is a single operator call. The reference is parsed and never run.
+safetensors files. SOL-ExecBench has a folder per kernel, with `definition.json` and `workload.jsonl`.
+
+A workload becomes the call of the torch operator that does the same as its kernel, or the calls of its reference.
 """
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from opgrip.errors import UserError
 from opgrip.traces.formats.building import NO_DEVICE, NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, fit_values
+from opgrip.traces.formats.configurations.modules import MetaRecording
+from opgrip.traces.formats.exported_values import size_of
 from opgrip.traces.formats.flashinfer_folders import write_folder
-from opgrip.traces.formats.operator_inputs import literal
+from opgrip.traces.formats.flashinfer_kernels import calls_of_kernel
 from opgrip.traces.formats.operator_schemas import NoOverload, registered, schemas_of
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
 from opgrip.traces.io.tensor_file import read_foreign_tensor
 from opgrip.traces.schema.arguments import FormatError, TensorSpec
-from opgrip.traces.schema.records import Record
+from opgrip.traces.schema.records import Record, Scope
 from opgrip.traces.schema.tensor_specs import DTYPES, contiguous
-
-MOST_TEXT = 1 << 16
-"""Characters of a reference that is parsed."""
-EPSILON = re.compile(r"\b(?:EPS|eps|epsilon)\s*=\s*([0-9.]+(?:[eE]-?[0-9]+)?)\b")
-
-Arguments = Mapping[str, Any]
-Call = tuple[str, list[Any], dict[str, Any]]
-
-
-def call_of_kernel(definition: Mapping[str, Any], arguments: Arguments) -> Call:
-    """Return the operator that corresponds to a kernel, with its arguments; raise `NoOverload` if none does."""
-    kind, reference = definition.get("op_type"), definition.get("reference")
-    call = _call_of_reference(reference, arguments) if isinstance(reference, str) else None
-    if call is None and isinstance(kind, str) and kind in KERNELS:
-        call = KERNELS[kind](arguments, reference if isinstance(reference, str) else "")
-    if call is None:
-        raise NoOverload(f"no operator of torch corresponds to this {str(kind)[:60]}")
-    return call
-
-
-def _gemm(arguments: Arguments, reference: str) -> Call | None:
-    """Multiply A (M, K) by the transpose of B (N, K)."""
-    match list(arguments.values()):
-        case [TensorSpec() as left, TensorSpec() as right] if len(left.shape) == len(right.shape) == 2:
-            return ("aten.linear.default", [left, right], {}) if left.shape[1] == right.shape[1] else None
-    return None
-
-
-def _rmsnorm(arguments: Arguments, reference: str) -> Call | None:
-    """Divide rows by their root mean square and multiply by a weight; kernels that add before are excluded."""
-    tensors = [value for value in arguments.values() if isinstance(value, TensorSpec)]
-    numbers = [value for value in arguments.values() if isinstance(value, float)]
-    if len(tensors) != 2 or len(numbers) + 2 != len(arguments) or len(numbers) > 1:
-        return None
-    rows, weight = tensors
-    if not rows.shape or weight.shape != rows.shape[-1:]:
-        return None
-    written = EPSILON.search(reference)
-    try:
-        epsilon = numbers[0] if numbers else float(written[1]) if written else None
-    except ValueError:
-        epsilon = None
-    return "aten.rms_norm.default", [rows, list(weight.shape), weight, epsilon], {}
-
-
-KERNELS: dict[str, Callable[[Arguments, str], Call | None]] = {"gemm": _gemm, "rmsnorm": _rmsnorm}
-"""Kinds of kernels that correspond to an operator of torch."""
-
-
-def _call_of_reference(text: str, arguments: Arguments) -> Call | None:
-    """Return the only call of a reference such as `def run(x): return torch.ops.aten.relu.default(x)`, else None."""
-    if len(text) > MOST_TEXT or "torch.ops." not in text:
-        return None
-    try:
-        body = [item for item in ast.parse(text).body if not isinstance(item, ast.Import)]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    match body:
-        case [ast.FunctionDef(name="run", body=[ast.Return(value=ast.Call() as node)])]:
-            path = ast.unparse(node.func).split(".") if _is_path(node.func) else []
-        case _:
-            return None
-    if len(path) != 5 or path[:2] != ["torch", "ops"]:
-        return None
-    try:
-        kwargs = {word.arg or "": _value(word.value, arguments) for word in node.keywords}
-        return ".".join(path[2:]), [_value(item, arguments) for item in node.args], kwargs
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-
-
-def _is_path(node: ast.expr) -> bool:
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return isinstance(node, ast.Name)
-
-
-def _value(node: ast.expr, arguments: Arguments) -> Any:
-    match node:
-        case ast.Name(id=name) if name in arguments:
-            return arguments[name]
-        case ast.List(elts=items):
-            return [_value(item, arguments) for item in items]
-        case ast.Tuple(elts=items):
-            return tuple(_value(item, arguments) for item in items)
-    return literal(node)
-
 
 MOST_FILES = 10_000
 MOST_WORKLOADS = 1_000_000
@@ -122,6 +38,9 @@ PARENTS = 4
 """Folders above a file that are searched for the definitions."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 WORKLOAD = re.compile(rb'"definition"\s*:\s*"')
+PROBLEM, WORKLOADS = "definition.json", "workload.jsonl"
+"""files of a folder of SOL-ExecBench"""
+CUSTOM = "values of inputs of type custom: code of the file makes them, which is not run, so they are drawn as needed"
 LARGEST = 1 << 62
 
 
@@ -135,12 +54,14 @@ class DataSet:
 
     file : file or folder to read
     root : the folder, or None for a file outside of such a folder
+    recording : runs the functions that references call on meta tensors
     models : numbers of value models by file, key and tensor of the stored values
     stored_bytes : bytes of stored values read so far
     """
 
     file: ForeignFile
     root: Path | None
+    recording: MetaRecording
     definitions: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     models: dict[tuple[str, str, TensorSpec], int | None] = field(default_factory=dict)
     stored_bytes: int = 0
@@ -169,18 +90,30 @@ class DataSet:
 
 def recognizes(head: Head) -> bool:
     if head.path.is_dir():
-        return (head.path / "definitions").is_dir() and (head.path / "workloads").is_dir()
+        return all((head.path / name).is_dir() for name in ("definitions", "workloads")) or bool(_problems(head.path))
     start = head.start
     if start.lstrip()[:1] != b"{":
         return False
     if all(f'"{name}"'.encode() in start for name in ("op_type", "axes", "inputs", "outputs")):
         return True
-    return WORKLOAD.search(first := start.partition(b"\n")[0]) is not None and b'"workload"' in first
+    first = start.partition(b"\n")[0]
+    return (WORKLOAD.search(first) is not None and b'"workload"' in first) or _is_bare(first)
+
+
+def _is_bare(line: bytes) -> bool:
+    """Return True for a workload of SOL-ExecBench, which does not name its definition."""
+    return all(f'"{name}"'.encode() in line for name in ("uuid", "axes", "inputs")) and not WORKLOAD.search(line)
+
+
+def _problems(path: Path) -> list[Path]:
+    """Return the folders of kernels of SOL-ExecBench: the folder itself or those in it."""
+    folders = (path, *sorted(islice(path.glob("*/"), MOST_FILES)))
+    return [folder for folder in folders if (folder / PROBLEM).is_file() and (folder / WORKLOADS).is_file()]
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
     """Yield one call per workload that is a call of an operator."""
-    data_set = DataSet(file, _root_of(file.path))
+    data_set = DataSet(file, _root_of(file.path), MetaRecording("cpu", file.unbounded))
     builder = RecordBuilder("flashinfer", file.losses)
     seen: set[tuple[str, str]] = set()
     for name, workload in _workloads(data_set):
@@ -193,11 +126,12 @@ def read(file: ForeignFile) -> Iterator[Record]:
         if len(seen) > MOST_WORKLOADS and not file.unbounded:
             raise file.refusal(f"it has more than {MOST_WORKLOADS:,} workloads")
         try:
-            call = _call(data_set, builder, data_set.definition(name), workload)
+            calls = _calls(data_set, builder, data_set.definition(name), workload)
         except (NoCall, NoOverload) as error:
             file.losses.skip(name[:200], str(error))
             continue
-        builder.add_call(*call)
+        for call in calls:
+            builder.add_call(*call, scope=Scope(0, "", "", "forward", function=name[:200]))
         yield from builder.ready()
     yield from builder.end()
 
@@ -210,12 +144,19 @@ def _root_of(path: Path) -> Path | None:
 def _workloads(data_set: DataSet) -> Iterator[tuple[str, Any]]:
     """Yield each workload with the name of its definition."""
     file = data_set.file
+    if file.path.is_dir() and data_set.root != file.path:
+        for folder in _problems(file.path):
+            yield from _problem(data_set, folder)
+        return
     if file.path.is_dir():
         paths = sorted(islice(file.path.glob("workloads/**/*.jsonl"), MOST_FILES))
         for path in paths:
             yield from _lines(ForeignFile(path, file.losses, file.unbounded))
         return
     first = next(iter(file.lines()), "")
+    if _is_bare(first.encode()) or (file.path.name == PROBLEM and file.path.parent in _problems(file.path.parent)):
+        yield from _problem(data_set, file.path.parent, file.path if file.path.name != PROBLEM else None)
+        return
     if WORKLOAD.search(first.encode()):
         yield from _lines(file)
         return
@@ -230,10 +171,25 @@ def _workloads(data_set: DataSet) -> Iterator[tuple[str, Any]]:
         yield from _lines(ForeignFile(path_of_workloads, file.losses, file.unbounded))
 
 
-def _lines(file: ForeignFile) -> Iterator[tuple[str, Any]]:
+def _problem(data_set: DataSet, folder: Path, workloads: Path | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield the workloads of a folder of SOL-ExecBench with the name of its definition."""
+    losses, unbounded = data_set.file.losses, data_set.file.unbounded
+    if not (folder / PROBLEM).is_file():
+        raise UserError(f"{workloads} does not name its definition", f"put its {PROBLEM} into the same folder")
+    definition = _definition(ForeignFile(folder / PROBLEM, losses, unbounded))
+    name = str(definition.get("name"))
+    data_set.definitions[name] = definition
+    yield from _lines(ForeignFile(workloads or folder / WORKLOADS, losses, unbounded), name)
+
+
+def _lines(file: ForeignFile, name: str | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield each workload with the name of its definition, or with `name` if it does not name one."""
     for line in file.lines():
         if line.strip():
             form = file.parse(line)
+            if name is not None and isinstance(form, dict) and "workload" not in form:
+                yield name, form
+                continue
             if not isinstance(form, dict) or not isinstance(form.get("definition"), str):
                 raise file.damage("a line is not a workload")
             yield form["definition"], form.get("workload")
@@ -246,9 +202,9 @@ def _definition(file: ForeignFile) -> dict[str, Any]:
     return form
 
 
-def _call(
+def _calls(
     data_set: DataSet, builder: RecordBuilder, definition: Mapping[str, Any], workload: Any
-) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
     if not isinstance(workload, dict):
         raise NoCall("the workload is not an object")
     sizes = _sizes(definition, workload)
@@ -259,28 +215,40 @@ def _call(
         name: _argument(data_set, builder, spec, sizes, sources.get(name, {"type": "random"}))
         for name, spec in inputs.items()
     }
-    op, args, kwargs = call_of_kernel(definition, arguments)
-    call = registered(op, args, kwargs, data_set.file.losses)
-    if not schemas_of(call.op):
-        raise NoOverload(f"{op[:60]} is not registered")
-    return call.op, call.args, call.kwargs
+    calls = []
+    for op, args, kwargs in calls_of_kernel(definition, arguments, data_set.recording):
+        call = registered(op, args, kwargs, data_set.file.losses)
+        if not schemas_of(call.op):
+            raise NoOverload(f"{op[:60]} is not registered")
+        calls.append((call.op, call.args, call.kwargs))
+    return calls
 
 
 def _sizes(definition: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[str, int]:
     axes, values = definition.get("axes"), workload.get("axes")
     if not isinstance(axes, dict) or not isinstance(values, dict):
         raise NoCall("the axes are not an object")
-    sizes = {}
+    sizes: dict[str, int] = {}
     for name, axis in axes.items():
         size = values.get(name)
         if isinstance(axis, dict) and axis.get("type") == "const":
             size = axis.get("value")
+        if isinstance(axis, dict) and axis.get("type") == "expr":
+            size = _size_of(axis.get("expression"), sizes | values)
         if size is None:
             raise NoCall("no workload gives the sizes of its axes")
         if type(size) is not int or not 0 <= size < LARGEST:
             raise NoCall("the size of an axis is not a number of elements")
         sizes[name] = size
     return sizes
+
+
+def _size_of(expression: Any, sizes: Mapping[str, Any]) -> int:
+    known = {name: size for name, size in sizes.items() if type(size) is int}
+    try:
+        return size_of(expression, known)
+    except (ValueError, TypeError) as error:
+        raise NoCall("the size of an axis cannot be computed") from error
 
 
 def _argument(
@@ -304,6 +272,8 @@ def _argument(
         raise NoCall(f"undefined axis: {unknown[0][:40]}")
     shape = tuple(sizes[name] for name in names)
     tensor = TensorSpec(shape, contiguous(shape), dtype, "cpu")
+    if source.get("type") == "custom" and CUSTOM not in data_set.file.losses.defaults:
+        data_set.file.losses.defaults.append(CUSTOM)
     if source.get("type") != "safetensors":
         return tensor
     return _with_values(data_set, builder, tensor, source)
@@ -343,7 +313,7 @@ def _model(data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, name: 
 
 formats.register("flashinfer")(
     Format(
-        "FlashInfer-Bench's definitions and workloads: a folder, JSON or JSON Lines",
+        "FlashInfer-Bench's and SOL-ExecBench's definitions and workloads: a folder, JSON or JSON Lines",
         recognizes,
         read,
         write_folder=write_folder,

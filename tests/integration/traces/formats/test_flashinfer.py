@@ -12,11 +12,13 @@ import torch
 from optional import optional
 from programs import SHIPPED_TRACES, run_command, succeed
 
-from opgrip.errors import FormatError
+from opgrip.errors import FormatError, UserError
+from opgrip.replay import replay
 from opgrip.traces import Trace, TraceReader, load
 from opgrip.traces.io.foreign_files import Losses, format_of, formats
 from opgrip.traces.io.tensor_file import read_foreign_tensor, write_foreign_tensors
 from opgrip.traces.schema.arguments import TensorSpec, leaves
+from opgrip.traces.schema.records import Signature
 from opgrip.traces.values import fit
 
 GEMM = {
@@ -185,6 +187,85 @@ def test_a_reference_is_never_run(tmp_path: Path, text: str) -> None:
     path = data_set(tmp_path, definition, lines=workload("gemm_n64_k32", {"M": 1}))
     (told,) = skipped(path)
     assert "no operator of torch corresponds" in told
+
+
+def problem(folder: Path, change: dict[str, Any] | None = None) -> Path:
+    """Write a kernel of SOL-ExecBench with two workloads, and return its folder."""
+    folder.mkdir(parents=True)
+    definition = {
+        "name": "moe_combine",
+        "op_type": None,
+        "axes": {
+            "batch": {"type": "var"},
+            "hidden": {"type": "const", "value": 8},
+            "tokens": {"type": "expr", "expression": "batch * 3"},
+        },
+        "custom_inputs_entrypoint": "make",
+        "inputs": {
+            "rows": {"shape": ["batch", "hidden"], "dtype": "float32"},
+            "outputs": {"shape": ["tokens", "hidden"], "dtype": "float32"},
+            "index": {"shape": ["tokens"], "dtype": "int64"},
+        },
+        "outputs": {"y": {"shape": ["batch", "hidden"], "dtype": "float32"}},
+        "reference": "import torch\n\n\n@torch.no_grad()\ndef run(rows, outputs, index):\n    assert index.min() >= 0\n"
+        "    rows.index_add_(dim=0, index=index, source=outputs)\n    return rows\n",
+        **(change or {}),
+    }
+    (folder / "definition.json").write_text(json.dumps(definition, indent=2))
+    inputs = {name: {"type": "custom"} for name in definition["inputs"]}
+    lines = [json.dumps({"uuid": f"u{size}", "axes": {"batch": size}, "inputs": inputs}) for size in (2, 5)]
+    (folder / "workload.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.mark.parametrize("part", [".", "definition.json", "workload.jsonl"])
+def test_kernels_of_sol_execbench_are_the_calls_of_their_references(tmp_path: Path, part: str) -> None:
+    path = problem(tmp_path / "a") / part
+    assert format_of(path) == "flashinfer"
+    reader = TraceReader(path)
+    trace = load(path, reader=reader)
+    assert trace.calls["op"].tolist() == ["aten.index_add_.default"] * 2
+    assert trace.calls["function"].tolist() == ["moe_combine"] * 2
+    assert [[leaf.shape for leaf in tensors_of(item)] for item in trace.signatures] == [
+        [(2, 8), (6,), (6, 8)],
+        [(5, 8), (15,), (15, 8)],
+    ]
+    assert any("not run" in text for text in reader.losses.defaults)
+    assert {row.status for row in replay(path, device="cpu", iterations=1)} == {"ok"}
+
+
+def tensors_of(signature: Signature) -> list[TensorSpec]:
+    return [leaf for leaf in leaves(signature.args) if isinstance(leaf, TensorSpec)]
+
+
+def test_a_folder_of_kernels_of_sol_execbench_is_read_whole(tmp_path: Path) -> None:
+    problem(tmp_path / "set" / "a")
+    problem(tmp_path / "set" / "b", {"name": "other", "reference": "def run(rows, outputs, index):\n    os.abort()\n"})
+    reader = TraceReader(tmp_path / "set")
+    assert len(load(tmp_path / "set", reader=reader).calls) == 2
+    ((name, reason),) = reader.losses.skipped
+    assert (name, "os.abort: not a function of tensors" in reason) == ("other", True)
+
+
+@pytest.mark.parametrize(
+    ("axis", "reason"),
+    [
+        ({"type": "expr", "expression": "batch ** batch ** batch * nothing"}, "cannot be computed"),
+        ({"type": "expr", "expression": "__import__('os')"}, "cannot be computed"),
+        ({"type": "expr", "expression": 3}, "cannot be computed"),
+    ],
+)
+def test_axes_that_cannot_be_computed_are_counted(tmp_path: Path, axis: dict[str, Any], reason: str) -> None:
+    axes = {"batch": {"type": "var"}, "hidden": {"type": "const", "value": 8}, "tokens": axis}
+    (told,) = skipped(problem(tmp_path / "a", {"axes": axes}))
+    assert reason in told
+
+
+def test_workloads_without_their_definition_say_what_is_missing(tmp_path: Path) -> None:
+    path = problem(tmp_path / "a") / "workload.jsonl"
+    path.with_name("definition.json").unlink()
+    with pytest.raises(UserError, match=r"put its definition\.json into the same folder"):
+        load(path)
 
 
 def written(trace: Trace, folder: Path) -> Losses:
