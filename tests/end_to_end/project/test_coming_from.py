@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ from programs import ROOT, run_command, succeed
 from opgrip.replay import load_results
 from opgrip.replay.comparison.results_store import Store
 from opgrip.traces import load
+
+sys.path.insert(0, str(ROOT / "tests/support/fuzz"))
+
+from foreign_seeds import BUILDERS
 
 DOCUMENT = ROOT / "docs" / "coming-from.md"
 SPAN = re.compile(r"`([^`]+)`")
@@ -51,6 +56,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = {"torch.add": {"config": [{"input": [{"args": [tensor, tensor], "kwargs": {}} for tensor in tensors]}]}}
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     run("opgrip", "trace", "convert", "script.jsonl", "dataset", "--to", "flashinfer")
+    for name in ("aiter", "tritonparse", "graphnet", "flashinfer", "msprobe"):
+        BUILDERS[name](path)
     for name in ("results.json", "again.json"):
         run("opreplay", "script.jsonl", "--iterations", "3", "--top", "3", "-o", name)
     return path

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from foreign_data import data_files
+from foreign_data import case_files, data_files
 from optional import is_installed
 from torch import nn
 
@@ -99,6 +99,7 @@ def _written(name: str, folder: Path, trace: Path) -> Iterator[Path]:
 
 def _real(name: str) -> list[Path]:
     paths = [path for pattern in REAL.get(name, ()) for path in data_files(pattern)]
+    paths += [path for pattern in CASES.get(name, ()) for path in case_files(pattern)]
     return [path for path in paths if path.stat().st_size < REAL_BYTES][:MOST_REAL]
 
 
@@ -109,6 +110,8 @@ REAL = {
     "tritonbench": ("tritonbench/*.txt",),
 }
 """locations of real files of formats, next to this checkout"""
+CASES = {"aiter": ("aiter/*.csv",)}
+"""the same in the folder of cases"""
 
 
 def _nothing(folder: Path) -> list[Path]:
@@ -180,6 +183,117 @@ def _onnx(folder: Path) -> list[Path]:
     return [folder / "model.onnx"]
 
 
+def _aiter(folder: Path) -> list[Path]:
+    path = folder / "shapes.csv"
+    path.write_text(
+        "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,us\n"
+        "64,256,128,False,torch.bfloat16,torch.bfloat16,False,False,7.5\n"
+        "8,16,32,True,torch.float16,torch.float32,False,False,1.5\n"
+    )
+    return [path]
+
+
+def _tritonparse(folder: Path) -> list[Path]:
+    path = folder / "launches.ndjson"
+    code = "@triton.jit\ndef scale(x_ptr, count, BLOCK: tl.constexpr):\n    pass\n"
+    source = {"file_path": "/home/user/kernels.py", "start_line": 3, "end_line": 5, "code": code}
+    compiled = {"metadata": {"hash": "7f", "name": "scale"}, "file_path": {}, "python_source": source}
+    tensor = {"type": "tensor", "shape": [8, 8], "dtype": "torch.float32", "device": "cuda:0", "stride": [8, 1]}
+    launch = {
+        "event_type": "launch",
+        "pid": 7,
+        "name": "scale",
+        "grid": [4],
+        "compilation_metadata": {"hash": "7f", "num_warps": 4, "num_stages": 3, "num_ctas": 1},
+        "extracted_args": {
+            "x_ptr": {**tensor, "storage_offset": 0, "data_ptr": "0x7f16bfe00000"},
+            "count": {"type": "int", "value": 64},
+            "BLOCK": {"type": "int", "value": 16},
+        },
+        "stack": [{"line": 12, "name": "main", "filename": "/home/user/train.py", "loc": "scale[grid](x, 64, 16)"}],
+    }
+    events = [{"event_type": "compilation", "pid": 7, "payload": compiled}, launch, launch]
+    path.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    return [path]
+
+
+def _graphnet(folder: Path) -> list[Path]:
+    path = folder / "graph"
+    path.mkdir()
+    (path / "model.py").write_text(
+        "import torch\n\n\nclass GraphModule(torch.nn.Module):\n"
+        "    def forward(self, L_x_: torch.Tensor, L_w_: torch.nn.parameter.Parameter):\n"
+        "        l_x_ = L_x_\n"
+        "        y = torch._C._nn.linear(l_x_, L_w_, None);  l_x_ = None\n"
+        "        y += 1;  z = y;  y = None\n"
+        "        part = z[(slice(None, None, None), 0)]\n"
+        "        return (torch.nn.functional.relu(part, inplace=True),)\n"
+    )
+    tensors = {"L_x_": ([2, 3, 4], 0.0, 1.0), "L_w_": ([5, 4], 0.01, 0.2)}
+    (path / "weight_meta.py").write_text(
+        "".join(
+            f'class Program_weight_tensor_meta_{name}:\n\tname = "{name}"\n\tshape = {shape}\n'
+            f'\tdtype = "torch.float32"\n\tdevice = "cuda:0"\n\tmean = {mean}\n\tstd = {std}\n\tdata = None\n\n'
+            for name, (shape, mean, std) in tensors.items()
+        )
+    )
+    return [path]
+
+
+def _problem(folder: Path) -> list[Path]:
+    """Return a kernel of SOL-ExecBench."""
+    path = folder / "problem"
+    path.mkdir()
+    definition = {
+        "name": "softmax_h8",
+        "op_type": None,
+        "axes": {
+            "rows": {"type": "var"},
+            "columns": {"type": "const", "value": 8},
+            "count": {"type": "expr", "expression": "rows * columns"},
+        },
+        "custom_inputs_entrypoint": "get_inputs",
+        "inputs": {
+            "x": {"shape": ["rows", "columns"], "dtype": "bfloat16"},
+            "scales": {"shape": ["count"], "dtype": "float32"},
+        },
+        "outputs": {"y": {"shape": ["rows", "columns"], "dtype": "bfloat16"}},
+        "reference": "import torch\n\n\n@torch.no_grad()\ndef run(x, scales):\n    rows, columns = x.shape\n"
+        "    scaled = x.to(torch.float32) * scales.view(rows, columns)\n"
+        "    return torch.softmax(scaled, dim=-1).to(x.dtype)\n",
+    }
+    (path / "definition.json").write_text(json.dumps(definition, indent=2))
+    inputs = {"x": {"type": "custom"}, "scales": {"type": "custom"}}
+    workloads = [{"uuid": f"w{rows}", "axes": {"rows": rows}, "inputs": inputs} for rows in (1, 64)]
+    (path / "workload.jsonl").write_text("".join(f"{json.dumps(item)}\n" for item in workloads))
+    return [path]
+
+
+def _msprobe(folder: Path) -> list[Path]:
+    path = folder / "dump.json"
+    tensor = {"type": "torch.Tensor", "dtype": "torch.float32", "requires_grad": True}
+    image = {**tensor, "shape": [2, 3, 8, 8], "Max": 1.0, "Min": 0.0, "Mean": 0.5, "Norm": 11.3}
+    weight = {**tensor, "shape": [4, 3, 3, 3], "Max": 0.2, "Min": -0.2, "Mean": 0.0, "Norm": 1.2}
+    calls = {
+        "Functional.conv2d.0.forward": {
+            "input_args": [image, weight, None, [{"type": "int", "value": 1}, {"type": "int", "value": 1}]],
+            "input_kwargs": {},
+            "output": [],
+        },
+        "Tensor.__iadd__.0.forward": {"input_args": [image, image], "input_kwargs": {}, "output": []},
+        "Functional.relu.0.forward": {
+            "input_args": [image],
+            "input_kwargs": {"inplace": {"type": "bool", "value": True}},
+            "output": [],
+        },
+        "Module.conv1.Conv2d.forward.0": {"input_args": [image], "input_kwargs": {}, "output": []},
+        "Functional.relu.0.backward": {"input": [image], "output": [image]},
+    }
+    dump = {"task": "statistics", "level": "mix", "framework": "pytorch", "dump_data_dir": None, "data": calls}
+    path.write_text(json.dumps(dump, indent=1))
+    return [path]
+
+
 def _ring(folder: Path) -> list[Path]:
     with Capture(folder / "t.jsonl", last=20, force=True) as capture:
         tensor = torch.ones(3, requires_grad=True)
@@ -210,5 +324,10 @@ BUILDERS: dict[str, Callable[[Path], list[Path]]] = {
     "chakra_json": _chakra_json,
     "onnx": _onnx,
     "ring": _ring,
+    "aiter": _aiter,
+    "tritonparse": _tritonparse,
+    "graphnet": _graphnet,
+    "flashinfer": _problem,
+    "msprobe": _msprobe,
 }
 """functions that make files of a format in a folder, by format name"""
