@@ -8,8 +8,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 from programs import run_command, succeed
 
+from opgrip.capture.torch_compat.registrations import registered_by
 from opgrip.replay.operators.admission import module_of
 from opgrip.traces import load
 
@@ -104,3 +106,12 @@ def test_a_file_is_named_by_its_module() -> None:
     assert module_of("/a/kernels.cpython-311-x86_64-linux-gnu.so") == "kernels"
     assert module_of("/a/train.py") == "train"
     assert module_of("vllm._C") == "vllm._C"
+
+
+def test_the_module_of_a_triton_operator_is_found() -> None:
+    @torch.library.triton_op("own_triton::twice", mutates_args={})
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    assert registered_by(torch.ops.own_triton.twice.default) == __name__
+    assert registered_by(torch.ops.aten.add.Tensor) is None
