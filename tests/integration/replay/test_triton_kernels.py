@@ -69,7 +69,7 @@ def test_a_recorded_launch_writes_what_the_program_s_did(kernels: ModuleType, tm
     ("signature", "reason"),
     [
         (launch_of(module="os"), "not trusted"),
-        (launch_of(module="__main__", name="popen"), "in no trusted module"),
+        (launch_of(module="__main__", name="popen"), "not trusted"),
         (launch_of("add"), "no function add"),
         (launch_of("grids"), "no function grids"),
         (launch_of("missing"), "no function missing"),
