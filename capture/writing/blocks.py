@@ -186,9 +186,13 @@ class Blocks:
         if self.recorder.kernels is not None:
             self.recorder.kernels.note(self._threads[mode.number], mode.idents, signature, starts, table[:, 2])
         self.newest = max(self.newest, *flows) if flows else self.newest
+        self._count(signature, own, perturbed)
+
+    def _count(self, signature: Sequence[int], own: int, perturbed: Runs) -> None:
+        """Count the calls of a written block, `own` of which the program made, and those that are perturbed."""
         marks = self.recorder.signatures.marks
         with self._counting:
-            self.calls += len(table)
+            self.calls += len(signature)
             if marks:
                 self.marks.update(number for number in signature if number in marks)
             self._in_flight -= own

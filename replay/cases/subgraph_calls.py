@@ -91,8 +91,6 @@ def _sizes_vary(signature: Signature) -> bool:
 
 
 DETACH = "aten.detach.default"
-
-
 _Result: TypeAlias = tuple[int, int]
 """a result, as the number of the call and the index of the tensor"""
 

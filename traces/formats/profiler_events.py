@@ -97,7 +97,7 @@ class OperatorKernels:
         self.device_ns.update(other.device_ns)
 
 
-class Columns:
+class EventColumns:
     """Table of 64-bit integers, one array per column."""
 
     def __init__(self, *names: str) -> None:
@@ -130,8 +130,8 @@ class EventTable:
     """
 
     def __init__(self) -> None:
-        self.kernels = Columns("correlation", "name", "start", "duration")
-        self.launches = Columns("start", "external", "name")
+        self.kernels = EventColumns("correlation", "name", "start", "duration")
+        self.launches = EventColumns("start", "external", "name")
         self.graph_launches: dict[int, tuple[int, tuple[str, str]]] = {}
         self.capture_begins: list[int] = []
         self.capture_ends: list[int] = []
@@ -143,7 +143,7 @@ class EventTable:
         self._described: list[Slice] = []
         self._threads: dict[tuple[str, str], int] = {}
         self._thread_names: dict[tuple[str, str], str] = {}
-        self._columns = Columns("thread", "slice", "start", "duration", "external", "sequence")
+        self._columns = EventColumns("thread", "slice", "start", "duration", "external", "sequence")
 
     def __len__(self) -> int:
         return len(self._columns) + len(self.kernels) + len(self.launches)
