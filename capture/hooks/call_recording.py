@@ -180,6 +180,23 @@ class CallRecording(ThreadMode):
         self._end_search(began)
         return node, argument_storages
 
+    def _find_after(
+        self, error: Exception, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[CallPoint | None, Storages | None]:
+        """Return the call point and the storages of a call whose test failed on a nested tensor.
+
+        Count any other call that could not be looked up.
+        """
+        try:
+            if not any(tensor.is_nested for tensor in argument_tensors(args, kwargs)):
+                raise error
+            node, argument_storages = self._find(func, args, kwargs)
+            self.last = node
+        except Exception as reason:
+            self.recorder.lost.drop(str(func), reason)
+            return None, None
+        return node, argument_storages
+
     def _look_up(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], argument_storages: Storages
     ) -> CallPoint:

@@ -90,8 +90,7 @@ class RecordingMode(CallRecording):
                 node, argument_storages = self._find(func, args, kwargs or NOTHING)
             self.last = node
         except Exception as error:
-            self.recorder.lost.drop(str(func), error)
-            node = None
+            node, argument_storages = self._find_after(error, func, args, kwargs or NOTHING)
         if node is None or argument_storages is None:
             return func(*args, **(kwargs or {}))
         self.started = start = perf_counter_ns()

@@ -94,6 +94,15 @@ def test_set_gives_a_tensor_the_memory_of_its_source_at_every_call(tmp_path: Pat
     assert all(storages[0] not in (memory, NO_STORAGE) and storages[1:] == [memory, memory] for storages in calls)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_operator_of_plain_tensors_is_recorded_for_nested_ones_too(tmp_path: Path) -> None:
+    plain, nested = torch.ones(2, 3), torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+    trace = captured(tmp_path, lambda: [torch.relu(x) for _ in range(8) for x in (plain, plain, nested)])
+    assert trace.end is not None
+    assert not trace.end.dropped
+    assert len(trace.calls) == 24
+
+
 class Logged(torch.Tensor):
     """Subclass without `__torch_dispatch__` that counts what is done with it."""
 
