@@ -182,12 +182,12 @@ def _no_match(what: str, patterns: Sequence[str], flag: str, names: Iterable[Any
     distinct = sorted({str(name) for name in names} - {""})
     if not distinct:
         return NothingSelectedError(problem, f"the trace names no {what}")
-    wider = f"*{patterns[0]}*"
-    if any(matches(name, (wider,)) for name in distinct):
-        return NothingSelectedError(problem, f"a pattern matches whole names: try {flag} '{wider}'")
     near = nearest(patterns[0], distinct)
     others = " and others" if len(distinct) > len(near) else ""
-    return NothingSelectedError(problem, f"the trace has {', '.join(map(repr, near))}{others}")
+    wider = f"*{patterns[0]}*"
+    hint = f"; a pattern matches whole names, so try {flag} '{wider}'"
+    is_part = any(matches(name, (wider,)) for name in distinct)
+    return NothingSelectedError(problem, f"the trace has {', '.join(map(repr, near))}{others}{hint if is_part else ''}")
 
 
 MOST_REASONS = 3
