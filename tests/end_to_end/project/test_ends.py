@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from forks import run_forked
 from programs import hear_ctrl_c, program_path, run_command
 
 import opgrip
@@ -32,7 +33,7 @@ def test_a_reader_that_goes_is_no_error_of_any_command(command: str, tiny_trace:
 def test_a_full_device_is_one_line() -> None:
     command = [program_path("opgrip"), "trace", "info", "trace:faster_rcnn"]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+        done = run_forked(command, terminal=full.fileno())
     assert done.returncode == 2
     assert done.stderr == "opgrip trace info: error: the output cannot be written: no space left on device\n"
 

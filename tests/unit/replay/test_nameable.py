@@ -48,7 +48,7 @@ for schema in torch._C._jit_get_all_schemas():
 @pytest.fixture(scope="module")
 def operators() -> list[Any]:
     """Return all overloads that torch itself registers."""
-    lines = run_python("-c", LIST, fresh=True).stdout.splitlines()
+    lines = run_python("-c", LIST).stdout.splitlines()
     overloads = []
     for namespace, packet, overload in (re.split("::| ", line) for line in lines):
         function = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload, None)
