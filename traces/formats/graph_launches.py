@@ -14,7 +14,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from opgrip.traces.formats.profiler_events import EventTable, OperatorKernels, ProfiledCall, ProfilerEvent, calls_of
+from opgrip.traces.formats.profiler_events import (
+    EventTable,
+    OperatorKernels,
+    ProfiledCall,
+    ProfilerEvent,
+    Slice,
+    calls_of,
+)
 
 MOSTLY = 0.5
 """share of the device's time in graph launches from which the other calls do not represent a program"""
@@ -118,15 +125,21 @@ class GraphCalls:
         self._launches: list[_Launch] = []
         joined_ns = matched_ns = device_ns = 0
         by_launch = _kernels_by_launch(table)
+        turns: Counter[tuple[Slice, ...]] = Counter()
         for correlation, (start_ns, thread) in sorted(table.graph_launches.items(), key=lambda item: item[1][0]):
             kernels = by_launch.get(correlation, [])
             device_ns += sum(duration for _, duration in kernels)
             names = [name for name, _ in kernels]
             fitting = [graph for graph in graphs if graph.launches_these(names)]
-            if len(fitting) != 1:
-                skip("graph launch", f"its {len(names)} kernels fit {len(fitting) or 'none'} of the captured graphs")
+            contents = {tuple(call.event.slice for call, _ in graph.calls) for graph in fitting}
+            if len(contents) != 1:
+                fit = f"{len(contents)} different" if contents else "none"
+                skip("graph launch", f"its {len(names)} kernels fit {fit} of the captured graphs")
                 continue
-            (graph,) = fitting
+            # layers of a model are often graphs of equal calls, and are launched in the order of their captures
+            (content,) = contents
+            graph = fitting[turns[content] % len(fitting)]
+            turns[content] += 1
             ordered = [kernels[place] for place in _paired(graph.launches, names)]
             matched_ns += sum(duration for _, duration in kernels)
             joined_ns += sum(ordered[place][1] for _, launches in graph.calls for place in launches)

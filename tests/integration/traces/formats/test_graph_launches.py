@@ -124,8 +124,23 @@ def test_launches_that_fit_no_capture_or_several_are_counted(tmp_path: Path) -> 
     ]
     assert other.doubts[0].startswith("96 % of the device's time is in graph launches")
     later = [{**item, "ts": item["ts"] + 1000} for item in captured()]
-    several = joined(path, write(tmp_path / "several.json", [*captured(), *later]))
-    assert several.end.dropped[0].reason == "its 2 kernels fit 2 of the captured graphs"
+    large = [
+        {**item, "args": {**item["args"], "Input Dims": [[9]]}} if "aten" in item["name"] else item for item in later
+    ]
+    several = joined(path, write(tmp_path / "several.json", [*captured(), *large]))
+    assert several.end.dropped[0].reason == "its 2 kernels fit 2 different of the captured graphs"
+
+
+def test_graphs_of_equal_calls_are_launched_in_turn(tmp_path: Path) -> None:
+    def layer(number: int, start: float) -> list[dict[str, Any]]:
+        module = event("python_function", f"nn.Module: Layer_{number}", start + 99, 70)
+        outer = event("python_function", "nn.Module: Model_0", start + 98, 90)
+        return [outer, module, *({**item, "ts": item["ts"] + start} for item in captured())]
+
+    capture = write(tmp_path / "capture.json", [*layer(0, 0), *layer(1, 1000)])
+    calls = joined(write(tmp_path / "a.json", EXECUTION), capture).calls
+    modules = calls["module"][calls["op"] == "aten.neg.default"]
+    assert modules.tolist() == ["Layer_0", "Layer_1"]
 
 
 def test_other_files_are_refused_as_captures(tmp_path: Path) -> None:
