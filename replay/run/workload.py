@@ -271,8 +271,11 @@ def _versions(packages: tuple[str, ...]) -> dict[str, list[str]]:
 OUT_OF_MEMORY = "out of memory"
 """start of the reason of a row that ran out of memory"""
 
-_NO_KERNEL = re.compile(r"implementation for device \S+ not found|not compiled with (?:gpu|cuda)", re.IGNORECASE)
-"""messages of extensions (mmcv's registry, builds without CUDA) for errors that torch reports as NotImplementedError"""
+_NO_KERNEL = re.compile(
+    r"implementation for device \S+ not found|not compiled with (?:gpu|cuda)|accelerator device when none is available",
+    re.IGNORECASE,
+)
+"""messages for a missing kernel or device: of mmcv's registry, of builds without CUDA, of torch for pinned memory"""
 
 _NO_DERIVATIVE = re.compile(r"(?:the )?derivative for .+? is not implemented")
 """message of autograd for an operator or argument without a derivative"""

@@ -70,7 +70,12 @@ def test_a_lack_of_memory_that_a_compiler_wraps_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["roi_align_forward_impl: implementation for device xpu:0 not found.\n", "Not compiled with GPU support"]
+    "said",
+    [
+        "roi_align_forward_impl: implementation for device xpu:0 not found.\n",
+        "Not compiled with GPU support",
+        "Cannot access accelerator device when none is available.",
+    ],
 )
 def test_an_extension_without_a_kernel_for_the_device_is_unsupported(said: str) -> None:
     assert describe_failure(RuntimeError(said)) == ("unsupported", f"RuntimeError: {said.strip()}")
