@@ -10,6 +10,7 @@ import torch
 from openmmlab_models import NARROW
 from optional import needs, optional
 from programs import run_command, succeed
+from shortened import slow_except
 from small_models import SMALL_PROGRAMS, TRANSFORMERS_PROGRAMS, SmallProgram
 
 from opgrip.capture import Capture
@@ -54,15 +55,14 @@ SMALL = ("--input-size", "64", "--batch-size", "1")
 # docs/capture.md explains these two, which the command cannot infer from the counts
 APART = ("activation checkpointing", "per-sample gradients")
 AUDITED_ABOVE = ("detector",)
-SECOND_TRANSFORMERS = ("gpt-2", "t5", "vit")
-"""models left to the slow tests: bert is quick, and `test_undisturbed.py` counts the operators of all"""
 AUDITED = sorted({*SMALL_PROGRAMS, *TRANSFORMERS_PROGRAMS} - {*APART, *AUDITED_ABOVE})
 
 
 @pytest.mark.parametrize("run", ["train", pytest.param("predict", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name in SECOND_TRANSFORMERS else name for name in AUDITED],
+    # importing transformers takes three seconds; `test_undisturbed.py` counts the operators of one of its models
+    slow_except([name for name in AUDITED if name not in TRANSFORMERS_PROGRAMS], AUDITED),
 )
 def test_small_models_leave_nothing_unexplained(tmp_path: Path, name: str, run: str) -> None:
     if name in TRANSFORMERS_PROGRAMS:
