@@ -41,7 +41,7 @@ def main() -> None:
         off = [key for key in common if abs(busy[key] / quiet.value[key] - 1) > WITHIN]
         rows = max(len(quiet.value), 1)
         print(
-            f"beside {burners}: {1 - len(off) / rows:.1%} of {len(quiet.value)} rows within {WITHIN:.0%} of the quiet "
+            f"next to {burners}: {1 - len(off) / rows:.1%} of {len(quiet.value)} rows within {WITHIN:.0%} of the quiet "
             f"median or not counted; {len(common) / rows:.1%} counted"
         )
 

@@ -108,7 +108,7 @@ def _dispatcher_name(op: str) -> str:
 def explanation(name: str, torch_calls: int, trace_calls: int) -> str | None:
     """Return the reason why a capture or torch's record functions do not see an operator; None if unknown."""
     if name.startswith("profiler::"):
-        return "marks of the profiler, which itself makes others"
+        return "marks of record_function, which the profiler records in another form"
     if torch_calls < trace_calls:
         return NOT_TOLD.get(name)
     if name in NOT_DISPATCHED:

@@ -175,7 +175,7 @@ class _Taker:
 
     def _add_name(self, name: str, thing: Any) -> str:
         if self.names.setdefault(name, thing) is not thing:
-            raise CannotHold(f"two different things of the name {name}")
+            raise CannotHold(f"two different objects with the name {name}")
         return name
 
     def _dict(self, value: Mapping[Any, Any]) -> dict[Any, Any]:

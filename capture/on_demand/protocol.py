@@ -68,7 +68,7 @@ class MessageSocket:
         try:
             message = json.loads(line)
         except RecursionError as error:
-            raise ValueError("a message of too many brackets") from error
+            raise ValueError("a message with too many nested brackets") from error
         if not isinstance(message, dict):
             raise ValueError("a message is an object")
         return message

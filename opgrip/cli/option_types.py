@@ -122,8 +122,8 @@ def byte_count(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GB")
     count = int(float(match[1]) * UNITS[match[2]])
     if count < LEAST_BYTES:
-        least = f"{LEAST_BYTES >> 20} MiB is the least"
-        raise argparse.ArgumentTypeError(f"{text!r} is {count:,} bytes, and {least}: give more, with a unit, as in 8GB")
+        least = f"at least {LEAST_BYTES >> 20} MiB is needed"
+        raise argparse.ArgumentTypeError(f"{text!r} is {count:,} bytes, but {least}: add a unit, as in 8GB")
     return count
 
 

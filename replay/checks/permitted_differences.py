@@ -297,9 +297,9 @@ def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
     if _constant(ours, theirs):
         return "the same number in all elements, where the reference's differ"
     if _farther(_two_sample, ours, theirs, _two_sample_bound(len(ours), theirs.numel())):
-        return "its numbers are distributed otherwise than the reference's"
+        return "its numbers have a different distribution than the reference's"
     if _farther(_ranks, ours, theirs, sqrt(log(2 / FALSE_ALARM) / (2 * max(len(ours), 1)))):
-        return "its numbers lie otherwise than the reference's in the same places"
+        return "its numbers are in a different order than the reference's"
     return None
 
 

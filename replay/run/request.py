@@ -73,11 +73,11 @@ class Shard:
         return f"{self.number:0{len(str(self.count))}d}-of-{self.count}"
 
     def bounds_us(self, total_us: int) -> tuple[int, int]:
-        """Return the start and end of the shard's piece of a line of this length."""
+        """Return the start and end of the shard's part of a total time."""
         return total_us * (self.number - 1) // self.count, total_us * self.number // self.count
 
     def has_part_of(self, cost_us: int) -> bool:
-        """Return True if the shard's piece overlaps the trace that starts at the offset and has this cost."""
+        """Return True if the shard's part overlaps the trace that starts at the offset and has this cost."""
         assert self.total_us is not None, "it is one of several"
         begin, end = self.bounds_us(self.total_us)
         return self.offset_us < end and self.offset_us + cost_us > begin

@@ -253,7 +253,9 @@ class Pool:
             raise ExecutorLostError(f"no machine of the cluster is of a kind like {pattern}", f"there are {there}")
         if len(chosen) != 1:
             problem = f"the cluster has machines of {len(chosen)} kinds that fit ({there})"
-            raise ExecutorLostError(problem, "name one by --machine-kind: times of two do not mix")
+            raise ExecutorLostError(
+                problem, "select one with --machine-kind, because times of several kinds cannot be compared"
+            )
         self._kind = chosen[0]
         for slot in list(self._slots):
             if slot.machine is not None and slot.machine.kind != self._kind:

@@ -75,7 +75,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         type=_mode,
         default="eager",
         metavar="MODE",
-        help="also run it by eager, compile, compile-dynamic or compile:BACKEND and compare with eager "
+        help="mode in which the script also runs it: eager, compile, compile-dynamic or compile:BACKEND "
         "(default: %(default)s)",
     )
     add_output(parser, ".py file to write", required=True)

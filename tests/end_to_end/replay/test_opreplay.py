@@ -101,7 +101,7 @@ def test_a_cut_trace_is_replayed_only_on_request(tmp_path: Path) -> None:
         (["t.jsonl", "--top", "-1"], "argument --top: '-1' is not an integer from 1"),
         (
             ["t.jsonl", "--memory-limit", "8"],
-            "'8' is 8 bytes, and 1 MiB is the least: give more, with a unit, as in 8GB",
+            "'8' is 8 bytes, but at least 1 MiB is needed: add a unit, as in 8GB",
         ),
         (["t.jsonl", "--start", "9"], "no case is left from --start 9: there are "),
         (["t.jsonl", "-o", "/proc/results.json"], "error: /proc/results.json cannot be written: "),
