@@ -43,7 +43,7 @@ DTYPES = {name: dtype for dtype, name in TYPES.items()} | {
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """What a compilation says of a kernel: the module of its file, and its parameters that are constants."""
+    """The facts of a compilation about a kernel: the module of its file, and its constant parameters."""
 
     module: str
     constants: frozenset[str] = field(default_factory=frozenset)
