@@ -37,6 +37,7 @@ OLDER = """\
 Rows with *first attempt* come from an earlier version of the script, which reported the first error: it may not be
 the one that prevents a folder from running. Rows with 320x320 were tried with a single config, perhaps without the
 four packages.
+Rows whose reason is an argument of type UntypedStorage were tried before traces held storages.
 """
 
 
