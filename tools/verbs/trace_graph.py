@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from opgrip.tools.verbs import add_output, verb
 if TYPE_CHECKING:
     import pandas as pd
 
-    from opgrip.traces.analysis.dataflow import Dataflow
+    from opgrip.traces.analysis.dataflow import Dataflow, DataflowStep, Storage
     from opgrip.traces.analysis.graph import GraphFacts
 
 GRAPH_EXAMPLES = """\
@@ -76,8 +75,8 @@ def as_json(flow: Dataflow, facts: GraphFacts) -> Iterator[str]:
 
         def calls() -> Iterator[str]:
             for step, new in flow:
-                storages.writelines(f"{json.dumps(asdict(storage))}\n" for storage in new)
-                yield json.dumps(asdict(step))
+                storages.writelines(f"{_as_line(storage)}\n" for storage in new)
+                yield _as_line(step)
 
         yield '"calls": ['
         yield from _separated(calls())
@@ -86,6 +85,11 @@ def as_json(flow: Dataflow, facts: GraphFacts) -> Iterator[str]:
         storages.seek(0)
         yield from _separated(line.rstrip("\n") for line in storages)
         yield "]}"
+
+
+def _as_line(item: DataflowStep | Storage) -> str:
+    # `asdict` copies each list, which takes a third of the time of writing a graph
+    return json.dumps({name: getattr(item, name) for name in item.__slots__})
 
 
 def _separated(items: Iterable[str]) -> Iterator[str]:
