@@ -303,7 +303,7 @@ def _contended(results: Sequence[Result]) -> list[str]:
     if not count:
         return []
     rows = f"{counted(count, 'row')} {'is' if count == 1 else 'are'} contended"
-    return [f"{rows}: other processes used the cores in all runs, and its time counts nowhere: {QUIETER}"]
+    return [f"{rows}: other processes used the cores in all runs, and their times count nowhere: {QUIETER}"]
 
 
 def _reasons(results: Sequence[Result]) -> list[str]:
