@@ -34,6 +34,7 @@ MOST_LAUNCHES = 1_000_000
 MOST_SOURCES = 20_000
 MOST_CALLERS = 50
 TRIED = "launched by Triton's autotuner, to try a configuration"
+NO_LAUNCHES = "the file only has its compilation: log launches too, by init(path, enable_trace_launch=True)"
 TYPE_NAMES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "int1": "bool"}
 """Triton's short names of types; the others are those of `TYPES`"""
 DTYPES = {name: dtype for dtype, name in TYPES.items()} | {
@@ -43,8 +44,9 @@ DTYPES = {name: dtype for dtype, name in TYPES.items()} | {
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """The facts of a compilation about a kernel: the module of its file, and its constant parameters."""
+    """The facts of a compilation about a kernel: its name, the module of its file, and its constant parameters."""
 
+    name: str
     module: str
     constants: frozenset[str] = field(default_factory=frozenset)
 
@@ -81,6 +83,9 @@ def read(file: ForeignFile) -> Iterator[Record]:
                 except ValueError as error:
                     file.losses.skip(name, str(error))
                 yield from builder.ready()
+    if not launches:
+        for source in sources.values():
+            file.losses.skip(source.name, NO_LAUNCHES)
     yield from builder.end()
 
 
@@ -90,7 +95,8 @@ def _source(payload: Mapping[str, Any]) -> dict[str, KernelSource]:
         case {"metadata": {"hash": str() as key}, "python_source": {"file_path": str() as path, **rest}}:
             code = rest.get("code")
             constants = CONSTANT.findall(code) if isinstance(code, str) else []
-            return {key: KernelSource(PurePath(path).stem, frozenset(constants))}
+            name = str(payload["metadata"].get("name"))[:200]
+            return {key: KernelSource(name, PurePath(path).stem, frozenset(constants))}
     return {}
 
 
@@ -111,7 +117,8 @@ def _add_launch(
     if not all(type(size) is int and 0 <= size <= LARGEST for size in grid):
         raise ValueError("its grid cannot be read")
     program = _program_frames(frames)
-    source = sources.get(str(metadata.get("hash"))) or KernelSource(PurePath(program[-1][0]).stem if program else "")
+    unknown = KernelSource(name, PurePath(program[-1][0]).stem if program else "")
+    source = sources.get(str(metadata.get("hash")), unknown)
     values = {key: _value(key, form) for key, form in arguments.items()}
     constants = {key: value for key, value in values.items() if key in source.constants}
     if any(isinstance(value, TensorSpec) for value in constants.values()):

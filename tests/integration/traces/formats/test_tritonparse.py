@@ -18,7 +18,10 @@ TENSOR = {"type": "tensor", "shape": [8, 4], "dtype": "torch.float16", "device":
 CODE = "@triton.jit\ndef scale(x, out, count, BLOCK: tl.constexpr, KIND: 'tl.constexpr'):\n    pass\n"
 COMPILATION = {
     "event_type": "compilation",
-    "payload": {"metadata": {"hash": "7f"}, "python_source": {"file_path": "/home/a/kernels.py", "code": CODE}},
+    "payload": {
+        "metadata": {"hash": "7f", "name": "scale"},
+        "python_source": {"file_path": "/home/a/kernels.py", "code": CODE},
+    },
 }
 TRITON = "/usr/lib/site-packages/triton/runtime"
 STACK = [
@@ -100,6 +103,13 @@ def test_broken_lines_and_unknown_kernels_do_not_end_the_reading(tmp_path: Path)
     trace, reader = trace_of(tmp_path / "log.ndjson", COMPILATION, broken, other)
     assert [item.op for item in trace.signatures] == ["train:scale"]
     assert dict(reader.losses.skipped) == {("?", "a line cannot be read"): 1}
+
+
+def test_a_log_of_compilations_alone_says_how_to_log_launches(tmp_path: Path) -> None:
+    trace, reader = trace_of(tmp_path / "log.ndjson", COMPILATION)
+    assert trace.calls.empty
+    ((name, reason),) = reader.losses.skipped
+    assert (name, "enable_trace_launch=True" in reason) == ("scale", True)
 
 
 def test_a_replay_names_the_module_to_trust(tmp_path: Path) -> None:
