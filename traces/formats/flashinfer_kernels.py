@@ -37,7 +37,8 @@ def calls_of_kernel(definition: Mapping[str, Any], arguments: Arguments, recordi
     try:
         return [_converted(item) for _, item in TensorProgram(text, recording).calls("run", arguments)]
     except ValueError as error:
-        raise NoOverload(f"no operator of torch corresponds to this {str(kind)[:60]} ({error})") from error
+        name = kind if isinstance(kind, str) else "kernel"
+        raise NoOverload(f"no operator of torch corresponds to this {name[:60]} ({error})") from error
 
 
 def _converted(item: Recorded | Unconverted) -> Call:

@@ -33,7 +33,7 @@ from opgrip.traces.formats.tensor_functions import (
 MOST_TEXT = 16 << 20
 MOST_TOKENS = 400_000
 """Words and signs of a program, each of which may cost a KB to parse."""
-MOST_CALLS = 50_000
+MOST_CALLS = 20_000
 """Calls of one run of a function."""
 MOST_STEPS = 500_000
 """Expressions that are read, those of loops as often as the loops run."""
