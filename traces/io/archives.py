@@ -49,7 +49,8 @@ _BROKEN = (
 
 _folders: dict[tuple[Path, int, int], Path] = {}
 """folders of unpacked archives by path, size and time of change"""
-_owner = os.getpid()
+_owned: list[tuple[int, Path]] = []
+"""folders with the process that made them"""
 
 
 def is_archive(path: Path) -> bool:
@@ -115,6 +116,7 @@ def _folder_of(archive: Path, unbounded: bool) -> Path:
     if key not in _folders:
         folder = Path(tempfile.mkdtemp(prefix=f"opgrip-{archive.name[:40]}-"))
         _folders[key] = folder
+        _owned.append((os.getpid(), folder))
         try:
             _Unpacking(archive, unbounded).unpack(archive, folder, MOST_NESTED)
         except BaseException:
@@ -127,8 +129,8 @@ def _folder_of(archive: Path, unbounded: bool) -> Path:
 @atexit.register
 def _remove_folders() -> None:
     # a fork that ends normally must not remove the folders of its parent
-    if os.getpid() == _owner:
-        for folder in _folders.values():
+    for process, folder in _owned:
+        if process == os.getpid():
             shutil.rmtree(folder, ignore_errors=True)
 
 

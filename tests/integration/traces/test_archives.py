@@ -159,7 +159,12 @@ def test_the_folder_is_private_and_removed_at_the_end(tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     program = (
-        "import os, sys; from opgrip.traces import load; load(sys.argv[1]); load(sys.argv[1])\n"
+        "import os, sys; from opgrip.traces import load\n"
+        # a fork that was made before removes its own folder, a later one does not remove its parent's
+        "if os.fork() == 0: load(sys.argv[1]); sys.exit()\n"
+        "os.wait(); load(sys.argv[1]); load(sys.argv[1])\n"
+        "if os.fork() == 0: sys.exit()\n"
+        "os.wait()\n"
         "(folder,) = os.listdir(os.environ['TMPDIR'])\n"
         "print(oct(os.stat(os.path.join(os.environ['TMPDIR'], folder)).st_mode & 0o777))"
     )
