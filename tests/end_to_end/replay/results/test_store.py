@@ -184,7 +184,7 @@ def test_repeats_count_alike_however_many_runs_they_made() -> None:
 
 
 def test_cases_are_repeated_until_it_is_sure_how_they_differ() -> None:
-    base = made_run(1, cases=40, repeats=3)
+    base = made_run(1, cases=40, repeats=5)
     asked: list[tuple[str, set[int]]] = []
 
     def run_once(numbers: Collection[int], which: str) -> dict[int, list[Result]]:
@@ -202,7 +202,7 @@ def test_cases_are_repeated_until_it_is_sure_how_they_differ() -> None:
     assert len(asked) < 20 or len(asked[-1][1]) < 20
     comparison = compare(base, Results([row for rows in joined.values() for row in rows], HEADER))
     slower = [pair.base.case for pair in comparison.pairs if pair.verdict is Verdict.SLOWER]
-    # three repeats of the base may not decide one of the cases
+    # five repeats of the base may not decide one of the cases
     assert len({number for number in range(40) if 10 ** (3 * number / 40) > 50} - set(slower)) <= 1
 
 
