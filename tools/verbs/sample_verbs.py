@@ -56,7 +56,7 @@ def prepare_grip(parser: argparse.ArgumentParser) -> None:
 
 @verb(
     "grip",
-    "run a script, and write functions that it calls as samples with recorded inputs",
+    "write functions that a script calls as samples with recorded inputs",
     GRIP_EXAMPLES,
     prepare_grip,
     runs_program=True,

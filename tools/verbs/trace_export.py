@@ -23,7 +23,7 @@ examples:
   opgrip trace export-case step.jsonl 17 --mode compile -o case.py        compares the compiled call with eager
   opgrip trace export-case step.jsonl blocks.0 --unit module --mode compile -o repro.py
   opgrip trace export-case step.jsonl 'blocks.0 backward' --unit module --mode compile:aot_eager -o repro.py
-  opgrip trace export-case grips/Block_forward --mode compile -o repro.py       from source, kept by opcapture --grip
+  opgrip trace export-case grips/Block_forward 0 --mode compile -o repro.py     from source, kept by opcapture --grip
 """
 
 
@@ -33,10 +33,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "case",
-        nargs="?",
         metavar="CASE",
         help="number of the case in opreplay --list; with --unit, name of the module or function as in the rows of "
-        "opreplay; for a sample, number of its call (default: 0)",
+        "opreplay; for a sample, number of its call, from 0",
     )
     parser.add_argument(
         "--unit",
@@ -73,10 +72,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{args.output} is not a Python file", "use the suffix .py")
     check_writable(args.output, args.force)
     if (args.trace / SAMPLE).is_file():
-        what, source = export_sample(read_sample(args.trace), _number(args.case or "0"), args.mode)
+        what, source = export_sample(read_sample(args.trace), _number(args.case), args.mode)
     else:
-        if args.case is None:
-            raise UserError("no case is named", "give its number in opreplay --list, or a module with --unit module")
         number = _number(args.case) if args.unit == CALL else 0
         with Reporter(args.prog).reading(args.trace):
             reader = TraceReader(args.trace, args.unbounded, cut=from_arguments(Cut, args))

@@ -20,14 +20,29 @@ from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS
 MOST_CHARACTERS = 2000
 MOST_SIZE = 1 << 62
 
+
+def _quotient(left: int, right: int) -> int:
+    if left % right:
+        raise ValueError("a size is not an integer")
+    return left // right
+
+
+def _power(left: int, right: int) -> int:
+    if right < 0:
+        raise ValueError("a size is not an integer")
+    if right * left.bit_length() > MOST_SIZE.bit_length():
+        raise ValueError("a size has more than 62 bits")
+    return int(left**right)
+
+
 _BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: lambda left, right: left + right,
     ast.Sub: lambda left, right: left - right,
     ast.Mult: lambda left, right: left * right,
     ast.FloorDiv: lambda left, right: left // right,
     ast.Mod: lambda left, right: left % right,
-    ast.Div: lambda left, right: left // right if left % right == 0 else -1,
-    ast.Pow: lambda left, right: left ** min(max(right, 0), 62),
+    ast.Div: _quotient,
+    ast.Pow: _power,
 }
 _FUNCTIONS: dict[str, Callable[[int, int], int]] = {
     "FloorDiv": lambda left, right: left // right,

@@ -99,7 +99,7 @@ def test_info_of_a_cut_trace_is_given_on_request(tmp_path: Path) -> None:
     assert "incomplete" in done.stdout
 
 
-@pytest.mark.parametrize("args", [(), ("trace",), ("trace", "nothing"), ("nothing",), ("trace", "info")])
+@pytest.mark.parametrize("args", [("trace", "nothing"), ("nothing",), ("trace", "info")])
 def test_what_is_no_verb_is_one_line(args: tuple[str, ...]) -> None:
     assert "error: " in refusal("opgrip", *args, in_one_line=True)
 

@@ -124,7 +124,7 @@ CANDIDATES: dict[str, tuple[Any, Any, str, str]] = {
         lambda x: functional.dropout(x + 9),
         lambda x: functional.dropout(x + 9, 0.1),
         "wrong",
-        "distributed",
+        "distribution",
     ),
     "module": (torch.relu, torch.nn.ReLU(), "ok", ""),
     "raises": (softmax, lambda x: 1 // 0, "failed", "ZeroDivisionError"),

@@ -65,7 +65,7 @@ def test_a_captured_time_that_is_doubtful_is_marked_and_the_mark_explained(
     text = io.StringIO()
     print_results([empty_row(case, way, settings)], text)
     assert (DOUBTFUL in text.getvalue()) is is_marked
-    assert (f"{DOUBTFUL} captured once" in text.getvalue()) is is_marked
+    assert (f"{DOUBTFUL} doubtful: a single call" in text.getvalue()) is is_marked
 
 
 def test_the_manual_explains_the_mark_as_the_table_does(tmp_path: Path) -> None:

@@ -312,7 +312,7 @@ def test_samples_have_limits_too(tmp_path: Path, measured: dict[str, str]) -> No
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
-        (("-o", "x.svg"), "x.svg shows what --roofline finds: add --roofline, or end its name in .json"),
+        (("-o", "x.svg"), "x.svg needs the results of --roofline: add --roofline, or end its name in .json"),
         (("--roofline", "-o", "x.svg", "--append"), "rows cannot be added to x.svg: write .json or .csv"),
         (("--energy",), "--energy reads the counters of an NVIDIA GPU, and cpu is none: leave it out"),
         (("--sequence", "--roofline"), "--roofline is for single cases: leave it out with --sequence"),

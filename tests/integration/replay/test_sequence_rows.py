@@ -144,7 +144,7 @@ def test_the_command_shows_and_writes_the_rows_that_take_most(tiny_trace: Path, 
 
 def test_a_roofline_of_a_sequence_is_refused_in_one_line(tiny_trace: Path, tmp_path: Path) -> None:
     error = refusal("opreplay", tiny_trace, "--sequence", "-o", tmp_path / "r.svg", in_one_line=True)
-    assert error.endswith("r.svg shows what --roofline finds: end its name in .json\n")
+    assert error.endswith("r.svg needs the results of --roofline: end its name in .json\n")
 
 
 def test_rows_say_what_became_of_calls_that_did_not_run_on_what_flows(odd: tuple[Trace, SequenceResult]) -> None:

@@ -222,7 +222,7 @@ def test_a_view_that_no_call_gave_is_made_where_it_can_be(
         assert result.status == "ok"
     else:
         assert result.status == "unsupported"
-        assert f"taken as {told}" in str(result.error)
+        assert f"used as {told}" in str(result.error)
 
 
 def scaled(boxes: Tensor, factor: Tensor) -> Tensor:

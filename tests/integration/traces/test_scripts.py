@@ -359,7 +359,7 @@ def test_a_module_is_reproduced_from_its_source(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "nets.py").write_text(NETS)
     words = ("--model", "nets.py:net", "--grip", "*:Branch.forward", "--steps", "1", "--warmup", "0", "-o", "t.jsonl")
     succeed("opcapture", *words, cwd=tmp_path)
-    words = ("grips/Branch_forward", "--mode", "compile:eager", "-o", "repro.py")
+    words = ("grips/Branch_forward", "0", "--mode", "compile:eager", "-o", "repro.py")
     done = succeed("opgrip", "trace", "export-case", *words, cwd=tmp_path)
     assert "call 0 of nets:Branch.forward, from its source, to repro.py" in done.stderr
     source = (tmp_path / "repro.py").read_text()

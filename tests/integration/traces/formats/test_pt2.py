@@ -233,7 +233,21 @@ def test_a_node_that_cannot_be_read_is_counted(tmp_path: Path, change: dict[str,
 
 
 @pytest.mark.parametrize(
-    "text", ["__import__('os')", "s0**s0", "2**9999999", "(" * 500, "9" * 3000, "s0.x", "s9", "s0 - 9", "s0//0", "1.5"]
+    "text",
+    [
+        "__import__('os')",
+        "s0**-1",
+        "2**9999999",
+        "9**s0**s0",
+        "s0/3",
+        "(" * 500,
+        "9" * 3000,
+        "s0.x",
+        "s9",
+        "s0 - 9",
+        "s0//0",
+        "1.5",
+    ],
 )
 def test_expressions_of_sizes_are_not_evaluated(text: str) -> None:
     with pytest.raises(ValueError, match="a size"):
@@ -242,6 +256,7 @@ def test_expressions_of_sizes_are_not_evaluated(text: str) -> None:
 
 def test_expressions_of_sizes_are_worked_out() -> None:
     assert size_of("2*s0 + (s1//3) - Mod(s0, 3)", {"s0": 4, "s1": 10}) == 10
+    assert size_of("s0**3 + s0/2", {"s0": 4}) == 66
     assert size_of("Max(1, FloorDiv(s0 - 7, 2) + 1)", {"s0": 4}) == 1
     assert size_of("Add(Mul(Integer(2), Symbol('s0', integer=True)), Integer(-1))", {"s0": 4}) == 7
 

@@ -255,5 +255,5 @@ def test_workers_of_ranks_are_no_ranks_and_programs_are_not_mixed(tmp_path: Path
     again.write_text(second.read_text())
     merge([first, second, again], tmp_path / "two.jsonl")
     assert "clocks" not in load(tmp_path / "two.jsonl").header
-    with pytest.raises(UserError, match="of one rank"):
+    with pytest.raises(UserError, match="have the same rank"):
         find_waits(tmp_path / "two.jsonl")
