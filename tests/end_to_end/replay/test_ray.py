@@ -242,7 +242,7 @@ def test_processors_are_one_workers_alone_until_it_ends() -> None:
             Processors(len(usable), wait_s=0)
         one.close()
         Processors(len(usable), wait_s=0).close()
-        with pytest.raises(UserError, match="this machine has .* processors, not"):
+        with pytest.raises(UserError, match=r"this machine has .* processors, not"):
             Processors(len(usable) + 1)
     finally:
         os.sched_setaffinity(0, usable)

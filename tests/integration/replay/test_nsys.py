@@ -71,6 +71,7 @@ def test_each_row_of_a_case_has_ranges_of_its_own(detector_trace: Path, tmp_path
     assert rows["nsys_runs"].between(4, 4 + MOST_DROPPED).all()
 
 
+@pytest.mark.slow
 @real
 def test_rows_that_the_first_report_lacks_are_run_again(
     tiny_trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +157,7 @@ def test_a_profiler_gets_options_several_times_that_it_takes_so() -> None:
     assert merged_arguments(own, others, NCU_FLAGS) == merged
 
 
+@pytest.mark.slow
 @real
 def test_arguments_of_the_documentation_are_added_to_ours(tiny_trace: Path, tmp_path: Path) -> None:
     if int(version("nvtx").split(".")[2]) > 11:

@@ -210,7 +210,7 @@ def test_steps_that_are_not_there_are_refused(tiny_trace: Path) -> None:
     for steps, problem in refused:
         with pytest.raises(UserError, match=problem):
             load(SHIPPED, steps=steps)
-    with pytest.raises(UserError, match="there is no phase bakward: there are forward, backward, optimizer"):
+    with pytest.raises(UserError, match="there is no phase bakward: choose from forward, backward, optimizer"):
         load(SHIPPED, phase="bakward")
     with pytest.raises(UserError, match="there is no step 2"):
         load(tiny_trace, steps=range(2, 3))

@@ -140,6 +140,7 @@ def test_all_other_cases_that_are_not_ok_stay_in_the_base(cells: dict[str, str])
     assert "without" not in score_line(score)
 
 
+@pytest.mark.slow
 def test_the_score_of_an_h100_leaves_out_the_attention_of_the_cpu(tmp_path: Path) -> None:
     with zipfile.ZipFile(ROOT / "benchmarks/results/h100/raw.zip") as archive:
         path = Path(archive.extract("zoo.json", tmp_path))
