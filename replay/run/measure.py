@@ -125,7 +125,7 @@ def windows(cases: Sequence[Case], workload: Workload, most: int = CASES) -> Ite
     for case in cases:
         ways = workload.ways(case)
         sets = sum(way.point.batch for way in ways)
-        needed = bytes_of([case.signature.args, case.signature.kwargs]) * (1 + len(case.input_sets)) * sets
+        needed = _argument_bytes(case) * (1 + len(case.input_sets)) * sets
         takes_us = case.captured_us * runs * len(ways)
         if window and (len(window) == most or size + needed > most_bytes or time_us + takes_us > LONG_US):
             yield window
@@ -137,10 +137,14 @@ def windows(cases: Sequence[Case], workload: Workload, most: int = CASES) -> Ite
         yield window
 
 
+def _argument_bytes(case: Case) -> int:
+    return bytes_of([case.signature.args, case.signature.kwargs])
+
+
 def _most_bytes(cases: Iterable[Case], workload: Workload) -> int:
     """Return the bytes of arguments that may be in memory at a time: half of `BYTES`, or more for a larger case."""
     limit = workload.request.limits.memory_limit
-    largest = max((bytes_of([case.signature.args, case.signature.kwargs]) for case in cases), default=0)
+    largest = max((_argument_bytes(case) for case in cases), default=0)
     return min(max(BYTES // 2, largest), BYTES if limit is None else min(BYTES, round(SHARE * limit)))
 
 
@@ -246,9 +250,9 @@ def _around(
     }
     preceding = [case for case in surroundings.around([case for case, _ in rows]) if case.number not in without]
     preceding = [case for case in preceding if case.captured_us < QUICK_US]
-    sizes = {case.number: bytes_of([case.signature.args, case.signature.kwargs]) for case in preceding}
+    sizes = {case.number: _argument_bytes(case) for case in preceding}
     most_bytes = _most_bytes((case for case, _ in rows), workload)
-    own_bytes = sum(bytes_of([case.signature.args, case.signature.kwargs]) for case, _ in rows)
+    own_bytes = sum(_argument_bytes(case) for case, _ in rows)
     free_bytes = max(most_bytes - own_bytes, round(BEFORE_SHARE * most_bytes))
     inputs = replace(workload.request.inputs, values=(REPEATED,))
     plain = replace(
