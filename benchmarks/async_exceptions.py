@@ -180,7 +180,7 @@ SOURCES = {
 
 
 def with_contexts(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and those that were being handled when it was raised."""
+    """Yield an exception and its contexts, the exceptions during whose handling it was raised."""
     while error is not None:
         yield error
         error = error.__context__

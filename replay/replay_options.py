@@ -1,4 +1,4 @@
-"""All options of `opreplay`, in the order of the help: the options of each stage, then those of the analyses."""
+"""All options of `opreplay`, in the order of the help: the options of each stage, then the options of the analyses."""
 
 from __future__ import annotations
 

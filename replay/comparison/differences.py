@@ -156,9 +156,7 @@ def _room(item: Difference, margin: float, quantile: float) -> float:
 
 
 def _more_runs(item: Difference, room: float) -> int | None:
-    """Return the number of further repeats of each run that reduce the variance to `room`, or None if there are too
-    many.
-    """
+    """Return how many more repeats of each run bring the variance down to `room`; None if there are too many."""
     return _missing(2 * item.variance, room, min(item.base_runs, item.new_runs))
 
 

@@ -77,7 +77,7 @@ def replay_sequence(
 ) -> SequenceResult:
     """Run all calls of a trace in start order in one thread, and return their times and memory.
 
-    tell : called with the progress, outside timed regions
+    tell : function called with the progress, outside timed regions
     excluded : row status and reason of calls that must not run, by signature number
     announce : called with the signature number before each call
     Raises `UserError` if the trace contains no calls.

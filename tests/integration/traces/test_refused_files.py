@@ -1,4 +1,4 @@
-"""Tests that a file that is not read is named for what it is, with what to do, in one line."""
+"""Tests that the message about a refused file names its kind and a remedy, in one line."""
 
 from __future__ import annotations
 
