@@ -5,6 +5,7 @@ python -m gpu.processes NAME PLACE     # run a step once a line comes from stdin
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import subprocess
@@ -26,6 +27,8 @@ MOST_CHARACTERS = 300
 """longest reason, in characters"""
 CORES_TO_IMPORT = 4
 """number of cores from which the next step's imports do not disturb the step that runs"""
+STACKS_EVERY_S = 12.0
+"""time between the stacks of a step in its output"""
 HOLD = "import sys, torch; torch.zeros(1, device=sys.argv[1]); sys.stdin.read()"
 
 
@@ -165,6 +168,8 @@ def main(steps: Mapping[str, Step], name: str, words: str) -> None:
     if sys.stdin.readline():
         # programs that the step starts get no input
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        # a step that is ended at its time limit leaves where it was
+        faulthandler.dump_traceback_later(STACKS_EVERY_S, repeat=True)
         outcome = run_step(step, place)
         (place.folder / OUTCOME).write_text(json.dumps(asdict(outcome)), encoding="utf-8")
 

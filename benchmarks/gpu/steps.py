@@ -53,13 +53,13 @@ PLANS: Mapping[str, tuple[Step, ...]] = {
         Step("clocks", measure_clocks, 60.0),
         _program("bert"),
         _replay("bert"),
+        _program("detector", 100.0),
+        _replay("detector"),
         _program("llama"),
         _replay("llama"),
         _program("resnet"),
         _replay("resnet"),
         _sequence("bert"),
-        _program("detector", 75.0),
-        _replay("detector"),
     ),
     # 450 s on an H100, with its own traces
     "second": (
