@@ -5,18 +5,18 @@ python -m gpu.processes NAME PLACE     # run a step once a line comes from stdin
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 
 from gpu import BENCHMARKS, ROOT
 from gpu.step import NotHereError, Outcome, Place, Step, Verdict, WrongError, read_facts
@@ -27,8 +27,8 @@ MOST_CHARACTERS = 300
 """longest reason, in characters"""
 CORES_TO_IMPORT = 4
 """number of cores from which the next step's imports do not disturb the step that runs"""
-STACKS_EVERY_S = 12.0
-"""time between the stacks of a step in its output"""
+STACKS_EVERY_S, FRAMES = 12.0, 12
+"""time between the stacks of a step in its output, and functions of each"""
 HOLD = "import sys, torch; torch.zeros(1, device=sys.argv[1]); sys.stdin.read()"
 
 
@@ -168,10 +168,21 @@ def main(steps: Mapping[str, Step], name: str, words: str) -> None:
     if sys.stdin.readline():
         # programs that the step starts get no input
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        # a step that is ended at its time limit leaves where it was
-        faulthandler.dump_traceback_later(STACKS_EVERY_S, repeat=True)
+        threading.Thread(target=_print_stacks, daemon=True).start()
         outcome = run_step(step, place)
         (place.folder / OUTCOME).write_text(json.dumps(asdict(outcome)), encoding="utf-8")
+
+
+def _print_stacks() -> None:
+    """Print now and then where each thread is, so that a step that is ended at its time limit leaves where it was.
+
+    `faulthandler.dump_traceback_later` reads the stacks without Python's lock and crashes Python 3.12.
+    """
+    while True:
+        sleep(STACKS_EVERY_S)
+        for ident, frame in sys._current_frames().items():
+            if ident != threading.get_ident():
+                print(f"thread {ident}\n{''.join(traceback.format_stack(frame)[-FRAMES:])}")
 
 
 def _reason_not_to_run(step: Step, place: Place, left_s: float) -> str:

@@ -53,7 +53,7 @@ PLANS: Mapping[str, tuple[Step, ...]] = {
         Step("clocks", measure_clocks, 60.0),
         _program("bert"),
         _replay("bert"),
-        _program("detector", 100.0),
+        _program("detector", 80.0),
         _replay("detector"),
         _program("llama"),
         _replay("llama"),

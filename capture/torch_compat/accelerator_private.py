@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -76,18 +76,26 @@ def injected_profiler() -> str | None:
 
 
 class ActivityProfile:
-    """A torch profile with the accelerators' records of their work, without records of operators."""
+    """A torch profile with the records that the accelerator here keeps of its work, without records of operators.
 
-    def __init__(self, activities: Collection[Any] | None = None) -> None:
-        self._profile: Any = torch.profiler.profile(activities=activities or recorded_activities().values())
+    `torch.profiler.profile` would warn the program about events of earlier cycles.
+
+    Parameters
+    ----------
+    on_cpu : record operators on the CPU instead, for tests
+    """
+
+    def __init__(self, on_cpu: bool = False) -> None:
+        kind = None if on_cpu else next(iter(recorded_activities()), None)
+        self._profile: Any = torch.autograd.profiler.profile(use_cpu=on_cpu, use_device=kind, use_kineto=True)
 
     def start(self) -> None:
-        self._profile.start()
+        self._profile.__enter__()
 
     def stop(self) -> list[Any]:
         """Wait for the accelerator and return the events."""
-        self._profile.stop()
-        events: list[Any] = self._profile.profiler.kineto_results.events()
+        self._profile.__exit__(None, None, None)
+        events: list[Any] = self._profile.kineto_results.events()
         return events
 
 

@@ -67,7 +67,7 @@ class ProfileOnCpu:
     """Profile in which each innermost operator of `DURATIONS` launched a kernel at its begin."""
 
     def __init__(self) -> None:
-        self._profile = ActivityProfile([ProfilerActivity.CPU])
+        self._profile = ActivityProfile(on_cpu=True)
 
     def start(self) -> None:
         self._profile.start()
