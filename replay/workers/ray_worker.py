@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from opgrip.errors import UserError
 
 if TYPE_CHECKING:
+    from opgrip.replay.results.results import Result
     from opgrip.replay.run.workload import Workload
     from opgrip.replay.workers.worker import Worker
 
@@ -127,6 +128,8 @@ class RayWorker:
         self._replay: tuple[int, Workload] | None = None
         self._worker: tuple[int, Worker] | None = None
         self._without: list[int] = []
+        # path of the trace's copy, and the user's name of the trace
+        self._copied = "-", "-"
 
     def describe(self, device: str, versions: Mapping[str, str]) -> dict[str, Any]:
         """Return a description of the machine for the header of results, or why cases cannot run on it.
@@ -182,7 +185,7 @@ class RayWorker:
         rows: dict[int, dict[int, Any]] = {case: {} for case in cases}
         for part, most in in_parts(ahead, workload, jobs or len(os.sched_getaffinity(0))):
             for case, results in make_ahead(workload, part, most).items():
-                rows[case].update({way: result.to_plain() for way, result in results.items()})
+                rows[case].update({way: self._as_asked(result).to_plain() for way, result in results.items()})
         yield from ([case, list(results.items())] for case, results in rows.items())
 
     def _measure(
@@ -198,7 +201,11 @@ class RayWorker:
         worker, by_number = self._worker_of(turn, workload), {case.number: case for case in workload.cases}
         window = [by_number[case] for case in cases]
         for rows in interleaved({worker: worker.measure(window, self._without, cached_rows)}):
-            yield [row.to_plain() for row in rows]
+            yield [self._as_asked(row).to_plain() for row in rows]
+
+    def _as_asked(self, row: Result) -> Result:
+        """Return a row whose error names the user's trace instead of its copy on this machine."""
+        return row if row.error is None else replace(row, error=row.error.replace(*self._copied))
 
     def _worker_of(self, turn: int, workload: Workload) -> Worker:
         """Return the process that measures, which is the same for all windows of a turn."""
@@ -234,7 +241,9 @@ class RayWorker:
             (Path(self._folder.name) / name).write_bytes(content)
         request = RunRequest.from_plain(json.loads(shipped["request"]))
         if shipped["files"]:
-            request = replace(request, trace=str(Path(self._folder.name) / next(iter(shipped["files"]))))
+            copy = str(Path(self._folder.name) / next(iter(shipped["files"])))
+            self._copied = copy, request.trace
+            request = replace(request, trace=copy)
         workload = load_workload(replace(request, store=None if request.store is None else str(cache_folder())))
         limit = request.limits.memory_limit
         if limit is None and not is_accelerator(workload.device):

@@ -89,6 +89,6 @@ def test_each_line_works(command: Pasted, folder: Path, tmp_path: Path) -> None:
     problem = run_pasted(command, tmp_path, tmp_path / "cache")
     assert not problem, problem
     if "--backward" in command.command:
-        store = Store(tmp_path / "results")
+        store = Store(tmp_path / ".data/opgrip/results")
         rows = [row for row in store.runs()[-1].load() if row.direction == "backward"]
         assert any(row.status == "ok" for row in rows), [row.error for row in rows]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -244,17 +243,12 @@ def test_the_cases_of_the_distilled_set_that_ships_are_those_that_its_header_nam
 
 
 @pytest.mark.slow
-def test_a_replay_of_the_distilled_set_that_ships_ends_in_a_score(tmp_path: Path) -> None:
+def test_a_replay_of_part_of_the_distilled_set_says_why_it_has_no_score(tmp_path: Path) -> None:
     """The run is limited to operators that move no data, whose cases are the shortest."""
     views = [word for name in ("t", "view", "slice", "permute") for word in ("--op", f"aten.{name}.*")]
     results = tmp_path / "results.json"
     done = succeed("opreplay", "trace:zoo_500", *views, "--iterations", "1", "-o", results, cwd=tmp_path)
-    (line,) = [line for line in done.stdout.splitlines() if "score under eager" in line]
-    # models without such cases have no score, so the result is partial
-    assert re.match(
-        r"score under eager: \d+\.\d{3}, partial over \d+ of the baseline's 172 traces over cases of ", line
-    )
-    assert line.endswith(f", against {read_baselines().machine}")
+    assert "no score: these cases take 0.5% of the baseline's time, less than 50%" in done.stdout
     rows = read_run(results)
     assert len(rows) > 3
     assert {row.status for row in rows} == {OK}
