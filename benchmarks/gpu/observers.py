@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu.kernels import device_records
 from gpu.models import make_step
@@ -27,13 +26,18 @@ from opgrip.traces.schema.arguments import tensors
 WARMUP, STEPS, SMALL_STEPS = 4, 12, 2
 MOST_S = 12.0
 """time after which an observer gets no further step, if it has two"""
-SAMPLED_EVERY_S, FRAMES, MOST_STACKS = 1e-3, 8, 200
-"""time between samples of a stack, functions in each, and stacks kept"""
 LATER = 2
 """number of steps that are not later ones"""
 BOTH = "profiler cpu+cuda"
 
 Observer = Callable[[], AbstractContextManager[Any]]
+
+
+class _PassOn(TorchDispatchMode):
+    """A mode that only runs each call: the least that a capture in Python can cost."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 def measure_program(place: Place, name: str) -> None:
@@ -43,7 +47,7 @@ def measure_program(place: Place, name: str) -> None:
     _note_cost(place, step, "native", nullcontext)
     for way in ways:
         _capture(place, step, name, way)
-    _explain(place, step, name, ways[0])
+    _note_cost(place, step, "dispatch mode", _PassOn)
     _note_cost(place, step, "native again", nullcontext)
     if place.kind == "cuda":
         _note_cost(place, step, "profiler cuda", partial(profile, activities=[ProfilerActivity.CUDA]))
@@ -82,41 +86,6 @@ def _capture(place: Place, step: Callable[[], object], name: str, way: str) -> N
     steps = _note_cost(place, step, f"opgrip {way}", partial(Capture, path, device_time=way))
     if steps:
         _note_trace(place, name, way, path, steps)
-
-
-def _explain(place: Place, step: Callable[[], object], name: str, way: str) -> None:
-    """Note the cost of a capture that observes no later values, and where the program is while it is captured."""
-    make = partial(Capture, device_time=way, force=True)
-    path = place.folder / f"{name}-explained.jsonl"
-    _note_cost(place, step, f"opgrip {way} without later values", partial(make, path, value_share=0.0))
-    with sampled_stacks() as stacks:
-        _note_cost(place, step, f"opgrip {way} sampled", partial(make, path))
-    (place.kept / f"{name}-stacks.json").write_text(json.dumps(stacks.most_common(MOST_STACKS)), encoding="utf-8")
-
-
-@contextmanager
-def sampled_stacks() -> Iterator[Counter[str]]:
-    """Count the innermost functions of this thread, about every millisecond, in another thread."""
-    stacks, ident, is_done = Counter[str](), threading.get_ident(), threading.Event()
-
-    def sample() -> None:
-        while not is_done.wait(SAMPLED_EVERY_S):
-            frame, names = sys._current_frames().get(ident), []
-            while frame is not None and len(names) < FRAMES:
-                code = frame.f_code
-                names.append(f"{Path(code.co_filename).stem}:{code.co_name}:{frame.f_lineno}")
-                frame = frame.f_back
-            stacks[" < ".join(names)] += 1
-
-    interval_s, sampler = sys.getswitchinterval(), threading.Thread(target=sample)
-    sys.setswitchinterval(SAMPLED_EVERY_S / 4)
-    sampler.start()
-    try:
-        yield stacks
-    finally:
-        is_done.set()
-        sampler.join()
-        sys.setswitchinterval(interval_s)
 
 
 def _note_cost(
