@@ -150,6 +150,8 @@ def prepare_timeline(parser: argparse.ArgumentParser) -> None:
 def run_timeline(args: argparse.Namespace) -> int:
     from opgrip.traces import load
     from opgrip.traces.analysis.timeline import timeline_lines
+    from opgrip.traces.table.call_table import COUNT
+    from opgrip.traces.table.profiler_labels import operator_calls
 
     check_output(args.output, args.force, (".json", ".json.gz"))
     with Reporter(args.prog).reading(args.trace):
@@ -162,7 +164,8 @@ def run_timeline(args: argparse.Namespace) -> int:
         for line in timeline_lines(trace):
             sink.write(line.encode())
         sink.close()
-    print(f"{counted(trace.call_count, 'call')}, in {args.output}: open it in ui.perfetto.dev", file=sys.stderr)
+    calls = int(operator_calls(trace.distinct_calls)[COUNT].sum())
+    print(f"{counted(calls, 'call')}, in {args.output}: open it in ui.perfetto.dev", file=sys.stderr)
     return 0
 
 
@@ -183,10 +186,10 @@ def prepare_merge(parser: argparse.ArgumentParser) -> None:
 def run_merge(args: argparse.Namespace) -> int:
     from opgrip.traces.analysis.merge import merge
 
-    end = merge(args.traces, args.output, args.force, args.partial, args.unbounded)
+    calls, signatures = merge(args.traces, args.output, args.force, args.partial, args.unbounded)
     origin = f"{len(args.traces)} traces" if len(args.traces) > 1 else "one trace"
     print(
-        f"{args.prog}: {end.calls:,} calls of {end.signatures:,} signatures from {origin}, to {args.output}",
+        f"{args.prog}: {calls:,} calls of {signatures:,} signatures from {origin}, to {args.output}",
         file=sys.stderr,
     )
     return 0

@@ -168,10 +168,9 @@ LEAST = {
 def facts(trace: Trace) -> Iterable[tuple[str, str]]:
     """Yield names and texts of the facts shown above the tables."""
     from opgrip.traces.analysis.redaction.redaction import REDACTED
-    from opgrip.traces.schema.records import FUNCTION
     from opgrip.traces.table.accelerators import facts_in_words, time_doubts
     from opgrip.traces.table.call_table import COUNT
-    from opgrip.traces.table.profiler_labels import are_marks, is_mark
+    from opgrip.traces.table.profiler_labels import is_operator, operator_calls
 
     header, calls = trace.header, trace.distinct_calls
     yield from (("doubtful", text) for text in trace.doubts)
@@ -207,8 +206,8 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
             yield "forgotten", f"{counted(flight['before'], 'call')}, not in the trace"
     yield from _distilled(header)
     yield from _counts(trace)
-    operations = calls[(calls["kind"] != FUNCTION) & ~are_marks(calls)]
-    operators = [item for item in trace.signatures if item.kind != FUNCTION and not is_mark(item.op)]
+    operations = operator_calls(calls)
+    operators = [item for item in trace.signatures if is_operator(item)]
     yield "signatures", f"{len(operators):,} of {counted(len({item.op for item in operators}), 'operator')}"
     contended = 0.0 if trace.end is None else trace.end.contended
     if operations["perturbed"].any():
@@ -227,14 +226,14 @@ def _counts(trace: Trace) -> Iterable[tuple[str, str]]:
     """Yield how many calls there are, of which functions, and inside which operators."""
     from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER
     from opgrip.traces.table.call_table import COUNT
-    from opgrip.traces.table.profiler_labels import are_marks
+    from opgrip.traces.table.profiler_labels import operator_calls
 
     calls = trace.distinct_calls
     functions = calls[calls["kind"] == FUNCTION]
     are_higher_order = functions["op"].astype(str).str.startswith(HIGHER_ORDER)
     functions, higher_order = functions[~are_higher_order], functions[are_higher_order]
     inside_higher_order = calls["inside"].astype(str).str.startswith(HIGHER_ORDER)
-    operations = calls[(calls["kind"] != FUNCTION) & ~are_marks(calls)]
+    operations = operator_calls(calls)
     whole = int(operations[COUNT].sum())
     inside = whole - int(trace.own_distinct_calls[COUNT].sum())
     inside_note = f", {inside:,} of them inside extension functions" if inside else ""

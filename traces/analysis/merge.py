@@ -43,6 +43,7 @@ from opgrip.traces.schema.records import (
 )
 from opgrip.traces.schema.tensor_specs import map_values
 from opgrip.traces.table.accelerators import merge_facts
+from opgrip.traces.table.profiler_labels import is_operator
 
 
 def merge(
@@ -52,8 +53,10 @@ def merge(
     partial: bool = False,
     unbounded: bool = False,
     align: bool = True,
-) -> End:
-    """Write one trace with the calls of all traces, on one clock, and return its end; equal records are written once.
+) -> tuple[int, int]:
+    """Write one trace with the calls of all traces, on one clock; equal records are written once.
+
+    Returns the numbers of calls and of signatures of operators, as `opgrip trace info` counts them.
 
     Memory does not grow with the calls: blocks are copied one by one, in the order of the files.
 
@@ -94,11 +97,10 @@ def merge(
             join = _Join(writer)
             for process, (path, shift_ns) in enumerate(zip(paths, shifts, strict=True)):
                 join.add(TraceReader(path, unbounded), process, shift_ns, partial)
-            end = join.end()
-            writer.write(end)
+            writer.write(join.end())
     except KeyError as error:
         raise UserError("a trace refers to a record that it does not hold", "capture it again") from error
-    return end
+    return join.operator_calls, len(join.operators)
 
 
 def _started(header: Mapping[str, Any]) -> int | None:
@@ -153,6 +155,8 @@ class _Join:
         self._newest = -1
         self._end = End(0, 0, 0)
         self._running: list[tuple[Entered, _Numbers]] = []
+        self.operators: set[int] = set()
+        self.operator_calls = 0
 
     def add(self, reader: TraceReader, process: int, shift_ns: int, partial: bool) -> None:
         """Write the records of one file, whose threads belong to one process."""
@@ -160,7 +164,10 @@ class _Join:
         for record in reader.columns():
             match record:
                 case Signature():
-                    numbers.signatures[record.number] = self._once("signature", self._renumber(record, numbers))
+                    number = self._once("signature", self._renumber(record, numbers))
+                    numbers.signatures[record.number] = number
+                    if is_operator(record):
+                        self.operators.add(number)
                 case Scope():
                     context, forward = record.context, record.forward
                     moved = replace(
@@ -281,6 +288,7 @@ class _Join:
         self.writer.write(moved)
         self._newest = max(self._newest, int(storages.max(initial=NO_STORAGE)))
         self._counts["calls"] += len(block)
+        self.operator_calls += int(np.isin(moved.signature, list(self.operators)).sum())
 
     def _entered(self, record: Entered, numbers: _Numbers, process: int, shift_ns: int) -> None:
         """Keep the record of an unfinished call until all signatures have numbers.

@@ -29,7 +29,6 @@ from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.records import (
-    FUNCTION,
     NO_STORAGE,
     Context,
     DeviceTimes,
@@ -45,7 +44,7 @@ from opgrip.traces.schema.records import (
     Values,
 )
 from opgrip.traces.table.call_source import selected
-from opgrip.traces.table.profiler_labels import is_mark
+from opgrip.traces.table.profiler_labels import is_operator
 from opgrip.traces.table.step_starts import StepStarts
 
 
@@ -125,8 +124,7 @@ def trim(
 
 def _counted_signatures(numbers: Iterable[int], outline: Outline) -> list[int]:
     """Return the signatures of operators, without gripped functions and marks of `record_function`."""
-    items = ((number, outline.signatures[number]) for number in numbers)
-    return [number for number, item in items if item.kind != FUNCTION and not is_mark(item.op)]
+    return [number for number in numbers if is_operator(outline.signatures[number])]
 
 
 def _header(outline: Outline, part: TracePart, trimmed: Trimmed, same_folder: bool) -> Header:

@@ -28,14 +28,23 @@ def is_mark(op: str) -> bool:
     return op.startswith(MARKS)
 
 
+def is_operator(signature: Signature) -> bool:
+    """Return True unless the signature is of a gripped function or a mark of `record_function`."""
+    return signature.kind != FUNCTION and not is_mark(signature.op)
+
+
 def are_marks(calls: pd.DataFrame) -> pd.Series[bool]:
     return calls["op"].isin([name for name in calls["op"].cat.categories if is_mark(str(name))])
 
 
+def operator_calls(calls: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a table of calls that are neither gripped functions nor marks of `record_function`."""
+    return calls[(calls["kind"] != FUNCTION) & ~are_marks(calls)]
+
+
 def own_calls(calls: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of a table of calls that `Trace.own_calls` keeps."""
-    own = (calls["inside"].isna() | calls["gripped"]) & (calls["kind"] != FUNCTION)
-    return calls[own & ~are_marks(calls)]
+    return operator_calls(calls[calls["inside"].isna() | calls["gripped"]])
 
 
 def label_of(signature: Signature) -> str | None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from example_trace import RECORDS, write
 from programs import refusal, run_command, succeed
 
+from opgrip import Capture
 from opgrip.tools.opgrip import make_parser
 from opgrip.tools.verbs import verbs
 from opgrip.tools.verbs.trace_trim import span, steps
@@ -55,6 +58,22 @@ def test_a_part_is_written_and_what_is_cut_is_said(tiny_trace: Path, tmp_path: P
     whole = run_command(*words, "--with-producers", "-f")
     assert "produce inputs of the others" in whole.stderr
     assert "removed" not in whole.stderr
+
+
+def test_all_verbs_count_the_calls_of_operators_without_marks(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with Capture(tmp_path / f"{name}.jsonl"), torch.profiler.record_function("step"):
+            torch.ones(3).add(1)
+    both, line = tmp_path / "both.jsonl", tmp_path / "line.json"
+    merged = succeed("opgrip", "trace", "merge", tmp_path / "a.jsonl", tmp_path / "b.jsonl", "-o", both).stderr
+    info = succeed("opgrip", "trace", "info", both).stdout
+    assert re.search(r"calls +4\n", info)
+    assert re.search(r"signatures +2 of", info)
+    assert "4 calls of 2 signatures from 2 traces" in merged
+    assert "4 calls, in" in succeed("opgrip", "trace", "timeline", both, "-o", line).stderr
+    assert (
+        "4 of 4 calls, 2 of 2 signatures" in succeed("opgrip", "trace", "trim", both, "-o", tmp_path / "t.jsonl").stderr
+    )
 
 
 def test_names_of_a_trace_are_no_formulas_in_a_csv(tmp_path: Path) -> None:

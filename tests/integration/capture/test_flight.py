@@ -553,7 +553,9 @@ def test_traces_of_several_processes_together_lack_what_each_of_them_lacks(tmp_p
             for _ in range(9):
                 torch.ones(3)
             capture.dump()
-    end = merge([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], tmp_path / "both.jsonl")
+    merge([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], tmp_path / "both.jsonl")
+    end = load(tmp_path / "both.jsonl").end
+    assert end is not None
     assert end.before == 8
 
 
