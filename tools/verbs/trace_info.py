@@ -207,7 +207,7 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
     yield from _distilled(header)
     yield from _counts(trace)
     operations = operator_calls(calls)
-    operators = [item for item in trace.signatures if is_operator(item)]
+    operators = [item for item in trace.signatures if is_operator(item.op, item.kind)]
     yield "signatures", f"{len(operators):,} of {counted(len({item.op for item in operators}), 'operator')}"
     contended = 0.0 if trace.end is None else trace.end.contended
     if operations["perturbed"].any():

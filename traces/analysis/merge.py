@@ -166,7 +166,7 @@ class _Join:
                 case Signature():
                     number = self._once("signature", self._renumber(record, numbers))
                     numbers.signatures[record.number] = number
-                    if is_operator(record):
+                    if is_operator(record.op, record.kind):
                         self.operators.add(number)
                 case Scope():
                     context, forward = record.context, record.forward

@@ -124,7 +124,8 @@ def trim(
 
 def _counted_signatures(numbers: Iterable[int], outline: Outline) -> list[int]:
     """Return the signatures of operators, without gripped functions and marks of `record_function`."""
-    return [number for number in numbers if is_operator(outline.signatures[number])]
+    items = ((number, outline.signatures[number]) for number in numbers)
+    return [number for number, item in items if is_operator(item.op, item.kind)]
 
 
 def _header(outline: Outline, part: TracePart, trimmed: Trimmed, same_folder: bool) -> Header:

@@ -28,9 +28,9 @@ def is_mark(op: str) -> bool:
     return op.startswith(MARKS)
 
 
-def is_operator(signature: Signature) -> bool:
-    """Return True unless the signature is of a gripped function or a mark of `record_function`."""
-    return signature.kind != FUNCTION and not is_mark(signature.op)
+def is_operator(op: str, kind: str) -> bool:
+    """Return True unless a signature is of a gripped function or a mark of `record_function`."""
+    return kind != FUNCTION and not is_mark(op)
 
 
 def are_marks(calls: pd.DataFrame) -> pd.Series[bool]:
