@@ -83,10 +83,12 @@ def make_arguments(tree: Any, classes: Mapping[str, Any], make_tensor: Callable[
     try:
         return _Maker(classes, make_tensor).make(tree)
     except CannotMake as error:
-        raise UserError(f"an argument cannot be made: {error}", "give its class, or grip the function again") from error
+        raise UserError(
+            f"an argument cannot be created: {error}", "give its class, or grip the function again"
+        ) from error
     except (TypeError, ValueError, KeyError, RuntimeError, OverflowError, AttributeError) as error:
         # a trace may make false claims about classes of torch and numpy; RecursionError is a RuntimeError
-        raise UserError(f"an argument cannot be made: {one_line(error)}", "grip the function again") from error
+        raise UserError(f"an argument cannot be created: {one_line(error)}", "grip the function again") from error
 
 
 class _Maker:

@@ -203,7 +203,7 @@ class OnDemandOptions:
     )
     step_module: str | None = option(
         None,
-        "count outermost calls of modules whose class matches as steps (default: steps marked by "
+        "count each outermost call of a module as a step, if the class of the module matches (default: steps marked by "
         "opgrip.capture.step(), else calls of any module, else steps of an optimizer)",
         metavar="PATTERN",
     )

@@ -85,7 +85,7 @@ def program_of(
     UserError : `run` is `generate`, or `train` for a module without parameters to train
     """
     if run not in RUNS_OF_ALL:
-        raise UserError(f"--run {run} is not for a module", f"choose {listed(RUNS_OF_ALL)}")
+        raise UserError(f"--run {run} does not apply to a module", f"choose {listed(RUNS_OF_ALL)}")
     return ModelProgram(
         name=name,
         model=model,
@@ -173,7 +173,7 @@ def _refuse(unused: Sequence[str], text: str) -> None:
     """Raise `UserError` if the user gave a size that the factory does not take."""
     if unused:
         flag = unused[0].replace("_", "-")
-        raise UserError(f"--{flag} is not for {text}", f"give the factory a parameter {unused[0]}")
+        raise UserError(f"--{flag} does not apply to {text}", f"add to the factory the parameter {unused[0]}")
 
 
 def _step(model: nn.Module, run: str) -> Callable[[Any], Any]:

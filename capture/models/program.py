@@ -291,8 +291,10 @@ def load_program(name: str, options: ModelOptions) -> ModelProgram:
     """
     source = source_of(name)
     if options.run not in source.runs:
-        raise UserError(f"--run {options.run} is not for {name}", f"choose {listed(source.runs)}")
+        raise UserError(f"--run {options.run} does not apply to {name}", f"choose {listed(source.runs)}")
     for word in OPTIONS_OF_TEXTS:
         if getattr(options, word) is not None and word not in source.takes:
-            raise UserError(f"{flag_of(word)} is not for {name}", "it is for models that read or write texts")
+            raise UserError(
+                f"{flag_of(word)} does not apply to {name}", "it applies only to models that read or write texts"
+            )
     return under_autocast(source.load(name, options), options.autocast)

@@ -280,7 +280,9 @@ def _inject_by_debugger(pid: int) -> str:
     problem = f"process {pid} cannot be attached to"
     gdb = shutil.which("gdb")
     if gdb is None:
-        raise UserError(problem, "this needs gdb, or Python 3.14 for both; else start it with an agent")
+        raise UserError(
+            problem, "install gdb, use Python 3.14 in both processes, or start the program with opcapture --on-demand"
+        )
     output = ""
     for _ in range(TRIES):
         output = _run_debugger(gdb, pid)
@@ -357,7 +359,7 @@ def _check_process(pid: int) -> None:
     except OSError:
         return
     if "python" not in libraries:
-        raise UserError(f"process {pid} runs no Python")
+        raise UserError(f"process {pid} is not a Python process")
 
 
 def _has_agent(pid: int) -> bool:

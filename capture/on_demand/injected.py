@@ -32,7 +32,7 @@ def start_agent_here() -> None:
 
         start_agent(default_settings())
     except Exception as error:
-        print(f"opgrip: no agent was started here: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"opgrip: no agent was started in this process: {' '.join(str(error).split())}", file=sys.stderr)
 
 
 def run_in_target(path: str) -> None:
@@ -46,7 +46,7 @@ def run_in_target(path: str) -> None:
     threads = sorted(gdb.selected_inferior().threads(), key=lambda item: item.num)
     thread = next(filter(_waits, threads), None)
     if thread is None:
-        print("opgrip: no thread waits")
+        print("opgrip: no thread of the process is waiting")
         return
     thread.switch()
     code = f"exec(compile(open({path!r}).read(), {path!r}, 'exec'), {{'__name__': '<opgrip>'}})"

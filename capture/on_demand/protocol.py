@@ -145,11 +145,11 @@ def check_request(request: Mapping[str, Any]) -> str:
     """Return the kind of a request; raise `ValueError` if the message is not a request of this protocol."""
     if request.get("protocol") != PROTOCOL:
         raise ValueError(
-            f"this process speaks protocol {PROTOCOL}, and the asking process another: use the opgrip of the process"
+            f"this process uses protocol {PROTOCOL}, but the request another: use the same version of opgrip"
         )
     word = request.get("do")
     if word not in REQUESTS:
-        raise ValueError(f"it can be asked to {', '.join(REQUESTS)}")
+        raise ValueError(f"unknown request: expected {', '.join(REQUESTS)}")
     return str(word)
 
 
@@ -230,7 +230,7 @@ def make_folder() -> Path:
                 raise UserError(f"{folder} is another user's", "set XDG_RUNTIME_DIR to a folder of your own")
             return folder
         except OSError as error:
-            problem = UserError(f"{folder} cannot be made", str(error.strerror).lower())
+            problem = UserError(f"{folder} cannot be created", str(error.strerror).lower())
         except UserError as error:
             problem = error
     raise problem or UserError("no folder for sockets", "set XDG_RUNTIME_DIR to a folder with a short name")

@@ -1,4 +1,4 @@
-"""Signatures of a service so far: recordings with new signatures are kept, and a file per day counts all calls."""
+"""Signatures that a service has called: recordings with new ones are kept, and a file per day counts all calls."""
 
 from __future__ import annotations
 
@@ -82,7 +82,11 @@ class SeenSignatures:
         except UserError as error:
             if path not in self._reported:
                 self._reported.add(path)
-                print(f"opgrip: not counted with the others: {error}", file=sys.stderr, flush=True)
+                print(
+                    f"opgrip: the calls of this recording are not counted in the daily file: {error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             return None
 
     @contextmanager

@@ -36,11 +36,9 @@ def check_choices(model: object, values: str, device_time: str) -> None:
             f"model is a {type(model).__name__}, not a torch.nn.Module: opgrip.capture.capture builds one by name"
         )
     if values not in VALUES:
-        raise UserError(f"{values!r} is not a way to keep values", f"choose {' or '.join(VALUES)}")
+        raise UserError(f"unknown values={values!r}", f"choose {' or '.join(VALUES)}")
     if device_time not in DEVICE_TIMES:
-        raise UserError(
-            f"{device_time!r} is not a way to time a device", f"choose {', '.join(DEVICE_TIMES[:-1])} or {KERNELS}"
-        )
+        raise UserError(f"unknown device_time={device_time!r}", f"choose {', '.join(DEVICE_TIMES[:-1])} or {KERNELS}")
 
 
 def check_flight(last: int | None, path: object, values: str, device_time: str, has_limits: bool) -> None:

@@ -70,7 +70,7 @@ class ScopeTable:
 
     Attributes
     ----------
-    refines : assign a call inside a method of a module that was not called itself to that module
+    refines : True to assign a call to the module whose method it runs in, even if the module was not called
     pairs : signature, scope and number of tensors by pair number
     """
 

@@ -200,7 +200,7 @@ class Cut:
         if count and stop <= self.start:
             end = "" if self.stop is None else f" to --stop {self.stop}"
             raise UserError(
-                f"no case is left from --start {self.start}{end}", f"there are {count:,}, the first being case 0"
+                f"no case is left from --start {self.start}{end}", f"the file has {count:,} cases, numbered from 0"
             )
         places = range(self.start, stop)
         if self.sample is None or self.sample >= stop - self.start:

@@ -54,13 +54,15 @@ def check_writable(path: Path, force: bool) -> None:
     if path.is_dir():
         raise UserError(f"{path} is a folder", "name a file in it")
     if path.exists() and not path.is_file():
-        raise UserError(f"{path} is not a regular file", "name one that is, or - where the command takes it for stdout")
+        raise UserError(
+            f"{path} is not a regular file", "name a regular file, or - for stdout if the command supports it"
+        )
     if path.exists() and not force:
         raise ExistingFileError(f"{path} exists", "choose another name, or replace it with --force")
     if not path.parent.is_dir():
         raise UserError(f"{path} cannot be written", f"the folder {path.parent} does not exist")
     if not os.access(path.parent, os.W_OK):
-        raise UserError(f"{path} cannot be written", f"the folder {path.parent} does not allow it")
+        raise UserError(f"{path} cannot be written", f"the folder {path.parent} is not writable")
 
 
 def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -> None:
@@ -207,7 +209,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     UserError : if the path exists; a folder is never replaced because it may contain anything
     """
     if path.exists() or path.is_symlink():
-        raise ExistingFileError(f"{path} exists", "name a folder that does not")
+        raise ExistingFileError(f"{path} exists", "name a folder that does not exist")
     part = partial_path(path)
     try:
         part.mkdir()
@@ -270,7 +272,7 @@ def read_chunks(path: Path) -> Iterator[bytes]:
             if address := ADDRESS.match(str(path)):
                 # Path has reduced two slashes to one
                 name = f"{address[1]}://{str(path)[address.end() :]}"
-                raise MissingFileError(f"{name} is an address, and no file", "download it first") from error
+                raise MissingFileError(f"{name} is a URL, not a file", "download it first") from error
             raise MissingFileError(f"{path} cannot be read", reason) from error
         if isinstance(error, IsADirectoryError):
             raise UserError(f"{path} is a folder", "name a file in it") from error

@@ -285,7 +285,7 @@ def open_gpu(device: str) -> Gpu:
     UserError : if the device is not an NVIDIA GPU, NVML is missing, or access is not permitted
     """
     if device.partition(":")[0] != "cuda":
-        raise UserError(f"--energy reads the counters of an NVIDIA GPU, and {device} is none", "leave it out")
+        raise UserError(f"--energy needs an NVIDIA GPU, and {device} is not one", "remove --energy")
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError as error:

@@ -241,7 +241,7 @@ class NsysAnalysis(Analysis):
     def __init__(self, options: NsysOptions, session: AnalysisSession) -> None:
         super().__init__(options, session)
         if any(count > 1 for count in session.workload.request.points.streams):
-            raise UserError("nsys cannot separate cases that run concurrently", "leave --streams out, or --nsys")
+            raise UserError("nsys cannot separate cases that run concurrently", "remove --streams or --nsys")
         session.check_one_device("nsys")
         check_ranges("nsys")
         arguments = () if options.nsys_args_file is None else arguments_in(options.nsys_args_file, FLAGS)

@@ -83,10 +83,12 @@ def read_report(path: Path) -> NsysReport:
             database.row_factory = sqlite3.Row
             tables = {row["name"] for row in database.execute("SELECT name FROM sqlite_master")}
             if EVENTS not in tables:
-                raise UserError(f"{path} has no table {EVENTS}", "see whether this nsys records NVTX: --trace=nvtx")
+                raise UserError(
+                    f"{path} has no table {EVENTS}", "check that this nsys can record NVTX, with --trace=nvtx"
+                )
             return NsysReport(list(_spans(database, tables)), list(_work(database, tables)))
     except (sqlite3.Error, IndexError) as error:
-        raise UserError(f"{path} is not a known report of nsys: {error}", "use another version") from error
+        raise UserError(f"{path} is not a known report of nsys: {error}", "use another version of nsys") from error
 
 
 def _spans(database: sqlite3.Connection, tables: set[str]) -> Iterator[NsysRange]:

@@ -148,10 +148,12 @@ class BatchScale:
     def verdict(self, number: int) -> ScaledCall:
         """Return how most calls of a signature scale; raise `Unsupported` if this is unknown."""
         if not self.batch:
-            raise Unsupported("the batch size of the trace is unknown: it has no call of a network")
+            raise Unsupported(
+                "the batch size of the trace is unknown: no convolution, embedding or matrix product shows it"
+            )
         verdict = self._verdicts.get(number)
         if verdict is None:
-            raise Unsupported("the trace has no call of it")
+            raise Unsupported("the trace has no call of this signature")
         if verdict.lost is not None:
             raise Unsupported(verdict.lost)
         return verdict

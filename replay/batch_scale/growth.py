@@ -80,7 +80,7 @@ def met_growth(spec: TensorSpec, shape: Sequence[int], stride: Sequence[int], of
     """Return which sizes, strides and offset were multiplied; raise `ValueError` if the shape changed otherwise."""
     before, after = (*spec.shape, *(spec.stride or ())), (*shape, *stride)
     if len(before) != len(after):
-        raise ValueError("it has another number of dimensions")
+        raise ValueError("its number of dimensions changes")
     moved = [place for place, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
     count = len(spec.shape)
     # operators choose the stride of a dimension of size one freely
@@ -88,7 +88,7 @@ def met_growth(spec: TensorSpec, shape: Sequence[int], stride: Sequence[int], of
     if any(after[place] != before[place] * factor for place in moved):
         raise ValueError(f"cannot grow a tensor of shape {tuple(spec.shape)} to {tuple(shape)}")
     if offset not in (spec.offset, spec.offset * factor):
-        raise ValueError("its offset grows by something else")
+        raise ValueError("its offset does not grow by the same factor")
     sizes = tuple(place for place in moved if place < count)
     steps = tuple(place - count for place in moved if place >= count)
     return Growth(sizes, steps, (1,) * len(sizes), offset != spec.offset)

@@ -194,7 +194,9 @@ def _measured(contenders: Sequence[_Contender], workload: Workload, device: Any)
                 rows_of_case[rows[0].case] = rows
                 advance()
         except DeviceLostError as error:
-            raise UserError(f"{device} has failed for this process: {error}", "restart Python without it") from error
+            raise UserError(
+                f"{device} has failed for this process: {error}", "restart Python, and leave out the failing function"
+            ) from error
     compared = []
     for item in contenders:
         base = {

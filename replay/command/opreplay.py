@@ -189,7 +189,7 @@ def _keep(results: Results, args: argparse.Namespace, reporter: Reporter) -> Non
 
     rows, output = counted(len(results), "row"), from_arguments(OutputOptions, args)
     if output.output is not None:
-        reporter.say(f"{rows} to {output.output}")
+        reporter.say(f"wrote {rows} to {output.output}")
     if (kept := keep(results, output, reporter)) is not None:
         reporter.say(f"{rows} kept as {kept}")
 

@@ -295,10 +295,12 @@ class SeveralReplays:
             return
         trace_hash = hash_of(earlier.header.get("traces", {}).get(name))
         if trace_hash is not None and trace_hash != self._hashes[name]:
-            raise UserError(f"{output} has rows of another file of this name", "write to another output")
+            raise UserError(f"{output} has rows of a different trace with this name", "write to another file")
         workload = replay.workload
         if repeated_rows(own, expected_rows(workload.cases, workload), workload.timing.caches):
-            raise UserError(f"{output} has rows of this trace that were run in the same ways", "leave it out")
+            raise UserError(
+                f"{output} has rows of this trace that were run in the same ways", "remove the trace from this replay"
+            )
 
     def _write(self, results: Results) -> UserError | None:
         """Write all rows to the output and remove the parts; return the error if that fails."""

@@ -275,4 +275,4 @@ def _as_unsupported() -> Iterator[None]:
     except (RuntimeError, ValueError, TypeError, OverflowError, IndexError, AssertionError, ImportError) as error:
         if "allocate memory" in str(error):
             raise
-        raise Unsupported(f"an argument cannot be made: {one_line(error)}") from error
+        raise Unsupported(f"an argument cannot be created: {one_line(error)}") from error

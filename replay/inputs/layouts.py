@@ -170,7 +170,7 @@ def pack(value: Any) -> Any:
 
 
 def as_argument(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor | torch.UntypedStorage:
-    """Return the storage that a tensor is the bytes of, if the argument is a storage; otherwise the tensor."""
+    """Return the tensor, or its storage if the argument is a storage."""
     return tensor.untyped_storage() if spec.cls == STORAGE else tensor
 
 

@@ -198,13 +198,14 @@ def check_equal(devices: Sequence[str]) -> None:
         return
     if len({*devices}) < len(devices) or not all(map(is_accelerator, devices)):
         raise UserError(
-            f"cases are spread over several accelerators, not over {', '.join(devices)}", "name each once with --device"
+            f"several devices must be different accelerators, got {', '.join(devices)}",
+            "name each accelerator once with --device",
         )
     traits = _traits_of_all(devices)
     for device in others:
         if not traits[first].is_like(traits[device]):
             problem = f"{first} is {traits[first]}, and {device} is {traits[device]}"
-            raise UserError(problem, "cases are spread over equal devices: name equal ones with --device")
+            raise UserError(problem, "name devices of one kind with --device")
 
 
 def _traits_of_all(devices: Sequence[str]) -> Mapping[str, DeviceTraits]:
@@ -216,7 +217,7 @@ def _traits_of_all(devices: Sequence[str]) -> Mapping[str, DeviceTraits]:
     )
     if done.returncode:
         words = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        raise UserError(f"{', '.join(devices)} cannot be queried: {words[-1]}", "name one with --device")
+        raise UserError(f"{', '.join(devices)} cannot be queried: {words[-1]}", "name one device with --device")
     records: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return {device: DeviceTraits(**record) for device, record in records.items()}
 

@@ -150,7 +150,7 @@ def shares_of(case: Case) -> list[float]:
 
 
 def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result:
-    """Return a row with the place of the case's only timing cluster, or with the times of each of several clusters."""
+    """Return a row with the program location of the case's only timing cluster, or the times of several clusters."""
     if len(case.timing_clusters) == 1:
         return result.adding(ClusterColumns(place=case.timing_clusters[0].place))
     shares = shares_of(case)

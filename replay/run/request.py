@@ -260,7 +260,7 @@ def _place_in_array(variables: Mapping[str, str]) -> tuple[int, int]:
 def _whole(variables: Mapping[str, str], name: str) -> int:
     text = variables.get(name, "")
     if re.fullmatch(r"[0-9]{1,9}", text) is None:
-        raise argparse.ArgumentTypeError(f"${name} is {text!r}, and no number")
+        raise argparse.ArgumentTypeError(f"${name} is {text!r}, not a number")
     return int(text)
 
 

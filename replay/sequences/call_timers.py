@@ -294,12 +294,12 @@ def check_mode(name: str) -> None:
     if runs_graphs(name):
         raise UserError(
             f"{name} replays CUDA graphs, whose results the next run of a call overwrites",
-            "leave it out with --sequence, or take compile",
+            "remove it from --mode for --sequence, or use compile",
         )
     if not find_mode(name)[0].in_torch:
         raise UserError(
             f"{name} cannot replay a step: it does not write results to the memory that later calls read",
-            "leave it out with --sequence",
+            "remove it from --mode for --sequence",
         )
 
 

@@ -133,7 +133,7 @@ class StepMemory:
         if not self._has_room(size):
             self._forget_stand_ins()
             if not self._has_room(size):
-                raise Unsupported(f"it needs more memory than there is: {size} bytes")
+                raise Unsupported(f"it needs {size} bytes, more memory than is available")
 
     def view(self, number: int, spec: TensorSpec) -> torch.Tensor:
         """Return a tensor in the storage of a number; raise `Unsupported` if the storage is missing."""

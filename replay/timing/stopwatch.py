@@ -203,12 +203,12 @@ class Stopwatch:
         module = module_of(self.device)
         kinds = [getattr(module, name) for name in GRAPHS if hasattr(module, name)]
         if not kinds:
-            raise Unsupported(f"{self.device} does not support graphs")
+            raise Unsupported(f"{self.device} does not support CUDA graphs")
         try:
             with without_waiting(self.device):
                 _run_all(function, runs)
         except RuntimeError as error:
-            raise Unsupported(f"it waits for the device, which a graph cannot hold: {one_line(error)}") from error
+            raise Unsupported(f"the call waits for the device, which a CUDA graph cannot: {one_line(error)}") from error
         graph = kinds[0]()
         try:
             with module.graph(graph):
@@ -216,7 +216,7 @@ class Stopwatch:
             graph.replay()
             self.synchronize()
         except Exception as error:
-            raise DeviceLostError(f"it cannot be captured as a graph: {one_line(error)}") from error
+            raise DeviceLostError(f"the call cannot be captured as a CUDA graph: {one_line(error)}") from error
         return graph
 
     def _by_events(self, run: Callable[[], object], span: Range, launch: LaunchTime) -> float:

@@ -109,7 +109,8 @@ class TimingOptions:
         if self.exec_mode == CONTINUOUS and self.caches != (WARM,):
             others = ",".join(self.caches)
             raise UserError(
-                f"--exec-mode continuous runs with warm caches, and --cache {others} with others", "leave one"
+                f"--exec-mode continuous keeps the caches warm, which contradicts --cache {others}",
+                "remove one of them",
             )
         if self.exec_mode == GRAPH and self.backward:
             raise UserError(
@@ -121,7 +122,7 @@ class TimingOptions:
         """Raise `UserError` if the method does not work on this device."""
         if self.by_clock_of_device and device == "cpu":
             raise UserError(
-                f"--exec-mode {self.exec_mode} reads the clock of a GPU, and {device} has none", "use discrete"
+                f"--exec-mode {self.exec_mode} needs the clock of a GPU, which {device} does not have", "use discrete"
             )
 
 

@@ -56,7 +56,7 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
         "--capture",
         type=Path,
         metavar="FILE",
-        help="for a profile that launches graphs: profile of the run that captured them, to add their operators",
+        help="if IN launches CUDA graphs: profile of the run that captured the graphs, to add the operators in them",
     )
 
 
@@ -68,4 +68,4 @@ def add_output(parser: argparse.ArgumentParser, help: str, required: bool = Fals
 
 def report_output(args: argparse.Namespace, what: str) -> None:
     """Report on stderr what a verb wrote to its output."""
-    print(f"{args.prog}: {what} to {args.output}", file=sys.stderr)
+    print(f"{args.prog}: wrote {what} to {args.output}", file=sys.stderr)

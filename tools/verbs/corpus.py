@@ -163,9 +163,8 @@ def prepare_distill(parser: argparse.ArgumentParser) -> None:
         "--times",
         action="append",
         metavar="RUN",
-        help="replay of these traces whose times the chosen cases predict: a results file, a run of the store, or "
-        "baseline for the one that ships (default: the captured times); can be repeated if several files have parts "
-        "of the results",
+        help="results file, run of the store, or baseline for the one that ships: the chosen cases predict its times "
+        "instead of the captured ones; can be repeated if several files have parts of the results",
     )
     parser.add_argument(
         "--check",

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     _print(ceilings, sys.stdout)
     if args.output is not None:
         write(ceilings, args.output, args.force)
-        reporter.say(f"the machine's limits to {args.output}")
+        reporter.say(f"wrote the machine's limits to {args.output}")
     return 0
 
 

@@ -136,7 +136,7 @@ def run_report(args: argparse.Namespace) -> int:
     page = make_page(runs, traces, title, corpus, args.gate or GATES)
     with whole_file(args.output, args.force) as file:
         file.write(page.encode(errors="backslashreplace"))
-    print(f"{args.prog}: {len(page) / 1e6:,.1f} MB to {args.output}", file=sys.stderr)
+    print(f"{args.prog}: wrote {len(page) / 1e6:,.1f} MB to {args.output}", file=sys.stderr)
     return 0
 
 

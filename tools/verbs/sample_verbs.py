@@ -75,7 +75,7 @@ def run_grip(args: argparse.Namespace) -> int:
         status = run_script(program, grips.script_compiler())
     grips.finish()
     for folder in grips.written:
-        print(f"opgrip grip: a sample in {folder}: run it with pytest", file=sys.stderr)
+        print(f"opgrip grip: wrote a sample to {folder}: run it with pytest", file=sys.stderr)
     for name, reason in grips.refused.items():
         print(f"opgrip grip: error: {printable(name)} was not gripped: {printable(reason)}", file=sys.stderr)
     return status or (USAGE_ERROR if grips.refused else 0)
@@ -115,7 +115,7 @@ def run_longtail(args: argparse.Namespace) -> int:
     if args.output is not None:
         write_rows(longtail, args.output, args.force)
         written = counted(len(longtail.functions), "function")
-        print(f"opgrip longtail: {written} to {args.output}", file=sys.stderr)
+        print(f"opgrip longtail: wrote {written} to {args.output}", file=sys.stderr)
     return 0
 
 

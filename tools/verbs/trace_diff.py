@@ -78,7 +78,7 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         type=percent,
         default=0.05,
         metavar="PERCENT",
-        help="ignore changes of the share of the time of a signature or operator up to this (default: 5%%)",
+        help="ignore a signature or operator if its share of the time changed by at most this (default: 5%%)",
     )
     parser.add_argument(
         "--spread",

@@ -57,7 +57,7 @@ def run_graph(args: argparse.Namespace) -> int:
     if args.output is not None:
         with whole_file(args.output, args.force) as file:
             file.writelines(f"{line}\n".encode() for line in writers[args.output.suffix](flow, facts))
-        print(f"opgrip trace graph: {counted(facts.calls, 'call')} to {args.output}", file=sys.stderr)
+        print(f"opgrip trace graph: wrote {counted(facts.calls, 'call')} to {args.output}", file=sys.stderr)
     for line in _lines(facts):
         print(line, file=sys.stdout)
     return 0
@@ -164,8 +164,8 @@ def run_timeline(args: argparse.Namespace) -> int:
         for line in timeline_lines(trace):
             sink.write(line.encode())
         sink.close()
-    calls = int(operator_calls(trace.distinct_calls)[COUNT].sum())
-    print(f"{counted(calls, 'call')}, in {args.output}: open it in ui.perfetto.dev", file=sys.stderr)
+    calls = counted(int(operator_calls(trace.distinct_calls)[COUNT].sum()), "call")
+    print(f"{args.prog}: wrote {calls} to {args.output}: open it in ui.perfetto.dev", file=sys.stderr)
     return 0
 
 
@@ -189,7 +189,7 @@ def run_merge(args: argparse.Namespace) -> int:
     calls, signatures = merge(args.traces, args.output, args.force, args.partial, args.unbounded)
     origin = f"{len(args.traces)} traces" if len(args.traces) > 1 else "one trace"
     print(
-        f"{args.prog}: {calls:,} calls of {signatures:,} signatures from {origin}, to {args.output}",
+        f"{args.prog}: wrote {calls:,} calls of {signatures:,} signatures from {origin}, to {args.output}",
         file=sys.stderr,
     )
     return 0
@@ -229,7 +229,7 @@ def run_ranks(args: argparse.Namespace) -> int:
             write_text(waits.ranks.to_csv(index=False), args.output, args.force)
         else:
             write_json(waits.as_json(), args.output, args.force)
-        print(f"{args.prog}: {counted(len(waits.ranks), 'rank')} to {args.output}", file=sys.stderr)
+        print(f"{args.prog}: wrote {counted(len(waits.ranks), 'rank')} to {args.output}", file=sys.stderr)
     if args.json:
         print(json.dumps(waits.as_json(), indent=1))
         return 0

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         _write(summaries, args.output, args.force)
         rows = sum(map(len, summaries.values()))
-        print(f"{args.prog}: {counted(rows, 'row')} to {args.output}", file=sys.stderr)
+        print(f"{args.prog}: wrote {counted(rows, 'row')} to {args.output}", file=sys.stderr)
     return 0
 
 

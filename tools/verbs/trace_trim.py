@@ -90,10 +90,10 @@ def run_trim(args: argparse.Namespace) -> int:
         trimmed = trim(args.trace, args.output, part, args.with_producers, args.force, args.partial, args.unbounded)
     of_calls = f"{trimmed.calls:,} of {counted(trimmed.of_calls, 'call')}"
     of_signatures = f"{trimmed.signatures:,} of {counted(trimmed.of_signatures, 'signature')}"
-    print(f"{args.prog}: {of_calls}, {of_signatures}, to {args.output}", file=sys.stderr)
+    print(f"{args.prog}: wrote {of_calls}, {of_signatures}, to {args.output}", file=sys.stderr)
     if trimmed.producers:
         print(
-            f"{args.prog}: {counted(trimmed.producers, 'call')} of these produce inputs of the others", file=sys.stderr
+            f"{args.prog}: {counted(trimmed.producers, 'call')} of these produce inputs for the others", file=sys.stderr
         )
     if trimmed.cut_edges:
         edges = counted(trimmed.cut_edges, "time")
@@ -238,7 +238,7 @@ def _tell(redacted: RedactedFile, args: argparse.Namespace, reporter: Reporter) 
     ]
     print_table(columns, rows, sys.stderr, "what is left")
     names_of = counted(len(redacted.report.salted), "salted name")
-    reporter.say(f"{counted(redacted.calls, 'call')}, {names_of}, to {args.output}")
+    reporter.say(f"wrote {counted(redacted.calls, 'call')}, {names_of}, to {args.output}")
 
 
 def _check(original: Path, output: Path, reporter: Reporter) -> int:

@@ -99,7 +99,7 @@ def merge(
                 join.add(TraceReader(path, unbounded), process, shift_ns, partial)
             writer.write(join.end())
     except KeyError as error:
-        raise UserError("a trace refers to a record that it does not hold", "capture it again") from error
+        raise UserError("a trace refers to a record that it does not contain", "capture it again") from error
     return join.operator_calls, len(join.operators)
 
 
@@ -115,7 +115,7 @@ def _check_once(paths: Sequence[Path]) -> None:
     for path in paths:
         file = trace_file(path).resolve()
         if file in path_of_file:
-            same = "" if path_of_file[file] == path else f", as {path_of_file[file]} too"
+            same = "" if path_of_file[file] == path else f", also as {path_of_file[file]}"
             raise UserError(f"{path} is named twice{same}", "name each trace once: its calls would count twice")
         path_of_file[file] = path
 
@@ -129,7 +129,9 @@ def _check_recorded_once(paths: Sequence[Path], headers: Sequence[Mapping[str, A
             continue
         first = path_of_recording.setdefault((start, process), path)
         if first != path:
-            raise UserError(f"{path} is of the same recording as {first}", "name one: its calls would count twice")
+            raise UserError(
+                f"{path} and {first} are of the same recording", "name one of them: its calls would count twice"
+            )
 
 
 _OWN = ("format", "version", "rank", "distilled", HEADER_FIELD)

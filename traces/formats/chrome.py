@@ -109,7 +109,7 @@ def _value(inputs: EventInputs, place: int, parameter: Any) -> Any:
         element = next((item for item in inputs.types if isinstance(item, str) and item in DTYPE_OF), "float")
         return [_tensor(element, *item) for item in zip(shape, stride, strict=True)]
     if not isinstance(text, str) or not isinstance(kind, str) or kind in DTYPE_OF or kind == "TensorList":
-        raise ValueError("an argument has another type")
+        raise ValueError("an argument does not have the type in the schema")
     if text:
         return _parsed(text, expected, parameter.name)
     if name == "StringType":
@@ -146,7 +146,7 @@ def _parsed(text: str, expected: Any, name: str) -> Any:
         raise ValueError(f"the file cuts off its argument {name}")
     if expected.kind() == "ListType":
         if not (text.startswith("[") and text.endswith("]")):
-            raise ValueError("an argument has another type")
+            raise ValueError("an argument does not have the type in the schema")
         items = text[1:-1].split(",") if text != "[]" else []
         return [_scalar(item.strip(), expected.getElementType().kind()) for item in items]
     return _scalar(text.strip(), expected.kind())
@@ -161,17 +161,17 @@ def _scalar(text: str, kind: str) -> Any:
         return value
     if text in ("True", "False"):
         if kind not in ("BoolType", "NumberType"):
-            raise ValueError("an argument has another type")
+            raise ValueError("an argument does not have the type in the schema")
         return text == "True"
     if kind == "NumberType" and (parts := COMPLEX.fullmatch(text)):
         return complex(float(parts[1]), float(parts[2]))
     if not NUMBER.fullmatch(text) or kind not in ("IntType", "SymIntType", "FloatType", "NumberType"):
-        raise ValueError("an argument has another type")
+        raise ValueError("an argument does not have the type in the schema")
     if kind == "FloatType":
         return float(text)
     if not re.fullmatch(r"[+-]?\d+", text):
         if kind != "NumberType":
-            raise ValueError("an argument has another type")
+            raise ValueError("an argument does not have the type in the schema")
         return float(text)
     if abs(int(text)) >= LIMIT:
         raise ValueError("an integer has more than 64 bits")

@@ -300,7 +300,7 @@ def _model(data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, name: 
     root = data_set.root
     path = None if root is None else root / name
     if path is None or root is None or not path.resolve().is_relative_to(root.resolve()):
-        raise FormatError("it is not in the folder of the definitions")
+        raise FormatError("the file is not in the folder of the definitions")
     if data_set.stored_bytes > STORED_BYTES and not data_set.file.unbounded:
         raise FormatError(f"other values already have more than {STORED_BYTES >> 30} GB")
     values = read_foreign_tensor(path, key)

@@ -294,7 +294,7 @@ class OnnxNode:
         """Return an attribute that has the default's type."""
         value = self.attributes.get(name, default)
         if type(value) is not type(default) and not (value is None or default is None):
-            raise NoOperator(f"its attribute {name} has another type")
+            raise NoOperator(f"its attribute {name} has an unexpected type")
         return value
 
     def numbers(self, name: str, place: int) -> list[Any] | None:

@@ -92,7 +92,7 @@ class TensorProgram:
             self.define(item)
 
     def define(self, item: ast.stmt) -> None:
-        """Remember what a statement outside of functions names."""
+        """Store the names that an import, function or assignment at the top level defines."""
         match item:
             case ast.Import(names=names):
                 for alias in names:

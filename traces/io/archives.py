@@ -165,7 +165,7 @@ class _Unpacking:
             if isinstance(error, UserError):
                 raise
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise UserError(f"{self.archive} cannot be read ({reason})", "make it again") from error
+            raise UserError(f"{self.archive} cannot be read ({reason})", "create it again") from error
 
     def _target(self, folder: Path, name: str) -> Path | None:
         """Return the path to write a file to; None for one that leads out of the folder or whose name is not usable."""

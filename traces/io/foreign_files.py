@@ -184,7 +184,7 @@ class ForeignFile:
 
     def damage(self, reason: str) -> UserError:
         """Return the error for a file that does not conform to its format."""
-        return UserError(f"{self.path} cannot be read ({reason})", "make it again")
+        return UserError(f"{self.path} cannot be read ({reason})", "create it again")
 
     def refusal(self, reason: str) -> UserError:
         """Return the error for a file that exceeds a limit."""

@@ -33,7 +33,9 @@ def trace_file(path: str | Path) -> Path:
     traces = shipped_traces()
     name = text.removeprefix(PREFIX)
     if name not in traces:
-        raise MissingFileError(f"no trace {name!r} ships", did_you_mean(name, traces, f"there is {', '.join(traces)}"))
+        raise MissingFileError(
+            f"opgrip ships no trace {name!r}", did_you_mean(name, traces, f"there is {', '.join(traces)}")
+        )
     return traces[name]
 
 

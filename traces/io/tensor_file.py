@@ -54,7 +54,7 @@ def files_beside(trace: Path, header: Mapping[str, Any]) -> tuple[Path, ...]:
     for name in dict.fromkeys(_names_in(header)):
         if not _is_plain(name):
             shown = repr(name)[:80]
-            raise UserError(f"{trace} names {shown} as its values", "they may only be in a file in the same folder")
+            raise UserError(f"{trace} names {shown} as its values", "the values must be in a file in the same folder")
         # covers a folder of links to files elsewhere, and a link to a trace elsewhere
         beside = (trace.parent / name, trace.resolve().parent / name)
         paths += [path for path in beside if isfile(path)][:1]
@@ -119,7 +119,7 @@ class TensorFile:
         try:
             tensor: torch.Tensor = file.get_tensor(key)
         except Exception as error:
-            raise UserError(f"{self.path} cannot give the tensor {key}", one_line(error)) from error
+            raise UserError(f"the tensor {key} cannot be read from {self.path}", one_line(error)) from error
         flat = tensor.reshape(-1)
         # the file does not guarantee that a tensor is aligned for its dtype
         return flat if flat.data_ptr() % ALIGNMENT == 0 else flat.view(torch.uint8).clone().view(flat.dtype)

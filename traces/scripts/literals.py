@@ -201,7 +201,7 @@ class ValueSource:
         tail = shape[max(0, len(shape) - TAIL.get(name, 1)) :] if len(shape) > 1 else ()
         if prod(tail) * dtype.itemsize > DECIDING_BYTES:
             raise UserError(
-                f"a tensor's rows hold more than {DECIDING_BYTES >> 20} MB of values that only opgrip can draw",
+                f"a row of a tensor has more than {DECIDING_BYTES >> 20} MB of values that only opgrip can generate",
                 "opreplay",
             )
         rows = max(1, min(prod(shape[: len(shape) - len(tail)]), SAMPLE_BYTES // (prod(tail) * dtype.itemsize)))

@@ -101,7 +101,7 @@ class CallSource:
             if len(block):
                 yield block
         if calls != self.calls:
-            raise UserError("the trace was changed while it was read", "read it when nothing writes it any more")
+            raise UserError("the trace was changed while it was read", "read it after the capture has ended")
 
     def _with_later_times(self, blocks: Iterable[CallBlock]) -> Iterator[CallBlock]:
         if not self._later:

@@ -41,7 +41,7 @@ class LiveArguments:
             live_tensors = iter(lay_out(specs, self._values, _device))
         except (FormatError, RuntimeError) as error:
             reason = one_line(error)
-            raise UserError(f"a tensor of a call cannot be made: {reason}", "grip the function again") from error
+            raise UserError(f"a tensor of a call cannot be created: {reason}", "grip the function again") from error
         live = map_leaves(lambda leaf: next(live_tensors) if isinstance(leaf, TensorSpec) else leaf, tree)
         return make_arguments(live, self._classes)
 

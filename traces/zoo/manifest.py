@@ -102,7 +102,7 @@ def select(patterns: Sequence[str], traces: Sequence[ZooTrace]) -> list[ZooTrace
             hint = did_you_mean(pattern, names, "see opgrip zoo list")
             if any(name.startswith(pattern) for name in names):
                 hint = f"did you mean '{pattern}*'?"
-            raise UserError(f"no trace of the zoo is {pattern!r}", hint)
+            raise UserError(f"no trace of the zoo matches {pattern!r}", hint)
         selected.update((trace.name, trace) for trace in matching)
     return list(selected.values())
 

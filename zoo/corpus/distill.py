@@ -219,7 +219,7 @@ def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Cor
     frame = frame.assign(median_us=median.astype(float))[median.notna()]
     if frame.empty:
         raise UserError(
-            "these results belong to none of these traces", "replay them: opreplay FOLDER -o results.parquet"
+            "the results do not belong to any of the traces", "replay them: opreplay FOLDER -o results.parquet"
         )
     frame = frame.assign(time_us=frame["count"] * frame["median_us"])
     frame["share"] = frame["time_us"] / frame.groupby("trace")["time_us"].transform("sum")

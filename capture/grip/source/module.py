@@ -317,7 +317,8 @@ def _check_texts(items: Iterable[SampleItem], names: dict[SampleItem, str]) -> N
     for link in (link for item in items for piece in pieces_of(item) for link in piece.links):
         if link.use.role is Role.TEXT and names[link.item] != link.use.name:
             raise UserError(
-                f"code looks up {link.use.name} by its name", "another function of the sample has the same name"
+                f"{link.use.name} cannot be renamed, because code looks it up by its name",
+                "another function of the sample has the same name",
             )
 
 

@@ -97,14 +97,16 @@ class NcuAnalysis(Analysis):
         if torch.device(device).type != "cuda":
             lacks = "" if torch.cuda.is_available() else " and this machine has none"
             raise UserError(
-                f"ncu sees GPUs only{lacks}, but the cases run on {device}",
+                f"ncu profiles only GPUs{lacks}, but the cases run on {device}",
                 "give --device cuda, or --batch-device cuda with a --batch-command that reaches a GPU",
             )
         _check_template(options.batch_command)
         if options.batch_command is None:
             check_device(device)
         if any(count > 1 for count in session.workload.request.points.streams):
-            raise UserError("ncu runs kernels one by one, and no cases at once", "leave --streams out, or --ncu")
+            raise UserError(
+                "ncu runs one kernel at a time, and cannot run cases concurrently", "remove --streams or --ncu"
+            )
         check_ranges("ncu")
         arguments = () if options.ncu_args_file is None else arguments_in(options.ncu_args_file, FLAGS)
         self._ncu = Ncu(
@@ -150,6 +152,8 @@ def _check_template(template: str | None) -> None:
     try:
         shlex.split(template)
     except ValueError as error:
-        raise UserError(f"--batch-command is not a command line: {error}", "quote it as a shell wants it") from error
+        raise UserError(f"--batch-command is not a command line: {error}", "quote its words as in a shell") from error
     if COMMAND not in template:
-        raise UserError(f"--batch-command {template!r} starts nothing", f"put {COMMAND} where the ncu command belongs")
+        raise UserError(
+            f"--batch-command {template!r} does not start ncu", f"put {COMMAND} where the ncu command belongs"
+        )

@@ -201,7 +201,7 @@ def _batch_with_what_there_is(
         remaining_metrics = [name for name in ncu.metrics if name != metric]
         if metric is None or not remaining_metrics or all(metric not in names for names in SETS.values()):
             problem = f"ncu does not know the metric {metric or lack} on this GPU"
-            raise UserError(problem, "name others with --ncu-metrics") from None
+            raise UserError(problem, "name other metrics with --ncu-metrics") from None
     say(f"this GPU has no metric {metric}, which is left out")
     ncu = replace(ncu, metrics=remaining_metrics)
     return _batch_with_what_there_is(request, rows, ncu, number, timeout_s, everything, say)

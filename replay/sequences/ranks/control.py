@@ -59,7 +59,7 @@ class Control:
             reason = printable(str(error).splitlines()[0])[:160]
             raise UserError(
                 f"rank {launch.rank} of {launch.world_size} cannot reach the other ranks at {where} ({reason})",
-                "start as many as --nproc-per-node says; --collective-timeout waits longer",
+                "start as many processes as --nproc-per-node states, or wait longer with --collective-timeout",
             ) from error
         self._is_ending = False
         self._life = _Life(launch, prefix, timeout_s, self._end_at_once)
@@ -128,7 +128,10 @@ class Control:
         self._is_ending = True
         if not self._life.is_first_to_tell():
             raise SystemExit(USAGE_ERROR)
-        raise UserError(f"rank {self.launch.rank}: {reason}", "--only collectives runs these on drawn values")
+        raise UserError(
+            f"rank {self.launch.rank}: {reason}",
+            "replay the collectives alone, on generated values, with --only collectives",
+        )
 
     def lost(self, error: Exception) -> NoReturn:
         """End this rank because others ended: raise `UserError` if it is the first to report, else `SystemExit`."""

@@ -88,14 +88,14 @@ def read_collective(signature: Signature) -> ReplayedCollective:
     if group is None:
         raise Unsupported(UNKNOWN_GROUP)
     if not (0 <= group.rank < len(group.ranks) <= MOST_MEMBERS and len(set(group.ranks)) == len(group.ranks)):
-        raise Unsupported("its group has no such ranks")
+        raise Unsupported("the collective's group has invalid ranks")
     if signature.kwargs or len(signature.args) < exchange.count:
-        raise Unsupported("opgrip does not know its arguments")
+        raise Unsupported("opgrip does not know the arguments of this collective")
     peer = peer_of(signature, exchange)
     if peer is None and exchange.has_peer:
-        raise Unsupported("the trace does not contain its root")
+        raise Unsupported("the trace does not contain the collective's root")
     if peer is not None and not 0 <= peer < len(group.ranks):
-        raise Unsupported("its root is not in its group")
+        raise Unsupported("the collective's root is not in its group")
     collective = ReplayedCollective(
         kind=exchange.kind,
         group=group,
@@ -143,7 +143,7 @@ def _splits(signature: Signature, exchange: ExchangeOp) -> tuple[tuple[int, ...]
         return None
     received, sent = (tuple(item) for item in lists[:2])
     if any(type(count) is not int or count < 0 for count in (*received, *sent)):
-        raise Unsupported("its splits are not numbers")
+        raise Unsupported("the collective's splits are not numbers")
     return sent, received
 
 
@@ -151,12 +151,12 @@ def _with_sizes(collective: ReplayedCollective, signature: Signature) -> Replaye
     trees = tensor_arguments(signature)
     specs = list(tensors(trees))
     if not specs:
-        raise Unsupported("it has no tensors")
+        raise Unsupported("the collective has no tensors")
     for spec in specs:
         if spec.stride is None or spec.cls is not None:
-            raise Unsupported("it does not support these kinds of tensors")
+            raise Unsupported("sparse tensors and tensor subclasses are not supported in collectives")
     if len({spec.dtype for spec in specs}) != 1:
-        raise Unsupported("its tensors differ in dtype")
+        raise Unsupported("the collective's tensors differ in dtype")
     check = _CHECKS[collective.kind, collective.form]
     member_bytes = check(collective, [_as_lists(tree) for tree in trees], len(collective.group.ranks))
     return replace(collective, member_bytes=member_bytes, dtype=str(specs[0].dtype).removeprefix("torch."))
@@ -175,7 +175,7 @@ def _elements(spec: TensorSpec) -> int:
 
 
 def _disagree() -> Unsupported:
-    return Unsupported("its sizes do not agree")
+    return Unsupported("the collective's tensors do not fit each other in size")
 
 
 def _check_whole(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
@@ -197,7 +197,7 @@ def _check_flat(collective: ReplayedCollective, trees: list[list[Any]], members:
     if len(wholes) != len(parts) or any(_elements(whole) != members * _elements(part) for whole, part in pairs):
         raise _disagree()
     if any(not _is_dense(spec) for spec in wholes):
-        raise Unsupported("its tensors are not contiguous")
+        raise Unsupported("the collective's tensors are not contiguous")
     return _bytes(parts)
 
 
@@ -209,7 +209,7 @@ def _check_lists(collective: ReplayedCollective, trees: list[list[Any]], members
     if len(parts) != 1 or any(len(item) != members for item in lists) or len(lists) > 1:
         raise _disagree()
     if any(_elements(spec) != _elements(parts[0]) for item in lists for spec in item):
-        raise Unsupported("its parts differ in size")
+        raise Unsupported("the tensors of the ranks differ in size")
     if not lists and collective.kind not in (GATHER, SCATTER):
         raise _disagree()
     return _bytes(parts)
@@ -233,7 +233,7 @@ def _check_exchange(collective: ReplayedCollective, trees: list[list[Any]], memb
         if {len(to_each), len(from_each)} != {members} or (sum(to_each), sum(from_each)) != (rows, received_rows):
             raise _disagree()
     if not all(_is_dense(spec) for tree in trees for spec in tree):
-        raise Unsupported("its tensors are not contiguous")
+        raise Unsupported("the collective's tensors are not contiguous")
     return _bytes([sent_spec])
 
 

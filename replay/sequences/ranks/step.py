@@ -341,7 +341,7 @@ class RankDryRun(DryRun):
         record = self.flow.signatures.get(signature)
         if signature in self._exchanges:
             if signature not in self._starters:
-                raise Unsupported("it is left out")
+                raise Unsupported("the step leaves out this collective")
             return Operator(self._starters[signature], mutates=True)
         if record is not None and record.op in LOCAL:
             return Operator(_hand_on, mutates=False)

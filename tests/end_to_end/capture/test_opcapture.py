@@ -163,7 +163,7 @@ def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
         (["--model", "nets.py:broken_step"], "broken_step fails in its step: RuntimeError"),
         (["--model", "nets.py:lossless", "--run", "train"], "the model returned no loss"),
         (["--model", "nets.py:constant", "--run", "train"], "Softmax has no parameters to train"),
-        (["--model", "nets.py:good", "--input-size", "32"], "--input-size is not for nets.py:good"),
+        (["--model", "nets.py:good", "--input-size", "32"], "--input-size does not apply to nets.py:good"),
         (
             ["--model", "nets.py:good", "--cfg-options", "a=1"],
             "--cfg-options is for OpenMMLab and transformers configs",

@@ -266,7 +266,7 @@ def test_rows_are_not_added_twice(tmp_path: Path) -> None:
     one, other = own_folder(tmp_path / "a", 10), own_folder(tmp_path / "b", 20)
     replay(one, **QUICK, output=output)
     written = output.read_bytes()
-    with pytest.raises(UserError, match=r"r\.json has rows of this trace that were run in the same ways: leave it out"):
+    with pytest.raises(UserError, match=r"rows of this trace that were run in the same ways: remove the trace"):
         replay(one, **QUICK, output=output, append=True)
     assert output.read_bytes() == written
     assert not (tmp_path / "r.json.parts").exists()
@@ -276,7 +276,7 @@ def test_rows_are_not_added_twice(tmp_path: Path) -> None:
     assert [(row.trace, row.threads) for row in whole] == [("a", None), ("b", None), ("a", 1)]
     assert all("problem" not in about for about in whole.header["traces"].values())
     small_trace(one / "a.jsonl", (11,))
-    with pytest.raises(UserError, match="has rows of another file of this name"):
+    with pytest.raises(UserError, match="has rows of a different trace with this name"):
         replay(one, **QUICK, output=output, append=True)
 
 

@@ -185,12 +185,12 @@ def test_written_files_are_confirmed_and_numbers_agree(tiny_trace: Path, tmp_pat
         )
         assert done.stderr.splitlines() == [
             "opreplay: replaying 1 case on cpu",
-            f"opreplay: 2 rows to {name}",
+            f"opreplay: wrote 2 rows to {name}",
             "opreplay: 1 case in 2 rows: 2 ok",
         ]
     done = run_command("opgrip", "trace", "graph", tiny_trace, "-o", "graph.json", cwd=tmp_path)
     calls = json.loads((tmp_path / "graph.json").read_text(encoding="utf-8"))["calls"]
-    assert done.stderr == f"opgrip trace graph: {len(calls)} calls to graph.json\n"
+    assert done.stderr == f"opgrip trace graph: wrote {len(calls)} calls to graph.json\n"
 
 
 @pytest.mark.alone

@@ -88,7 +88,7 @@ def test_devices_that_are_not_equal_are_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr == (
         "opreplay: error: sim:0 is Small (1.1 GB), and sim:1 is Large (1.1 GB): "
-        "cases are spread over equal devices: name equal ones with --device\n"
+        "name devices of one kind with --device\n"
     )
 
 

@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_source_has_its_table(folder: Path, tmp_path: Path) -> None:
     done = run_command("opgrip", "corpus", folder, "-o", tmp_path / "corpus.json")
     assert done.returncode == 0
-    assert re.fullmatch(r"opgrip corpus: \d+ rows to .*corpus\.json\n", done.stderr)
+    assert re.fullmatch(r"opgrip corpus: wrote \d+ rows to .*corpus\.json\n", done.stderr)
     assert "\x1b" not in done.stdout
     assert "trace: 2 models, 2 traces, " in done.stdout
     assert "dlop: 1 model, 2 traces, 4 calls, 4 signatures, 2 operators" in done.stdout

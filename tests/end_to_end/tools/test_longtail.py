@@ -27,7 +27,7 @@ def test_each_function_is_a_line_with_the_command_that_grips_it(detector_trace: 
     assert total.endswith("at 10.0 GB/s")
     assert "ops/call" in heads
     rows = list(csv.DictReader((tmp_path / "rows.csv").open()))
-    assert done.stderr == f"opgrip longtail: {len(rows)} functions to {tmp_path / 'rows.csv'}\n"
+    assert done.stderr == f"opgrip longtail: wrote {len(rows)} functions to {tmp_path / 'rows.csv'}\n"
     assert len(lines) == min(len(rows), 30) >= 10
     for line, row in zip(lines, rows, strict=False):
         assert row["name"] in line

@@ -128,4 +128,4 @@ def test_merging_says_what_it_wrote_and_refuses_a_file_that_is_named_twice(tmp_p
     done = run_command("opgrip", "trace", "merge", "a.jsonl", "b.jsonl", "-o", "all.jsonl", cwd=tmp_path)
     merged = load(tmp_path / "all.jsonl")
     counts = f"{len(merged.calls)} calls of {len(merged.signatures)} signatures"
-    assert done.stderr == f"opgrip trace merge: {counts} from 2 traces, to all.jsonl\n"
+    assert done.stderr == f"opgrip trace merge: wrote {counts} from 2 traces, to all.jsonl\n"

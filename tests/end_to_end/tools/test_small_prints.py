@@ -122,7 +122,7 @@ def test_names_of_missing_operators_are_folded_in_a_pipe(capsys: pytest.CaptureF
 @pytest.mark.parametrize("command", [["opreplay"], ["opgrip", "trace", "info"]])
 def test_an_address_is_no_file(command: list[str], tmp_path: Path) -> None:
     error = refusal(*command, "https://example.com/models/net.onnx", cwd=tmp_path)
-    assert "https://example.com/models/net.onnx is an address, and no file: download it first" in error
+    assert "https://example.com/models/net.onnx is a URL, not a file: download it first" in error
 
 
 def test_cases_of_a_trace_without_times_go_by_their_work(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_part_is_written_and_what_is_cut_is_said(tiny_trace: Path, tmp_path: P
     assert run_command("opgrip", "trace", "validate", tmp_path / "part.jsonl").returncode == 0
     assert "exists" in refusal(*words)
     whole = run_command(*words, "--with-producers", "-f")
-    assert "produce inputs of the others" in whole.stderr
+    assert "produce inputs for the others" in whole.stderr
     assert "removed" not in whole.stderr
 
 
@@ -70,7 +70,7 @@ def test_all_verbs_count_the_calls_of_operators_without_marks(tmp_path: Path) ->
     assert re.search(r"calls +4\n", info)
     assert re.search(r"signatures +2 of", info)
     assert "4 calls of 2 signatures from 2 traces" in merged
-    assert "4 calls, in" in succeed("opgrip", "trace", "timeline", both, "-o", line).stderr
+    assert "wrote 4 calls to" in succeed("opgrip", "trace", "timeline", both, "-o", line).stderr
     assert (
         "4 of 4 calls, 2 of 2 signatures" in succeed("opgrip", "trace", "trim", both, "-o", tmp_path / "t.jsonl").stderr
     )

@@ -296,7 +296,7 @@ def test_a_capture_of_nothing_has_an_empty_file(tmp_path: Path) -> None:
 
 
 def test_no_other_way_to_keep_values_is_taken() -> None:
-    with pytest.raises(UserError, match="'all' is not a way to keep values: choose sketch or full"):
+    with pytest.raises(UserError, match="unknown values='all': choose sketch or full"):
         Capture("t.jsonl", values="all")
 
 

@@ -121,7 +121,7 @@ def test_captures_of_operators_leave_random_numbers_as_they_were(tmp_path: Path)
         ("builtin:faster_rcnn", {"shapes": "large"}, "shapes= is for operators: name some with model= opinfo:NAME"),
         ("opinfo:floor", {"import": "no_such_module"}, "no_such_module cannot be imported"),
         ("opinfo:floor", {"shapes_from": "no.jsonl"}, "no.jsonl"),
-        ("opinfo:aten.from_file", {}, "no samples of aten.from_file.default can be made"),
+        ("opinfo:aten.from_file", {}, "no samples of aten.from_file.default can be created"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, model: str, options: dict[str, Any], problem: str) -> None:

@@ -93,7 +93,7 @@ def test_a_day_that_cannot_be_read_is_set_aside_and_costs_no_other(
     go_to_day(1)
     assert service.add(recording(tmp_path / "3.jsonl", 2)) == 2
     assert service.add(recording(tmp_path / "4.jsonl", 2)) == 0
-    assert capfd.readouterr().err.count("not counted with the others") == 1
+    assert capfd.readouterr().err.count("are not counted in the daily file") == 1
 
 
 def test_a_private_service_is_named_by_no_file(tmp_path: Path) -> None:

@@ -121,8 +121,8 @@ def test_a_mistake_is_one_line(name: str, request_: dict[str, object], problem: 
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (("--run", "generate"), "--run generate is not for builtin:faster_rcnn"),
-        (("--new-tokens", "3"), "--new-tokens is not for builtin:faster_rcnn"),
+        (("--run", "generate"), "--run generate does not apply to builtin:faster_rcnn"),
+        (("--new-tokens", "3"), "--new-tokens does not apply to builtin:faster_rcnn"),
     ],
 )
 def test_sources_without_texts_refuse_what_is_for_texts(flags: tuple[str, str], problem: str) -> None:

@@ -323,7 +323,7 @@ def test_an_empty_report_loses_its_batch_alone(stand_in: StandIn, tiny_trace: Pa
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--ncu"], "ncu sees GPUs only and this machine has none, but the cases run on cpu"),
+        (["--ncu"], "ncu profiles only GPUs and this machine has none, but the cases run on cpu"),
         (["--batch-device", "cuda"], "are for runs under ncu"),
         (["--ncu", "--batch-device", "cuda", "--batch-command", "srun"], "put {command} where the ncu command belongs"),
         (["--ncu", "--batch-device", "cuda", "--batch-command", "'{command}"], "is not a command line"),

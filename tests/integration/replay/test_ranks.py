@@ -91,11 +91,11 @@ def test_a_collective_is_read_from_its_signature() -> None:
 @pytest.mark.parametrize(
     ("operator", "args", "reason"),
     [
-        ("c10d._allgather_base_.default", (tensor(15), tensor(8), PAIR), "do not agree"),
-        ("c10d.allgather_.default", ([[tensor(8)]], [tensor(8)], PAIR), "do not agree"),
-        ("c10d.alltoall_base_.default", (tensor(8), tensor(8), PAIR, [4, 4], [4, 3]), "do not agree"),
+        ("c10d._allgather_base_.default", (tensor(15), tensor(8), PAIR), "do not fit each other in size"),
+        ("c10d.allgather_.default", ([[tensor(8)]], [tensor(8)], PAIR), "do not fit each other in size"),
+        ("c10d.alltoall_base_.default", (tensor(8), tensor(8), PAIR, [4, 4], [4, 3]), "do not fit each other in size"),
         ("c10d.broadcast_.default", ([tensor(8)], PAIR, 2, 0), "root is not in its group"),
-        ("c10d.allreduce_.default", ([tensor(8)], replace(PAIR, rank=5)), "no such ranks"),
+        ("c10d.allreduce_.default", ([tensor(8)], replace(PAIR, rank=5)), "invalid ranks"),
         ("_c10d_functional.all_reduce.default", (tensor(8), "sum", "0"), "does not contain the ranks"),
         ("c10d.allreduce_.default", ([], PAIR), "has no tensors"),
         ("c10d._allgather_base_.default", (tensor(16), tensor(8, dtype=torch.int32), PAIR), "differ in dtype"),

@@ -314,7 +314,7 @@ def test_samples_have_limits_too(tmp_path: Path, measured: dict[str, str]) -> No
     [
         (("-o", "x.svg"), "x.svg needs the results of --roofline: add --roofline, or end its name in .json"),
         (("--roofline", "-o", "x.svg", "--append"), "rows cannot be added to x.svg: write .json or .csv"),
-        (("--energy",), "--energy reads the counters of an NVIDIA GPU, and cpu is none: leave it out"),
+        (("--energy",), "--energy needs an NVIDIA GPU, and cpu is not one: remove --energy"),
         (("--sequence", "--roofline"), "--roofline is for single cases: leave it out with --sequence"),
     ],
 )
@@ -328,7 +328,7 @@ def test_what_cannot_be_drawn_or_read_is_one_line(
 def test_opgrip_machine_prints_what_was_measured_before(tmp_path: Path, measured: dict[str, str]) -> None:
     output = tmp_path / "machine.json"
     shown = run_command("opgrip", "machine", "-o", output, env=measured)
-    assert (shown.returncode, shown.stderr) == (0, f"opgrip machine: the machine's limits to {output}\n")
+    assert (shown.returncode, shown.stderr) == (0, f"opgrip machine: wrote the machine's limits to {output}\n")
     assert "a processor" in shown.stdout
     assert "1.00 us, a view 0.50 us" in shown.stdout
     assert from_json(json.loads(output.read_text())) == CEILINGS

@@ -499,10 +499,10 @@ def hostile(folder: Path, signature: Signature, storages: list[int], values: lis
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        (TensorSpec((1 << 50,), (1,), torch.float32, "cpu"), "more memory than there is"),
-        (TensorSpec((HUGE, HUGE), (HUGE, 1), torch.float32, "cpu"), "more memory than there is"),
-        (TensorSpec((2,), (HUGE,), torch.float32, "cpu"), "more memory than there is"),
-        (TensorSpec((8,), (1,), torch.float32, "cpu", offset=HUGE), "more memory than there is"),
+        (TensorSpec((1 << 50,), (1,), torch.float32, "cpu"), "more memory than is available"),
+        (TensorSpec((HUGE, HUGE), (HUGE, 1), torch.float32, "cpu"), "more memory than is available"),
+        (TensorSpec((2,), (HUGE,), torch.float32, "cpu"), "more memory than is available"),
+        (TensorSpec((8,), (1,), torch.float32, "cpu", offset=HUGE), "more memory than is available"),
         (TensorSpec((8,), (1,), torch.float32, "nowhere:7"), ""),
         (TensorSpec((8,), (1,), torch.int64, "cpu", requires_grad=True), ""),
         (TensorSpec((8,), (1,), torch.float32, "meta"), "meta"),
@@ -544,7 +544,7 @@ def test_more_memory_than_may_be_taken_is_not(tmp_path: Path) -> None:
     x = torch.ones(1 << 20)
     trace = captured(tmp_path, lambda: (x + 1, torch.ones(3).sin()))
     result = replay_sequence(trace, replace(SETTINGS, room_bytes=1 << 20))
-    assert told(result) == {"aten.add.Tensor": "unsupported: it needs more memory than there is: 4194304 bytes"}
+    assert told(result) == {"aten.add.Tensor": "unsupported: it needs 4194304 bytes, more memory than is available"}
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def test_the_command_shows_and_writes_the_rows_that_take_most(tiny_trace: Path, 
     output = tmp_path / "r.csv"
     options = ("--sequence", "--iterations", "1", "--top", "3", "--strict")
     done = succeed("opreplay", tiny_trace, *options, "-o", output)
-    said = rf"opreplay: 3 rows to {re.escape(str(output))}\nopreplay: 3 cases: [\w ,]*(ok|contended)\n$"
+    said = rf"opreplay: wrote 3 rows to {re.escape(str(output))}\nopreplay: 3 cases: [\w ,]*(ok|contended)\n$"
     assert re.search(said, done.stderr)
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["calls", "time", "wall", "critical", "memory"]

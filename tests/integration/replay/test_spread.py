@@ -71,7 +71,7 @@ def test_each_process_is_told_its_device_alone(trace: Path) -> None:
 
 @pytest.mark.parametrize("devices", ["cpu,cpu", "cpu,meta"])
 def test_cases_are_spread_over_accelerators_alone(trace: Path, devices: str) -> None:
-    with pytest.raises(UserError, match="cases are spread over several accelerators, not over cpu, "):
+    with pytest.raises(UserError, match="several devices must be different accelerators, got cpu, "):
         replay(trace, device=devices)
 
 

@@ -197,7 +197,7 @@ def test_times_of_a_replay_take_the_place_of_captured_ones(folder: Path) -> None
     timed = with_times(corpus, {(first["trace"], first["key"]): 123.0})
     assert timed.frame["median_us"].tolist() == [123.0]
     assert isinstance(timed.frame, pd.DataFrame)
-    with pytest.raises(UserError, match="to none of these traces"):
+    with pytest.raises(UserError, match="do not belong to any of the traces"):
         with_times(corpus, {})
 
 

@@ -54,9 +54,9 @@ def test_traces_are_selected_by_name_model_library_and_family() -> None:
 
 
 def test_a_pattern_that_matches_nothing_is_answered_with_what_is_near() -> None:
-    with pytest.raises(UserError, match=r"no trace of the zoo is 'mmdt': did you mean mmdet\?"):
+    with pytest.raises(UserError, match=r"no trace of the zoo matches 'mmdt': did you mean mmdet\?"):
         select(["mmdt"], TRACES)
-    with pytest.raises(UserError, match=r"no trace of the zoo is 'bert': did you mean 'bert\*'\?"):
+    with pytest.raises(UserError, match=r"no trace of the zoo matches 'bert': did you mean 'bert\*'\?"):
         select(["bert"], TRACES)
 
 

@@ -114,7 +114,7 @@ def test_modules_of_torch_need_no_leave() -> None:
     ids=lambda tree: repr(tree)[:60] if not isinstance(tree, ObjectSpec) or "inner" not in tree.fields else "nested",
 )
 def test_what_cannot_be_made_is_one_error(tree: Any) -> None:
-    with pytest.raises(UserError, match="an argument cannot be made: "):
+    with pytest.raises(UserError, match="an argument cannot be created: "):
         make_arguments([tree], CLASSES)
 
 

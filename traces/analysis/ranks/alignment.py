@@ -228,7 +228,7 @@ class Meetings:
 
     @property
     def number(self) -> Integers:
-        """Number of each row's collective."""
+        """Index of the collective that each row belongs to."""
         return np.repeat(np.arange(len(self.first)), self.sizes)
 
     @property

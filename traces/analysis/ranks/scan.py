@@ -212,8 +212,8 @@ class Scan:
 
 
 def _resumed_ns(block: CallBlock, place: int, launched_ns: int) -> int:
-    """Return when a thread continued after a call: the next call's start, or its end if it began before the launch
-    ended.
+    """Return when a thread continued after a collective's launch: at the start of its next call, or at the end of that
+    call if it began before the launch ended.
     """
     start, duration = int(block.start_ns[place]), int(block.duration_ns[place])
     return start if start >= launched_ns else max(start + duration, launched_ns)

@@ -179,7 +179,7 @@ def _bool(form: dict[str, Any], draw: ArgumentDraw) -> bool:
 def _str(form: dict[str, Any], draw: ArgumentDraw) -> str:
     value = form.get("value", "")
     if not isinstance(value, str) or len(value) > NAME_LENGTH:
-        raise ValueError("a string is too long or has another type")
+        raise ValueError("a string is too long, or not a string")
     return value
 
 

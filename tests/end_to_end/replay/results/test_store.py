@@ -155,7 +155,7 @@ def test_parts_stand_beside_each_other_and_repeats_become_one(tmp_path: Path) ->
     for name, run in (("a", whole), ("b", other)):
         write_results(run.rows, run.header, tmp_path / f"{name}.json", force=False)
     done = run_command("opgrip", "results", "merge", "a.json", "b.json", "-o", "c.parquet", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "opgrip results merge: 4 rows to c.parquet\n")
+    assert (done.returncode, done.stderr) == (0, "opgrip results merge: wrote 4 rows to c.parquet\n")
     assert list(read_run(tmp_path / "c.parquet").rows) == list(merged.rows)
 
 

@@ -140,5 +140,5 @@ def test_opreplay_and_convert_take_parts(tmp_path: Path) -> None:
     assert shapes(load(tmp_path / "part.jsonl")) == [[(1, 1), (1, size)] for size in (6, 7, 8)]
     beyond = run_command("opreplay", "config.json", "--start", "10000000", cwd=tmp_path)
     assert beyond.stderr.endswith(
-        "no case is left from --start 10000000: there are 10,000,000, the first being case 0\n"
+        "no case is left from --start 10000000: the file has 10,000,000 cases, numbered from 0\n"
     )

@@ -172,7 +172,7 @@ def test_memory_does_not_grow_with_the_calls(tmp_path: Path) -> None:
 
 def test_commands_take_it(tmp_path: Path) -> None:
     done = run_command("opgrip", "trace", "convert", "trace:faster_rcnn", "t.parquet", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "opgrip trace convert: to t.parquet\n")
+    assert (done.returncode, done.stderr) == (0, "opgrip trace convert: wrote t.parquet\n")
     told = [
         run_command("opgrip", "trace", "info", name, cwd=tmp_path).stdout for name in ("t.parquet", "trace:faster_rcnn")
     ]

@@ -113,7 +113,7 @@ def test_the_command_prints_and_writes_the_tables(tmp_path: Path) -> None:
     done = run_command("opgrip", "trace", "merge", *paths, "-o", "all.jsonl", cwd=tmp_path)
     assert "2 traces" in done.stderr
     done = run_command("opgrip", "trace", "ranks", "all.jsonl", "-o", "w.json", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "opgrip trace ranks: 2 ranks to w.json\n")
+    assert (done.returncode, done.stderr) == (0, "opgrip trace ranks: wrote 2 ranks to w.json\n")
     assert "who waits for whom (1 pairs in all)" in done.stdout
     told = json.loads((tmp_path / "w.json").read_text())
     assert [row["last"] for row in told["ranks"]] == [0, 20]

@@ -280,7 +280,7 @@ def saved(tmp_path: Path) -> Path:
 def test_the_command_writes_pictures(saved: Path) -> None:
     for suffix in ("png", "svg", "pdf"):
         done = run_command("opgrip", "plot", "one.json", "--kind", "modes", "-o", f"m.{suffix}", cwd=saved)
-        assert (done.returncode, done.stderr) == (0, f"opgrip plot: modes of 1 run to m.{suffix}\n")
+        assert (done.returncode, done.stderr) == (0, f"opgrip plot: wrote modes of 1 run to m.{suffix}\n")
         assert (saved / f"m.{suffix}").stat().st_size > 1000
     assert "a $y$ & <net>.jsonl; a processor; torch 2.13.0" in texts((saved / "m.svg").read_bytes())
 
