@@ -3,6 +3,9 @@ node.
 
 Chakra's converter makes them for simulators, from execution traces linked to a profile. Inputs and outputs are text in
 Python's notation. Source: Chakra's `et_def.proto`; `SCHEMA` holds the part that is read and written here.
+
+Chakra's `jsonizer` writes them as one JSON object after the other. Workload graphs for its simulators, also JSON, have
+the names and durations of nodes and no arguments, so none of their operators becomes a call.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import IO, Any
 
 from opgrip.errors import FormatError
 from opgrip.traces.analysis.graph import make_graph
-from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
+from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.node_calls import NodesRead, calls_of
 from opgrip.traces.formats.node_writing import NodeStep, steps_of
 from opgrip.traces.formats.nodes import (
@@ -31,18 +34,25 @@ from opgrip.traces.formats.nodes import (
     node_number,
     time_us,
 )
+from opgrip.traces.formats.operator_schemas import OPERATOR_NAME
 from opgrip.traces.formats.protobuf_files import (
     make_message_classes,
+    message_from_json,
     parse_message,
     read_varint,
     split_messages,
     with_length,
 )
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
+from opgrip.traces.io.json_stream import TooLong, members, values
 from opgrip.traces.schema.records import Record
 from opgrip.traces.table.trace import Trace
 
-NAME = "chakra"
+NAME, JSON_NAME = "chakra", "chakra_json"
+GRAPH = "workload_graph"
+JSON_START = re.compile(rb'\s*\{\s*(?:\}|"(?:attr|version|workload_graph)"\s*:)')
+JSON_VALUE = re.compile(rb'"(?:string|u?int64|u?int32|bool|double)_?[vV]al"\s*:')
+"""name of an attribute's value"""
 SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
     "AttributeProto": {
         "name": (1, "string"),
@@ -115,33 +125,75 @@ def recognizes(head: Head) -> bool:
 
 def read(file: ForeignFile) -> Iterator[Record]:
     """Yield the calls that a capture would have recorded; kernels are the device time of the calls around them."""
+    return _read_messages(NAME, file, lambda: split_messages(file.chunks()), parse_message)
+
+
+def _read_messages(
+    name: str, file: ForeignFile, messages: Callable[[], Iterable[Any]], parse: Callable[[type, Any], Any]
+) -> Iterator[Record]:
+    """Yield the calls of messages, the first of which has facts about the file.
+
+    parse : returns the message of a class from one of `messages`
+    """
     facts: dict[str, Any] = {}
-    return calls_of(NAME, facts, _nodes_of(file, facts), file.losses)
-
-
-def _nodes_of(file: ForeignFile, facts: dict[str, Any]) -> Callable[[], Iterable[Node]]:
     classes, counted = message_classes(), NodesRead(file)
 
-    def node_of(message: bytes) -> Node:
-        return node_from_message(parse_message(classes["Node"], message))
+    def node_of(message: Any) -> Node:
+        return node_from_message(parse(classes["Node"], message))
 
     def nodes() -> Iterator[Node]:
         first_parts: dict[tuple[int, str], int] = {}
         counted.begin()
         try:
-            for place, message in enumerate(split_messages(file.chunks())):
+            for place, message in enumerate(messages()):
                 if not place:
-                    facts.update(facts_of(parse_message(classes["GlobalMetadata"], message)))
+                    facts.update(_facts_of(parse(classes["GlobalMetadata"], message)))
                 elif (node := counted.read(node_of, message)) is not None:
-                    yield with_parts_inside(node, first_parts)
+                    yield _with_parts_inside(node, first_parts)
+        except TooLong:
+            raise file.refusal("a node is longer than 16 MB") from None
         except FormatError as error:
-            raise file.damage(str(error)) from error
+            raise file.damage(str(error) or "it is cut") from error
         counted.check()
 
-    return nodes
+    return calls_of(name, facts, nodes, file.losses)
 
 
-def facts_of(metadata: Any) -> dict[str, Any]:
+def _recognizes_json(head: Head) -> bool:
+    is_graph = f'"{GRAPH}"'.encode() in head.start
+    return JSON_START.match(head.start) is not None and (is_graph or JSON_VALUE.search(head.start) is not None)
+
+
+def _read_json(file: ForeignFile) -> Iterator[Record]:
+    """Yield the calls that a capture would have recorded."""
+    try:
+        first = next(values(file.chunks(), file.unbounded), None)
+    except (FormatError, TooLong):
+        first = None
+    if isinstance(first, dict) and GRAPH in first:
+        return _records_of_graph(file)
+    return _read_messages(JSON_NAME, file, lambda: values(file.chunks(), file.unbounded), message_from_json)
+
+
+def _records_of_graph(file: ForeignFile) -> Iterator[Record]:
+    """Yield a trace without calls, and count the operators of the graph."""
+    try:
+        for name, form in members(file.chunks(), GRAPH, file.unbounded):
+            if name == GRAPH and isinstance(form, dict) and form.get("is_cpu_op"):
+                op = str(form.get("Name"))[:200]
+                part = PART.fullmatch(op)
+                op = part[1] if part else op
+                # an operator is split around its kernels
+                if OPERATOR_NAME.fullmatch(op) and (part is None or part[0].endswith("(0)")):
+                    file.losses.skip(op.replace("::", "."), "the file does not have its arguments")
+    except TooLong:
+        raise file.refusal("a node is longer than 16 MB") from None
+    except FormatError as error:
+        raise file.damage(str(error) or "it is cut") from error
+    yield from RecordBuilder(JSON_NAME, file.losses).end()
+
+
+def _facts_of(metadata: Any) -> dict[str, Any]:
     values = {item.name: _value_of(item) for item in metadata.attr}
     schema, pid = values.get("schema") or metadata.version, values.get("pid")
     facts: dict[str, Any] = {"schema": schema[:100]} if isinstance(schema, str) and schema else {}
@@ -154,7 +206,7 @@ def _value_of(attribute: Any) -> Any:
     return None if field is None else getattr(attribute, field)
 
 
-def with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> Node:
+def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> Node:
     """Return a node. Place parts of an operator, which the converter splits around its kernels, in the first part."""
     match = PART.fullmatch(node.name)
     if match is None or not node.record:
@@ -327,6 +379,14 @@ formats.register(NAME)(
         read,
         write,
         suffixes=(".et", ".chakra"),
+        defaults=(NO_VALUES, NO_GRADIENTS),
+    )
+)
+formats.register(JSON_NAME)(
+    Format(
+        "Chakra execution traces as JSON, and workload graphs of Chakra's simulators",
+        _recognizes_json,
+        _read_json,
         defaults=(NO_VALUES, NO_GRADIENTS),
     )
 )
