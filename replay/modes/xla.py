@@ -1,6 +1,7 @@
-"""The modes `xla` and `tensorflow`: an exported call as a jax function, made by torchax and compiled by XLA.
+"""The modes `jax`, `xla` and `tensorflow`: jax functions, which XLA compiles.
 
-TensorFlow runs that function as one operator by jax2tf, so its own kernels are not measured.
+`jax` runs JAX implementations of samples. `xla` and `tensorflow` run an exported call as the jax function that torchax
+makes of it; TensorFlow runs that function as one operator by jax2tf, so its own kernels are not measured.
 """
 
 from __future__ import annotations
@@ -17,6 +18,60 @@ if TYPE_CHECKING:
     from torch._ops import OpOverloadPacket
 
     from opgrip.replay.operators.memory import Arguments
+    from opgrip.samples import Sample
+
+
+@mode("jax", needs=("jax",), extra="xla", devices=("cpu", "cuda"), in_torch=False, autotunes=True)
+def with_jax(task: Task) -> Program:
+    """Compile a sample's JAX implementation; arguments other than tensors are constant.
+
+    Raises `Unsupported` if the sample has none, or it cannot be compiled.
+    """
+    from torch import Tensor
+
+    from opgrip.replay.modes.conversions.runtimes import reason, start, to_jax, to_torch
+    from opgrip.replay.operators.memory import tensors_in
+    from opgrip.traces.schema.arguments import leaves, map_leaves
+
+    sample = _sample_of(task)
+    if sample is None or not sample.has_jax():
+        raise Unsupported("it has no JAX implementation, as only some samples do")
+    if task.mutates:
+        raise Unsupported("it writes into its arguments, which JAX cannot")
+    import jax
+
+    device = start(task)
+    function = sample.jax()
+
+    def of_arrays(*arrays: Any) -> list[Any]:
+        remaining_arrays = iter(arrays)
+        args, kwargs = map_leaves(
+            lambda leaf: next(remaining_arrays) if isinstance(leaf, Tensor) else leaf, (task.args, task.kwargs)
+        )
+        return [leaf for leaf in leaves(function(*args, **kwargs)) if isinstance(leaf, jax.Array)]
+
+    compiled = jax.jit(of_arrays)
+
+    def enter(arguments: Arguments) -> Arguments:
+        return tuple(to_jax(tensor, device) for tensor in tensors_in(list(arguments))), {}
+
+    def run(*arrays: Any) -> Any:
+        return jax.block_until_ready(compiled(*arrays))
+
+    def leave(arrays: Any) -> RunOutputs:
+        return RunOutputs([to_torch(array) for array in arrays])
+
+    try:
+        run(*enter((task.args, task.kwargs))[0])
+    except Exception as error:
+        raise Unsupported(f"jax cannot compile it: {reason(error)}") from error
+    return Program(run, enter, leave)
+
+
+def _sample_of(task: Task) -> Sample | None:
+    from opgrip.samples import samples
+
+    return next((sample for sample in samples().values() if sample.function is task.function), None)
 
 
 def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, Any], Any]]:
