@@ -119,12 +119,10 @@ class BatchScale:
     """The batch of a trace.
 
     Record a batch larger than one: with a batch of one, a tensor per batch looks like a tensor per element, so few
-    calls contradict wrong assumptions.
-
-    batch : recorded size, or None to infer it from the data of the network's first operator
+    calls contradict wrong assumptions. The batch is inferred from the data of the network's first operator.
     """
 
-    def __init__(self, trace: Trace, batch: int | None = None) -> None:
+    def __init__(self, trace: Trace) -> None:
         flow = make_flow(trace)
         phases = trace.own_calls["phase"].tolist()
         self._calls = [Phased(call, str(phase)) for call, phase in zip(flow.calls, phases, strict=True)]
@@ -140,7 +138,7 @@ class BatchScale:
         self._entering: dict[int, Growth] = {}
         self._forced: dict[Key, Growth] = {}
         self._verdicts: dict[int, ScaledCall] = {}
-        self.batch = batch or self._batch()
+        self.batch = self._batch()
         self._judge = Judge(self.batch)
         if self.batch:
             self._find_out()

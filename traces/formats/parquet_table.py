@@ -21,6 +21,7 @@ from opgrip.traces.formats.parquet_files import MARK
 from opgrip.traces.schema.arguments import TensorSpec, encode
 from opgrip.traces.schema.records import Calls, Header, Record, Scope, Signature, Thread
 from opgrip.traces.schema.tensor_specs import plain_name, tensor_outline
+from opgrip.traces.table.call_source import concatenated
 from opgrip.traces.table.step_starts import StepStarts
 
 MOST_OUTLINE = 1000
@@ -185,11 +186,11 @@ class ParquetTable:
 
     def _columns(self) -> dict[str, Any]:
         arrow, group = self._arrow, self._group
-        numbers = {name: _joined(pieces) for name, pieces in group.numbers.items()}
+        numbers = {name: concatenated(pieces) for name, pieces in group.numbers.items()}
         device_ns = numbers.pop("device_ns")
         columns = {name: arrow.array(column) for name, column in numbers.items()}
         columns["device_ns"] = arrow.array(device_ns, mask=device_ns < 0)
-        steps = _joined(group.steps) if group.steps else np.full(group.rows, -1, dtype=np.int64)
+        steps = concatenated(group.steps) if group.steps else np.full(group.rows, -1, dtype=np.int64)
         columns["step"] = arrow.array(steps, mask=steps < 0)
         columns |= self._named(numbers["signature"], OF_SIGNATURE, self._of_signature)
         columns |= self._named(numbers["scope"], OF_SCOPE, self._of_scope)
@@ -203,10 +204,10 @@ class ParquetTable:
     def _storages(self) -> Any:
         """Return the storages of each call's tensors, null if the block does not have them."""
         arrow = self._arrow
-        tensors = _joined(self._group.tensors)
+        tensors = concatenated(self._group.tensors)
         ends = np.concatenate([[0], np.cumsum(np.maximum(tensors, 0))]).astype(np.int32)
         offsets = arrow.array(ends, mask=np.append(tensors < 0, False))
-        return arrow.ListArray.from_arrays(offsets, arrow.array(_joined(self._group.storages)))
+        return arrow.ListArray.from_arrays(offsets, arrow.array(concatenated(self._group.storages)))
 
     def _records(self) -> Any:
         """Return the records between blocks, each at the first call of its block."""
@@ -259,7 +260,3 @@ def ranks_of(header: Mapping[str, Any]) -> list[int | None]:
 
 def _integers(values: Sequence[int]) -> Integers:
     return np.asarray(values, dtype=np.int64)
-
-
-def _joined(pieces: Sequence[Integers]) -> Integers:
-    return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)

@@ -230,9 +230,9 @@ def _positive_definite(spec: TensorSpec, call: Call) -> ValueModel:
     return Factorable(1.0, SHARED / math.sqrt(max(1, spec.shape[-1])))
 
 
-def _triangular(name: str, upper_by_default: bool) -> Make:
-    """Return a maker of triangular matrices with a diagonal far from zero; argument `name` selects the triangle."""
-    return lambda spec, call: Triangular(bool(call.get(name, upper_by_default)), 1.0, 2.0, 0.1, 0.0)
+def _triangular(upper_by_default: bool) -> Make:
+    """Return a maker of triangular matrices with a diagonal far from zero; argument `upper` selects the triangle."""
+    return lambda spec, call: Triangular(bool(call.get("upper", upper_by_default)), 1.0, 2.0, 0.1, 0.0)
 
 
 def _ranges() -> Iterator[Default]:
@@ -258,10 +258,10 @@ def _structures() -> Iterator[Default]:
     """Yield rows for matrices that are factored or solved with, and for boxes."""
     yield Default("aten.cholesky.*|aten.linalg_cholesky*", "self", FLOAT, _positive_definite)
     yield Default("aten._linalg_eigh*", "A", FLOAT, _positive_definite)
-    yield Default("aten.cholesky_inverse*", "self", FLOAT, _triangular("upper", False))
-    yield Default("aten.cholesky_solve*", "input2", FLOAT, _triangular("upper", False))
-    yield Default("aten.linalg_solve_triangular*", "self", FLOAT, _triangular("upper", True))
-    yield Default("aten.triangular_solve*", "A", FLOAT, _triangular("upper", True))
+    yield Default("aten.cholesky_inverse*", "self", FLOAT, _triangular(False))
+    yield Default("aten.cholesky_solve*", "input2", FLOAT, _triangular(False))
+    yield Default("aten.linalg_solve_triangular*", "self", FLOAT, _triangular(True))
+    yield Default("aten.triangular_solve*", "A", FLOAT, _triangular(True))
     yield Default("torchvision.nms*", "dets", FLOAT, _boxes)
     yield Default("torchvision.*roi_*", "rois", FLOAT, _boxes)
 

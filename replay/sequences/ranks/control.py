@@ -37,12 +37,11 @@ class Control:
     """Process group of the ranks of a replay, with a thread that sends heartbeats.
 
     timeout_s : time in seconds after which a silent rank ends all ranks
-    prog : name of the command in error messages
     Raises `UserError` if the ranks do not find each other.
     """
 
-    def __init__(self, launch: RankLaunch, timeout_s: float, prog: str = "opreplay") -> None:
-        self.launch, self.timeout_s, self._prog = launch, timeout_s, prog
+    def __init__(self, launch: RankLaunch, timeout_s: float) -> None:
+        self.launch, self.timeout_s = launch, timeout_s
         timeout, prefix = timedelta(seconds=timeout_s), f"opgrip/{next(_turns)}"
         try:
             store, rank, world_size = next(rendezvous("env://", timeout=timeout))
@@ -154,7 +153,7 @@ class Control:
             return
         if (silent or not was_told) and self._life.is_first_to_tell():
             what, hint = _words(silent, self.timeout_s, "")
-            print(f"{self._prog}: error: {what}: {hint}", file=sys.stderr, flush=True)
+            print(f"opreplay: error: {what}: {hint}", file=sys.stderr, flush=True)
         os._exit(USAGE_ERROR)
 
 

@@ -158,11 +158,11 @@ def _with_sizes(collective: ReplayedCollective, signature: Signature) -> Replaye
     if len({spec.dtype for spec in specs}) != 1:
         raise Unsupported("the collective's tensors differ in dtype")
     check = _CHECKS[collective.kind, collective.form]
-    member_bytes = check(collective, [_as_lists(tree) for tree in trees], len(collective.group.ranks))
+    member_bytes = check(collective, [as_list(tree) for tree in trees], len(collective.group.ranks))
     return replace(collective, member_bytes=member_bytes, dtype=str(specs[0].dtype).removeprefix("torch."))
 
 
-def _as_lists(tree: Any) -> list[Any]:
+def as_list(tree: Any) -> list[Any]:
     return list(tree) if isinstance(tree, list | tuple) else [tree]
 
 

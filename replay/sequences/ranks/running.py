@@ -15,7 +15,7 @@ from torch import Tensor, distributed
 
 from opgrip.errors import UserError, one_line
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.sequences.ranks.rank_collectives import SUM, ReplayedCollective
+from opgrip.replay.sequences.ranks.rank_collectives import SUM, ReplayedCollective, as_list
 from opgrip.traces.analysis.ranks.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -104,7 +104,7 @@ def make_starter(collective: ReplayedCollective, members: GroupMembers) -> Calla
     if collective.reduction:
         reduction = distributed.ReduceOp.RedOpType.__members__[_word_of(collective.reduction, members.on_gloo)]
     call = _Call(collective, members, reduction)
-    return lambda *arguments: start(call, *map(_as_list, arguments))
+    return lambda *arguments: start(call, *map(as_list, arguments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +134,6 @@ class _Call:
         if self.members.is_whole:
             return whole, part
         return whole.view(-1)[: whole.numel() // self.members.size * len(self.members.present)], part.view(-1)
-
-
-def _as_list(argument: Any) -> list[Any]:
-    return list(argument) if isinstance(argument, list | tuple) else [argument]
 
 
 def _word_of(reduction: str, on_gloo: bool) -> str:

@@ -110,8 +110,8 @@ def calls_of(trace: Trace) -> Counter[str]:
     return counts
 
 
-def calls_scaled(trace: Trace, factor: int, batch: int | None = None) -> Counter[str]:
-    batches = BatchScale(trace, batch)
+def calls_scaled(trace: Trace, factor: int) -> Counter[str]:
+    batches = BatchScale(trace)
     counts: Counter[str] = Counter()
     for case in make_cases(trace):
         counts[described(scaled(case, factor, batches).signature)] += case.count
