@@ -8,17 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from programs import succeed
+from programs import captured, succeed
 from torch import nn
 
-from opgrip.capture import Capture
 from opgrip.traces import Trace, load
-
-
-def capture(path: Path, function: Any, **options: Any) -> Trace:
-    with Capture(path / "t.jsonl", force=True, **options):
-        function()
-    return load(path / "t.jsonl", partial=False)
 
 
 def by_op(trace: Trace, *columns: str) -> dict[str, tuple[Any, ...]]:
@@ -54,7 +47,7 @@ def test_calls_know_the_line_of_the_program_that_made_them(tmp_path: Path) -> No
         x = torch.ones(3)
         nn.functional.gelu(x)
 
-    trace = capture(tmp_path, program)
+    trace = captured(tmp_path, program)
     gelu = by_op(trace, "function", "file", "line")["aten.gelu.default"]
     assert gelu[0].endswith("program")
     assert gelu[1].endswith("test_scopes.py")
@@ -68,7 +61,7 @@ def test_the_callers_are_kept_as_deep_as_was_asked(tmp_path: Path) -> None:
     def program() -> None:
         inner()
 
-    trace = capture(tmp_path, program, stack_depth=3)
+    trace = captured(tmp_path, program, stack_depth=3)
     (scope,) = trace.scopes
     assert len(scope.callers) == 2
     assert scope.callers[0].endswith("program")
@@ -76,7 +69,7 @@ def test_the_callers_are_kept_as_deep_as_was_asked(tmp_path: Path) -> None:
 
 def test_a_method_that_is_not_forward_counts_to_its_module(tmp_path: Path) -> None:
     model = Model()
-    trace = capture(tmp_path, lambda: model(torch.ones(2, 3)), model=model)
+    trace = captured(tmp_path, lambda: model(torch.ones(2, 3)), model=model)
     modules = by_op(trace, "module")
     assert modules["aten.sin.default"] == ("",)
     assert modules["aten.exp.default"] == ("head",)
@@ -90,7 +83,7 @@ def test_backward_calls_carry_the_scope_of_the_forward_call_that_caused_them(tmp
         loss = model(torch.ones(2, 3))
         loss.backward()
 
-    trace = capture(tmp_path, program, model=model)
+    trace = captured(tmp_path, program, model=model)
     backward = trace.calls[trace.calls["phase"] == "backward"]
     found = {row.op: (row.module, row.line, row.own_module) for row in backward.itertuples()}
     assert found["aten.mm.default"] == ("head.linear", line_of(Head.loss, "exp"), "")
@@ -115,7 +108,7 @@ def test_backward_is_paired_in_the_thread_that_it_runs_in(tmp_path: Path) -> Non
             thread.start()
             thread.join()
 
-    trace = capture(tmp_path, program)
+    trace = captured(tmp_path, program)
     backward = trace.calls[(trace.calls["phase"] == "backward") & (trace.calls["op"] == "aten.cos.default")]
     assert backward["line"].tolist() == [line_of(forward, "sin")]
 
@@ -126,7 +119,7 @@ def test_double_backward_is_backward_too(tmp_path: Path) -> None:
         (first,) = torch.autograd.grad(x.sin().sum(), x, create_graph=True)
         first.sum().backward()
 
-    trace = capture(tmp_path, program)
+    trace = captured(tmp_path, program)
     # the derivative of the first pass's cosine
     (row,) = trace.calls[trace.calls["op"] == "aten.neg.default"].itertuples()
     assert row.phase == "backward"
@@ -144,7 +137,7 @@ def test_an_optimizer_whose_step_fails_is_left(tmp_path: Path) -> None:
             Fails(nn.Linear(2, 2).parameters(), lr=0.1).step()
         torch.zeros(3)
 
-    trace = capture(tmp_path, program)
+    trace = captured(tmp_path, program)
     phases = by_op(trace, "phase")
     assert phases["aten.ones.default"] == ("optimizer",)
     assert phases["aten.zeros.default"] == ("forward",)
@@ -159,7 +152,7 @@ def test_a_closure_of_an_optimizer_goes_backward_and_comes_back(tmp_path: Path) 
         loss.backward()
         return loss
 
-    trace = capture(tmp_path, lambda: optimizer.step(closure))
+    trace = captured(tmp_path, lambda: optimizer.step(closure))
     phases = by_op(trace, "phase")
     assert phases["aten.cos.default"] == ("backward",)
     assert phases["aten.abs.default"] == ("optimizer",)
@@ -174,7 +167,7 @@ def test_modules_may_compare_as_they_like(tmp_path: Path) -> None:
             return 1
 
     model = nn.Sequential(Alike(), nn.Sequential(Alike()))
-    trace = capture(tmp_path, lambda: model(torch.ones(3)))
+    trace = captured(tmp_path, lambda: model(torch.ones(3)))
     assert trace.calls[trace.calls["op"] == "aten.relu.default"]["module"].tolist() == ["0", "1.0"]
 
 
@@ -190,7 +183,7 @@ def test_settings_are_kept_with_the_calls_where_they_change(tmp_path: Path) -> N
         with torch.autocast("cpu", torch.bfloat16):
             x @ x
 
-    trace = capture(tmp_path, program)
+    trace = captured(tmp_path, program)
     context_of = {scope.number: trace.contexts[scope.context] for scope in trace.scopes if scope.context is not None}
     settings = {row.op: context_of[row.scope] for row in trace.calls.itertuples()}
     assert settings["aten.sin.default"]["grad"]
@@ -210,7 +203,7 @@ def test_settings_that_change_between_steps_are_noticed(tmp_path: Path) -> None:
                 model(x)
         torch.use_deterministic_algorithms(False)
 
-    trace = capture(tmp_path, program)
+    trace = captured(tmp_path, program)
     settings = {scope.number: trace.contexts[scope.context] for scope in trace.scopes if scope.context is not None}
     assert [settings[scope]["deterministic"] for scope in trace.calls["scope"]] == [False] * 10 + [True] * 10
 
@@ -228,7 +221,7 @@ def test_looking_for_a_method_keeps_no_local_variable_alive(tmp_path: Path) -> N
             return z
 
     model = Frees()
-    capture(tmp_path, lambda: [model(torch.ones(3)) for _ in range(3)])
+    captured(tmp_path, lambda: [model(torch.ones(3)) for _ in range(3)])
 
 
 def test_a_function_of_ones_own_is_not_taken_for_what_follows_it(tmp_path: Path) -> None:
@@ -246,7 +239,7 @@ def test_a_function_of_ones_own_is_not_taken_for_what_follows_it(tmp_path: Path)
         torch.zeros(3)
         y.sin().sum().backward()
 
-    calls = capture(tmp_path, program).calls
+    calls = captured(tmp_path, program).calls
     found = {row.op: row.line for row in calls.itertuples() if row.phase == "backward"}
     assert found["aten.cos.default"] == line_of(program, "sin()")
     assert found["aten.asinh.default"] != line_of(program, "zeros")
@@ -269,7 +262,7 @@ def test_backward_of_what_other_threads_ran_forward_is_paired(tmp_path: Path) ->
         thread.join()
         results[0].backward()
 
-    calls = capture(tmp_path, program).calls
+    calls = captured(tmp_path, program).calls
     cosines = calls[calls["op"] == "aten.cos.default"]
     assert set(cosines["line"]) == {line_of(forward, "sin()")}
 
@@ -286,7 +279,7 @@ def test_lines_of_like_layers_are_told_apart(tmp_path: Path) -> None:
             return q + k
 
     model = Attention()
-    calls = capture(tmp_path, lambda: [model(torch.ones(2, 4)) for _ in range(20)]).calls
+    calls = captured(tmp_path, lambda: [model(torch.ones(2, 4)) for _ in range(20)]).calls
     views = calls[calls["op"] == "aten.view.default"]["line"].value_counts().to_dict()
     assert views == {line_of(Attention.forward, "self.q(x)"): 20, line_of(Attention.forward, "self.k(x)"): 20}
 

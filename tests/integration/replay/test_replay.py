@@ -17,7 +17,7 @@ from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.workload import Workload
 from opgrip.traces import load
-from opgrip.traces.schema.records import EXTENSION, OPERATOR, Signature
+from opgrip.traces.schema.records import EXTENSION, Signature
 
 SETTINGS = settings_of(warmup=1, iterations=3)
 
@@ -63,25 +63,6 @@ def test_operators_that_read_indices_get_valid_ones(tmp_path: Path, program: Any
     for result in replayed(tmp_path, program).values():
         assert (result.status, result.error) == ("ok", None)
         assert result.faithful
-
-
-@pytest.mark.parametrize(
-    ("op", "told"),
-    [
-        ("aten.no_such_op.default", "is not registered"),
-        ("nowhere.op.default", "is not registered"),
-        ("aten.add.NoOverload", "is not registered"),
-        ("aten.__class__.default", "is not registered"),
-        ("aten.add.__init__", "is not registered"),
-        ("import_module.os.system", "is not registered"),
-        ("os.system", "is not an operator's name"),
-        ("aten.add.Tensor; rm -rf", "is not an operator's name"),
-        ("aten.from_file.default", "reads or writes files"),
-    ],
-)
-def test_an_operators_name_is_only_looked_up(op: str, told: str) -> None:
-    with pytest.raises(Unsupported, match=told):
-        find_operator(Signature(0, OPERATOR, op, (), {}))
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,14 @@ def test_what_programs_call_can_be_named(op: str) -> None:
 @pytest.mark.parametrize(
     ("op", "told"),
     [
+        ("aten.no_such_op.default", "is not registered"),
+        ("nowhere.op.default", "is not registered"),
+        ("aten.add.NoOverload", "is not registered"),
+        ("aten.__class__.default", "is not registered"),
+        ("aten.add.__init__", "is not registered"),
+        ("import_module.os.system", "is not registered"),
+        ("os.system", "is not an operator's name"),
+        ("aten.add.Tensor; rm -rf", "is not an operator's name"),
         ("inductor._reinterpret_tensor.default", "is for torch's own compilers"),
         ("inductor.resize_storage_bytes_.default", "is for torch's own compilers"),
         ("debugprims.load_tensor.default", "is for torch's own compilers|is not registered"),
@@ -115,7 +123,7 @@ def test_what_programs_call_can_be_named(op: str) -> None:
         ("_c10d_functional.all_reduce.default", "works with other processes"),
     ],
 )
-def test_what_reaches_beyond_its_arguments_is_refused(op: str, told: str) -> None:
+def test_a_name_that_is_none_or_reaches_beyond_its_arguments_is_refused(op: str, told: str) -> None:
     with pytest.raises(Unsupported, match=told):
         find_operator(Signature(0, OPERATOR, op, (), {}))
 
