@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import warnings
@@ -136,10 +137,13 @@ def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Re
         raise UserError("a script's own output goes to stdout", "name a file for the trace with --output")
     args.output = output_of(args, script_name(arguments))
     check_capture(args)
-    capture = make_capture(args, args.output, {"script": list(arguments)})
+    capture, process = make_capture(args, args.output, {"script": list(arguments)}), os.getpid()
     with warnings.catch_warnings():
         ignore_own_warnings()
         status, interrupted = _run_in(capture, arguments)
+    if os.getpid() != process:
+        # a fork that came to the script's end: its parent reports its trace
+        return status
     problem: object = capture.problem
     if problem is None:
         _report(capture, reporter, interrupted)

@@ -7,7 +7,6 @@ import re
 import runpy
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -56,7 +55,7 @@ def run_script(
     compiled: Callable[[bytes, str], CodeType] | None = None,
     ended_in: Callable[[BaseException], None] = lambda error: None,
 ) -> int:
-    """Run a script or module, and return the exit status of `python`; a traceback goes to stderr.
+    """Run a script or module, and return the exit status of `python`; `sys.excepthook` reports what ends the script.
 
     Parameters
     ----------
@@ -83,7 +82,10 @@ def run_script(
         made = error
         ended_in(error)
         return _status(error.code)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        # the command itself reports an interrupt, unless the script wants to
+        if sys.excepthook is not sys.__excepthook__:
+            _report(error, _own_frames(error))
         raise
     except BaseException as error:
         frames = _own_frames(error)
@@ -91,8 +93,7 @@ def run_script(
             raise _cannot_start(arguments, error) from error
         made = error
         ended_in(error)
-        traceback.print_exception(type(error), error, frames)
-        return 1
+        return _report(error, frames)
     finally:
         _wait_for_threads()
         del made
@@ -138,6 +139,22 @@ def _status(code: object) -> int:
     if isinstance(code, int):
         return code
     print(code, file=sys.stderr)
+    return 1
+
+
+def _report(error: BaseException, frames: TracebackType | None) -> int:
+    """Report an exception that ends the script by `sys.excepthook`, as `python` does, and return the exit status."""
+    error = error.with_traceback(frames)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, frames
+    try:
+        sys.excepthook(type(error), error, frames)
+    except SystemExit as ending:
+        return _status(ending.code)
+    except BaseException as failure:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(failure), failure, failure.__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, frames)
     return 1
 
 

@@ -147,10 +147,14 @@ ENDS = {
     "a hook that fails": "atexit.register(int, 'x')",
     "a subprocess": "print(subprocess.run([sys.executable, '-c', 'print(5)'], capture_output=True).stdout)",
     "a fork": "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) if (pid := os.fork()) else os._exit(4)",
+    "a fork that ends": "print(os.waitpid(pid, 0)[1]) if (pid := os.fork()) else sys.exit(4)",
     "a signal": "signal.signal(signal.SIGUSR1, lambda *_: print('heard')); os.kill(os.getpid(), signal.SIGUSR1)",
     "a signal that ends it": "sys.stdout.flush(); os.kill(os.getpid(), signal.SIGTERM)",
     "a word": "sys.exit('it cannot continue')",
     "no hooks": "atexit.register(print, 'never'); sys.stdout.flush(); os._exit(5)",
+    "a hook that reports": "sys.excepthook = lambda kind, error, trace: print(kind, error); 1 / 0",
+    "a hook that exits": "sys.excepthook = lambda kind, error, trace: sys.exit(6); 1 / 0",
+    "a hook of threads": "threading.excepthook = print; sys.excepthook(ValueError, ValueError(3), None)",
     "a crash": "sys.stdout.flush(); os.abort()",
 }
 
@@ -163,6 +167,14 @@ def test_a_program_ends_as_it_does_alone(tmp_path: Path, end: str) -> None:
     watched = run_command("opcapture", "-o", "t.jsonl", "--", "ends.py", cwd=tmp_path, timeout=60)
     assert (watched.returncode, watched.stdout) == (alone.returncode, alone.stdout), watched.stderr
     assert [line for line in alone.stderr.splitlines() if line not in watched.stderr and "ends.py" not in line] == []
+    assert watched.stderr.count("run them again") <= 1
+
+
+def test_a_program_reports_what_interrupts_it(tmp_path: Path) -> None:
+    hook = "import sys, torch\ntorch.ones(3)\nsys.excepthook = lambda kind, error, trace: print(kind, trace.tb_lineno)"
+    (tmp_path / "ends.py").write_text(f"{hook}\nraise KeyboardInterrupt\n", encoding="utf-8")
+    watched = run_command("opcapture", "-o", "t.jsonl", "--", "ends.py", cwd=tmp_path)
+    assert (watched.returncode, watched.stdout) == (130, "<class 'KeyboardInterrupt'> 4\n"), watched.stderr
 
 
 HELD = "held = {1}; weakref.finalize(held, print, 'gone'); threading.Timer(0.3, print, ['a thread ended']).start()"
