@@ -2,11 +2,9 @@
 
 Observers alternate on the same workloads in one run; a figure is the median over the rounds. It is measured separately
 for the first observed step, for steps 2 to 6, for steps 12 to 20, and for closing and writing the file, and compared
-with what ExecutionTraceObserver adds to a later step. Peak memory is that of a separate process, minus that of the
-program
-without an observer. A run in which other programs took the processors is repeated at most twice; the table reports how
-many
-stayed disturbed. These are left out, and there is no figure if they are the majority.
+with what ExecutionTraceObserver adds to a later step. Peak memory is measured in a separate process, and compared with
+the program without an observer. A run in which other programs took the processors is repeated at most twice; the table
+reports how many stayed disturbed. These are left out; if they are the majority, the figure is missing.
 
     python benchmarks/capture_overhead.py [--rounds 5] [--workload 'tiny operators'] [--million]
 """
@@ -262,7 +260,7 @@ def table(
 
 
 def added_us(watches: Watches, observer: str, part: slice, calls: int) -> float | None:
-    """Return what an observer added to a call, the median over the rounds in us; None if most are disturbed."""
+    """Return the median time in us that an observer added to a call, or None if most rounds are disturbed."""
     rounds = list(zip(watches[observer], watches[NATIVE], strict=True))
     quiet = [(watch, alone) for watch, alone in rounds if watch is not None and alone is not None]
     if are_too_few(quiet, len(rounds)):

@@ -1,12 +1,11 @@
-"""Compare recorded times of operators with those of torch.profiler for the same steps.
+"""Compare the times of operators in captures and in torch.profiler, for the same steps.
 
 A capture and torch.profiler alternate on steps of a program in one process. An operator's time in a step is the sum
-over
-its calls, each by its median over steps and rounds, because a median over calls of several sizes would jump between
-them. Half of the rounds is compared with the other half: captures with the profiler, and the profiler with itself,
-which is the noise floor. The error is the sum over operators of |one - other| divided by the sum of times. Operators
-whose calls take less than 50 us are left out, because the profiler's own work is a part of these times, and so are
-operators that the profiler counts differently, because it also reports composite operators.
+over its calls, each by its median over steps and rounds, because a median over calls of several sizes would jump
+between them. Half of the rounds is compared with the other half: captures with the profiler, and the profiler with
+itself, which is the noise floor. The error is the sum over operators of |one - other| divided by the sum of times.
+Operators whose calls take less than 50 us are left out, because the profiler's own work is a part of these times, and
+so are operators that the profiler counts differently, because it also reports composite operators.
 
 A round in which other programs took the processors is repeated at most twice, and left out if all were disturbed; a
 program with too few rounds has no figures.
@@ -166,8 +165,7 @@ def compare(captured: list[Times], profiled: list[Times]) -> tuple[tuple[str, ..
 def errors(captured: list[Times], profiled: list[Times], ops: Collection[str]) -> tuple[float, float]:
     """Return the relative difference between captures and profiler, and between profiler runs.
 
-    Both compare the medians of one half of the rounds with those of the other half, and are means over all halves,
-    because
+    Both compare the medians of one half of the rounds with the other half, and are means over all halves, because
     medians of more rounds would be closer to each other.
 
     Parameters

@@ -1,8 +1,7 @@
 """Measure the error rates of the gate `slower<=5%`, on an idle and on a loaded machine.
 
 A program's calls are replayed repeatedly by `opreplay --repeats`, first on the idle machine, then while one and two
-other
-processes compute all the time. Every run is compared with every other one: a failed gate is a false failure. Then
+other processes compute all the time. Every run is compared with every other one: a failed gate is a false failure. Then
 the second run's calls of more than 50 us are slower by 5, 10, 20, 100 and 900 percent: a gate that passes has missed
 it. These slowdowns are planted: the recorded times of the run are multiplied. One slowdown is real: the idle runs are
 compared with runs whose operators use no vector instructions (`ATEN_CPU_CAPABILITY=default`).

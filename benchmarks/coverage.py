@@ -1,12 +1,10 @@
 """Check capture and replay on many models: each config folder of mmdet and mmseg, each architecture of transformers.
 
 Each model is built with random weights, runs one step natively, one under an independent mode that counts operators,
-one
-captured, one audited by torch's own record functions, and its trace is replayed. Compared are the bits of results and
-of
-the model's state, the operators one by one, and the cases that are ok. Each trial is a separate process. All of them
-take some hours; finished trials are kept in a file that ships and are not repeated: empty it to try all again. Some
-models need more than `make openmmlab` installs: pip install lap motmetrics scikit-learn fairscale.
+one captured, one audited by torch's own record functions, and its trace is replayed. Compared are the bits of results
+and of the model's state, the operators one by one, and the cases that are ok. Each trial is a separate process. All of
+them take some hours; finished trials are kept in a file that ships and are not repeated: empty it to try all again.
+Some models need more than `make openmmlab` installs: pip install lap motmetrics scikit-learn fairscale.
 
     python benchmarks/coverage.py [--library mmdet] [--name 'dino*'] [--write docs/coverage.md]
 """
@@ -170,7 +168,7 @@ def run_trial(about: dict[str, Any], timeout: int) -> dict[str, Any]:
 
 
 def receive(answers: Connection, timeout: int) -> tuple[dict[str, Any], str]:
-    """Return the stages that a trial reported, and why there are no more; empty if none is missing."""
+    """Return the stages that a trial reported, and why the others are missing; empty if it reported all."""
     outcome: dict[str, Any] = {}
     deadline = monotonic() + timeout
     with suppress(EOFError, OSError):

@@ -2,8 +2,7 @@
 
 Work that waits uses a planted mode that sleeps in each run, as if it waited for a device: workers share nothing then,
 and the remaining cost is the engine's. Work that compiles uses torch.compile with empty caches. For work that waits,
-only
-the middle half of the rows counts, because each worker starts by importing torch.
+only the middle half of the rows counts, because each worker starts by importing torch.
 
     python benchmarks/engines.py --workers 1,4
 """

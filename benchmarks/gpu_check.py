@@ -2,7 +2,7 @@
 
     make gpu-check                                       # from a fresh clone: first sets up the environment
     python benchmarks/gpu_check.py                       # if torch and opgrip's dependencies are installed
-    python benchmarks/gpu_check.py --seconds 280         # what is worth most in five minutes
+    python benchmarks/gpu_check.py --seconds 280         # the most important steps in five minutes
     python benchmarks/gpu_check.py --only '*events*'     # some steps
 
 It prints one line per step, `ok`, `wrong` or `not here`, and writes one file to be sent back, which its first lines

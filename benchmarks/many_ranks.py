@@ -1,10 +1,8 @@
 """Measure merging the traces of many ranks and finding their waits.
 
 The ranks are synthetic: one collective in a hundred calls, one slow rank, and clocks that differ. Each command runs in
-a
-separate process. Its time is processor time, minus that of a process that merges two ranks of 100 calls; its memory is
-the
-peak of the process, including imports.
+a separate process. Its time is processor time, minus that of a process that merges two ranks of 100 calls; its memory
+is the peak of the process, including imports.
 
     python benchmarks/many_ranks.py [--ranks 64] [--calls 10000 100000]
 """

@@ -1,11 +1,9 @@
 """Measure the cost of on-demand recording: idle, from a request on, and while recording.
 
 Idle: a million tiny operators with an agent, in a process that has recorded, and the same number without, alternating
-in
-one process; the figure is the median over the pairs of the processor time with the agent, including its own, divided
-by the time without. Requests: threads that call a small transformer, each call a request; latencies before, while
-and after 200 of them are recorded. Budgets: steps of that transformer under `Capture(max_overhead=...)`, after the
-initial
+in one process; the figure is the median over the pairs of the processor time with the agent, including its own, divided
+by the time without. Requests: threads that call a small transformer, each call a request; latencies before, while and
+after 200 of them are recorded. Budgets: steps of that transformer under `Capture(max_overhead=...)`, after the initial
 budget is spent, compared with alternating steps that the capture does not see.
 
     python benchmarks/on_demand.py [--pairs 400] [--operators 2500] [--requests 2000] [--budget-s 60]

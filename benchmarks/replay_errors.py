@@ -1,4 +1,4 @@
-"""Print how far replayed times are from those of the capture, by size of call.
+"""Print how far replayed times differ from captured times, by size of call.
 
 python benchmarks/replay_errors.py                          # of the H100's replays in results/h100/raw.zip
 python benchmarks/replay_errors.py ROWS.json ...            # of results that opreplay has written

@@ -5,8 +5,7 @@ replayed: call by call with values as recorded, random and zero, and as a step r
 
 - the share of signatures whose outputs have the recorded shapes;
 - the error in time, each signature weighted by its calls: the sum over signatures of |replayed - captured| divided by
-  the
-  sum of captured, both medians times calls. A signature that does not run counts with all of its time;
+  the sum of captured, both medians times calls. A signature that does not run counts with all of its time;
 - the sum of the step replay's calls divided by that of the same operators in the program without a capture, as
   torch.profiler times them: the program's Python between them is in neither.
 

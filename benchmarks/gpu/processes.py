@@ -174,7 +174,7 @@ def main(steps: Mapping[str, Step], name: str, words: str) -> None:
 
 
 def _print_stacks() -> None:
-    """Print now and then where each thread is, so that a step that is ended at its time limit leaves where it was.
+    """Print the stack of each thread at intervals, to locate a step that is ended at its time limit.
 
     `faulthandler.dump_traceback_later` reads the stacks without Python's lock and crashes Python 3.12.
     """

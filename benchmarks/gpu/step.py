@@ -40,7 +40,7 @@ class Outcome:
     Attributes
     ----------
     reason : one line, for a verdict that is not ok
-    facts : those that the step noted, also if it is wrong
+    facts : noted by the step, whatever its verdict
     seconds : duration, with the imports of its process unless these ran ahead
     """
 

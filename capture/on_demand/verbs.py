@@ -83,7 +83,7 @@ def _state(item: RecordableProcess) -> str:
 def _stop(args: argparse.Namespace) -> int:
     for process in find_processes(args.process):
         stopped = any(answer.get("stopped") for answer in converse(process, STOP))
-        words = "the recording ends" if stopped else "there is no recording to stop"
+        words = "the recording ends" if stopped else "no recording is running"
         print(f"opcapture: process {process.pid}: {words}", file=sys.stderr)
     return 0
 

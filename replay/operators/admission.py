@@ -60,7 +60,7 @@ def _import_file(path: str) -> ModuleType:
     if loaded is not None:
         raise ImportError(f"another module is called {name}: {getattr(loaded, '__file__', 'a part of Python')}")
     if not os.path.isfile(path):
-        raise ImportError(f"there is no file {path}")
+        raise ImportError(f"{path} does not exist")
     # the file may import its neighbours, also later
     sys.path.append(os.path.dirname(path))
     spec = spec_from_file_location(name, path)
@@ -121,7 +121,7 @@ def absent_extensions(names: Iterable[str]) -> Iterator[str]:
     for name in names:
         if _is_file(name):
             if not os.path.isfile(name):
-                yield f"--extension {name}: there is no such file, and its functions cannot run"
+                yield f"--extension {name} does not exist, so its functions cannot run"
         elif not is_installed(name):
             yield f"--extension {name}: no such module is installed, and its functions cannot run"
 

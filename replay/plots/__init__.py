@@ -178,7 +178,7 @@ def draw_fitting(runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure
 def _plot_of(kind: str) -> Plot:
     plot = plots.get(kind)
     if plot is None:
-        raise UserError(f"there is no --kind {kind}", f"choose {', '.join(plots.names())}")
+        raise UserError(f"unknown --kind {kind}", f"choose {', '.join(plots.names())}")
     return plot
 
 

@@ -226,8 +226,7 @@ class CallProgram:
     """Program that runs the calls of a signature under a mode.
 
     status, reason : status and reason of the result row; if not ok, the calls run in eager so that later calls get
-    their
-    results
+    their results
     first_ms : time to make the program and run it once
     """
 

@@ -29,8 +29,7 @@ class SignatureTimes:
     count : number of calls
     substituted, not_run, redrawn : number of calls that ran on drawn arguments, did not run, or got some drawn values
     status, reason : status and reason of the row: `ok` if some calls ran, `contended` if others used the cores in
-    nearly
-    all timings
+    nearly all timings
     samples : number of timings, one for each call that ran in each pass
     median_us, p10_us, p90_us, mean_us : statistics of the timings, by the device's clock for calls that ran on a device
     spread : interquartile range of the timings over their median
@@ -94,11 +93,9 @@ class SequenceResult:
     captured_peak_bytes, replayed_peak_bytes : peak of all other memory; on CUDA the allocator's figure, which includes
     workspaces
     critical_calls : number of calls on the captured critical path: the slowest chain in which each call takes results
-    of
-    the previous one
+    of the previous one
     captured_critical_ms, replayed_critical_ms : sum of the captured times, and of the median replayed times, of the
-    calls
-    on that path that ran
+    calls on that path that ran
     signatures : times of each signature, in the order of their first calls
     in_eager : number of calls that ran in eager because the mode cannot run them or returns other results
     failure : why nothing was measured; empty if something was

@@ -218,8 +218,7 @@ class _Shape:
 class _Shapes:
     """Tensors of all signatures of a trace.
 
-    An extent in bytes is represented by a rank that grows with it. Arguments have higher ranks than results, because
-    a
+    An extent in bytes is represented by a rank that grows with it. Arguments have higher ranks than results, because a
     signature holds the results of its first call only, but arguments that all its calls share.
     """
 

@@ -248,7 +248,7 @@ def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
         raise UserError("the trace does not contain its number of steps", "name a span of --time")
     first, end = steps
     if first >= count:
-        raise UserError(f"there is no step {first}", f"the trace has the steps 0 to {count - 1}")
+        raise UserError(f"the trace has no step {first}", f"its steps are 0 to {count - 1}")
     if "steps" in outline.header:
         begins = _beginnings(outline, count)
     until = None if end is None or end >= count else begins[end]

@@ -301,8 +301,7 @@ def fit_values(tensor: torch.Tensor) -> ValueModel | None:
     """Return the model of values stored in a file, or None for an empty tensor.
 
     The model is fitted in this thread only: forks of a process hang if operators ran in several of its threads, and
-    replay
-    forks.
+    replay forks.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

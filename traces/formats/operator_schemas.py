@@ -184,8 +184,7 @@ def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses
     """Return a call as a file names it, or of an overload that accepts its arguments if torch lacks the named one.
 
     Older torch had overloads that later versions replaced, such as `aten.sum.SymInt`. Unknown operators keep their
-    names.
-    Devices may be given by name.
+    names. Devices may be given by name.
 
     losses : receives the replaced overloads, as defaults
     """

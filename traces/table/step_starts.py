@@ -269,7 +269,7 @@ def call_filter(
     """
     phases, modules, ops = ((names,) if isinstance(names, str) else tuple(names) for names in (phase, module, op))
     if phases and not any(matches(name, phases) for name in PHASES):
-        raise UserError(f"there is no phase {', '.join(map(str, phases))}", f"choose from {', '.join(PHASES)}")
+        raise UserError(f"unknown phase {', '.join(map(str, phases))}", f"choose from {', '.join(PHASES)}")
     if steps is not None:
         if not isinstance(steps, int | range):
             raise UserError(f"steps are {steps!r}", "give a number, or a range as in range(3, 5)")
@@ -296,5 +296,5 @@ def _starts_of(reader: TraceReader, steps: range) -> StepStarts:
         )
     count = max(map(len, starts.begins.values()))
     if steps.start >= count:
-        raise UserError(f"there is no step {steps.start}", f"the trace has the steps 0 to {count - 1}")
+        raise UserError(f"the trace has no step {steps.start}", f"its steps are 0 to {count - 1}")
     return starts

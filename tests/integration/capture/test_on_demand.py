@@ -145,7 +145,7 @@ def test_a_recording_is_stopped_early_and_has_what_was_until_then(server: Path) 
         asked.join()
         for called in ops(server / "t.jsonl").values():
             assert called == STEP * (len(called) // len(STEP))
-        assert "there is no recording to stop" in ask(server, "stop", "server").stderr
+        assert "no recording is running" in ask(server, "stop", "server").stderr
 
 
 @pytest.mark.slow

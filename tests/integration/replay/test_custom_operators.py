@@ -99,7 +99,7 @@ def test_an_extension_that_cannot_be_imported_is_the_reason(program: Path) -> No
     assert row["status"] == "unsupported"
     assert row["error"] == f"--extension {program / 'broken.py'} cannot be imported: SystemExit: 3"
     done = run_command("opreplay", "t.jsonl", "--list", "--extension", "absent.py", cwd=program)
-    assert f"--extension {program / 'absent.py'}: there is no such file" in done.stderr
+    assert f"--extension {program / 'absent.py'} does not exist" in done.stderr
 
 
 def test_a_file_is_named_by_its_module() -> None:

@@ -202,7 +202,7 @@ def _memory(trace: Trace, calls: pd.DataFrame) -> list[list[int]]:
 def test_steps_that_are_not_there_are_refused(tiny_trace: Path) -> None:
     strange: Any = [0, 2]
     refused = [
-        (range(3, 5), "there is no step 3"),
+        (range(3, 5), "the trace has no step 3"),
         (range(0), r"range\(0, 0\) is not a range of consecutive steps"),
         (-1, r"range\(-1, 0\) is not a range of consecutive steps"),
         (strange, "give a number"),
@@ -210,9 +210,9 @@ def test_steps_that_are_not_there_are_refused(tiny_trace: Path) -> None:
     for steps, problem in refused:
         with pytest.raises(UserError, match=problem):
             load(SHIPPED, steps=steps)
-    with pytest.raises(UserError, match="there is no phase bakward: choose from forward, backward, optimizer"):
+    with pytest.raises(UserError, match="unknown phase bakward: choose from forward, backward, optimizer"):
         load(SHIPPED, phase="bakward")
-    with pytest.raises(UserError, match="there is no step 2"):
+    with pytest.raises(UserError, match="the trace has no step 2"):
         load(tiny_trace, steps=range(2, 3))
 
 
@@ -230,7 +230,7 @@ def test_the_steps_of_a_merged_trace_are_those_of_each_rank(
     # a step begins with the preceding collective; calls before the first one belong to the first step
     assert load(tmp_path / "all.jsonl", steps=0).calls["process"].value_counts().to_dict() == {0: 19, 1: 19}
     assert load(tmp_path / "all.jsonl", steps=range(3, 9)).calls["process"].value_counts().to_dict() == {0: 0, 1: 11}
-    with pytest.raises(UserError, match="there is no step 5: the trace has the steps 0 to 4"):
+    with pytest.raises(UserError, match="the trace has no step 5: its steps are 0 to 4"):
         load(tmp_path / "all.jsonl", steps=5)
 
 

@@ -63,7 +63,7 @@ def test_a_trace_that_tells_no_steps_is_refused(tiny_trace: Path, tmp_path: Path
     with pytest.raises(UserError, match="does not contain its number of steps"):
         trimmed(old, tmp_path, TracePart(steps=(0, 1)))
     assert list(tmp_path.iterdir()) == [old]
-    with pytest.raises(UserError, match="there is no step 3"):
+    with pytest.raises(UserError, match="the trace has no step 3"):
         trimmed(SHIPPED, tmp_path, TracePart(steps=(3, 4)))
 
 

@@ -33,8 +33,7 @@ def made_rank(
     """Write the trace of a rank: additions of 10 us each, and each `every`-th call an all-reduce that is waited for.
 
     Rounds last as long as on the slowest rank, where an addition takes `slowness` times as long, and the collective 2
-    us
-    more. All ranks continue at the same true time, except for the jitter.
+    us more. All ranks continue at the same true time, except for the jitter.
 
     Parameters
     ----------

@@ -227,8 +227,7 @@ class Traffic:
         """Add the bytes that a call moves into and out of its run.
 
         Memory that the function made itself, in any phase, can stay inside a kernel. Memory that others made is read
-        once.
-        Memory that others take later, that no recorded call reads, or that existed before is written once.
+        once. Memory that others take later, that no recorded call reads, or that existed before is written once.
         """
         borders.pass_by(call)
         operation = call.operation

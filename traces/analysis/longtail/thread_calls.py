@@ -276,10 +276,8 @@ class Invocations:
 
     A trace holds operators, not calls of Python functions. A new call is assumed to begin when its first operator
     occurs again: the same operator on the same line, after an operator on another line or after calls of other
-    functions;
-    or on an earlier line, after calls of other functions. So a loop around the whole body counts its iterations.
-    Backward
-    passes begin no call; a function that occurs only in them counts as called once.
+    functions; or on an earlier line, after calls of other functions. So a loop around the whole body counts its
+    iterations. Backward passes begin no call; a function that occurs only in them counts as called once.
     """
 
     def __init__(self) -> None:

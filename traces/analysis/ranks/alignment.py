@@ -243,8 +243,7 @@ def match(
     """Return the collectives that at least two processes took part in.
 
     They match by group and order in it, which is the same in all members. A group is unmatched from the first
-    collective
-    on whose kind differs between members.
+    collective on whose kind differs between members.
 
     Parameters
     ----------

@@ -94,8 +94,7 @@ class Redaction:
     """Redaction of one trace, which several threads may use.
 
     Value models may get new numbers, because two operators may need different properties of one model. All other
-    records
-    keep their numbers.
+    records keep their numbers.
 
     Parameters
     ----------

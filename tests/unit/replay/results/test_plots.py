@@ -144,7 +144,7 @@ def test_results_choose_the_picture_that_shows_what_they_differ_in() -> None:
 
 def test_a_call_that_asks_for_what_there_is_not_is_told_in_words_of_python() -> None:
     for words, reason in {
-        ("nosuch",): "there is no kind= nosuch: choose history, modes, operators, roofline, scaling, shapes",
+        ("nosuch",): "unknown kind= nosuch: choose history, modes, operators, roofline, scaling, shapes",
         ("modes", "over", "bytes"): "kind= modes does not take over= bytes: leave it out",
         ("shapes", "op", "nosuch"): "no row is selected: choose another op= or case=",
     }.items():
