@@ -204,7 +204,7 @@ def sample(
     repository = "/".join(url.removeprefix("https://github.com/").split("/", 2)[:2])
     project = project or PROJECTS.get(repository)
     if project is None:
-        raise ValueError(f"unknown project of {url}: name it")
+        raise ValueError(f"unknown project of {url}: pass project=")
 
     def enter(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         entry = Sample(

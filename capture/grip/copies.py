@@ -80,7 +80,7 @@ def copy_tensors(tree: Any) -> Any:
 
 
 def bytes_of(tree: Any) -> int:
-    """Return the number of bytes that a tree's tensors span."""
+    """Return the number of bytes of memory under the tensors in a tree of values; shared memory counts once."""
     spans = _spans(leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor))
     return sum(end - first for first, end in spans.values())
 

@@ -369,7 +369,7 @@ def small_settings(config: Any) -> dict[str, Any]:
 
 
 def _heads(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of heads that must fit other settings."""
+    """Return the settings for numbers of heads, which other settings constrain."""
     settings: dict[str, Any] = {}
     heads, groups = getattr(config, "num_attention_heads", None), values.get("num_key_value_heads")
     if type(groups) is int and groups > 1:

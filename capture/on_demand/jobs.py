@@ -68,7 +68,7 @@ def _report_workers(items: Sequence[RecordableProcess], reporter: Reporter) -> N
             numbers = [str(pid) for pid in item.workers[:MOST_WORKERS]] + ["..."] * (len(item.workers) > MOST_WORKERS)
             reporter.say(
                 f"process {item.pid} has started others with the same name, which do not record: "
-                f"to record one, name its number: {', '.join(numbers)}"
+                f"to record one, give its PID: {', '.join(numbers)}"
             )
 
 

@@ -116,7 +116,10 @@ def _add_trigger_options(parser: argparse.ArgumentParser) -> None:
         help="give up if no step begins within S seconds (default: %(default)g)",
     )
     parser.add_argument(
-        "--max-overhead", type=percent, metavar="SHARE", help="limit recording to this share of the program's time: 5%%"
+        "--max-overhead",
+        type=percent,
+        metavar="SHARE",
+        help="limit recording to this share of the program's time, such as 5%%",
     )
     parser.add_argument(
         "-o", "--output", metavar="PATTERN", help="trace file (default: the pattern that the process was started with)"

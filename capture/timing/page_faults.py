@@ -199,7 +199,7 @@ class OwnWork:
         return now - began_ns
 
     def take(self, starts: Times, ends: Times, open_since_ns: int = NONE_OPEN) -> Runs:
-        """Return the runs of a thread's calls that own work perturbed, without the calls of earlier blocks.
+        """Return the ranges of a thread's calls that the capture's own work perturbed, without calls of earlier blocks.
 
         Parameters
         ----------

@@ -45,14 +45,14 @@ class PrivatePlaces:
         return thing
 
     def declare(self, name: str, is_usable: Callable[[], bool], otherwise: str) -> None:
-        """Declare an interface.
+        """Declare a private interface of torch that this code uses.
 
         Parameters
         ----------
         is_usable : returns True if this torch has the interface in a usable form
         """
         if not otherwise.strip() or name in self._places:
-            raise ValueError(f"{name} is declared once, with what is done where a torch lacks it")
+            raise ValueError(f"{name} is declared twice, or without a text on what happens if torch lacks it")
         self._places[name] = (is_usable, otherwise)
 
     def report(self) -> dict[str, str]:

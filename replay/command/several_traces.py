@@ -167,7 +167,7 @@ class SeveralReplays:
         return outcome
 
     def _set_aside_absent(self) -> None:
-        """Report traces of the zoo that are not installed in one line, and do not replay them."""
+        """Leave out the traces of the zoo that are not installed, and report them in one line."""
         absent = [target.origin.trace for target in self.targets if not target.is_installed]
         self._problems |= dict.fromkeys(absent, UserError("this trace of the zoo is not installed", INSTALL))
         if absent:
@@ -299,7 +299,7 @@ class SeveralReplays:
         workload = replay.workload
         if repeated_rows(own, expected_rows(workload.cases, workload), workload.timing.caches):
             raise UserError(
-                f"{output} has rows of this trace that were run in the same ways", "remove the trace from this replay"
+                f"{output} already has rows of this trace with the same options", "remove the trace from this replay"
             )
 
     def _write(self, results: Results) -> UserError | None:

@@ -44,7 +44,7 @@ class Estimate:
 
     @property
     def of_fastest(self) -> Estimate:
-        """Estimate of the fastest run of each repeat."""
+        """Estimate of the same kind for the fastest run of each repeat instead of the median."""
         return replace(self, logs=tuple(value - gap for value, gap in zip(self.logs, self.gaps, strict=True)))
 
     @property

@@ -55,8 +55,8 @@ class Shard:
 
     number : number of the shard, from 1
     count : number of shards
-    offset_us, total_us : for one of several traces, the start of its costs on the common line and the length of that
-    line; None for a single trace
+    offset_us, total_us : if several traces are divided together, the cost of the traces before this one, and the cost
+    of all traces, else None
     """
 
     number: int
@@ -244,7 +244,9 @@ def shard_of_environment(variables: Mapping[str, str]) -> Shard:
     elif all(name in variables for name in mpi):
         number, count = (_whole(variables, name) for name in mpi)
     else:
-        raise argparse.ArgumentTypeError("neither torchrun nor Slurm nor Open MPI started this: give one such as 3/16")
+        raise argparse.ArgumentTypeError(
+            "neither torchrun nor Slurm nor Open MPI started this: give a shard such as 3/16"
+        )
     return _checked(number + 1, count, f"{number + 1}/{count}")
 
 

@@ -163,14 +163,15 @@ def prepare_distill(parser: argparse.ArgumentParser) -> None:
         "--times",
         action="append",
         metavar="RUN",
-        help="results file, run of the store, or baseline for the one that ships: the chosen cases predict its times "
-        "instead of the captured ones; can be repeated if several files have parts of the results",
+        help="results file, run of the store, or the word baseline for the one that ships: the chosen cases predict "
+        "its times instead of the captured ones; can be repeated if several files have parts of the results",
     )
     parser.add_argument(
         "--check",
         action="append",
         metavar="RUN",
-        help="another replay of these traces, or baseline: print how well its times are predicted; can be repeated",
+        help="another replay of these traces, or the word baseline: print how well its times are predicted; "
+        "can be repeated",
     )
     add_reading(parser)
 

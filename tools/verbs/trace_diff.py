@@ -52,7 +52,7 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         metavar="A",
         help="a trace, a folder of traces, a pattern, a daily file of opcapture --new-only, or a file of another tool",
     )
-    parser.add_argument("after", type=Path, metavar="B", help="the same, to compare with A")
+    parser.add_argument("after", type=Path, metavar="B", help="what to compare A with: any of the inputs that A can be")
     parser.add_argument(
         "--fail-on",
         type=names,

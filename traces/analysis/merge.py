@@ -277,7 +277,7 @@ class _Join:
             raise UserError(f"{path} has calls that are centuries away from the others", "capture it again")
         storages = block.storages
         if len(storages) and int(storages.max()) + first_storage >= LATEST_NS:
-            raise UserError(f"{path} has more storages than 62 bits count", "capture it again")
+            raise UserError(f"{path} has more storages than 62 bits can number", "capture it again")
         storages = np.where(storages == NO_STORAGE, storages, storages + first_storage)
         moved = replace(
             block,

@@ -76,7 +76,7 @@ def frames_of(scope: Scope) -> list[tuple[str, str]]:
 
 
 def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
-    """Yield the runs of one thread's calls; a call without a place ends a run and belongs to none."""
+    """Yield each place with the consecutive calls of one thread there; a call without a place is left out."""
     run: list[P] = []
     around: TimelinePlace | None = None
     for place, call, begins in in_runs(calls):

@@ -93,7 +93,7 @@ class NodeStorages:
 
 
 class NodesRead:
-    """Count of the nodes of a file, which is read twice, and of the strange ones."""
+    """Count of the nodes of a file, which is read twice, and of those that cannot be read."""
 
     def __init__(self, file: ForeignFile) -> None:
         self._file = file
@@ -127,7 +127,7 @@ class NodesRead:
         self._losses.skip("?", reason, count)
 
     def check(self, error: FormatError | None = None) -> None:
-        """Raise `UserError` if every node is strange, or if there is none because of an error."""
+        """Raise `UserError` if no node can be read, or if there is none because of an error."""
         if len(self._reasons) == self.nodes and (self.nodes or (error is not None and not isinstance(error, CutText))):
             raise self._file.damage([*self._reasons, str(error)][0])
 

@@ -181,12 +181,12 @@ def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 
 
 def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses: Losses) -> Bound:
-    """Return a call as a file names it, or of an overload that accepts its arguments if torch lacks the named one.
+    """Return the call of the overload that a file names or, if torch lacks it, of one that accepts the arguments.
 
     Older torch had overloads that later versions replaced, such as `aten.sum.SymInt`. Unknown operators keep their
     names. Devices may be given by name.
 
-    losses : receives the replaced overloads, as defaults
+    losses : receives a note about each replaced overload, in `losses.defaults`
     """
     as_named = Bound(name, tuple(args), _with_device(kwargs))
     packet, _, overload = name.rpartition(".")

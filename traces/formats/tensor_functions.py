@@ -108,7 +108,7 @@ def run_function(name: str, recording: MetaRecording, args: Sequence[Any], kwarg
         return checked(PLAIN[name](*args, **kwargs))
     function = functions().get(name) or _operator_named(name)
     if function is None:
-        raise ValueError(f"not a function of tensors that is read: {name[:100]}")
+        raise ValueError(f"not a function of tensors that opgrip reads: {name[:100]}")
     check_pieces(name, (args, kwargs))
     args, kwargs = on_meta((args, kwargs))
     if name in WHOLE:

@@ -1,7 +1,7 @@
 """Arguments and tensor values as Python source.
 
-A trace may come from a third party: its text is an ASCII literal in the source, and names only if they are
-torch's own. Few values are literals; many are drawn by torch with the numbers of their model.
+A trace may come from a third party. Therefore its texts become ASCII literals, and only torch's own names appear as
+names in the source. Values of small tensors are literals; torch draws those of large ones by their value model.
 """
 
 from __future__ import annotations

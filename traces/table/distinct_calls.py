@@ -122,9 +122,10 @@ def _again(table: pd.DataFrame, bits: int | None) -> pd.DataFrame:
 def _distinct(
     keys: Sequence[Integers], starts: Integers, places: Integers, counts: Integers, bits: int | None
 ) -> pd.DataFrame:
-    """Return one row per combination of keys: its first start, the position of that call, and the sum of the counts.
+    """Return one row per combination of keys: its earliest start, the position of that call, and the sum of counts.
 
-    If only the leading bits of times count, a row has the mean of the times that it represents.
+    bits : combine calls whose times agree in so many leading bits, and give their row the mean time; None for equal
+        times only
     """
     order = np.argsort(starts, kind="stable")
     told_apart = [_rounded(key, bits) if name in TIMES else key for name, key in zip(KEYS, keys, strict=True)]

@@ -272,7 +272,7 @@ def call_filter(
         raise UserError(f"unknown phase {', '.join(map(str, phases))}", f"choose from {', '.join(PHASES)}")
     if steps is not None:
         if not isinstance(steps, int | range):
-            raise UserError(f"steps are {steps!r}", "give a number, or a range as in range(3, 5)")
+            raise UserError(f"steps={steps!r} is neither a number nor a range", "pass, for example, 3 or range(3, 5)")
         chosen = range(steps, steps + 1) if isinstance(steps, int) else steps
         return CallFilter(phases, modules, ops, (chosen, _starts_of(reader, chosen)))
     return CallFilter(phases, modules, ops) if phases or modules or ops else None

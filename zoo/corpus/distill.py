@@ -117,7 +117,7 @@ class _Part:
         return float(np.clip(self._likeness[place] - self._best, 0, None) @ self._weights)
 
     def choose(self, place: int) -> None:
-        """Choose a candidate."""
+        """Add a candidate to the chosen ones, and update how well these represent each case."""
         self.chosen.add(place)
         self._best = np.maximum(self._best, self._likeness[place])
 

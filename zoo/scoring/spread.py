@@ -52,7 +52,7 @@ class Uncertainty:
 
     @property
     def deviation(self) -> float:
-        """Return the standard deviation from both contributions."""
+        """Return the standard deviation from the own parts and the drift together."""
         return sqrt(fsum(part**2 for part in self.own.values()) + self.drift**2)
 
 

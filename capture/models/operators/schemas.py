@@ -26,7 +26,7 @@ HANGS = "it takes too long"
 
 
 def try_all(trials: Sequence[Callable[[], Any]]) -> Iterator[tuple[Any, str]]:
-    """Yield each trial's result as JSON can hold it, and the reason why there is none, else an empty text.
+    """Yield each trial's result as types of JSON, and the reason why it failed, or an empty text.
 
     Call it before this process has started an accelerator or a capture: a fork inherits both.
     """

@@ -138,7 +138,7 @@ def replay_step(
 
 
 def _read(part: Trace) -> dict[int, ReplayedCollective | str]:
-    """Return the collective of each exchanging signature, or why it cannot run, by signature number."""
+    """Return, by signature number, the collective of each signature that has one, or why it cannot run."""
     return {signature.number: _read_one(signature) for signature in filter(is_exchange, part.signatures)}
 
 

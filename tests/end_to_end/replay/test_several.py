@@ -266,7 +266,7 @@ def test_rows_are_not_added_twice(tmp_path: Path) -> None:
     one, other = own_folder(tmp_path / "a", 10), own_folder(tmp_path / "b", 20)
     replay(one, **QUICK, output=output)
     written = output.read_bytes()
-    with pytest.raises(UserError, match=r"rows of this trace that were run in the same ways: remove the trace"):
+    with pytest.raises(UserError, match=r"rows of this trace with the same options: remove the trace"):
         replay(one, **QUICK, output=output, append=True)
     assert output.read_bytes() == written
     assert not (tmp_path / "r.json.parts").exists()

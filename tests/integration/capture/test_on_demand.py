@@ -208,7 +208,7 @@ with torch.no_grad():
         (child,) = {*pids} - {process.pid}
         said = ask(tmp_path, "trigger", "forking", "-o", "named.jsonl").stderr
         assert f"process {process.pid} has started others with the same name" in said
-        assert f"name its number: {child}\n" in said
+        assert f"give its PID: {child}\n" in said
         assert load(tmp_path / "named.jsonl", partial=False).header["pid"] == process.pid
         for pid in pids:
             assert ask(tmp_path, "trigger", pid, "-o", f"{pid}.jsonl").returncode == 0

@@ -118,7 +118,7 @@ def group_of(signature: Signature) -> GroupSpec | None:
 
 
 def peer_of(signature: Signature, exchange: ExchangeOp) -> int | None:
-    """Return the place in the group of the root or the other side, or None."""
+    """Return the place in the group of a collective's root or of the other side of a send; None without one."""
     if not exchange.has_peer:
         return None
     return next((leaf for leaf in signature.args[exchange.count :] if type(leaf) is int), None)

@@ -181,7 +181,7 @@ class Scan:
             self._forget(event)
 
     def _hits(self, storages: Integers) -> Integers:
-        """Return the positions of pending results in `storages`."""
+        """Return the positions in `storages` of results of collectives that no call has taken yet."""
         if len(storages) < len(self._pending):
             return np.array([place for place, item in enumerate(storages.tolist()) if item in self._pending], np.int64)
         return np.flatnonzero(np.isin(storages, list(self._pending)))

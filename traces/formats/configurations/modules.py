@@ -310,7 +310,7 @@ def _check_made(function: Any, args: Any, kwargs: Any) -> None:
         kwargs["device"] = torch.device("meta")
     results = function(*args, **kwargs)
     if any(leaf.nbytes > MADE_BYTES for leaf in leaves(results) if isinstance(leaf, torch.Tensor)):
-        raise ValueError("it creates a tensor in memory")
+        raise ValueError(f"it creates a tensor of more than {MADE_BYTES:,} bytes")
 
 
 def on_meta(tree: Any) -> Any:

@@ -288,10 +288,13 @@ def test_the_command_writes_pictures(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("one.json --kind modes -o x.gif", "x.gif is not a picture's name: end it in one of .svg, .pdf, .png"),
+        (
+            "one.json --kind modes -o x.gif",
+            "x.gif is not the name of a picture file: end it in one of .svg, .pdf, .png",
+        ),
         (
             "one.json --kind modes -o one.json",
-            "one.json is not a picture's name: end it in one of .svg, .pdf, .png",
+            "one.json is not the name of a picture file: end it in one of .svg, .pdf, .png",
         ),
         ("one.json --kind history -o x.svg", "--kind history needs several runs: name 2 or more"),
         ("one.json plain.json --kind roofline -o x.svg", "--kind roofline draws 1 run, not 2: draw one at a time"),
