@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
@@ -69,7 +69,7 @@ class Gate:
 class Held:
     """Gate with its outcome.
 
-    reason : explanation of the outcome; empty if the gate passed
+    reason : explanation of the outcome; empty if the gate passed without a remark
     rows : rows that caused the outcome, from the new run, or from the base if missing there; empty for the total
     """
 
@@ -134,7 +134,7 @@ def hold(gate: Gate, comparison: Comparison) -> Held:
     if not any(pair.judgement for pair in comparison.pairs):
         return Held(gate, Outcome.NOT_DECIDED, NOTHING)
     limit, subjects = 1 + gate.most, _subjects(gate, comparison)
-    sums = [_Subject(f"all {total.cases:,} rows together", total.judgement, ()) for total in comparison.totals()]
+    sums = [_Subject(_all_rows(total.cases), total.judgement, ()) for total in comparison.totals()]
     count = counted(len(subjects), *(("row",) if gate.name in (ROWS, TOTAL) else (gate.name, PLURALS.get(gate.name))))
     slower = [item for item in subjects if item.is_slower(limit)]
     if slower:
@@ -154,12 +154,20 @@ def hold(gate: Gate, comparison: Comparison) -> Held:
     for total in sums:
         if total.ends_above(limit * TOTAL_END):
             return Held(gate, Outcome.NOT_DECIDED, f"{total}: {remedy}")
-    if not undecided:
-        return Held(gate, Outcome.PASSED)
-    share = sum(item.share for item in undecided)
-    return Held(
-        gate, Outcome.PASSED, f"but {len(undecided):,} of {count}, {share:.1%} of the time, could not be decided"
-    )
+    remarks = " and ".join(_remarks(undecided, count, comparison))
+    return Held(gate, Outcome.PASSED, f"but {remarks}" if remarks else "")
+
+
+def _remarks(undecided: Sequence[_Subject], count: str, comparison: Comparison) -> Iterator[str]:
+    """Yield what a gate passes without having judged: undecided subjects of `count`, and missing rows."""
+    if undecided:
+        share = sum(item.share for item in undecided)
+        yield f"{len(undecided):,} of {count}, {share:.1%} of the time, could not be decided"
+    missing_us = [max(row.count, 1) * row.median_us for row in comparison.missing if row.median_us]
+    if missing_us:
+        whole_us = sum(missing_us) + sum(pair.base_us for pair in comparison.pairs)
+        rows, is_one = counted(len(missing_us), "row"), len(missing_us) == 1
+        yield f"{rows} of the base, {sum(missing_us) / whole_us:.1%} of its time, {'is' if is_one else 'are'} missing"
 
 
 def hold_all(gates: Iterable[Gate], comparison: Comparison) -> list[Held]:
@@ -199,6 +207,10 @@ def _subjects(gate: Gate, comparison: Comparison) -> list[_Subject]:
     return [
         _Subject(item.name, item.judgement, members[item.name], item.base_us / whole_us) for item in groups
     ] + subjects
+
+
+def _all_rows(count: int) -> str:
+    return "the only row" if count == 1 else f"all {count:,} rows together"
 
 
 def _rows_of(subjects: Iterable[_Subject]) -> list[Result]:

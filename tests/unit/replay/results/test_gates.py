@@ -222,3 +222,15 @@ def test_groups_are_gated_as_rows_are() -> None:
 def test_limits_below_what_a_machine_resolves_are_not_decided() -> None:
     noisy = [made_run(seed, between=0.2, cases=3, longer_than_us=0.0) for seed in (1, 2)]
     assert outcome(*noisy) is NOT_DECIDED
+
+
+@pytest.mark.parametrize("condition", ["slower<=5%", "total<=5%", "op<=5%", "module<=5%", "mode<=5%"])
+def test_a_gate_on_times_counts_the_rows_that_it_passes_without(condition: str) -> None:
+    base, new = made_run(0, 10), made_run(1, 10)
+    fewer = Results([row for row in new if row.case != 9], HEADER)
+    times_us = [row.median_us or 0.0 for row in base]
+    share = times_us[9] / sum(times_us)
+    (held,) = compare(base, fewer).gate(condition)
+    assert held.line == f"gate {condition}: passed: but 1 row of the base, {share:.1%} of its time, is missing"
+    (held,) = compare(fewer, new).gate(condition)
+    assert held.line == f"gate {condition}: passed"
