@@ -1,4 +1,8 @@
-"""Making one trace of the zoo in separate processes, packing it, and recording its figures."""
+"""Making one trace of the zoo in separate processes, packing it, and recording its figures.
+
+`python -m opgrip.zoo.making ARGUMENTS` is the process that times a model's step as its capture runs it, but without
+capture.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,15 @@ import os
 import signal
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.output_files import Damage, read_chunks, whole_file
@@ -181,6 +188,9 @@ TIMEOUT_S = 1800.0
 """limit for a capture, and another time for timing its step without capture"""
 OPCAPTURE = "import sys; from opgrip.capture.start import main; sys.exit(main())"
 """runs the command without looking for its script"""
+STEPS = 5
+ENOUGH_S = 20.0
+"""time after which no further step is timed"""
 LAST_WORDS = 300
 """maximum number of characters reported of a process's last message"""
 
@@ -235,11 +245,29 @@ def differences_anew(trace: ZooTrace, shipped: Path, timeout_s: float = TIMEOUT_
 
 
 def _time_step(trace: ZooTrace, timeout_s: float) -> float:
-    output = _run(["-m", "opgrip.zoo.step_time", *trace.arguments], trace, timeout_s)
+    output = _run(["-m", "opgrip.zoo.making", *trace.arguments], trace, timeout_s)
     try:
         return round(float(json.loads(output.splitlines()[-1])["step_ms"]), 3)
     except (ValueError, IndexError, KeyError, TypeError) as error:
         raise UserError(f"the step of {trace.name} cannot be timed", shortened(output[-LAST_WORDS:], 200)) from error
+
+
+def _step_ms(arguments: Sequence[str]) -> float:
+    """Return the median time of a step in ms, after a first one, for the model that `opcapture` arguments describe."""
+    from opgrip.capture.command.capture_options import make_parser
+    from opgrip.capture.command.model_steps import build, run_step
+    from opgrip.cli.progress import Reporter
+
+    args = make_parser().parse_args(list(arguments))
+    program = build(args, Reporter("opgrip zoo"))
+    run_step(program, program.inputs())
+    seconds: list[float] = []
+    while len(seconds) < STEPS and sum(seconds) < ENOUGH_S:
+        inputs = program.inputs()
+        start = perf_counter()
+        run_step(program, inputs)
+        seconds.append(perf_counter() - start)
+    return median(seconds) * 1e3
 
 
 def _run(words: Sequence[str], trace: ZooTrace, timeout_s: float) -> str:
@@ -272,3 +300,10 @@ def write_manifest(traces: Iterable[ZooTrace], path: Path = MANIFEST) -> None:
     items = [asdict(trace) for trace in traces]
     with whole_file(path, force=True) as file:
         file.write((json.dumps({"format": FORMAT, "traces": items}, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    with redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        time_ms = _step_ms(sys.argv[1:])
+    print(json.dumps({"step_ms": time_ms}))
