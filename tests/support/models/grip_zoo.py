@@ -38,6 +38,15 @@ def specimen(path: str, arguments: Callable[[], tuple[Any, ...]], **keywords: An
     ZOO.append(Specimen(path, arguments, keywords))
 
 
+def method(
+    path: str, fields: tuple[Any, ...] | dict[str, Any], arguments: Callable[[], tuple[Any, ...]], **keywords: Any
+) -> None:
+    """Add a method of an object that is made with `fields`."""
+    args, named = ((), fields) if isinstance(fields, dict) else (fields, {})
+    owner = path.rpartition(".")[0]
+    specimen(path, lambda: (made(owner, *args, **named), *arguments()), **keywords)
+
+
 def found(path: str) -> tuple[Callable[..., Any], type | None, str]:
     """Return the function at a path, its class and its name."""
     module, _, entry = path.partition(":")
@@ -98,26 +107,19 @@ specimen(f"{CODERS}.delta_xywh_bbox_coder:bbox2delta", lambda: (boxes(8), boxes(
 specimen(f"{CODERS}.legacy_delta_xywh_bbox_coder:legacy_delta2bbox", lambda: (boxes(8), torch.randn(8, 4)))
 specimen(f"{CODERS}.tblr_bbox_coder:bboxes2tblr", lambda: (boxes(8), boxes(8)))
 specimen(f"{CODERS}.tblr_bbox_coder:tblr2bboxes", lambda: (boxes(8), torch.rand(8, 4)), max_shape=(90, 80))
-specimen(
-    f"{CODERS}:DeltaXYWHBBoxCoder.decode",
-    lambda: (made(f"{CODERS}:DeltaXYWHBBoxCoder", use_box_type=False), boxes(8), torch.randn(8, 4)),
-)
-specimen(
+method(f"{CODERS}:DeltaXYWHBBoxCoder.decode", {"use_box_type": False}, lambda: (boxes(8), torch.randn(8, 4)))
+method(
     f"{CODERS}:DeltaXYWHBBoxCoder.encode",
-    lambda: (made(f"{CODERS}:DeltaXYWHBBoxCoder"), made("mmdet.structures.bbox:HorizontalBoxes", boxes(5)), boxes(5)),
+    (),
+    lambda: (made("mmdet.structures.bbox:HorizontalBoxes", boxes(5)), boxes(5)),
 )
-specimen(
+method(
     f"{CODERS}:DistancePointBBoxCoder.decode",
-    lambda: (made(f"{CODERS}:DistancePointBBoxCoder", use_box_type=True), torch.rand(8, 2) * 50, torch.rand(8, 4) * 9),
+    {"use_box_type": True},
+    lambda: (torch.rand(8, 2) * 50, torch.rand(8, 4) * 9),
 )
-specimen(
-    f"{CODERS}:YOLOBBoxCoder.decode",
-    lambda: (made(f"{CODERS}:YOLOBBoxCoder"), boxes(8), torch.rand(8, 4), 16),
-)
-specimen(
-    f"{CODERS}:BucketingBBoxCoder.encode",
-    lambda: (made(f"{CODERS}:BucketingBBoxCoder", num_buckets=14, scale_factor=3.0), boxes(8), boxes(8)),
-)
+method(f"{CODERS}:YOLOBBoxCoder.decode", (), lambda: (boxes(8), torch.rand(8, 4), 16))
+method(f"{CODERS}:BucketingBBoxCoder.encode", {"num_buckets": 14, "scale_factor": 3.0}, lambda: (boxes(8), boxes(8)))
 specimen("mmdet.structures.bbox:bbox_overlaps", lambda: (boxes(6), boxes(9)), mode="giou")
 specimen(
     "mmdet.structures.bbox:distance2bbox", lambda: (torch.rand(8, 2) * 50, torch.rand(8, 4) * 9), max_shape=(40, 40)
@@ -127,10 +129,8 @@ specimen("mmdet.structures.bbox:bbox_flip", lambda: (boxes(3), (100, 200, 3)), d
 specimen("mmdet.structures.bbox:bbox_project", lambda: (boxes(3), torch.eye(3)), img_shape=(90, 90))
 
 # priors
-specimen(
-    f"{PRIORS}:AnchorGenerator.single_level_grid_priors",
-    lambda: (made(f"{PRIORS}:AnchorGenerator", [8, 16], [0.5, 1.0], [8]), (3, 4), 1),
-    device="cpu",
+method(
+    f"{PRIORS}:AnchorGenerator.single_level_grid_priors", ([8, 16], [0.5, 1.0], [8]), lambda: ((3, 4), 1), device="cpu"
 )
 specimen(
     f"{PRIORS}:SSDAnchorGenerator.grid_priors",
@@ -140,16 +140,9 @@ specimen(
     ),
     device="cpu",
 )
-specimen(
-    f"{PRIORS}:AnchorGenerator.valid_flags",
-    lambda: (made(f"{PRIORS}:AnchorGenerator", [8], [1.0], [8]), [(6, 6)], (40, 33)),
-    device="cpu",
-)
-specimen(
-    f"{PRIORS}:MlvlPointGenerator.grid_priors",
-    lambda: (made(f"{PRIORS}:MlvlPointGenerator", [8, 16]), [(3, 4), (2, 2)]),
-    device="cpu",
-    with_stride=True,
+method(f"{PRIORS}:AnchorGenerator.valid_flags", ([8], [1.0], [8]), lambda: ([(6, 6)], (40, 33)), device="cpu")
+method(
+    f"{PRIORS}:MlvlPointGenerator.grid_priors", ([8, 16],), lambda: ([(3, 4), (2, 2)],), device="cpu", with_stride=True
 )
 specimen(
     "mmdet.models.task_modules.prior_generators:anchor_inside_flags",
@@ -170,22 +163,16 @@ def to_assign(count: int = 12) -> tuple[Any, Any]:
 
 specimen(f"{ASSIGNERS}:MaxIoUAssigner.assign_wrt_overlaps", lambda: (max_iou(), torch.rand(3, 12), torch.arange(3)))
 specimen(f"{ASSIGNERS}:MaxIoUAssigner.assign", lambda: (max_iou(), *to_assign()))
-specimen(
-    f"{ASSIGNERS}:ATSSAssigner.assign",
-    lambda: (made(f"{ASSIGNERS}:ATSSAssigner", topk=3), to_assign()[0], [12], to_assign()[1]),
-)
-specimen(
+method(f"{ASSIGNERS}:ATSSAssigner.assign", {"topk": 3}, lambda: (to_assign()[0], [12], to_assign()[1]))
+method(
     f"{ASSIGNERS}:TaskAlignedAssigner.assign",
-    lambda: (
-        made(f"{ASSIGNERS}:TaskAlignedAssigner", topk=4),
-        instances(priors=boxes(12), bboxes=boxes(12), scores=torch.rand(12, 3)),
-        to_assign()[1],
-    ),
+    {"topk": 4},
+    lambda: (instances(priors=boxes(12), bboxes=boxes(12), scores=torch.rand(12, 3)), to_assign()[1]),
 )
-specimen(
+method(
     f"{ASSIGNERS}:DynamicSoftLabelAssigner.assign",
+    {"topk": 4},
     lambda: (
-        made(f"{ASSIGNERS}:DynamicSoftLabelAssigner", topk=4),
         instances(
             priors=torch.cat([boxes(12)[:, :2], torch.full((12, 2), 8.0)], 1),
             bboxes=boxes(12),
@@ -210,38 +197,20 @@ specimen(
     ),
     img_meta={"img_shape": (120, 160)},
 )
-specimen(
+method(
     f"{ASSIGNERS}:FocalLossCost.__call__",
-    lambda: (
-        made(f"{ASSIGNERS}:FocalLossCost"),
-        instances(scores=torch.randn(6, 4)),
-        instances(labels=torch.arange(3)),
-    ),
+    (),
+    lambda: (instances(scores=torch.randn(6, 4)), instances(labels=torch.arange(3))),
 )
-specimen(
+method(
     f"{ASSIGNERS}:DiceCost.__call__",
-    lambda: (
-        made(f"{ASSIGNERS}:DiceCost", pred_act=True),
-        instances(masks=torch.randn(4, 8, 8)),
-        instances(masks=torch.rand(2, 8, 8)),
-    ),
+    {"pred_act": True},
+    lambda: (instances(masks=torch.randn(4, 8, 8)), instances(masks=torch.rand(2, 8, 8))),
 )
-specimen(
-    f"{ASSIGNERS}.iou2d_calculator:BboxOverlaps2D.__call__",
-    lambda: (made(f"{ASSIGNERS}:BboxOverlaps2D"), boxes(3), boxes(4)),
-)
-specimen(
-    f"{SAMPLERS}:RandomSampler.random_choice",
-    lambda: (made(f"{SAMPLERS}:RandomSampler", 4, 0.5), torch.arange(20), 7),
-)
-specimen(
-    f"{SAMPLERS}:RandomSampler.sample",
-    lambda: (made(f"{SAMPLERS}:RandomSampler", 4, 0.5), max_iou().assign(*to_assign()), *to_assign()),
-)
-specimen(
-    f"{SAMPLERS}:PseudoSampler.sample",
-    lambda: (made(f"{SAMPLERS}:PseudoSampler"), max_iou().assign(*to_assign()), *to_assign()),
-)
+method(f"{ASSIGNERS}.iou2d_calculator:BboxOverlaps2D.__call__", (), lambda: (boxes(3), boxes(4)))
+method(f"{SAMPLERS}:RandomSampler.random_choice", (4, 0.5), lambda: (torch.arange(20), 7))
+method(f"{SAMPLERS}:RandomSampler.sample", (4, 0.5), lambda: (max_iou().assign(*to_assign()), *to_assign()))
+method(f"{SAMPLERS}:PseudoSampler.sample", (), lambda: (max_iou().assign(*to_assign()), *to_assign()))
 
 # losses of mmdet
 specimen(f"{LOSSES}.iou_loss:giou_loss", lambda: (boxes(6), boxes(6), torch.rand(6)), avg_factor=3.0)
@@ -265,14 +234,8 @@ specimen(
     lambda: (torch.randn(6, 3, 7, 7), torch.rand(6, 7, 7), torch.arange(6) % 3),
 )
 specimen(f"{LOSSES}.accuracy:accuracy", lambda: (torch.randn(6, 9), torch.arange(6)), topk=(1, 5))
-specimen(
-    f"{LOSSES}:SmoothL1Loss.forward",
-    lambda: (made(f"{LOSSES}:SmoothL1Loss", loss_weight=2.0), torch.rand(6, 4), torch.rand(6, 4)),
-)
-specimen(
-    f"{LOSSES}:CrossEntropyLoss.forward",
-    lambda: (made(f"{LOSSES}:CrossEntropyLoss"), torch.randn(6, 9), torch.arange(6)),
-)
+method(f"{LOSSES}:SmoothL1Loss.forward", {"loss_weight": 2.0}, lambda: (torch.rand(6, 4), torch.rand(6, 4)))
+method(f"{LOSSES}:CrossEntropyLoss.forward", (), lambda: (torch.randn(6, 9), torch.arange(6)))
 
 # what heads use
 specimen(
@@ -305,10 +268,7 @@ specimen(
     f"{LAYERS}:SinePositionalEncoding.forward",
     lambda: (made(f"{LAYERS}:SinePositionalEncoding", 8, normalize=True), torch.rand(2, 6, 7) > 0.8),
 )
-specimen(
-    "mmdet.models.dense_heads.gfl_head:Integral.forward",
-    lambda: (made("mmdet.models.dense_heads.gfl_head:Integral", 7), torch.randn(5, 32)),
-)
+method("mmdet.models.dense_heads.gfl_head:Integral.forward", (7,), lambda: (torch.randn(5, 32),))
 # mmseg
 specimen(
     f"{SEG_LOSSES}.lovasz_loss:lovasz_softmax",
@@ -347,9 +307,10 @@ specimen(
     lambda: (torch.randn(6, 3), torch.eye(3).repeat(2, 1)),
     valid_mask=torch.ones(6, 1),
 )
-specimen(
+method(
     "mmseg.models.losses.boundary_loss:BoundaryLoss.forward",
-    lambda: (made("mmseg.models.losses:BoundaryLoss"), torch.randn(2, 1, 6, 6), (torch.arange(72).view(2, 6, 6) % 2)),
+    (),
+    lambda: (torch.randn(2, 1, 6, 6), torch.arange(72).view(2, 6, 6) % 2),
 )
 specimen(
     "mmseg.models.utils.wrappers:resize",
@@ -362,18 +323,12 @@ specimen(
     "mmseg.models.utils.encoding:Encoding.aggregate",
     lambda: (torch.rand(2, 9, 4), torch.rand(2, 9, 5), torch.rand(4, 5)),
 )
-specimen(
-    "mmseg.models.utils.encoding:Encoding.forward",
-    lambda: (made("mmseg.models.utils.encoding:Encoding", 5, 4), torch.rand(2, 5, 3, 3)),
-)
+method("mmseg.models.utils.encoding:Encoding.forward", (5, 4), lambda: (torch.rand(2, 5, 3, 3),))
 specimen("mmseg.models.utils.point_sample:get_uncertainty", lambda: (torch.randn(3, 4, 8), torch.arange(3)))
-specimen(
+method(
     "mmseg.models.decode_heads.ocr_head:SpatialGatherModule.forward",
-    lambda: (
-        made("mmseg.models.decode_heads.ocr_head:SpatialGatherModule", 1),
-        torch.rand(2, 5, 4, 4),
-        torch.rand(2, 3, 4, 4),
-    ),
+    (1,),
+    lambda: (torch.rand(2, 5, 4, 4), torch.rand(2, 3, 4, 4)),
 )
 specimen(
     "mmseg.evaluation.metrics.iou_metric:IoUMetric.intersect_and_union",
