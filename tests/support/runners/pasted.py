@@ -242,8 +242,9 @@ def in_small(pasted: Pasted) -> str:
     )
     if not pasted.shown:
         command = of_small_images(WHOLE_ZOO.sub(PART_OF_ZOO, command))
-    # the script on the PATH may belong to another environment
-    command = re.sub(r"^torchrun", f"{sys.executable} -m torch.distributed.run", command)
+    # a script on the PATH may belong to another environment
+    for script, module in (("torchrun", "torch.distributed.run"), ("pytest", "pytest")):
+        command = re.sub(rf"^{script}\b", f"{sys.executable} -m {module}", command)
     name, _, rest = command.partition(" ")
     small = {} if pasted.shown else SMALL.get(name, {})
     if name == "opcapture" and not (STAND_IN in rest or CONFIG.search(rest)):
