@@ -48,7 +48,9 @@ def check_flight(last: int | None, path: object, values: str, device_time: str, 
     if last < 1:
         raise UserError(f"--last {last} keeps no call", "keep 1 or more")
     if str(path) == "-":
-        raise UserError("--last writes a file when something happens", "name one with --output")
+        raise UserError(
+            "--last needs a file to write when the program fails or is stopped", "name the file with --output"
+        )
     if values == FULL:
         raise UserError("--values full cannot be combined with --last", "leave out one of them")
     if device_time == KERNELS:

@@ -76,9 +76,7 @@ class Patches:
         self._all.append((owner, name, patch))
 
     def undo(self) -> None:
-        """Restore everything that was replaced. Later replacements by other captures stay, without the replacements of
-        this one.
-        """
+        """Restore everything that this capture replaced; later replacements by other captures stay active."""
         for owner, name, patch in reversed(self._all):
             patch.active = False
             function = getattr(owner, name)

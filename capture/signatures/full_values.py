@@ -130,7 +130,7 @@ class FullValues:
             if self.over:
                 return None
             if self.tensors >= MAX_TENSORS:
-                raise UserError(f"{self.path} holds no more than {MAX_TENSORS:,} tensors", "capture fewer steps")
+                raise UserError(f"{self.path} cannot contain more than {MAX_TENSORS:,} tensors", "capture fewer steps")
             self._entries[key] = self._write(data, to_stored(flat).dtype)
             self.bytes_written += data.nbytes
         return key

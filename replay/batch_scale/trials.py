@@ -152,7 +152,7 @@ def _indexes_all(signature: Signature, growths: Sequence[Growth]) -> bool:
 
 
 def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, growth: Growth, batch: int) -> Growth:
-    """Return the growth of a result with how often each dimension contains the batch."""
+    """Return the growth of a result, with the number of times that each dimension contains the batch."""
     arguments = list(zip(tensors([signature.args, signature.kwargs]), growths, strict=True))
     if signature.op in RESHAPED and len(growth.sizes) == len(growths[0].sizes) == 1:
         (before, argument_growth), at = arguments[0], growth.sizes[0]

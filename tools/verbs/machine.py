@@ -123,11 +123,11 @@ def run_off(args: argparse.Namespace) -> int:
 def run_status(args: argparse.Namespace) -> int:
     path = startup_file()
     if not path.exists():
-        print(f"off: {path} does not exist")
+        print(f"autostart is off: {path} does not exist")
     elif _is_ours(path):
-        print(f"on: {path}, for programs of {sys.prefix} with {VARIABLE} set")
+        print(f"autostart is on: {path} serves programs of {sys.prefix} with {VARIABLE} set")
     else:
-        print(f"on, from another version: {path}; update it with opgrip autostart off, then on")
+        print(f"autostart is on, from another version: {path}; update it with opgrip autostart off, then on")
     return 0
 
 

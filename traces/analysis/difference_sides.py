@@ -178,7 +178,7 @@ def read_day(path: Path) -> Side:
     """Read a side from a file; raise `UserError` if the file is damaged or of another kind."""
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise FormatError("it is too large")
+            raise FormatError(f"it has more than {MOST_BYTES >> 20} MB")
         form = json.loads(path.read_bytes())
         if not isinstance(form, dict) or form.get("opgrip_shapes") != VERSION:
             raise FormatError(f"it is not a file of shapes of version {VERSION}")

@@ -106,7 +106,7 @@ def read_sample(folder: Path) -> SampleFolder:
 
 def _check(form: str, holds: bool) -> None:
     if not holds:
-        raise FormatError(f"{SAMPLE} does not have {form}")
+        raise FormatError(f"{SAMPLE}: expected {form}")
 
 
 def _is_texts(value: object) -> bool:

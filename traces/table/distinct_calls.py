@@ -308,7 +308,7 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 
 
 def _in_order(rows: Rows, bound_ns: int | None) -> tuple[Rows, Rows]:
-    """Return the rows that start up to `bound_ns` in order, and the remaining rows; None selects all rows."""
+    """Return the rows that start at or before `bound_ns`, sorted by start, and the remaining rows; None selects all."""
     starts = rows.columns[START]
     order = np.lexsort((rows.columns[NUMBER], starts))
     end = len(order) if bound_ns is None else int(np.searchsorted(starts[order], bound_ns, side="right"))

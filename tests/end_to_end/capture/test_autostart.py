@@ -133,10 +133,10 @@ def test_it_is_put_there_and_taken_away(tmp_path: Path) -> None:
         command = [tmp_path / "venv" / "bin" / "python", "-c", code, "autostart", word]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    assert autostart("status").startswith("off: ")
+    assert autostart("status").startswith("autostart is off: ")
     assert str(purelib / "opgrip_autostart.pth") in autostart("on")
     assert (purelib / "opgrip_autostart.pth").read_text() == LINE
-    assert autostart("status").startswith(f"on: {purelib}")
+    assert autostart("status").startswith(f"autostart is on: {purelib}")
     assert autostart("off").startswith("opgrip autostart: removed ")
     assert not (purelib / "opgrip_autostart.pth").exists()
 
