@@ -181,7 +181,7 @@ class CallPredictor:
         kwargs: Mapping[str, Any],
         pattern: tuple[int, ...] | None,
     ) -> CallPoint | None:
-        """Return a call's call point if it is among the ones that followed the last one before, otherwise None."""
+        """Return the call point of a call if it has followed the last one before, otherwise None."""
         grad = torch.is_grad_enabled()
         for node in last.successors:
             if node.func is func and node.grad is grad and node.sharing == pattern and node.holds(args, kwargs):

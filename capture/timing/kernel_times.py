@@ -329,7 +329,7 @@ class KernelTimes:
         starts: Sequence[int],
         ends: NDArray[np.int64],
     ) -> None:
-        """Note calls that are written now, in order per thread."""
+        """Remember calls that are written now; those of a thread must come in order."""
         first = self._calls_by_thread[thread]
         self._calls_by_thread[thread] += len(starts)
         if starts and starts[0] <= self._ended_ns:

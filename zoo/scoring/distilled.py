@@ -110,7 +110,7 @@ MOST_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class CaseReference:
-    """CaseReference time of a case.
+    """Reference time of a case.
 
     Attributes
     ----------
