@@ -67,17 +67,11 @@ class OutputOptions:
         "(JUnit), .svg (plot)",
         short="-o",
         parse=Path,
-        metavar="FILE",
         role=OUTPUT,
         common=True,
     )
     force: bool = option(False, "replace an existing file", short="-f", role=OUTPUT, common=True)
-    append: bool = option(
-        False,
-        "add the rows to an existing .json or .csv file",
-        only=("single cases",),
-        role=OUTPUT,
-    )
+    append: bool = option(False, "add the rows to an existing .json or .csv file", only=("single cases",), role=OUTPUT)
     resume: bool = option(
         False, "continue an interrupted replay to the same --output", only=("single cases",), role=OUTPUT, common=True
     )
@@ -117,7 +111,6 @@ class ScoreOptions:
         "with several traces: baseline file to compute scores against, written by opgrip zoo baseline "
         "(default: the one that ships)",
         parse=Path,
-        metavar="FILE",
         role=OUTPUT,
     )
 

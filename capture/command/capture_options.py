@@ -84,12 +84,11 @@ class Steps:
         "steps to run before the recorded ones; during the last two the capture learns signatures "
         "(default: %(default)s)",
         parse=not_negative,
-        metavar="N",
         only=_OF_MODELS,
         common=True,
     )
     steps: int = option(
-        3, "number of steps to record (default: %(default)s)", parse=positive, metavar="N", only=_OF_MODELS, common=True
+        3, "number of steps to record (default: %(default)s)", parse=positive, only=_OF_MODELS, common=True
     )
 
 
@@ -151,25 +150,20 @@ class RecordingOptions:
         "with --private: file with the salt that names are hashed with, created if missing; traces with the same salt "
         "can be compared",
         parse=Path,
-        metavar="FILE",
     )
     stack_depth: int = option(
-        1, "source lines to keep for each call (default: %(default)s)", parse=positive, metavar="N", common=True
+        1, "source lines to keep for each call (default: %(default)s)", parse=positive, common=True
     )
     max_calls: int | None = option(
-        None, "stop the recording, but not the program, after N calls", parse=positive, metavar="N", common=True
+        None, "stop the recording, but not the program, after N calls", parse=positive, common=True
     )
     max_bytes: int | None = option(
         None,
         "stop the recording after N bytes of trace, before compression and including --values full",
         parse=positive,
-        metavar="N",
     )
     max_memory: int | None = option(
-        None,
-        "stop the recording when it uses this much memory, such as 500MB",
-        parse=byte_count,
-        metavar="SIZE",
+        None, "stop the recording when it uses this much memory, such as 500MB", parse=byte_count, metavar="SIZE"
     )
     max_overhead: float | None = option(
         None,
@@ -183,7 +177,6 @@ class RecordingOptions:
         None,
         "keep the last N calls in memory, and write them only if the program raises, receives a signal or requests it",
         parse=positive,
-        metavar="N",
         common=True,
     )
     write_ahead: bool = option(

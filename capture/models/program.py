@@ -86,14 +86,12 @@ class OperatorOptions:
         2,
         "number of samples to run per operator and dtype, the most different first; 0 for all (default: %(default)s)",
         parse=not_negative,
-        metavar="N",
         only=_OF_OPERATORS,
     )
     uncovered: Path | None = option(
         None,
         "JSON file to write, with failed samples and registered operators that no sample covers",
         parse=Path,
-        metavar="FILE",
         only=_OF_OPERATORS,
     )
     import_: tuple[str, ...] = option(
@@ -118,12 +116,7 @@ class ModelOptions:
         common=True,
     )
     batch_size: int | None = option(
-        None,
-        "batch size of the inputs (default: the model's own)",
-        parse=positive,
-        metavar="N",
-        only=_OF_MODULES,
-        common=True,
+        None, "batch size of the inputs (default: the model's own)", parse=positive, only=_OF_MODULES, common=True
     )
     input_size: tuple[int, int] | None = option(
         None,
@@ -137,7 +130,6 @@ class ModelOptions:
         None,
         "number of tokens of the input text (default: the model's own)",
         parse=positive,
-        metavar="N",
         only=_OF_MODULES,
         common=True,
     )
@@ -145,7 +137,6 @@ class ModelOptions:
         None,
         f"number of tokens that --run generate adds to each text (default: {NEW_TOKENS})",
         parse=positive,
-        metavar="N",
         only=_OF_MODULES,
     )
     autocast: str | None = option(
@@ -159,12 +150,7 @@ class ModelOptions:
         "cpu", "device to run the model on, such as cuda:0 (default: %(default)s)", only=("models",), common=True
     )
     checkpoint: Path | None = option(
-        None,
-        "file of weights to load (default: random weights)",
-        parse=Path,
-        metavar="FILE",
-        only=_OF_MODULES,
-        common=True,
+        None, "file of weights to load (default: random weights)", parse=Path, only=_OF_MODULES, common=True
     )
     cfg_options: tuple[str, ...] = option(
         (),

@@ -155,20 +155,12 @@ class Cut:
         0,
         "skip the cases before number N (counted from 0) of a table or configuration file",
         parse=not_negative,
-        metavar="N",
         only=("single cases",),
         role=CASES,
     )
-    stop: int | None = option(
-        None, "stop before case number N", parse=positive, metavar="N", only=("single cases",), role=CASES
-    )
+    stop: int | None = option(None, "stop before case number N", parse=positive, only=("single cases",), role=CASES)
     sample: int | None = option(
-        None,
-        "use only N of the cases, chosen at random",
-        parse=positive,
-        metavar="N",
-        only=("single cases",),
-        role=CASES,
+        None, "use only N of the cases, chosen at random", parse=positive, only=("single cases",), role=CASES
     )
     sample_seed: int = option(
         0,

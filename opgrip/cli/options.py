@@ -4,7 +4,7 @@
 
     @dataclass(frozen=True, slots=True)
     class Effort:
-        warmup: int = option(2, "untimed runs before the timed ones", parse=not_negative, metavar="N")
+        warmup: int = option(2, "untimed runs before the timed ones", parse=not_negative)
 
 Such a class defines the flags of a command line, the keywords of a Python call, the table in the docs, and the object
 with plain values that the code receives.
@@ -16,9 +16,10 @@ import argparse
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
-from opgrip.cli.command import add_help_all, did_you_mean
+from opgrip.cli.command import add_help_all, did_you_mean, not_negative, positive
 from opgrip.errors import UserError
 
 T = TypeVar("T")
@@ -27,6 +28,8 @@ IDENTITY, RUN, CASES, EFFORT, OUTPUT = "identity", "run", "cases", "effort", "ou
 """roles of a replay option: changes what a row measures, shown in a column of the row; changes the meaning of all rows
 of a run, recorded in the header; selects cases; limits runs, time and memory; changes only the report
 """
+METAVARS: dict[Callable[[str], Any], str] = {Path: "FILE", positive: "N", not_negative: "N"}
+"""placeholders of values in the help, by the function that parses them"""
 _titles: dict[type, str] = {}
 
 
@@ -40,7 +43,7 @@ class Option:
     word : long name with `_` for `-`, if it differs from the field's name
     short : one-letter flag
     parse : function from text to value; None to keep the text
-    metavar : placeholder of the value in the help
+    metavar : placeholder of the value in the help; left out if `METAVARS` has it
     choices : allowed values
     repeated : whether the option can be repeated, which makes its value a tuple
     several : whether the option takes several values, which makes its value a tuple
@@ -69,6 +72,8 @@ def option(default: Any, help: str | Callable[[], str], **others: Any) -> Any:
 
     With the default False, the flag takes no value.
     """
+    if (placeholder := METAVARS.get(others.get("parse", str))) is not None:
+        others.setdefault("metavar", placeholder)
     return field(default=default, metadata={OPTION: Option(help, **others)})
 
 

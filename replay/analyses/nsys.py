@@ -200,18 +200,10 @@ class NsysOptions:
         None, "path of nsys (default: on PATH, or where NVIDIA's installers put it)", metavar="FILE", role=OUTPUT
     )
     nsys_args_file: Path | None = option(
-        None,
-        "file with further arguments for nsys profile, written as on a command line",
-        parse=Path,
-        metavar="FILE",
-        role=OUTPUT,
+        None, "file with further arguments for nsys profile, written as on a command line", parse=Path, role=OUTPUT
     )
-    nsys_warmup: int = option(
-        3, "warm-up runs per case under nsys (default: 3)", parse=not_negative, metavar="N", role=EFFORT
-    )
-    nsys_iterations: int = option(
-        10, "profiled runs per case under nsys (default: 10)", parse=positive, metavar="N", role=EFFORT
-    )
+    nsys_warmup: int = option(3, "warm-up runs per case under nsys (default: 3)", parse=not_negative, role=EFFORT)
+    nsys_iterations: int = option(10, "profiled runs per case under nsys (default: 10)", parse=positive, role=EFFORT)
 
 
 @dataclass(frozen=True, slots=True)

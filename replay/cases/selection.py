@@ -105,22 +105,11 @@ class Selection(Cut):
         "replay only the N cases with the largest share of time; with several traces, N of each trace; "
         "with --sequence, run all calls and print N rows",
         parse=positive,
-        metavar="N",
         role=CASES,
         common=True,
     )
-    unbounded: bool = option(
-        False,
-        UNBOUNDED_HELP,
-        only=("traces",),
-        role=CASES,
-    )
-    partial: bool = option(
-        False,
-        "replay the readable part of a cut or damaged trace",
-        only=("traces",),
-        role=CASES,
-    )
+    unbounded: bool = option(False, UNBOUNDED_HELP, only=("traces",), role=CASES)
+    partial: bool = option(False, "replay the readable part of a cut or damaged trace", only=("traces",), role=CASES)
 
     @property
     def selects_all(self) -> bool:
@@ -265,12 +254,7 @@ class PointOptions:
         role=IDENTITY,
     )
     pin: tuple[int, ...] = option(
-        (),
-        "run only on these processors, such as 0,2-3",
-        parse=cpus,
-        metavar="CPUS",
-        only=("single cases",),
-        role=RUN,
+        (), "run only on these processors, such as 0,2-3", parse=cpus, metavar="CPUS", only=("single cases",), role=RUN
     )
 
     def __iter__(self) -> Iterator[Point]:

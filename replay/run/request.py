@@ -120,7 +120,6 @@ class RunLimits:
         None,
         "number of cases to compile at once (default: one per processor, at most four on an accelerator)",
         parse=positive,
-        metavar="N",
         only=("single cases",),
         role=EFFORT,
     )

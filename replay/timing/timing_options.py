@@ -152,7 +152,6 @@ class Effort:
         None,
         "run exactly N timed iterations per case, instead of --precision and --budget",
         parse=positive,
-        metavar="N",
         role=EFFORT,
         common=True,
     )
@@ -161,7 +160,6 @@ class Effort:
         "replay all cases N times in new processes, so that opgrip compare knows how much replays vary "
         "(default: %(default)s)",
         parse=positive,
-        metavar="N",
         only=("single cases",),
         role=EFFORT,
         common=True,
@@ -170,7 +168,6 @@ class Effort:
         2,
         "untimed runs of each case before the timed ones (default: %(default)s)",
         parse=not_negative,
-        metavar="N",
         only=("single cases",),
         role=EFFORT,
     )

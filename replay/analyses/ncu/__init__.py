@@ -42,23 +42,14 @@ class NcuOptions:
         None, "path of ncu (default: on PATH, or where NVIDIA's installers put it)", metavar="FILE", role=OUTPUT
     )
     ncu_args_file: Path | None = option(
-        None,
-        "file with further arguments for ncu, written as on a command line",
-        parse=Path,
-        metavar="FILE",
-        role=OUTPUT,
+        None, "file with further arguments for ncu, written as on a command line", parse=Path, role=OUTPUT
     )
-    ncu_warmup: int = option(
-        1, "warm-up runs per case under ncu (default: 1)", parse=not_negative, metavar="N", role=EFFORT
-    )
-    ncu_iterations: int = option(
-        1, "profiled runs per case under ncu (default: 1)", parse=positive, metavar="N", role=EFFORT
-    )
+    ncu_warmup: int = option(1, "warm-up runs per case under ncu (default: 1)", parse=not_negative, role=EFFORT)
+    ncu_iterations: int = option(1, "profiled runs per case under ncu (default: 1)", parse=positive, role=EFFORT)
     run_batch_size: int = option(
         10,
         "number of cases per ncu process; if the process crashes, only these cases are lost (default: 10)",
         parse=positive,
-        metavar="N",
         role=EFFORT,
     )
     batch_command: str | None = option(

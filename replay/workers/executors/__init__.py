@@ -116,7 +116,6 @@ class EngineOptions:
         None,
         "with --engine ray: maximum number of workers (default: one per device, or as many as have enough processors)",
         parse=positive,
-        metavar="N",
         role=EFFORT,
     )
     processors: int | None = option(
@@ -124,7 +123,6 @@ class EngineOptions:
         "with --engine ray: processors that each worker has to itself; 0 lets workers share processors, "
         "which makes their times unusable (default: all of a machine)",
         parse=not_negative,
-        metavar="N",
         role=RUN,
     )
     machine_kind: str | None = option(
