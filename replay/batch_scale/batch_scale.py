@@ -59,7 +59,7 @@ def parameters(calls: list[Phased], signatures: Mapping[int, Signature]) -> tupl
     trained: set[int] = set()
     learning: set[int] = set()
     data: set[int] = set()
-    roles = {number: list(_roles(signature)) for number, signature in signatures.items()}
+    roles = {number: list(named_tensors(signature)) for number, signature in signatures.items()}
     for phased in calls:
         call, forward = phased.call, phased.phase == "forward"
         outside.update(number for number in call.takes if number not in result_memory and number != NO_STORAGE)
@@ -78,7 +78,7 @@ def parameters(calls: list[Phased], signatures: Mapping[int, Signature]) -> tupl
     return outside, (trained | learning - data) & outside
 
 
-def _roles(signature: Signature) -> Iterator[tuple[TensorSpec, str]]:
+def named_tensors(signature: Signature) -> Iterator[tuple[TensorSpec, str]]:
     """Yield each tensor that a call takes, with the name of its argument."""
     names: list[str] = []
     if signature.kind == OPERATOR:

@@ -157,7 +157,10 @@ def find_mode(text: str) -> tuple[Mode, str]:
     named_mode = modes.get(name)
     if named_mode is None:
         raise UserError(
-            f"unknown mode {name!r}", did_you_mean(name, modes.names(), f"choose from {', '.join(modes.names())}")
+            f"unknown mode {name!r}",
+            did_you_mean(
+                name, modes.names(), f"choose from {', '.join(modes.names())}; docs/modes.md shows how to add one"
+            ),
         )
     if colon and not (named_mode.argument and argument):
         hint = f"write {name}:{named_mode.argument.upper()}" if named_mode.argument else f"write {name}"

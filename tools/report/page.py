@@ -251,7 +251,8 @@ def _times(rows: Sequence[Result]) -> Iterator[list[float] | None]:
 def _facts(header: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
     for name, value in header.items():
         if name != "ceilings":
-            title = f"{before}{name}".replace("_", " ")
+            # underscores belong to the names of environment variables
+            title = f"{before}{name if name.isupper() else name.replace('_', ' ')}"
             if isinstance(value, Mapping):
                 yield from _facts(value, f"{title}, ")
             else:
@@ -274,9 +275,27 @@ def _ceilings(header: Mapping[str, Any]) -> Plain:
     return {"ceilings": {"bandwidths": levels, "rates": rates}}
 
 
+_SELECTING = ("-o", "--output", "--op", "--top", "--mode", "--device", "--sample")
+"""options of a run that are not repeated with a single operator"""
+
+
+def _without(words: Sequence[str], options: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a command line without these options and their values."""
+    rest = iter(words)
+    for word in rest:
+        if word in options:
+            next(rest, None)
+        elif not word.startswith(tuple(f"{option}=" for option in options)):
+            yield word
+
+
 def command_of(header: Mapping[str, Any], row: Result) -> str:
-    """Return the command that replays a case again."""
-    words = ["opreplay", str(header.get("trace", "TRACE")), "--op", row.op]
+    """Return the command that replays all cases of a case's operator again, with the options of the run."""
+    program, *given = shlex.split(str(header.get("command", ""))) or [""]
+    if program == "opreplay":
+        words = [program, *_without(given, _SELECTING), "--op", row.op]
+    else:
+        words = ["opreplay", str(header.get("trace", "TRACE")), "--op", row.op]
     if row.mode != "eager":
         words += ["--mode", row.mode]
     device = str(header.get("device", "cpu"))

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from opgrip.cli.command import counted
 from opgrip.cli.terminal import shorten
+from opgrip.replay.batch_scale.batch_scale import named_tensors
 from opgrip.replay.cases.call_sites import CallSite, count_call_sites
 from opgrip.replay.operators.lookup import family_of
 from opgrip.replay.results.results import describe_shapes
@@ -18,9 +20,10 @@ from opgrip.traces.analysis.graph import make_graph
 from opgrip.traces.analysis.longtail import find_longtail
 from opgrip.traces.analysis.timeline import frames_of, origins
 from opgrip.traces.codec.record_forms import key_of_case
-from opgrip.traces.schema.arguments import TensorSpec, tensors
-from opgrip.traces.schema.records import Signature
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import Signature, ValueModel
 from opgrip.traces.table.trace import Trace
+from opgrip.traces.values.model import value_model_to_json
 from opgrip.zoo.corpus import Corpus, summarize
 from opgrip.zoo.corpus.corpus_table import records
 from opgrip.zoo.corpus.summaries import cover, summarize_coverage
@@ -155,11 +158,24 @@ def _cases(trace: Trace, called: Sequence[Called]) -> Iterator[tuple[str, Plain]
 def _arguments(signature: Signature, trace: Trace) -> Iterator[tuple[str, str]]:
     """Yield a description of each argument; of tensors with their value model."""
     yield "all", describe_shapes(signature)
-    for place, spec in enumerate(tensors([signature.args, signature.kwargs])):
+    for place, (spec, name) in enumerate(named_tensors(signature)):
         model = None if spec.values is None else trace.values.get(spec.values)
-        known = "" if model is None else f": {shorten(repr(model), 200)}"
+        known = "" if model is None else f": {shorten(_model_in_words(model), 200)}"
         layout = "" if _is_contiguous(spec) else f", strides {list(spec.stride or ())}"
-        yield f"tensor {place}", f"{spec.dtype} {list(spec.shape)} on {spec.device}{layout}{known}"
+        yield name or f"tensor {place}", f"{spec.dtype} {list(spec.shape)} on {spec.device}{layout}{known}"
+
+
+def _model_in_words(model: ValueModel) -> str:
+    """Return the kind of a value model and its facts, without those that are zero, false or missing."""
+    facts = value_model_to_json(model)
+    kind = facts.pop("model")
+    return f"{kind}, {', '.join(f'{name} {_in_brief(fact)}' for name, fact in facts.items() if fact)}"
+
+
+def _in_brief(fact: object) -> str:
+    if isinstance(fact, list | dict):
+        return f"of {counted(len(fact), 'part')}"
+    return f"{fact:.4g}" if isinstance(fact, float) else "yes" if fact is True else str(fact)
 
 
 def _is_contiguous(spec: TensorSpec) -> bool:

@@ -166,7 +166,8 @@ def _draw_roofline(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threa
     bandwidths = {level.name: ceilings.bandwidth(level, threads) for level in ceilings.levels}
     logarithmic(axes, "x", [*(point[0] for point in points), 0.1, 100.0])
     logarithmic(axes, "y", [*(point[1] for point in points), top * 1.5, top / 1000])
-    label_axis(axes.xaxis, "operations a byte", "flop/B")
+    label_axis(axes.xaxis, "flop/byte")
+    axes.xaxis.set_major_formatter("{x:g}")
     label_axis(axes.yaxis, "operations a second", "flop/s", 1e9)
     (x_low, x_high), (y_low, y_high) = axes.get_xlim(), axes.get_ylim()
     for place, (name, rate) in enumerate(bandwidths.items()):

@@ -157,6 +157,7 @@ def test_the_whole_of_an_error_is_there_for_debugging(trace: Path, tmp_path: Pat
     [
         ("planted-needy", "needs no_such_package.part, which is not installed: install it"),
         ("no-such-mode", "unknown mode 'no-such-mode': choose from "),
+        ("my_kernels.py", "; docs/modes.md shows how to add one"),
         ("jit:x", "'jit:x' is not a mode: write jit"),
         ("compile:", "'compile:' is not a mode: write compile:BACKEND"),
         ("compile:nope", "compile has no backend 'nope': choose from "),

@@ -217,6 +217,8 @@ def why_not(name: str, pasted: Pasted) -> str | None:
     for program in ("nsys", "ncu"):
         if f"--{program}" in options and not is_installed(program):
             return f"{program} is not installed"
+    if added := {*options.get("--mode", "").split(",")} - {"", *modes.names()}:
+        return f"the document adds the modes {', '.join(added)} in a package"
     if "--mode" in options and not set(options["--mode"].split(",")) - lacking_modes():
         return f"the modes {options['--mode']} cannot run here: make runtimes"
     return next((NOT_THERE[name, word] for word in words if (name, word) in NOT_THERE), None)

@@ -43,13 +43,14 @@ function heading(text) {
   return title;
 }
 
-function plainTable(names, rows, caption) {
+// a table; `hidden` leaves out a caption that repeats the heading above it
+function plainTable(names, rows, caption, hidden = false) {
   const head = make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, name)));
   const body = rows.map((cells) =>
     make("tr", {}, ...cells.map((value) =>
       make("td", { class: typeof value === "number" ? "number" : null },
         value instanceof Node ? value : typeof value === "number" ? number(value) : String(value ?? "-")))));
-  const title = caption ? make("caption", {}, caption) : null;
+  const title = caption && !hidden ? make("caption", {}, caption) : null;
   return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption || "table" },
     make("table", { class: "plain" }, title, make("thead", {}, head), make("tbody", {}, ...body)));
 }

@@ -21,7 +21,8 @@ function caseView(key) {
       plainTable(["called from", "calls"], known.places, "Places"));
     if (known.more_places) parts.push(make("p", {}, `and from ${number(known.more_places)} more places`));
   }
-  parts.push(make("h2", {}, "Run it again"), make("pre", { tabindex: "0" }, [...new Set(rows.map((row) => data.commands[row]))].join("\n")));
+  parts.push(make("h2", {}, "Run it again"),
+    make("p", { class: "hint" }, "The command replays all cases of the operator, this one among them."), make("pre", { tabindex: "0" }, [...new Set(rows.map((row) => data.commands[row]))].join("\n")));
   return parts;
 }
 
@@ -36,8 +37,8 @@ function historyOf(rows) {
   const lines = series.map(([way, own]) => ({ type: "scatter", mode: "lines+markers", name: escaped(way),
     x: own.map((row) => began[cell("run", row)]), y: own.map((row) => cell("median_us", row)),
     text: own.map((row) => escaped(cell("run", row))),
-    error_y: { type: "data", symmetric: false, array: own.map((row) => cell("p90_us", row) - cell("median_us", row)),
-      arrayminus: own.map((row) => cell("median_us", row) - cell("p10_us", row)) } }));
+    error_y: { type: "data", symmetric: false, array: own.map((row) => (cell("p90_us", row) ?? cell("median_us", row)) - cell("median_us", row)),
+      arrayminus: own.map((row) => cell("median_us", row) - (cell("p10_us", row) ?? cell("median_us", row))) } }));
   return [make("h2", {}, "History"), make("p", { class: "hint" }, "Medians of each run, with the tenth to the ninetieth percentile."),
     chart("History of the case", lines, { xaxis: { type: "date" }, yaxis: { title: { text: "us" }, rangemode: "tozero" } })];
 }

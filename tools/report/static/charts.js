@@ -13,6 +13,7 @@ function chart(description, traces, layout = {}, clicked = null) {
   const { axis, layout: usual } = theme();
   const place = make("div", { class: "chart", role: "group", "aria-label": description });
   const whole = { ...usual, ...layout };
+  if (layout.height) place.style.minHeight = `${layout.height}px`;
   for (const name of ["xaxis", "yaxis"]) whole[name] = { ...axis, ...(layout[name] || {}) };
   // what is not yet in the page has no width
   requestAnimationFrame(() => {
@@ -21,6 +22,18 @@ function chart(description, traces, layout = {}, clicked = null) {
     if (clicked) place.on("plotly_click", (event) => clicked(event.points[0]));
   });
   return place;
+}
+
+// a logarithmic axis whose ticks are whole numbers, three a decade if there are few decades
+function logAxis(values, title) {
+  const sizes = values.filter((value) => value > 0).map(Math.log10);
+  const low = Math.floor(sizes.reduce((one, other) => Math.min(one, other), Infinity));
+  const high = Math.ceil(sizes.reduce((one, other) => Math.max(one, other), -Infinity));
+  const steps = high - low > 3 ? [1] : [1, 2, 5];
+  const between = (tick) => sizes.some((size) => size <= Math.log10(tick)) && sizes.some((size) => size >= Math.log10(tick));
+  const ticks = sizes.length ? Array.from({ length: high - low + 3 }, (_, place) => low - 1 + place)
+    .flatMap((power) => steps.map((step) => step * 10 ** power)) : [];
+  return { type: "log", title: { text: title }, ...(ticks.filter(between).length > 1 ? { tickvals: ticks, ticktext: ticks.map(number) } : {}) };
 }
 
 // paths with values, as the flat lists that treemaps and flame graphs take
@@ -48,7 +61,8 @@ function hierarchy(paths) {
 }
 
 function tree(kind, description, paths) {
-  const extra = kind === "icicle" ? { tiling: { orientation: "v" } } : {};
+  // the root is all that is shown, and needs no colour of its own
+  const extra = kind === "icicle" ? { tiling: { orientation: "v" }, root: { color: theme().axis.gridcolor } } : {};
   return chart(description, [{ type: kind, branchvalues: "total", textinfo: "label+text+percent root",
     hovertemplate: "%{label}<br>%{text}<br>%{percentRoot:.1%}<extra></extra>", maxdepth: kind === "icicle" ? 12 : 3,
     ...extra, ...hierarchy(paths) }], { margin: { t: 10, l: 10, r: 10, b: 10 }, height: 520, uniformtext: { minsize: 9, mode: "hide" } });

@@ -24,5 +24,5 @@ function corpusView() {
   return [heading("Corpus"),
     make("p", { class: "hint" }, `${data.corpus.members.length} traces. Each model of a source counts alike in the share of time.`),
     make("div", { class: "controls" }, choice("By", Object.entries(corpusTables), by, draw)), place,
-    make("h2", {}, "Traces"), plainTable(["trace", "source", "model", "run", "library"], data.corpus.members, "Traces")];
+    make("h2", {}, "Traces"), plainTable(["trace", "source", "model", "run", "library"], data.corpus.members, "Traces", true)];
 }

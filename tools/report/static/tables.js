@@ -16,6 +16,7 @@ function rendered(column) {
     if (use === "filter") return value === null ? "" : String(value);
     if (value === null || value === undefined) return "-";
     if (column.name === "speed_up") return speedUpText(row);
+    if (column.isShare) return percent(value, 1);
     const text = escaped(typeof value === "number" ? number(value) : shortened(String(value), 120));
     const address = column.link ? column.link(row) : "";
     if (address) return `<a href="${escaped(address)}">${text}</a>`;
@@ -47,6 +48,7 @@ function bigTable(columns, rows, caption, options = {}) {
       })),
       language: { search: "Search", lengthMenu: "_MENU_ rows a page", emptyTable: "nothing" },
     });
+    if (place.scrollWidth > place.clientWidth) place.before(make("p", { class: "hint" }, "Scroll the table to the right for more columns."));
     view.on("search.dt", () => remember("q", view.search()));
   });
   return place;
@@ -56,17 +58,21 @@ const numeric = (name) => (data.rows[name] || []).some((value) => typeof value =
 
 function rowColumns(names) {
   return names.filter((name) => data.rows[name]).map((name) => ({
-    name, title: titleOf(name), meaning: about[name].meaning, isNumber: numeric(name), value: (row) => cell(name, row),
+    name, title: titleOf(name), meaning: about[name].meaning, isNumber: numeric(name), isShare: about[name].unit === "1",
+    value: (row) => cell(name, row),
     link: name === "op" ? caseAddress : null,
   }));
 }
 
 const statusClass = (status) => (status === "ok" ? "status-ok" : status.startsWith("ok") ? "status-doubtful" : "status-bad");
 
+const rates = { gflop_per_s: "GFLOP/s", gb_per_s: "GB/s", bytes_moved: "bytes moved", flops: "FLOP" };
+
 function titleOf(name) {
   if (name === "marked_status") return "status";
   if (name === "speed_up") return "speed-up";
+  if (rates[name]) return rates[name];
   const unit = about[name] ? about[name].unit : "";
-  const words = name.replace(/_(us|ms|bytes)$/, "").replaceAll("_", " ");
+  const words = name.replace(/_(us|ms|bytes|gb_per_s|mhz)$/, "").replaceAll("_", " ");
   return unit && unit !== "1" ? `${words}, ${unit}` : words;
 }

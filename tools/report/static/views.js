@@ -156,14 +156,17 @@ function modeView() {
     const counts = ["faster", "slower"].map((name) => (found ? found[name] : 0));
     return [...(several ? [run] : []), mode, own.length, statuses.ok || 0, statuses.wrong || 0, ...figures, ...counts, middle(won)];
   });
-  const boxes = modes.slice(1).map((mode) => ({ type: "box", name: escaped(mode), boxpoints: false,
-    y: okRows.filter((row) => cell("mode", row) === mode && cell("speed_up", row)).map((row) => cell("speed_up", row)) }));
+  const sped = okRows.filter((row) => cell("speed_up", row));
+  const boxes = modes.slice(1).map((mode) => [mode, sped.filter((row) => cell("mode", row) === mode)]).map(([mode, own]) => ({
+    type: "box", name: escaped(mode), boxpoints: own.length <= 200 ? "all" : "outliers", jitter: 0.4, pointpos: 0,
+    y: own.map((row) => cell("speed_up", row)), text: own.map((row) => `${escaped(cell("op", row))}<br>${escaped(shortened(cell("shapes", row) || "", 80))}`) }));
   return [heading("Modes"),
     make("p", { class: "hint" }, `Speed-up: the median under ${reference} divided by that under the mode, as geometric mean over the cases. `
       + "Faster and slower count the cases in which nine of ten paired runs are faster or slower."),
     plainTable([...(several ? ["run"] : []), "mode", "cases", "ok", "wrong", `speed-up over ${reference}`, "p10", "p90", "by calls",
-      "faster", "slower", "calls until compiling pays off (median)"], rows, "Modes"),
-    chart(`Speed-up of each mode over ${reference}`, boxes, { yaxis: { type: "log", title: { text: "speed-up" } } }),
+      "faster", "slower", "calls until compiling pays off (median)"], rows, "Modes", true),
+    chart(`Speed-up of each mode over ${reference}`, boxes,
+      { yaxis: logAxis(sped.map((row) => cell("speed_up", row)), "speed-up"), showlegend: false }),
     make("h2", {}, "Case by case"),
     bigTable(rowColumns(["op", "shapes", "run", "mode", "marked_status", "median_us", "speed_up", "first_ms", "break_even", "max_abs",
       "max_rel", "error"]), allRows.filter((row) => cell("mode", row) !== reference), "Cases under each mode")];
@@ -197,6 +200,10 @@ function runView() {
     ...names.slice(1).map((name) => ({ name: `${name} ratio`, title: `${name} over ${names[0]}`, isNumber: true,
       value: (found) => (name in found ? Number((cell("median_us", found[name]) / cell("median_us", base(found))).toPrecision(4)) : null) })),
   ];
+  const medians = okRows.map((row) => cell("median_us", row));
+  const ends = [medians.reduce((one, other) => Math.min(one, other), Infinity), medians.reduce((one, other) => Math.max(one, other), 0)];
+  const equal = { type: "scatter", mode: "lines", name: `as ${escaped(names[0])}`, x: ends, y: ends, hoverinfo: "skip",
+    line: { dash: "dot", width: 1, color: theme().layout.font.color } };
   const points = names.slice(1).map((name) => {
     const both = joined.filter((found) => name in found).slice(0, 5000);
     return { type: "scatter", mode: "markers", name: escaped(name), x: both.map((found) => cell("median_us", base(found))),
@@ -204,8 +211,8 @@ function runView() {
   });
   return [heading("Runs side by side"), ...data.comparisons.flatMap(comparisonView), make("h2", {}, "Medians"),
     make("p", { class: "hint" }, "Medians and their ratios; the verdicts above say which of them are more than chance."),
-    chart("Median times of each run, divided by those of the first", points,
-      { xaxis: { type: "log", title: { text: escaped(`${names[0]}, us`) } }, yaxis: { type: "log", title: { text: "us" } } }),
+    chart("Median times of each run over those of the first", [equal, ...points], { xaxis: logAxis(medians, escaped(`${names[0]}, us`)),
+      yaxis: logAxis(medians, escaped(`${names.length > 2 ? "other runs" : names[1]}, us`)) }),
     bigTable(columns, joined, "Cases in each run")];
 }
 
@@ -221,16 +228,19 @@ function shapes() {
     Object.assign(state, changes);
     for (const [name, value] of Object.entries(state)) remember(name, value);
     const rows = okRows.filter((row) => cell("op", row) === state.op && sizeOf(row) > 0);
-    const series = modes.map((mode) => {
-      const own = rows.filter((row) => cell("mode", row) === mode);
-      return { type: "scatter", mode: "markers", name: escaped(mode), x: own.map(sizeOf), y: own.map((row) => cell("median_us", row)),
+    const seriesOf = (row) => [...(several ? [cell("run", row)] : []), cell("mode", row)].join(" ");
+    const series = [...new Set(rows.map(seriesOf))].map((name) => {
+      const own = rows.filter((row) => seriesOf(row) === name);
+      return { type: "scatter", mode: "markers", name: escaped(name), showlegend: true, x: own.map(sizeOf), y: own.map((row) => cell("median_us", row)),
         customdata: own, text: own.map((row) => escaped(cell("shapes", row))) };
     });
-    place.replaceChildren(chart(`Time of ${state.op} over its size`, series, { xaxis: { type: "log",
-      title: { text: state.size } }, yaxis: { type: "log", title: { text: "us" } } }, (point) => {
+    place.replaceChildren(chart(`Time of ${state.op} over its size`, series, {
+      xaxis: logAxis(rows.map(sizeOf), state.size === "flops" ? "FLOP" : "bytes in and out"),
+      yaxis: logAxis(rows.map((row) => cell("median_us", row)), "median, us") }, (point) => {
       location.hash = caseAddress(point.customdata).slice(1);
-    }), plainTable(["shapes", "mode", state.size, "us"], rows.slice(0, 200).map((row) =>
-      [cell("shapes", row), cell("mode", row), sizeOf(row), cell("median_us", row)]), state.op));
+    }), plainTable([...(several ? ["run"] : []), "shapes", "mode", state.size === "flops" ? "FLOP" : "bytes", "median, us"],
+      rows.slice(0, 200).map((row) => [...(several ? [cell("run", row)] : []), cell("shapes", row), cell("mode", row), sizeOf(row),
+        cell("median_us", row)]), state.op, true));
   };
   draw({});
   return [heading("Shapes against time"), make("div", { class: "controls" },
@@ -259,11 +269,11 @@ function roofline() {
     }
   }
   return [heading("Roofline"), make("p", { class: "hint" }, run ? "Operations per second over operations per byte, under the measured peaks of the machine."
-    : "Operations per second over operations per byte. Replay with --roofline to add the machine's peaks."),
-    chart("Roofline", [...lines, dots], { height: 560, xaxis: { type: "log", title: { text: "operations a byte" } },
-      yaxis: { type: "log", title: { text: "GFLOP/s" } } }, (point) => {
+    : "These runs have no peaks of the machine: replay with --roofline to draw the cases under them."),
+    ...(run ? [chart("Roofline", [...lines, dots], { height: 560, xaxis: logAxis(lines.flatMap((line) => line.x), "flop/byte"),
+      yaxis: logAxis([...dots.y, ...lines.flatMap((line) => line.y)], "GFLOP/s") }, (point) => {
       if (point.customdata !== undefined) location.hash = caseAddress(point.customdata).slice(1);
-    }),
+    })] : []),
     bigTable(rowColumns(["op", "shapes", "mode", "run", "flops", "bytes_moved", "gflop_per_s", "gb_per_s", "limit_us", "of_limit", "bound"]),
       rows, "Cases with arithmetic")];
 }
@@ -310,10 +320,21 @@ function failures() {
 }
 
 function environment() {
-  return [heading("Environment"), ...data.runs.flatMap((run) => [make("h2", {}, run.name), plainTable(["what", "is"], run.facts, run.name)])];
+  const facts = data.runs.map((run) => new Map(run.facts));
+  const names = [...new Set(facts.flatMap((fact) => [...fact.keys()]))];
+  const rows = names.map((name) => {
+    const values = facts.map((fact) => fact.get(name) ?? "-");
+    const differs = new Set(values).size > 1;
+    return [name, ...values.map((value) => (differs ? make("strong", {}, value) : value))];
+  });
+  return [heading("Environment"), several ? make("p", { class: "hint" }, "What differs between the runs is bold.") : "",
+    plainTable(["fact", ...data.runs.map((run) => run.name)], rows, "Environment", true)];
 }
+
+// a text whose parts in backticks are code
+const marked = (text) => make("span", {}, ...text.split("`").map((part, place) => (place % 2 ? make("code", {}, part) : part)));
 
 function columnsView() {
   return [heading("Columns"), plainTable(["column", "unit", "meaning"], data.columns.map((column) =>
-    [column.name, column.unit === "1" ? "share" : column.unit || "-", column.meaning]), "Columns")];
+    [column.name, column.unit === "1" ? "share" : column.unit || "-", marked(column.meaning)]), "Columns", true)];
 }

@@ -91,6 +91,35 @@ def test_tables_sort_search_and_link(report: Path) -> None:
 
 
 @in_browser
+def test_pictures_and_tables_name_runs_units_and_arguments(report: Path) -> None:
+    with opened(report, "/runs") as page:
+        page.wait_for_selector(".ytitle")
+        assert page.locator(".ytitle").last.text_content() == "two, us"
+        assert "as one" in page.locator(".legendtext").all_text_contents()
+        texts = {}
+        for view in ("cases", "shapes", "roofline", "environment", "columns"):
+            page.goto(f"{report.as_uri()}#/{view}")
+            page.wait_for_timeout(500)
+            texts[view] = page.locator("main").inner_text()
+            assert page.locator(".chart").count() == (view == "shapes")
+        assert "gflop per s" not in texts["cases"]
+        assert "%" in texts["cases"]
+        assert texts["shapes"].count("one eager") == texts["shapes"].count("two eager") == 1
+        assert page.locator("code").count() > 10
+        assert "`" not in texts["columns"]
+        page.goto(f"{report.as_uri()}#/environment")
+        assert page.locator("table thead th").all_inner_texts() == ["fact", "one", "two"]
+        page.goto(f"{report.as_uri()}#/cases")
+        page.locator("table.dataTable tbody a:has-text('convolution.default')").first.click()
+        page.wait_for_selector("h2:has-text('Run it again')")
+        command = page.locator("pre").inner_text().splitlines()[0]
+        assert command.endswith("--iterations 3 --cache warm --op aten.convolution.default")
+        arguments = page.locator("table:has(caption:has-text('Arguments'))").inner_text()
+        assert "weight" in arguments
+        assert "Floats(" not in arguments
+
+
+@in_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_serious_fault(report: Path, scheme: str) -> None:
     from axe_playwright_python.sync_playwright import Axe

@@ -82,7 +82,7 @@ KINDS = {
     "modes": ("family (cases)", "jit (16 of 16 cases)"),
     "scaling": ("threads", "eager (8 of 8 cases)", "in proportion"),
     "shapes": ("bytes moved", "time", "eager", "jit", f"{EVIL[:33]}…"),
-    "roofline": ("operations a byte", "1 flop/B", "operations a second", "10 Gflop/s", "memory 20 GB/s", "200 Gflop/s"),
+    "roofline": ("flop/byte", "0.1", "operations a second", "10 Gflop/s", "memory 20 GB/s", "200 Gflop/s"),
     "operators": ("time of all calls", "captured, 80.0 µs", "eager, 12.7 ms", "aten.op1.default"),
     "history": ("time of the run (UTC)", "time of all calls, by medians", "jit (16 cases)"),
 }
