@@ -200,7 +200,9 @@ def request_of(args: argparse.Namespace) -> RunRequest:
     if args.sequence:
         _check_sequence(args)
     if args.sequence and launch and args.sandbox:
-        raise UserError("--sandbox is for worker processes, and ranks run in their own", "leave it out")
+        raise UserError(
+            "--sandbox confines worker processes, but ranks run in processes of the launcher", "leave it out"
+        )
     if not (args.sequence and launch):
         refuse_options(args, option_classes(), ("ranks",), "start them by torchrun, with --sequence")
     refuse_options(args, option_classes(), source.lacks, source.hint)

@@ -148,7 +148,7 @@ class LostCalls:
             self.without_work[op, reason] += 1
 
     def pass_by(self, op: str, types: Sequence[type]) -> None:
-        """Count a call that the trace shows only as the calls it consists of, or a call on fake tensors."""
+        """Count a call on fake tensors, or a call of which the trace has only the inner calls."""
         with self._lock:
             if any(map(is_fake, types)):
                 self.without_work[op, ON_FAKE] += 1

@@ -159,7 +159,7 @@ def hold(gate: Gate, comparison: Comparison) -> Held:
 
 
 def _remarks(undecided: Sequence[_Subject], count: str, comparison: Comparison) -> Iterator[str]:
-    """Yield what a gate passes without having judged: undecided subjects of `count`, and missing rows."""
+    """Yield remarks on rows that a passed gate did not judge: undecided ones out of `count`, and missing ones."""
     if undecided:
         share = sum(item.share for item in undecided)
         yield f"{len(undecided):,} of {count}, {share:.1%} of the time, could not be decided"

@@ -187,7 +187,9 @@ def with_torchscript(task: Task) -> Program:
     from opgrip.replay.modes.conversions.runtimes import TensorCall
 
     if _calls_extension(task.function):
-        raise Unsupported("TorchScript does not see what a function of an extension does, and would keep its results")
+        raise Unsupported(
+            "TorchScript does not see inside a function of an extension, and would keep its results as constants"
+        )
     refused = ""
     if isinstance(task.function, FunctionType):
         try:

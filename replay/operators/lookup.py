@@ -157,7 +157,7 @@ def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EX
     if signature.kind == COMPILED:
         raise Unsupported("a compiled region is not an operator: capture it with --compiled operators")
     if signature.kind == FUNCTION:
-        raise Unsupported("a gripped function is in the trace as the calls that it made")
+        raise Unsupported("the trace has the operators that this function ran: replay those")
     if signature.kind == EXTENSION:
         try:
             return Operator(_find_function(signature.op, extensions), mutates=True)

@@ -174,7 +174,7 @@ class Measurer:
             yield self._settled(case)
 
     def _run_untimed(self, group: SubjectGroup, cases: Sequence[Sequence[Subject]]) -> None:
-        """Run the subjects once on an accelerator, whose allocator was emptied: a timed run must not get memory."""
+        """Run the subjects once after an accelerator's allocator was emptied, so that no timed run requests memory."""
         if not is_accelerator(self._stopwatch.device):
             return
         with restored(group.settings), torch.set_grad_enabled(group.grad):

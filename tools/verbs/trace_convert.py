@@ -163,7 +163,7 @@ def _format_of_name(path: Path) -> str:
         raise UserError(f"{path} is a folder", "write a file, or a new folder with --to flashinfer")
     names = ", ".join(_written())
     if (suffix := path.suffix.removeprefix(".")) in set(formats.names()) - set(_written()):
-        raise UserError(f"{path} cannot be written: .{suffix} is read only", f"choose one of {names}")
+        raise UserError(f"{path} cannot be written: .{suffix} files can only be read", f"choose one of {names}")
     raise UserError(f"{path} has an unknown suffix", f"use .jsonl for a trace, or one of --to: {names}")
 
 

@@ -245,7 +245,7 @@ def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
     begins = outline.step_starts_ns.tolist()
     count = outline.header.get("steps", len(begins))
     if type(count) is not int or not 0 < count <= len(outline.start_ns):
-        raise UserError("the trace does not contain its number of steps", "name a span of --time")
+        raise UserError("the trace does not contain its number of steps", "select a time span with --time")
     first, end = steps
     if first >= count:
         raise UserError(f"the trace has no step {first}", f"its steps are 0 to {count - 1}")

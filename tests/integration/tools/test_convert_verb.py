@@ -37,8 +37,8 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     ("words", "expected"),
     [
         (("out.csv",), "one of --to: opgrip, backendbench, "),
-        (("out.onnx",), "is read only"),
-        (("out.pt2",), "is read only"),
+        (("out.onnx",), "files can only be read"),
+        (("out.pt2",), "files can only be read"),
         ((".",), "is a folder: write a file"),
         (("out.x", "--to", "chakraa"), "did you mean chakra?"),
         (("out.x", "--to", "dlop"), "choose one of opgrip, "),
