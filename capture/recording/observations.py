@@ -15,10 +15,10 @@ states; otherwise by the scope only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from enum import Enum, auto
 from time import perf_counter_ns
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,66 +44,74 @@ MOST_LOOKS = 4
 PlaceKey = tuple[int, int]
 """scope and memory of the first tensor, or `ANY` for memory that does not recur"""
 ANY = -1
+Key = TypeVar("Key", bound=Hashable)
 
 
-@dataclass(slots=True)
-class _Seen:
-    """Calls at one call site: their number, the shortest duration, which is the least perturbed, and the first call's
-    number.
-    """
-
-    count: int
-    least_ns: int
-    first: int
-
-
-class _Table:
+class _Table(Generic[Key]):
     """Some call sites of a signature; if there are too many, those with the shortest and the longest calls.
 
     Each step's activations use different memory, and a model has many parameters of the same shape, of which the last
     ones may be the ones that differ. Keeping only the first or the last call sites would therefore miss some.
+
+    Entries are plain integers: with an object per entry, Python's garbage collector would traverse all of the program's
+    objects.
+
+    Attributes
+    ----------
+    least_ns : shortest duration at each call site, which is the least perturbed
+    first : number of the first call at each call site that had only one
     """
 
-    __slots__ = ("_dull_from_ns", "_dull_to_ns", "_dull_until", "seen")
+    __slots__ = ("_dull_from_ns", "_dull_to_ns", "_dull_until", "first", "least_ns")
 
     def __init__(self) -> None:
-        self.seen: dict[PlaceKey, _Seen] = {}
+        self.least_ns: dict[Key, int] = {}
+        self.first: dict[Key, int] = {}
         self._forget_dull()
 
-    def add(self, place: PlaceKey, duration_ns: int, call: int) -> None:
-        seen = self.seen.get(place)
-        if seen is None:
+    def add(self, place: Key, duration_ns: int, call: int) -> bool:
+        """Add a call at a place; return True if this may change a recurring call site."""
+        least_ns = self.least_ns.get(place)
+        if least_ns is None:
             if self._dull_from_ns <= duration_ns <= self._dull_to_ns and call < self._dull_until:
-                return
-            if len(self.seen) >= MOST_PLACES:
+                return False
+            is_full = len(self.least_ns) >= MOST_PLACES
+            if is_full:
                 self._thin_out(call)
-            self.seen[place] = _Seen(1, duration_ns, call)
-            return
-        if seen.count == 1:
+            self.least_ns[place], self.first[place] = duration_ns, call
+            return is_full
+        if place in self.first:
             # a call site that recurs makes space for others with a single call
+            del self.first[place]
             self._forget_dull()
-        seen.count += 1
-        if duration_ns < seen.least_ns:
-            seen.least_ns = duration_ns
+        elif duration_ns >= least_ns:
+            return False
+        self.least_ns[place] = min(least_ns, duration_ns)
+        return True
+
+    def recurring_ns(self) -> dict[Key, int]:
+        """Return the shortest duration at each recurring call site."""
+        return {place: time for place, time in self.least_ns.items() if place not in self.first}
 
     def _thin_out(self, call: int) -> None:
         """Keep only the extremes among recurring call sites, and among call sites that may still recur."""
-        oldest = call - MOST_CALLS_BETWEEN
-        ranked = sorted(self.seen.items(), key=lambda item: item[1].least_ns)
-        again = [item for item in ranked if item[1].count > 1]
-        once = [item for item in ranked if item[1].count == 1 and item[1].first > oldest]
-        self.seen = dict(_extremes(again, SLOWEST) + _extremes(once, SLOWEST_ONCE))
+        least_ns, first, oldest = self.least_ns, self.first, call - MOST_CALLS_BETWEEN
+        ranked = sorted(least_ns, key=least_ns.__getitem__)
+        again = [place for place in ranked if place not in first]
+        once = [place for place in ranked if first.get(place, oldest) > oldest]
+        self.least_ns = {place: least_ns[place] for place in _extremes(again, SLOWEST) + _extremes(once, SLOWEST_ONCE)}
+        self.first = {place: first[place] for place in self.least_ns if place in first}
         if len(once) > FASTEST + SLOWEST_ONCE:
             # Until then, ignore durations between the extremes. They would be removed the next time, and sorting for
             # each of them costs more than everything else here.
-            self._dull_from_ns, self._dull_to_ns = once[FASTEST - 1][1].least_ns, once[-SLOWEST_ONCE][1].least_ns
+            self._dull_from_ns, self._dull_to_ns = least_ns[once[FASTEST - 1]], least_ns[once[-SLOWEST_ONCE]]
             self._dull_until = call + MOST_CALLS_BETWEEN
 
     def _forget_dull(self) -> None:
         self._dull_from_ns = self._dull_to_ns = self._dull_until = -1
 
 
-def _extremes(ranked: list[tuple[PlaceKey, _Seen]], slowest: int) -> list[tuple[PlaceKey, _Seen]]:
+def _extremes(ranked: list[Key], slowest: int) -> list[Key]:
     """Return the first `FASTEST` and the last `slowest` entries."""
     return ranked if len(ranked) <= FASTEST + slowest else [*ranked[:FASTEST], *ranked[-slowest:]]
 
@@ -119,75 +127,82 @@ class _CallSites:
     __slots__ = ("_by_memory", "_by_scope", "_calls", "requested")
 
     def __init__(self) -> None:
-        self._by_scope, self._by_memory = _Table(), _Table()
+        self._by_scope: _Table[int] = _Table()
+        self._by_memory: _Table[PlaceKey] = _Table()
         self._calls = 0
         self.requested: set[PlaceKey] = set()
 
     def __len__(self) -> int:
-        return len(self._by_scope.seen) + len(self._by_memory.seen)
+        return len(self._by_scope.least_ns) + len(self._by_memory.least_ns)
 
-    def add(self, place: PlaceKey, duration_ns: int) -> None:
-        self._calls += 1
-        self._by_scope.add((place[0], ANY), duration_ns, self._calls)
-        self._by_memory.add(place, duration_ns, self._calls)
+    def add(self, place: PlaceKey, duration_ns: int) -> bool:
+        """Add a call at a place; return True if this may change a recurring call site."""
+        self._calls = call = self._calls + 1
+        has_changed = self._by_scope.add(place[0], duration_ns, call)
+        return self._by_memory.add(place, duration_ns, call) or has_changed
 
-    def times_by_place(self) -> list[tuple[int, PlaceKey]]:
-        """Return the shortest time at each recurring call site, in ascending order."""
-        with_memory = {place[0] for place, seen in self._by_memory.seen.items() if seen.count > 1}
+    def different(self) -> Iterator[PlaceKey]:
+        """Yield one call site per timing cluster, except for those requested before."""
+        by_scope, by_memory = self._by_scope.recurring_ns(), self._by_memory.recurring_ns()
+        # a quick check, which most signatures fail
+        if not _differ([*by_scope.values(), *by_memory.values()]):
+            return
         # a scope whose memory recurs is represented by its memory
-        scopes = (item for item in self._by_scope.seen.items() if item[0][0] not in with_memory)
-        places = (*scopes, *self._by_memory.seen.items())
-        return sorted((seen.least_ns, place) for place, seen in places if seen.count > 1)
+        with_memory = {scope for scope, _ in by_memory}
+        scopes = {(scope, ANY): time for scope, time in by_scope.items() if scope not in with_memory}
+        times = sorted((time, place) for places in (scopes, by_memory) for place, time in places.items())
+        if not _differ([time for time, _ in times]):
+            return
+        last = 0
+        for time, place in times:
+            if time < last * DIFFERENT or len(self.requested) >= MOST_LOOKS:
+                continue
+            last = time
+            if place not in self.requested:
+                self.requested.add(place)
+                yield place
+
+
+def _differ(times_ns: Sequence[int]) -> bool:
+    """Return True if these times of a signature differ."""
+    least_ns, most_ns = min(times_ns, default=0), max(times_ns, default=0)
+    return most_ns >= max(least_ns * DIFFERENT, least_ns + LEAST_NS)
 
 
 class PlaceTimes:
     def __init__(self) -> None:
         self._by_signature: dict[int, _CallSites] = {}
+        self._complete: set[int] = set()
 
     def note(
         self,
-        signatures: Sequence[int],
-        scopes: Sequence[int],
-        memory: Sequence[int],
+        signatures: NDArray[np.int64],
+        scopes: NDArray[np.int64],
+        memory: NDArray[np.int64],
         durations_ns: NDArray[np.int64],
     ) -> Iterator[tuple[int, PlaceKey]]:
         """Add calls; yield signatures and call sites whose values should be observed."""
-        numbers = np.asarray(signatures, dtype=np.int64)
         # most operators of a program are too short for differences to matter
-        long = np.unique(numbers[durations_ns >= LEAST_NS])
-        if not len(long):
+        long = set(signatures[durations_ns >= LEAST_NS].tolist()) - self._complete
+        if not long:
             return
-        for index in np.flatnonzero(np.isin(numbers, long)).tolist():
-            places = self._places_of(signatures[index])
-            if places is not None:
-                places.add((scopes[index], memory[index]), int(durations_ns[index]))
-        for number in long.tolist():
-            for place in self._different(number):
+        is_long = np.isin(signatures, list(long))
+        columns = [column[is_long].tolist() for column in (signatures, scopes, memory, durations_ns)]
+        by_signature, changed = self._by_signature, set[int]()
+        for number, scope, where, duration_ns in zip(*columns, strict=True):
+            sites = by_signature.get(number)
+            if sites is None:
+                if len(by_signature) >= MOST_SIGNATURES:
+                    continue
+                sites = by_signature[number] = _CallSites()
+            if sites.add((scope, where), duration_ns):
+                changed.add(number)
+        for number in sorted(changed):
+            sites = by_signature[number]
+            for place in sites.different():
                 yield number, place
-
-    def _places_of(self, number: int) -> _CallSites | None:
-        """Return the call sites of a signature, or None if there are too many signatures."""
-        places = self._by_signature.get(number)
-        if places is None and len(self._by_signature) < MOST_SIGNATURES:
-            places = self._by_signature[number] = _CallSites()
-        return places
-
-    def _different(self, number: int) -> Iterator[PlaceKey]:
-        """Yield one call site per timing cluster of a signature, except for those requested before."""
-        places = self._by_signature.get(number)
-        if places is None or len(places.requested) >= MOST_LOOKS:
-            return
-        times = places.times_by_place()
-        if not times or times[-1][0] < max(times[0][0] * DIFFERENT, times[0][0] + LEAST_NS):
-            return
-        last = 0
-        for time, place in times:
-            if time < last * DIFFERENT or len(places.requested) >= MOST_LOOKS:
-                continue
-            last = time
-            if place not in places.requested:
-                places.requested.add(place)
-                yield place
+            if len(sites.requested) >= MOST_LOOKS:
+                self._complete.add(number)
 
 
 EARLY = frozenset({2, 4, 8})
@@ -340,7 +355,7 @@ class Observations:
 
     def count(self, signatures: Sequence[int], modes: Sequence[ThreadMode]) -> None:
         """Count calls that were made, and schedule the late observations that become due."""
-        counts = Counter(number for number in signatures if number in self._next)
+        counts = Counter(filter(self._next.__contains__, signatures))
         for number, count in counts.items():
             self._calls[number] += count
             if self._calls[number] >= self._next[number] and self._looks[number] < MOST:

@@ -124,14 +124,15 @@ class ScopeTable:
             number = self._add(self._scopes, key, replace(record, gripped=place.gripped))
         return number
 
-    def has_scope(self, number: int) -> bool:
-        return number in self._records
-
     def backward_scope(self, scope: int, forward: int) -> int:
-        """Return the number of a backward call's scope that also refers to the scope of its forward call."""
+        """Return the number of a backward call's scope that also refers to the scope of its forward call, or `scope` if
+        the latter was removed.
+        """
         key = (scope, forward)
         number = self._scopes.get(key)
         if number is None:
+            if forward not in self._records:
+                return scope
             number = self._add(self._scopes, key, replace(self._records[scope], forward=forward))
         return number
 

@@ -90,10 +90,10 @@ class FaultCounter:
 
     def take(self, starts: Sequence[int]) -> dict[int, CountedCall]:
         """Remove and return the counts of these calls by their index."""
-        if not self._counted:
+        counted = self._counted
+        if not counted:
             return {}
-        taken = ((place, self._counted.pop(start, None)) for place, start in enumerate(starts))
-        return {place: _counted_call(*counted) for place, counted in taken if counted is not None}
+        return {place: _counted_call(*counted.pop(start)) for place, start in enumerate(starts) if start in counted}
 
 
 def _counted_call(
@@ -237,6 +237,5 @@ def runs_of(places: NDArray[np.intp]) -> Runs:
     """Return ascending indices as runs."""
     if not len(places):
         return []
-    breaks = np.flatnonzero(np.diff(places) > 1) + 1
-    groups = np.split(places, breaks)
-    return [(int(group[0]), len(group)) for group in groups]
+    firsts = np.flatnonzero(np.diff(places, prepend=-2) > 1)
+    return list(zip(places[firsts].tolist(), np.diff(firsts, append=len(places)).tolist(), strict=True))

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadMode
 from opgrip.capture.signatures.predictions import CallPoint
 from opgrip.capture.timing.page_faults import FEWEST, NONE_OPEN, Runs, runs_of
+from opgrip.traces.codec.call_blocks import perturbed_flags
 from opgrip.traces.schema.records import NO_STORAGE, Calls, Entered, Record, Thread
 
 BLOCK = 1024
@@ -26,6 +27,8 @@ INTERRUPTED_NS = 1_000_000
 """duration of calls that other processes may have interrupted: about the time slice that the system gives a process"""
 MOST_SEQUENCES = 1 << 18
 """maximum number of forward calls that wait for their backward calls"""
+UNKNOWN = -1
+"""signature of a pair that was not looked up yet"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,8 @@ class Blocks:
         self._sequence: dict[int, int] = {}
         self._forward: dict[int, dict[int, int]] = {}
         self._last: dict[int, tuple[int, int]] = {}
+        self._pairs: dict[int, tuple[int, int, int]] = {}
+        self._first_pair, self._described = 0, np.empty((0, 4), dtype=np.int64)
 
     def take(self, room: int | None = None) -> list[ThreadCalls]:
         """Remove and return the calls of all modes, in parts of at most `BLOCK` calls.
@@ -112,10 +117,10 @@ class Blocks:
             open_since_ns = min((start for start, _ in self._running(mode)), default=NONE_OPEN)
             count = len(mode.rows)
             whole, used = self._split(mode, mode.rows[:count], remaining_calls, open_since_ns)
+            own = len(whole) - int(self._describe(whole.calls[:, 0])[:, 2].sum())
             with self._counting:
                 integers, calls = self._counted.pop(mode.number, (0, 0))
                 del mode.rows[:used]
-                own = len(whole) - self._marks_in(whole)
                 self._in_flight += own
                 if integers > used:
                     self._counted[mode.number] = integers - used, calls - own
@@ -138,11 +143,12 @@ class Blocks:
         ----------
         learning : neither yield nor count the calls themselves
         """
-        mode, pairs, table = block.mode, self.recorder.scopes.pairs, block.calls
-        signature, scope, tensors = zip(*[pairs[pair] for pair in table[:, 0].tolist()], strict=True)
+        mode, table = block.mode, block.calls
+        signatures, own_scopes, is_mark, _ = self._describe(table[:, 0]).T
+        signature, scope = signatures.tolist(), own_scopes.tolist()
         if self._looks:
             self.recorder.observations.count(signature, self.recorder.threads.all)
-        scopes = self._pair_with_forward(list(scope), table[:, 3])
+        scopes = self._pair_with_forward(scope.copy(), table[:, 3])
         yield from self._thread(mode)
         starts = table[:, 1].tolist()
         start, duration = table[:, 1] - self.recorder.started_ns, table[:, 2] - table[:, 1]
@@ -152,14 +158,13 @@ class Blocks:
         began = start + self.recorder.started_ns
         perturbed = mode.own_work.take(began, began + duration, block.open_since_ns)
         page_faults = [(place, call.faults) for place, call in counted.items() if call.faults >= FEWEST]
-        flows = block.flows.tolist()
         with self.recorder.graphs.question() as may_ask:
             device_ns = mode.device.times_ns(starts, may_ask)
         streams = mode.device.streams(starts)
         if self._looks:
-            for number, there in self._place_times.note(signature, scope, _first(block), duration):
+            for number, there in self._place_times.note(signatures, own_scopes, _first(block), duration):
                 self.recorder.observations.want_at(number, there, self.recorder.threads.all)
-        own = len(table) - self._marks_in(block)
+        own = len(table) - int(is_mark.sum())
         if learning:
             with self._counting:
                 self._in_flight -= own
@@ -170,12 +175,12 @@ class Blocks:
         perturbed = _with_places(perturbed, [*(place for place, _ in slow_memory), *long])
         yield Calls(
             thread=self._threads[mode.number],
-            signature=list(signature),
+            signature=signature,
             scope=scopes,
             start_ns=start.tolist(),
             duration_ns=duration.tolist(),
-            tensors=list(tensors),
-            storages=flows,
+            tensors=block.tensors.tolist(),
+            storages=block.flows.tolist(),
             newest=self.newest,
             device_ns=device_ns,
             page_faults=page_faults,
@@ -185,20 +190,12 @@ class Blocks:
         )
         if self.recorder.kernels is not None:
             self.recorder.kernels.note(self._threads[mode.number], mode.idents, signature, starts, table[:, 2])
-        self.newest = max(self.newest, *flows) if flows else self.newest
-        self._count(signature, own, perturbed)
-
-    def _count(self, signature: Sequence[int], own: int, perturbed: Runs) -> None:
-        """Count the calls of a written block, `own` of which the program made, and those that are perturbed."""
-        marks = self.recorder.signatures.marks
+        self.newest = int(block.flows.max(initial=self.newest))
         with self._counting:
-            self.calls += len(signature)
-            if marks:
-                self.marks.update(number for number in signature if number in marks)
+            self.calls += len(table)
+            self.marks.update(signatures[is_mark > 0].tolist())
             self._in_flight -= own
-        self.perturbed += sum(
-            signature[place] not in marks for first, count in perturbed for place in range(first, first + count)
-        )
+        self.perturbed += int((perturbed_flags(perturbed, len(table)) > is_mark).sum())
 
     @property
     def own_written(self) -> int:
@@ -215,12 +212,10 @@ class Blocks:
             for mode in self.recorder.threads.all:
                 integers, calls = self._counted.get(mode.number, (0, 0))
                 # a copy: a call may be added meanwhile
-                values, place = mode.rows[integers:], 0
-                while place < len(values):
-                    signature, _, tensors = pairs[values[place]]
-                    calls += signature not in marks
-                    place += COLUMNS + tensors
-                self._counted[mode.number] = integers + place, calls
+                values = mode.rows[integers:]
+                *places, used = self._places(values)
+                calls += sum(pairs[values[place]][0] not in marks for place in places)
+                self._counted[mode.number] = integers + used, calls
             return self.own_written + self._in_flight + sum(calls for _, calls in self._counted.values())
 
     def begin_file(self) -> None:
@@ -264,24 +259,46 @@ class Blocks:
         self, mode: ThreadMode, values: list[int], most: int | None, open_since_ns: int
     ) -> tuple[ThreadCalls, int]:
         """Return the calls in a mode's rows, and the number of integers used."""
+        places = self._places(values)
+        if most is not None:
+            del places[most + 1 :]
+        *firsts, used = places
+        rows = np.array(values[:used], dtype=np.int64)
+        own = np.array(firsts, dtype=np.int64)[:, None] + np.arange(COLUMNS)
+        is_flow = np.ones(used, dtype=np.bool_)
+        is_flow[own] = False
+        return ThreadCalls(mode, rows[own], np.diff(places) - COLUMNS, rows[is_flow], open_since_ns), used
+
+    def _places(self, values: list[int]) -> list[int]:
+        """Return the index of the first integer of each call in a mode's rows, and the number of integers."""
         # Use plain integers only: with a list per call, Python's garbage collector would traverse all of the program's
         # objects.
-        places: list[int] = []
-        place, pairs = 0, self.recorder.scopes.pairs
-        while place < len(values) and (most is None or len(places) < most):
-            places.append(place)
+        places, pairs = [0], self.recorder.scopes.pairs
+        place, end = 0, len(values)
+        while place < end:
             place += COLUMNS + pairs[values[place]][2]
-        rows = np.array(values[:place], dtype=np.int64)
-        firsts = np.array(places, dtype=np.int64)
-        own = firsts[:, None] + np.arange(COLUMNS)
-        is_flow = np.ones(place, dtype=np.bool_)
-        is_flow[own] = False
-        tensors = np.diff(firsts, append=place) - COLUMNS
-        return ThreadCalls(mode, rows[own], tensors, rows[is_flow], open_since_ns), place
+            places.append(place)
+        return places
 
-    def _marks_in(self, calls: ThreadCalls) -> int:
-        pairs, marks = self.recorder.scopes.pairs, self.recorder.signatures.marks
-        return sum(pairs[pair][0] in marks for pair in calls.calls[:, 0].tolist()) if marks else 0
+    def _describe(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return signature and scope of pairs, and whether the signature is a mark and differentiable, as (N, 4)."""
+        pairs, signatures = self.recorder.scopes.pairs, self.recorder.signatures
+        if pairs is not self._pairs:
+            # some were removed
+            self._pairs, self._first_pair, self._described = pairs, min(pairs, default=0), self._described[:0]
+        places = numbers - self._first_pair
+        missing = int(places.max(initial=-1)) + 1 - len(self._described)
+        if missing > 0:
+            self._described = np.concatenate([self._described, np.full((missing, 4), UNKNOWN)])
+        described: NDArray[np.int64] = self._described[places]
+        is_new = described[:, 0] == UNKNOWN
+        if is_new.any():
+            for place in set(places[is_new].tolist()):
+                number, scope, _ = pairs[place + self._first_pair]
+                flags = number in signatures.marks, number in signatures.differentiable
+                self._described[place] = number, scope, *flags
+            described = self._described[places]
+        return described
 
     def _thread(self, mode: ThreadMode) -> Iterator[Record]:
         if mode.number not in self._threads:
@@ -291,31 +308,28 @@ class Blocks:
     def _remember_forward(self, block: ThreadCalls) -> None:
         forward = self._forward.setdefault(block.mode.number, {})
         last = self._sequence.get(block.mode.number, block.mode.first_sequence)
-        followed = block.calls[block.calls[:, 3] >= 0]
-        for pair, sequence in zip(followed[:, 0].tolist(), followed[:, 3].tolist(), strict=True):
-            signature, scope, _ = self.recorder.scopes.pairs[pair]
-            if sequence != last and signature in self.recorder.signatures.differentiable:
-                # autograd makes and counts a node before the operator's call is seen
-                forward[sequence - 1] = scope
-                last = sequence
+        _, scopes, _, is_differentiable = self._describe(block.calls[:, 0]).T
+        followed = (block.calls[:, 3] >= 0) & (is_differentiable > 0)
+        sequences, scopes = block.calls[followed, 3], scopes[followed]
+        if len(sequences):
+            is_next = np.diff(sequences, prepend=last) != 0
+            # autograd makes and counts a node before the operator's call is seen
+            forward.update(zip((sequences[is_next] - 1).tolist(), scopes[is_next].tolist(), strict=True))
+            last = int(sequences[-1])
         self._sequence[block.mode.number] = last
-        for number in list(forward)[: max(0, len(forward) - MOST_SEQUENCES)]:
+        for number in list(islice(forward, max(0, len(forward) - MOST_SEQUENCES))):
             del forward[number]
 
     def _pair_with_forward(self, scopes: list[int], sequences: NDArray[np.int64]) -> list[int]:
         """Return the scopes of a thread's calls; for backward calls, scopes that refer to the forward call."""
-        for place in np.flatnonzero((sequences < 0) & (sequences != UNPAIRED)).tolist():
-            caused_by = self._forward_scope(-1 - int(sequences[place]))
-            if caused_by is not None:
-                scopes[place] = self.recorder.scopes.backward_scope(scopes[place], caused_by)
+        places = np.flatnonzero((sequences < 0) & (sequences != UNPAIRED))
+        forward = [made for made in self._forward.values() if made]
+        for place, number in zip(places.tolist(), (-1 - sequences[places]).tolist(), strict=True):
+            # None if several threads made a node of this number
+            matching_scopes = [made[number] for made in forward if number in made]
+            if len(matching_scopes) == 1:
+                scopes[place] = self.recorder.scopes.backward_scope(scopes[place], matching_scopes[0])
         return scopes
-
-    def _forward_scope(self, number: int) -> int | None:
-        """Return the scope of the forward call that made a node, or None if several threads made one of this number."""
-        matching_scopes = [scopes[number] for scopes in self._forward.values() if number in scopes]
-        if len(matching_scopes) != 1 or not self.recorder.scopes.has_scope(matching_scopes[0]):
-            return None
-        return matching_scopes[0]
 
 
 def _with_places(runs: Runs, places: Sequence[int]) -> Runs:
@@ -326,9 +340,8 @@ def _with_places(runs: Runs, places: Sequence[int]) -> Runs:
     return runs_of(np.array(sorted(covered.union(places)), dtype=np.intp))
 
 
-def _first(block: ThreadCalls) -> list[int]:
+def _first(block: ThreadCalls) -> NDArray[np.int64]:
     """Return the storage number of each call's first tensor."""
     firsts = np.cumsum(block.tensors) - block.tensors
     padded = np.append(block.flows, NO_STORAGE)
-    numbers: list[int] = np.where(block.tensors > 0, padded[firsts], NO_STORAGE).tolist()
-    return numbers
+    return np.where(block.tensors > 0, padded[firsts], NO_STORAGE)

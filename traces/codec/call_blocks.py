@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from operator import sub
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -308,7 +309,7 @@ def calls_to_json(record: Calls) -> dict[str, Json]:
         "start_ns": starts[0] if starts else 0,
         "signature": record.signature,
         "scope": record.scope,
-        "after_ns": [0, *(later - earlier for earlier, later in pairwise(starts))] if starts else [],
+        "after_ns": [0, *map(sub, starts[1:], starts)] if starts else [],
         "duration_ns": record.duration_ns,
         "tensors": record.tensors,
         "newest": record.newest,

@@ -32,8 +32,8 @@ def _one_thread() -> Iterator[None]:
 
 def note(times: PlaceTimes, *calls: tuple[int, int, int, int]) -> set[tuple[int, PlaceKey]]:
     """Pass (signature, scope, memory, time in us) of calls to `times`, and return the keys to look at."""
-    signatures, scopes, memory, durations = zip(*calls, strict=True)
-    return set(times.note(signatures, scopes, memory, np.array(durations) * 1000))
+    signatures, scopes, memory, durations = np.array(calls).T
+    return set(times.note(signatures, scopes, memory, durations * 1000))
 
 
 def test_places_whose_times_differ_are_looked_at_once() -> None:
