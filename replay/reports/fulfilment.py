@@ -21,7 +21,7 @@ from opgrip.replay.run.energy import EnergyColumns, EnergyOptions
 from opgrip.replay.timing.timing_options import TimingOptions
 from opgrip.replay.workers.executors import EngineOptions
 
-RAN = (OK, WRONG, CONTENDED)
+WITH_RESULTS = (OK, WRONG, CONTENDED)
 """statuses of rows with results"""
 
 
@@ -43,12 +43,12 @@ def unfulfilled(args: argparse.Namespace, rows: Sequence[Result]) -> list[str]:
     """Return a line for each request of a command line that no row fulfilled, or a single line if no case ran at
     all.
     """
-    if not any(row.status in RAN for row in rows):
+    if not any(row.status in WITH_RESULTS for row in rows):
         return [f"no case ran{_why(rows)}"] if rows else []
     lines = []
     for request in _requests(args):
         own = [row for row in rows if request.is_of(row)]
-        if not any(row.status in RAN for row in own):
+        if not any(row.status in WITH_RESULTS for row in own):
             lines.append(f"nothing ran with {request.words}{_why(own) or f': {request.absence}'}")
     return lines
 
@@ -109,7 +109,7 @@ def _matches(pattern: str, row: Result) -> bool:
 
 def _why(rows: Sequence[Result]) -> str:
     """Return the most frequent reason of failure, with its number of rows if there are several reasons."""
-    reasons = Counter(f"{row.error}" if row.error else row.status for row in rows if row.status not in RAN)
+    reasons = Counter(f"{row.error}" if row.error else row.status for row in rows if row.status not in WITH_RESULTS)
     if not reasons:
         return ""
     reason, count = reasons.most_common(1)[0]
