@@ -58,7 +58,10 @@ def total_line(total: Total) -> str:
 
 
 def advice(comparison: Comparison) -> Iterator[str]:
-    """Yield advice on how to decide the cases that are UNSURE."""
+    """Yield advice on how to read the ratios, and on how to decide the cases that are UNSURE."""
+    apart = sum(map(_differs_from_medians, comparison.pairs))
+    if apart:
+        yield f"{counted(apart, 'ratio')} of fastest runs, over 10 % from the ratio of the medians in the table"
     unsure = [pair for pair in comparison.pairs if pair.verdict is Verdict.UNSURE]
     unreadable = sum(pair.judgement is None for pair in unsure)
     if unreadable:
@@ -78,6 +81,13 @@ def advice(comparison: Comparison) -> Iterator[str]:
     if lost:
         verb = "differs" if lost == 1 else "differ"
         yield f"{counted(lost, 'case')} {verb} by about the margin, or less than a machine's pace changes between runs"
+
+
+def _differs_from_medians(pair: Pair) -> bool:
+    """Return True if a case's ratio is far from that of its two medians, because its fastest runs were compared."""
+    if pair.judgement is None or not (pair.base.median_us and pair.new.median_us):
+        return False
+    return abs(log(pair.judgement.ratio * pair.base.median_us / pair.new.median_us)) > log(1.1)
 
 
 INTERVAL = f"{CONFIDENCE:.0%} interval"

@@ -21,7 +21,7 @@ from opgrip.display.tables import literal
 from opgrip.errors import UserError
 from opgrip.replay.comparison import compare
 from opgrip.replay.comparison.comparison_files import FORMS, as_junit, write_comparisons
-from opgrip.replay.comparison.comparison_report import print_comparison, rows_of, summary
+from opgrip.replay.comparison.comparison_report import advice, print_comparison, rows_of, summary
 from opgrip.replay.comparison.differences import Difference, Verdict, judge
 from opgrip.replay.comparison.gate import exit_status, hold, parse_gate
 from opgrip.replay.comparison.priors import USUAL, Prior, learn
@@ -297,6 +297,17 @@ def test_the_largest_ratios_are_shown_if_nothing_is_sure() -> None:
     printed = io.StringIO()
     print_comparison(compare(base, new), printed)
     assert printed.getvalue().count("UNSURE   ") == 10
+
+
+def test_ratios_of_fastest_runs_that_differ_from_the_medians_shown_are_noted() -> None:
+    # half of the new runs are slowed down, so that the median says 3 times, and the fastest run once
+    fast, slowed = (
+        [100.0 + run % 3 for run in range(20)],
+        [100.0 + run % 3 if run % 5 < 2 else 300.0 for run in range(20)],
+    )
+    base, new = (Results([made_row(1, times, slowed=share)], HEADER) for times, share in ((fast, 0.0), (slowed, 0.6)))
+    assert any("1 ratio of fastest runs" in line for line in advice(compare(base, new)))
+    assert not any("fastest" in line for line in advice(compare(base, base)))
 
 
 def test_names_of_strangers_stay_text(tmp_path: Path) -> None:
