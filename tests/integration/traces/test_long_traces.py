@@ -205,7 +205,7 @@ def test_steps_that_are_not_there_are_refused(tiny_trace: Path) -> None:
         (range(3, 5), "the trace has no step 3"),
         (range(0), r"range\(0, 0\) is not a range of consecutive steps"),
         (-1, r"range\(-1, 0\) is not a range of consecutive steps"),
-        (strange, "give a number"),
+        (strange, "is neither a number nor a range"),
     ]
     for steps, problem in refused:
         with pytest.raises(UserError, match=problem):
