@@ -61,7 +61,13 @@ class DeviceTimer:
         """Return the device times of the calls with these starts, once; empty if no call was timed."""
         if not self._open:
             return []
-        return [self._read(start, may_ask) for start in starts]
+        times, by_device = [NOT_TIMED] * len(starts), dict[torch.device, list[tuple[int, Any, Any]]]()
+        for place, start in enumerate(starts):
+            if (events := self._open.pop(start, None)) is not None and may_ask:
+                by_device.setdefault(events[0], []).append((place, *events[1:]))
+        for device, timed in by_device.items():
+            self._read_all(device, timed, times)
+        return times
 
     def forget(self, starts: Sequence[int]) -> None:
         """Make the events of the calls with these starts available again without reading them."""
@@ -117,15 +123,19 @@ class DeviceTimer:
         event.record()
         return event
 
-    def _read(self, start: int, may_ask: bool) -> int:
-        events = self._open.pop(start, None)
-        if events is None or not may_ask:
-            return NOT_TIMED
-        device, before, after = events
+    def _read_all(self, device: torch.device, timed: Sequence[tuple[int, Any, Any]], times: list[int]) -> None:
         try:
+            # once for all, because it costs as much as reading an event
             with on_device(device):
-                after.synchronize()
-                time: int = round(before.elapsed_time(after) * 1e6)
+                for place, before, after in timed:
+                    times[place] = self._read(device, before, after)
+        except Exception as error:
+            raise_if_from_program(error)
+
+    def _read(self, device: torch.device, before: Any, after: Any) -> int:
+        try:
+            after.synchronize()
+            time: int = round(before.elapsed_time(after) * 1e6)
         except Exception as error:
             raise_if_from_program(error)
             return NOT_TIMED

@@ -188,14 +188,15 @@ class OwnWork:
     """Intervals of the capture's own work in one thread."""
 
     def __init__(self) -> None:
-        self._intervals: list[tuple[int, int]] = []
-        self._within: list[tuple[int, int]] = []
+        # start and end of each, as plain integers, which Python's garbage collector does not count
+        self._intervals: list[int] = []
+        self._within: Times = np.empty((0, 2), dtype=np.int64)
 
     def add(self, began_ns: int) -> int:
         """Add work that ends now; return its duration in ns."""
         now = perf_counter_ns()
         if now - began_ns >= LEAST_NS:
-            self._intervals.append((began_ns, now))
+            self._intervals += (began_ns, now)
         return now - began_ns
 
     def take(self, starts: Times, ends: Times, open_since_ns: int = NONE_OPEN) -> Runs:
@@ -206,28 +207,28 @@ class OwnWork:
         starts, ends : times in ns of calls in the order in which they ended
         open_since_ns : start of the first call that has not ended
         """
+        intervals = np.array(self._intervals, dtype=np.int64).reshape(-1, 2)
         # work that begins after these calls perturbs later ones
-        last = int(ends.max())
-        used = [item for item in self._intervals if item[0] < last]
-        del self._intervals[: len(used)]
-        if not used and not self._within:
+        used = intervals[intervals[:, 0] < ends.max()]
+        del self._intervals[: used.size]
+        if not len(used) and not len(self._within):
             return []
+        began, ended = used.T
         order = np.argsort(starts, kind="stable")
-        began, ended = np.array(used, dtype=np.int64).reshape(-1, 2).T
         before = np.zeros(len(starts), dtype=np.int64)
         following = np.searchsorted(starts[order], ended)
         there = following < len(starts)
         np.add.at(before, order[following[there]], (ended - began)[there])
         # a function's time includes own work for the calls inside it
-        self._within += used
+        self._within = np.concatenate([self._within, used])
         within = self._time_within(starts, ends)
-        self._within = [item for item in self._within if item[0] >= open_since_ns]
+        self._within = self._within[self._within[:, 0] >= open_since_ns]
         is_perturbed = (before >= PERTURBING_NS) | (within * PERTURBING_PART > ends - starts)
         return runs_of(np.flatnonzero(is_perturbed))
 
     def _time_within(self, starts: Times, ends: Times) -> Times:
         """Return the own work in ns between the start and end of each call."""
-        began, ended = np.array(self._within, dtype=np.int64).T
+        began, ended = self._within.T
         total = np.concatenate([[0], np.cumsum(ended - began)])
         within: Times = total[np.searchsorted(began, ends)] - total[np.searchsorted(began, starts)]
         return within
