@@ -72,6 +72,9 @@ class TraceReader:
         self.records = 0
         self._unknown_records = 0
         self._counts: Counter[str] = Counter()
+        # smallest and largest signature of each block's calls, and the largest signature of the file
+        self._numbers: set[int] = set()
+        self._largest = -1
 
     def __iter__(self) -> Iterator[Record]:
         for item in self._items():
@@ -101,6 +104,8 @@ class TraceReader:
         """Yield records, and blocks of calls in the form of the file: columns from a trace, else columns or records."""
         self.missing, self.records = None, 0
         self._counts.clear()
+        self._numbers.clear()
+        self._largest = -1
         self.unknown.clear()
         self._unknown_records = 0
         name = self._format_name or format_of(self.path)
@@ -154,11 +159,14 @@ class TraceReader:
     def _count(self, record: Record | CallBlock) -> None:
         if isinstance(record, CallBlock):
             self._counts["calls"] += len(record)
+            if len(record):
+                self._numbers |= {int(record.signature.min()), int(record.signature.max())}
             self._counts["duration_ns"] += exact_sum(record.duration_ns)
             if self._counts["duration_ns"] >= LIMIT:
                 raise Damage("its calls took more ns in all than 64 bits count")
         elif isinstance(record, Signature):
             self._counts["signatures"] += 1
+            self._largest = max(self._largest, record.number)
         elif isinstance(record, Header) and self.records > 1:
             raise Damage("a second header: two traces were joined")
         elif isinstance(record, End):
@@ -170,6 +178,10 @@ class TraceReader:
             ]
             if lost:
                 raise Damage(f"it holds {' and '.join(lost)}")
+            if self._counts["calls"] > record.calls:
+                raise Damage(f"it holds {self._counts['calls']} calls, and its end counts {record.calls}")
+            if strange := [number for number in sorted(self._numbers) if not 0 <= number <= self._largest]:
+                raise Damage(f"calls refer to the signature {strange[0]}, which it lacks")
 
     def lines(self) -> Iterator[bytes]:
         """Yield the lines of an opgrip trace unchanged, after checking them against the limits.

@@ -197,6 +197,22 @@ def test_records_that_are_missing_in_the_middle_are_told(tmp_path: Path) -> None
     assert "it holds 0 of 4 calls" in reader.missing
 
 
+def test_calls_that_are_in_a_file_twice_are_damage(tmp_path: Path) -> None:
+    place, block = next((place, record) for place, record in enumerate(RECORDS) if isinstance(record, Calls))
+    reader = TraceReader(write(tmp_path / "t.jsonl", [*RECORDS[:place], block, *RECORDS[place:]]))
+    list(reader)
+    assert f"it holds {4 + len(block.signature)} calls, and its end counts 4" in str(reader.missing)
+
+
+@pytest.mark.parametrize("number", [-1, 10**6])
+def test_calls_of_a_signature_that_a_file_lacks_are_damage(tmp_path: Path, number: int) -> None:
+    place, block = next((place, record) for place, record in enumerate(RECORDS) if isinstance(record, Calls))
+    changed = replace(block, signature=[number, *block.signature[1:]])
+    reader = TraceReader(write(tmp_path / "t.jsonl", [*RECORDS[:place], changed, *RECORDS[place + 1 :]]))
+    list(reader)
+    assert f"calls refer to the signature {number}, which it lacks" in str(reader.missing)
+
+
 def test_traces_that_were_joined_are_told(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl")
     path.write_bytes(path.read_bytes() * 2)
