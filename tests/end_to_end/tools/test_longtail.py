@@ -11,6 +11,7 @@ from programs import run_command, succeed
 
 from opgrip.traces import load
 from opgrip.traces.analysis.longtail import find_longtail
+from opgrip.traces.analysis.longtail.omissions import constructors
 
 """Leading rows of a training step of Faster R-CNN, of about 45, that contain the slowest parts; the first `ALL` have
 all
@@ -117,6 +118,11 @@ def test_functions_that_are_not_worth_gripping_are_not_recommended(tmp_path: Pat
         assert f"__main__:{name}" in omitted
     assert "__main__:train (the program or a step)" in omitted
     assert done.stderr.count("--grip") == 1
+
+
+def test_a_constructor_of_a_module_without_calls_of_its_own_is_left_out(tiny_trace: Path) -> None:
+    counts = {("net.py", "Outer.__init__"): 2, ("net.py", "Outer.forward"): 8, ("net.py", "Box.__init__"): 2}
+    assert constructors(load(tiny_trace), counts) == {("net.py", "Outer.__init__")}
 
 
 def test_a_function_that_has_returned_does_not_contain_the_backward_pass() -> None:

@@ -96,6 +96,8 @@ def constructors(trace: Trace, counts: Mapping[Function, int]) -> set[Function]:
     counts : number of calls of each function
     """
     module_types = {scope.module_type for scope in trace.scopes}
+    # a module whose submodules make all its calls has no scope
+    module_types |= {name.split(".")[-2] for _, name in counts if name.endswith(".forward")}
     return {
         (file, name)
         for (file, name), count in counts.items()
