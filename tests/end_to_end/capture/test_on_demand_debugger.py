@@ -66,6 +66,6 @@ def test_what_cannot_be_attached_to_is_said_in_a_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "opcapture attach: error: no process 99999999\n")
     with subprocess.Popen(["sleep", "100"]) as process:
         try:
-            assert "runs no Python" in ask(tmp_path, "attach", process.pid).stderr
+            assert "is not a Python process" in ask(tmp_path, "attach", process.pid).stderr
         finally:
             process.kill()

@@ -103,7 +103,7 @@ def test_a_cut_trace_is_replayed_only_on_request(tmp_path: Path) -> None:
             ["t.jsonl", "--memory-limit", "8"],
             "'8' is 8 bytes, but at least 1 MiB is needed: add a unit, as in 8GB",
         ),
-        (["t.jsonl", "--start", "9"], "no case is left from --start 9: there are "),
+        (["t.jsonl", "--start", "9"], "no case is left from --start 9: the file has "),
         (["t.jsonl", "-o", "/proc/results.json"], "error: /proc/results.json cannot be written: "),
         (["t.jsonl", "-o", "results.xls"], "results.xls has no known form: end its name in .csv, .json, .md"),
         (["t.jsonl", "-o", "existing.json"], "existing.json exists"),

@@ -26,7 +26,7 @@ def test_a_trace_that_ships_is_named_anywhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("trace:fster_rcnn", "no trace 'fster_rcnn' ships: did you mean faster_rcnn?"),
+        ("trace:fster_rcnn", "opgrip ships no trace 'fster_rcnn': did you mean faster_rcnn?"),
         ("gpt2", "no such file or directory, and zoo:gpt2.generate is one of the zoo"),
         ("traces/faster_rcnn.jsonl", "no such file or directory, and trace:faster_rcnn is one that ships"),
     ],

@@ -60,7 +60,7 @@ def test_rows_of_another_kind_of_machine_are_not_gone_on_with(tmp_path: Path, jo
         journal.add([made_row(0, [1.0])])
     with open_journal(tmp_path / "r.json", job, "A100", resume=True, force=False) as journal:
         assert [rows[0].case for rows in journal.items] == [0]
-    with pytest.raises(UserError, match=r"r\.json\.journal is of another kind of machine: give the same"):
+    with pytest.raises(UserError, match=r"r\.json\.journal is of another kind of machine: use the same"):
         open_journal(tmp_path / "r.json", job, "H100", resume=True, force=False)
 
 
@@ -93,7 +93,7 @@ def test_rows_of_another_torch_are_not_gone_on_with(
     path = tmp_path / "r.json.journal"
     path.write_text(json.dumps({**identity(job), "machine_kind": "cpu"}) + "\n")
     monkeypatch.setattr(torch, "__version__", "1.0")
-    with pytest.raises(UserError, match=r"r\.json\.journal is of another version of torch: give the same"):
+    with pytest.raises(UserError, match=r"r\.json\.journal is of another version of torch: use the same"):
         open_journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
 
 

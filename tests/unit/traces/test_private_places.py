@@ -38,5 +38,5 @@ def test_a_place_without_a_fall_back_is_an_error(otherwise: str) -> None:
 def test_a_place_that_is_declared_twice_is_an_error() -> None:
     places = PrivatePlaces()
     places.take("torch.Tensor", None, "nothing")
-    with pytest.raises(ValueError, match="once"):
+    with pytest.raises(ValueError, match="declared twice"):
         places.take("torch.Tensor", None, "nothing")
