@@ -37,6 +37,18 @@ def check_from_cpu(place: Place) -> None:
     place.note(rows=len(rows))
 
 
+def check_cpu_attention(place: Place) -> None:
+    """Check that attention of the CPU, of a length that is no multiple of 8, runs as kernels of the device."""
+    draws = [torch.randn(2, 12, 197, 64, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
+    tensors = [draw.requires_grad_() for draw in draws]
+    attend = torch.nn.functional.scaled_dot_product_attention
+    trace = capture_calls(place, *(lambda x=x: attend(x, x, x).sum().backward() for x in tensors))  # type: ignore[misc]
+    rows = [row for row in replay_rows(place, trace) if "attention" in row.op]
+    place.note(attention={f"{row.op} {row.shapes}": [row.status, row.note, row.median_us] for row in rows})
+    expect(len(rows) == 2 * len(tensors), f"the trace has {len(rows)} kinds of calls of attention")
+    expect_ok(rows)
+
+
 def check_second_device(place: Place) -> None:
     """Check that events, graphs and streams belong to the device that the calls run on."""
     if place.module.device_count() < 2:
@@ -78,6 +90,7 @@ STEPS = (
     Step("replay on a device without an index", check_without_index),
     Step("replay without --device", check_without_device),
     Step("replay of a trace of the CPU", check_from_cpu),
+    Step("attention captured on the CPU", check_cpu_attention),
     Step("replay on the second device", check_second_device),
     Step("--sequence", check_sequence),
     Step("--streams 2", check_streams),

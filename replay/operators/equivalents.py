@@ -125,7 +125,8 @@ def _attention(name: str, call: Call, outputs: tuple[Any, ...], device: str) -> 
         changes |= {"dropout_p": 0.0, **sums.argument(call)}
         return _Conversion(f"aten.{FOR_CPU}{ending}.default", changes, sums.results(outputs, ending), remark)
     backend = _choice(call, device, shares_heads, wants_gradients=bool(ending))
-    if backend is SDPBackend.MATH and not ending:
+    # members that are made from numbers are equal to the named ones, but not identical
+    if backend == SDPBackend.MATH and not ending:
         return _Conversion(f"aten.{MATH}.default", changes, outputs[:1])
     sums = _LogSums.of((batch, heads, length), backend)
     full = (batch, heads, length, keys)
@@ -143,10 +144,10 @@ class _LogSums:
     @staticmethod
     def of(shape: tuple[int, int, int], backend: SDPBackend) -> _LogSums:
         batch, heads, length = shape
-        if backend is SDPBackend.EFFICIENT_ATTENTION:
+        if backend == SDPBackend.EFFICIENT_ATTENTION:
             length = _multiple(length, 32)
         contiguous = (heads * length, length, 1)
-        if backend is SDPBackend.CUDNN_ATTENTION:
+        if backend == SDPBackend.CUDNN_ATTENTION:
             return _LogSums((batch, heads, length, 1), (*contiguous, 1))
         return _LogSums((batch, heads, length), contiguous)
 
