@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import random
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -120,6 +121,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Know the marker of `passed`; keep what passes, where tests are not only run for another process."""
     config.addinivalue_line("markers", f"{EVERY_PART}: a slow test that each part of --slow-part has")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # shells start background jobs so, and tests of interrupts would wait for ever
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     cache = getattr(config, "cache", None)
     if cache is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Passed(cache))

@@ -61,7 +61,8 @@ print(len(marks.listeners), recordings())
 """
 
 
-@pytest.mark.parametrize("warmup", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("warmup", [0, 1])
+@pytest.mark.slow
 def test_steps_that_end_with_their_threads_are_cut_and_counted(tmp_path: Path, warmup: int) -> None:
     done = run_python("-c", PROGRAM + ENDS_IN_STEP, warmup, cwd=tmp_path, env=environment(tmp_path))
     # torch compiles nothing while a mode is counted as active

@@ -57,6 +57,7 @@ while (used_s := time.process_time()) < float(sys.argv[2]):
 
 
 @pytest.mark.parametrize(("most_s", "timeout"), [(1, 300), (1e9, 2)])
+@pytest.mark.slow
 def test_what_a_fork_took_is_the_tests_own_also_where_it_is_killed(
     tmp_path: Path, most_s: float, timeout: float
 ) -> None:

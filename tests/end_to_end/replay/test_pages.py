@@ -59,6 +59,7 @@ print((pages.faults() - before) * pages.PAGE)
 
 
 @on_glibc
+@pytest.mark.slow
 def test_results_get_small_pages_where_an_array_of_numpy_lay_before() -> None:
     done = subprocess.run([sys.executable, "-c", HUGE_PAGES_ASKED_FOR], capture_output=True, text=True, check=True)
     assert int(done.stdout) >= 8 << 20

@@ -149,6 +149,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 @pytest.mark.parametrize("size", [6_000, 13_000])
+@pytest.mark.slow
 def test_a_full_disk_leaves_what_ran_and_says_how_to_go_on(tmp_path: Path, tiny_trace: Path, size: int) -> None:
     words = [str(tiny_trace), "--top", "8", "--iterations", "1", "--warmup", "0", "-o", "r.json"]
     done = run_python("-c", WITHIN, size, *words, cwd=tmp_path)

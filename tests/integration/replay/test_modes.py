@@ -141,6 +141,7 @@ def test_a_row_that_had_no_memory_beside_others_is_compiled_again(
     assert rows_of(rows, "planted-crowded")["status"].tolist() == ["ok"]
 
 
+@pytest.mark.slow
 def test_the_whole_of_an_error_is_there_for_debugging(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
     options = ("--mode", "planted-refuses", "--op", "aten.mm*")
     rows, _ = replayed(trace, tmp_path, planted, *options, status=1)

@@ -198,6 +198,7 @@ def test_ncu_is_asked_for_the_rows_ranges_alone_and_leaves_the_clocks(
     assert (request["effort"]["iterations"], request["effort"]["warmup"]) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_batch_that_dies_loses_itself_alone_and_resume_runs_it_again(
     stand_in: StandIn, tiny_trace: Path, tmp_path: Path, rows: pd.DataFrame
 ) -> None:
@@ -258,6 +259,7 @@ def test_kernels_in_no_range_are_counted(stand_in: StandIn, tiny_trace: Path, tm
     assert not table["ncu_kernels"].str.contains("foreign", na=False).any()
 
 
+@pytest.mark.slow
 def test_a_metric_that_a_chip_lacks_is_left_out_and_the_others_are_measured(
     stand_in: StandIn, tiny_trace: Path, tmp_path: Path
 ) -> None:

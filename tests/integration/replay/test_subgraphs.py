@@ -142,6 +142,7 @@ def test_a_module_as_one_gives_what_the_module_gave(
 
 
 @pytest.mark.parametrize(("make", "shape"), BLOCKS)
+@pytest.mark.slow
 def test_compilers_and_exporters_take_a_unit(
     tmp_path: Path, make: Callable[[], nn.Module], shape: tuple[int, ...]
 ) -> None:

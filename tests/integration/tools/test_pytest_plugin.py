@@ -152,6 +152,7 @@ def test_tests_fail_where_cases_are_slower_than_the_baseline(run_here: Any, proj
     slower.stdout.no_fnmatch_line("*Traceback*")
 
 
+@pytest.mark.slow
 def test_rows_that_a_test_no_longer_has_are_missing(run_here: Any, project: Path) -> None:
     run_here("--opgrip-save", "main").assert_outcomes(passed=2)
     results = made_run(1, cases=5, longer_than_us=0.0)

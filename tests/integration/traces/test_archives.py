@@ -152,6 +152,7 @@ def test_damaged_archives_are_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_folder_is_private_and_removed_at_the_end(tmp_path: Path) -> None:
     path = pack(tmp_path / "a.zip", {"inputs.txt": INPUTS})
     temporary = tmp_path / "temporary"

@@ -237,6 +237,7 @@ def test_the_distilled_set_that_ships_stands_for_all_traces_of_the_baseline() ->
         assert sum(field["traces"][name]["us"]) == pytest.approx(trace.total_us, rel=0.02), name
 
 
+@pytest.mark.slow
 def test_the_cases_of_the_distilled_set_that_ships_are_those_that_its_header_names() -> None:
     trace = load("trace:zoo_500")
     assert sorted(case.key for case in make_cases(trace)) == sorted(trace.header[FIELD]["keys"])

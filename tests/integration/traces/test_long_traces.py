@@ -82,6 +82,7 @@ def test_a_repeated_trace_is_whole_and_has_its_calls_again(tiny_trace: Path, lon
 
 
 @pytest.mark.parametrize("path", ["long", SHIPPED], ids=["long", "shipped"])
+@pytest.mark.slow
 def test_a_trace_that_is_not_kept_tells_the_same(path: Any, long_trace: Path, request: pytest.FixtureRequest) -> None:
     path = long_trace if path == "long" else path
     kept = load(path)

@@ -355,6 +355,7 @@ def net():
 """
 
 
+@pytest.mark.slow
 def test_a_module_is_reproduced_from_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nets.py").write_text(NETS)
     words = ("--model", "nets.py:net", "--grip", "*:Branch.forward", "--steps", "1", "--warmup", "0", "-o", "t.jsonl")

@@ -161,6 +161,7 @@ def test_what_selects_nothing_says_what_there_is(tiny_trace: Path, tmp_path: Pat
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
+@pytest.mark.slow
 def test_any_part_has_its_calls_with_their_storages(tiny_trace: Path, tmp_path: Path, data: st.DataObject) -> None:
     whole = load(tiny_trace)
     ends = sorted(whole.calls["start_ns"].tolist())

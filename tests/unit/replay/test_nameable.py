@@ -142,6 +142,7 @@ def test_operators_of_other_packages_are_named_where_they_are_trusted() -> None:
 
 
 @pytest.mark.skipif(not hasattr(torch.nn.functional, "linear_cross_entropy"), reason="this torch has no such operator")
+@pytest.mark.slow
 def test_operators_that_torch_registers_late_are_found() -> None:
     name = "torch_nn._linear_cross_entropy_batch_chunked.default"
     code = f"""

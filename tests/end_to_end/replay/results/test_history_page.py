@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from example_trace import write
 from made_runs import HEADER, made_run
 from optional import needs
@@ -17,6 +18,7 @@ from opgrip.tools.report import make_page
 
 
 @needs("plotly", "itables")
+@pytest.mark.slow
 def test_the_page_of_a_store_has_its_newest_runs(tmp_path: Path) -> None:
     for seed in range(22):
         run = made_run(seed, cases=1, repeats=1, runs=3)

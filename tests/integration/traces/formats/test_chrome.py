@@ -278,6 +278,7 @@ def test_a_cut_profile_is_read_up_to_the_cut(end: str, tmp_path: Path) -> None:
             load(path, partial=False)
 
 
+@pytest.mark.slow
 def test_the_search_for_the_next_event_is_bounded(tmp_path: Path) -> None:
     # each place where an event might begin is parsed up to the end
     piece = ',{"a":[' + "0," * 50_000 + "0"

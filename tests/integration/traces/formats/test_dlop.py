@@ -124,6 +124,7 @@ def test_a_class_of_several_operators_is_counted_with_the_reason(tmp_path: Path)
 
 
 @needs_data
+@pytest.mark.slow
 def test_most_operators_of_the_real_files_become_calls() -> None:
     paths = data_files("dlop/*.json")
     traces = {path.stem: load(path) for path in paths}

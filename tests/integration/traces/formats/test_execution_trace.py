@@ -109,6 +109,7 @@ def test_times_survive_a_round_trip(watched: tuple[Path, Path], tmp_path: Path) 
 
 @needs_data
 @pytest.mark.parametrize("path", data_files("param/execution_traces/*.gz"), ids=lambda path: path.name)
+@pytest.mark.slow
 def test_real_files_load_whole_and_survive_a_round_trip(path: Path, tmp_path: Path) -> None:
     trace = load(path)
     assert trace.end is not None
@@ -371,6 +372,7 @@ def test_nodes_that_stand_inside_of_each_other_in_a_ring_are_read(tmp_path: Path
     assert load(write_nodes(tmp_path / "a.json", ring)).own_calls["op"].tolist() == ["aten.relu.default"]
 
 
+@pytest.mark.slow
 def test_a_bomb_is_refused(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "a.json.gz", "wb") as file:
         file.write(b'{"schema": "1.1.1", "pid": 1, "nodes": [' + b" " * (64 << 20) + b"]}")

@@ -295,6 +295,7 @@ def plain(trace: Trace) -> set[str]:
     return {f"{item.op} {form(item.args)} {form(item.kwargs)}" for item in trace.signatures if item.number in own}
 
 
+@pytest.mark.slow
 def test_a_trace_of_ours_is_the_same_calls_again_but_for_what_is_said(tmp_path: Path) -> None:
     trace = load(SHIPPED_TRACES[0])
     losses = written(trace, tmp_path / "set")

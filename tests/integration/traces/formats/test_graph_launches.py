@@ -153,6 +153,7 @@ def test_other_files_are_refused_as_captures(tmp_path: Path) -> None:
 
 
 @needs_cases
+@pytest.mark.slow
 def test_real_profiles_of_a_server_are_joined(tmp_path: Path) -> None:
     folder = CASES / "files/tracelens"
     execution = folder / "inference_sglang_decode_sglang_Qwen3-8B_decode.json.gz"

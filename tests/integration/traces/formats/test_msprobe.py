@@ -109,6 +109,7 @@ def test_a_dump_without_calls_is_refused(tmp_path: Path) -> None:
 
 
 @needs_cases
+@pytest.mark.slow
 def test_a_real_dump_is_read_and_replayed() -> None:
     path = CASES / "files/msprobe" / "dump.json"
     reader = TraceReader(path)

@@ -113,6 +113,7 @@ def test_a_file_that_is_none_is_one_line(tmp_path: Path, content: str) -> None:
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.slow
 def test_bombs_are_refused(tmp_path: Path) -> None:
     (tmp_path / "lists.json").write_text('{"op": {"config": [' + "[]," * (3 << 20) + "[]]}}")
     with pytest.raises(UserError, match="holds more than 4,194,304 values"):

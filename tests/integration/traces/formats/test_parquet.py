@@ -94,6 +94,7 @@ def blocks(draw: st.DrawFn) -> Calls:
 # each file is read by a child process
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(blocks(), st.builds(Thread, st.integers(0, 2), st.text(max_size=3))), max_size=20))
+@pytest.mark.slow
 def test_whatever_blocks_hold_is_read_again(tmp_path: Path, records: list[Record]) -> None:
     whole = [BLOCKS[0], *records]
     assert forms(TraceReader(write(whole, tmp_path / "t.parquet"))) == forms(whole)
@@ -152,6 +153,7 @@ def test_other_tools_add_up_the_same_times(package: str, tmp_path: Path) -> None
     assert dict(rows) == expected
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_calls(tmp_path: Path) -> None:
     def records(blocks: int) -> Iterable[Record]:
         yield BLOCKS[0]
@@ -170,6 +172,7 @@ def test_memory_does_not_grow_with_the_calls(tmp_path: Path) -> None:
     assert peak(20) < 2 * peak(5)
 
 
+@pytest.mark.slow
 def test_commands_take_it(tmp_path: Path) -> None:
     done = run_command("opgrip", "trace", "convert", "trace:faster_rcnn", "t.parquet", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "opgrip trace convert: wrote t.parquet\n")
@@ -277,6 +280,7 @@ def test_a_column_whose_statistics_have_other_levels_is_refused(tmp_path: Path) 
         read_records(path)
 
 
+@pytest.mark.slow
 def test_a_page_that_needs_more_memory_than_the_child_process_may_take_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bomb.parquet"
     bomb = pyarrow.table({"record": pyarrow.array(["0" * (400 << 20)])})

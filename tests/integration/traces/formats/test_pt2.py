@@ -66,6 +66,7 @@ def calls_of(trace: Trace) -> list[tuple[str, list[tuple[int, ...]], list[tuple[
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
+@pytest.mark.slow
 def test_a_program_has_the_calls_that_a_capture_of_it_has(dynamic: bool, tmp_path: Path) -> None:
     # decompose composite operators, since a capture sees only their parts
     program = exported(dynamic).run_decompositions()

@@ -112,6 +112,7 @@ def test_a_log_of_compilations_alone_says_how_to_log_launches(tmp_path: Path) ->
     assert (name, "enable_trace_launch=True" in reason) == ("scale", True)
 
 
+@pytest.mark.slow
 def test_a_replay_names_the_module_to_trust(tmp_path: Path) -> None:
     trace_of(tmp_path / "log.ndjson", COMPILATION, LAUNCH)
     (row,) = replay(tmp_path / "log.ndjson", device="cpu", iterations=1)

@@ -121,6 +121,7 @@ def test_the_command_prints_and_writes_the_tables(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == told
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_calls(tmp_path: Path) -> None:
     def peak(calls: int) -> int:
         folder = tmp_path / str(calls)
