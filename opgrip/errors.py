@@ -1,12 +1,12 @@
-"""User errors, format errors, and the distinction between a program's exceptions and a hook's faults.
+"""User errors, format errors, and functions that tell a program's exceptions from faults of a hook.
 
-A hook runs between two instructions of the program, so anything that interrupts the program can interrupt the hook: a
-signal handler that raises, `PyThreadState_SetAsyncExc` (timeouts of threads), a trace function of a debugger. Such an
-exception belongs to the program and must reach it. A fault of the hook costs a record and must not.
+A hook of the capture runs in the middle of the program, so an exception can reach it that is meant for the program:
+from a signal handler that raises, from `PyThreadState_SetAsyncExc` (timeouts of threads), or from a debugger's trace
+function. The hook must pass such an exception on. A fault of the hook itself must only cost a record.
 
-The type of an exception does not decide: a handler may raise `RuntimeError`, and so may a hook. Its origin does. Code
-of the program that a hook calls, such as an object's `__repr__`, belongs to the hook, since it would not have run
-without a capture.
+The type of an exception does not decide this, because a signal handler and a hook can both raise `RuntimeError`; the
+place where it was raised does. Code of the program that a hook calls, such as an object's `__repr__`, counts as part of
+the hook, because it would not have run without a capture.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any
 
 _CHECKS = frozenset({"RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE"})
-"""instructions that raise nothing themselves, at which Python checks for signals and asynchronous exceptions"""
+"""bytecode instructions that raise no errors themselves, but at which Python checks for signals and thread exceptions
+"""
 _CHECKS_AFTER = ("CALL", "PRECALL", "POP_JUMP", "YIELD")
-"""prefixes of instructions after which Python makes these checks, and which may raise errors themselves"""
+"""prefixes of bytecode instructions after which Python makes these checks, and which can also raise errors themselves
+"""
 _WITHOUT_ARGUMENTS = (StopIteration, StopAsyncIteration, MemoryError, queue.Empty)
 """exceptions that C functions raise without arguments"""
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|/opgrip/|^<")
-"""paths of files that are not the user's"""
+"""pattern of file paths that belong to libraries and not to the user"""
 _NOT_MADE = re.compile(r"_PyErr_SetObject: exception |.*\.__init__\(\) missing ", re.DOTALL)
-"""message raised instead of an asynchronous exception that is not a class or whose constructor needs arguments"""
+"""pattern of the message that Python raises if it cannot create the exception that a thread set"""
 
 
 def raise_if_from_program(error: BaseException) -> None:
@@ -65,10 +67,10 @@ def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:
-    """Return True if the interpreter called a frame's function between two instructions of another frame.
+    """Return True if Python called the function of `frame` between two instructions of `interrupted`.
 
-    Signal handlers and trace functions receive the interrupted frame, and callbacks of `sys.monitoring` receive its
-    code.
+    Signal handlers and trace functions receive the interrupted frame as an argument; callbacks of `sys.monitoring`
+    receive its code object.
     """
     for value in list(frame.f_locals.values()):
         if value is interrupted or value is interrupted.f_code:
@@ -81,7 +83,7 @@ def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:
 
 
 def _handler_codes() -> set[CodeType | None]:
-    """Return the code of the program's signal handlers."""
+    """Return the code objects of the program's signal handlers."""
     return {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
 
 
@@ -96,8 +98,8 @@ def _code_of(handler: Any) -> CodeType | None:
 def _is_set_by_thread(error: Exception, raised_at: TracebackType) -> bool:
     """Return True if another thread set an exception by `PyThreadState_SetAsyncExc`.
 
-    Its traceback contains no frame of the program: Python creates it from its class, without arguments, at one of a few
-    instructions of the code that is running.
+    Python creates such an exception from its class, without arguments, at one of a few instructions of the running
+    code; its traceback contains no other frame.
     """
     instruction = _instruction(raised_at)
     if instruction in _CHECKS:
@@ -112,13 +114,13 @@ def _is_set_by_thread(error: Exception, raised_at: TracebackType) -> bool:
 
 
 def _instruction(entry: TracebackType) -> str:
-    """Return the name of the instruction that a frame was executing."""
+    """Return the name of the bytecode instruction at which a traceback entry's frame was."""
     # a frame that has not started is at its first check
     return dis.opname[entry.tb_frame.f_code.co_code[entry.tb_lasti]] if entry.tb_lasti >= 0 else "RESUME"
 
 
 SWITCHES = ("append", "force", "partial", "resume")
-"""flags without value that messages recommend"""
+"""flags without a value that error messages recommend"""
 
 
 class UserError(Exception):
@@ -141,7 +143,7 @@ class UserError(Exception):
 
 
 class NothingSelectedError(UserError):
-    """A selection that matches nothing in a trace, which is normal for some of several traces."""
+    """A selection matches nothing in a trace; this is normal if only some of several traces contain a match."""
 
 
 class MissingFileError(UserError, FileNotFoundError):
@@ -154,7 +156,7 @@ class ExistingFileError(UserError, FileExistsError):
 
 @contextmanager
 def in_words_of_python() -> Iterator[None]:
-    """Rewrite flags in error messages as keywords of a Python call."""
+    """Rewrite command-line flags in error messages as the keywords of the Python call."""
     try:
         yield
     except UserError as error:
@@ -199,7 +201,7 @@ MOST = 1000
 
 
 def place_of(error: BaseException) -> str:
-    """Return ` at FILE:LINE` for the innermost line of the user's own files that raised an error, or an empty text."""
+    """Return ` at FILE:LINE` of the innermost line in the user's own files that raised an error, or an empty string."""
     files = [(entry.tb_frame.f_code.co_filename, entry.tb_lineno) for entry in _entries(error.__traceback__)]
     own = [(name, line) for name, line in files if name.endswith(".py") and not _LIBRARY.search(name)]
     return f" at {own[-1][0].rpartition('/')[2]}:{own[-1][1]}" if own else ""

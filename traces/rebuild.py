@@ -310,7 +310,7 @@ def lay_out(specs: Sequence[TensorSpec], values: Values, device: Callable[[str],
 
 
 def once_shape(spec: TensorSpec) -> tuple[int, ...]:
-    """Return a tensor's shape with size 1 in each dimension of stride 0, as for whole values."""
+    """Return a tensor's shape with size 1 in each dimension of stride 0, as for full values."""
     steps = spec.stride or (1,) * len(spec.shape)
     return tuple(1 if step == 0 else size for size, step in zip(spec.shape, steps, strict=True))
 

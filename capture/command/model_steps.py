@@ -171,11 +171,11 @@ def check_written(capture: Capture) -> None:
 
 
 def values_problem(capture: Capture) -> str | None:
-    """Return the reason why whole values could not be written; None if they could, or were not requested."""
+    """Return the reason why full values could not be written; None if they could, or were not requested."""
     full = capture.full_values
     if full is None or full.failure is None:
         return None
-    return f"whole values could not be written to {full.path.name}: {reason_of(full.failure)}"
+    return f"full values could not be written to {full.path.name}: {reason_of(full.failure)}"
 
 
 OF_COMMAND = ("audit", "find_longtail", *words_in(OnDemandOptions))

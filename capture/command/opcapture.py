@@ -96,7 +96,7 @@ def _values_lines(capture: Capture) -> Iterator[str]:
     full = capture.full_values
     if full is not None and full.failure is None and capture.calls:
         size = f"{full.bytes_written / 1000:,.0f} kB"
-        yield f"whole values of {full.tensors:,} tensors, {size}, to {full.path.name}: they can be private data"
+        yield f"full values of {full.tensors:,} tensors, {size}, to {full.path.name}: they can be private data"
 
 
 def _child_lines(capture: Capture) -> Iterator[str]:

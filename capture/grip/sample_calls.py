@@ -164,7 +164,7 @@ def _short(value: Any) -> str:
 VALUES = "calls.safetensors"
 
 WHOLE_BYTES = 64 << 20
-"""limit of whole values in one sample; further calls keep only value models and a description of their results"""
+"""limit of full values in one sample; further calls keep only value models and a description of their results"""
 
 
 def write_calls(folder: Path, gripped: Gripped) -> None:
@@ -230,7 +230,7 @@ class _Writing:
 def recorded_calls(folder: Path, classes: Mapping[str, Any]) -> list[GrippedCall]:
     """Return the calls written by `write_calls`, with live arguments and results.
 
-    Nothing that the files name is imported. If a call's whole values are missing, its arguments are drawn from value
+    Nothing that the files name is imported. If a call's full values are missing, its arguments are drawn from value
     models, its results are a `Sketch`, and `after` is unknown.
 
     Parameters

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from opgrip.traces.analysis.redaction import Policy
 
 SKETCH, FULL = VALUES = ("sketch", "full")
-"""kinds of kept tensor values: a value model, or also the whole values"""
+"""kinds of kept tensor values: a value model, or also the full values"""
 VALUE_SHARE = 0.2
 """share of the program's time that observations of later calls' values may take"""
 OPERATORS, OPAQUE = COMPILED = ("operators", "opaque")

@@ -46,7 +46,7 @@ def own_path(path: str | Path, number: int = 1) -> str | Path:
 
 
 def unused(path: Path) -> Path:
-    """Return the path, with a number before its suffixes if it or its file of whole values exists."""
+    """Return the path, with a number before its suffixes if it or its file of full values exists."""
     # import here, because modules that run before torch is loaded import this module
     from opgrip.traces.io.tensor_file import values_path
 

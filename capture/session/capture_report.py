@@ -45,7 +45,7 @@ class CaptureReport:
     bytes_written : number of bytes written so far, before compression; calls are written every half second
     failure, problem : error that kept the trace from being written, and a message that also says which part was
         written; None if writing succeeded
-    full_values : after the block, the result of keeping whole values, or None if they were not requested
+    full_values : after the block, the result of keeping full values, or None if they were not requested
     child_files : after the block, traces of the forked processes that have ended; `old_child_files` are traces of an
         earlier program, which `force` removes
     dumps : with `last`, the traces that were written
@@ -186,7 +186,7 @@ class CaptureReport:
         if self.problem is not None:
             warnings.warn(f"the trace {self.problem}", RuntimeWarning, stacklevel=7)
         elif self.full_values is not None and self.full_values.failure is not None:
-            text = f"the trace {self.path} could not be written with whole values: {self.full_values.failure}"
+            text = f"the trace {self.path} could not be written with full values: {self.full_values.failure}"
             warnings.warn(text, RuntimeWarning, stacklevel=7)
         for text in self.notes():
             warnings.warn(text, RuntimeWarning, stacklevel=7)

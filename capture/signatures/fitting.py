@@ -22,7 +22,7 @@ from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, ha
 
 @dataclass(frozen=True, slots=True)
 class _Fitted:
-    """A model, and the key of the whole values if they are kept. The model is None until a deferred copy is fitted."""
+    """A model, and the key of the full values if they are kept. The model is None until a deferred copy is fitted."""
 
     model: ValueModel | None
     key: str | None = None
@@ -33,7 +33,7 @@ class Fitter:
 
     Attributes
     ----------
-    full : store of whole values, or None to keep only models
+    full : store of full values, or None to keep only models
     without_values : tensors without a model, by operator and reason
     spared : True to read no values
     """
@@ -77,7 +77,7 @@ class Fitter:
         if any(has_needs(op, named(argument), tensor.dtype) for argument, tensor in inputs):
             # an index must be within a dimension that depends on another argument
             alike = (op, len(self._alike))
-        # whole values belong to this call only
+        # full values belong to this call only
         numbers = None if self.full is not None else self._alike.get(alike)
         if numbers is None and self.spared:
             numbers = [None] * len(inputs)

@@ -25,7 +25,7 @@ MAX_TENSORS = 500_000
 
 
 def check(trace: str | Path | None, force: bool) -> None:
-    """Raise `UserError` if a trace and its whole values cannot be written.
+    """Raise `UserError` if a trace and its full values cannot be written.
 
     Parameters
     ----------
@@ -38,14 +38,14 @@ def check(trace: str | Path | None, force: bool) -> None:
 
 
 def path_beside(trace: str | Path) -> Path:
-    """Return the path for the whole values of a trace.
+    """Return the path for the full values of a trace.
 
     Raises
     ------
     UserError : if the trace goes to standard output
     """
     if str(trace) == "-":
-        raise UserError("whole values need a file next to the trace", "name a file for it with --output")
+        raise UserError("full values need a file next to the trace", "name a file for it with --output")
     return values_path(Path(trace))
 
 
@@ -59,7 +59,7 @@ class _Entry:
 
 
 class FullValues:
-    """The whole values of one trace, with equal contents stored once.
+    """The full values of one trace, with equal contents stored once.
 
     Attributes
     ----------
@@ -99,7 +99,7 @@ class FullValues:
             if isinstance(error, OSError | UserError):
                 # a full disk will not recover
                 self.failure = error
-        lost[op, f"whole values: {one_line(error)}"] += 1
+        lost[op, f"full values: {one_line(error)}"] += 1
         return None
 
     def finish(self) -> None:

@@ -202,7 +202,7 @@ class RecordingLimits:
     Attributes
     ----------
     calls : number of calls
-    bytes : bytes before compression, including whole values
+    bytes : bytes before compression, including full values
     memory : approximate bytes that the capture keeps in memory
     """
 

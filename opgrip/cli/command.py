@@ -1,4 +1,4 @@
-"""Starting and ending a command, its exit status, and the wording of its messages."""
+"""Functions that start and end a command, set its exit status, and word its messages."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class OneLineParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse arguments; report an unknown one as an error of the command or verb that received it.
+        """Parse arguments, and report an unknown argument in the name of the command or subcommand that received it.
 
         If a command takes several files, they can come before and after options.
         """
@@ -128,7 +128,9 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
-    """Add the options `--partial` and `--unbounded` to a command that reads traces."""
+    """Add the options `--partial` (accept cut files) and `--unbounded` (no size limits) to a command that
+    reads traces.
+    """
     parser.add_argument(
         "--partial", action="store_true", help="use the intact part of a cut or damaged trace instead of refusing it"
     )
@@ -190,7 +192,10 @@ def run_command(
 
 
 def _leave_stdout() -> None:
-    """Redirect stdout to the null device, so that Python's flush at exit does not report the error again."""
+    """Redirect stdout to the null device.
+
+    Otherwise, when Python flushes stdout at exit, it reports the write error a second time.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -202,7 +207,7 @@ def printable(text: object) -> str:
 
 
 def positive(text: str) -> int:
-    """Parse a 64-bit integer from 1."""
+    """Parse an integer of at least 1 that fits into 64 bits."""
     return _whole(text, 1)
 
 
@@ -226,7 +231,7 @@ def part_of_one(text: str) -> float:
 
 
 def not_negative(text: str) -> int:
-    """Parse a 64-bit integer from 0."""
+    """Parse an integer of at least 0 that fits into 64 bits."""
     return _whole(text, 0)
 
 
@@ -248,7 +253,7 @@ WILD = "*?[]"
 def did_you_mean(word: str, names: Collection[str], otherwise: str = "", form: str = "{}") -> str:
     """Return `did you mean x or y?` for names similar to a word, or `otherwise` if there are none.
 
-    Each name is formatted with `form`. Names whose similarity is below `NEAR` times that of the best one are left out.
+    Each name is formatted with `form`. Names less similar than `NEAR` times the best similarity are left out.
     """
     lower = {name.lower(): name for name in names}
     close = get_close_matches(word.lower(), lower, MOST, 0.6)
@@ -270,7 +275,7 @@ def nearest(pattern: str, names: Iterable[str], most: int = MOST) -> list[str]:
 
 
 def _likeness(word: str, name: str) -> float:
-    """Return the similarity of a word to the beginning of a name, or of a part of it after a separator."""
+    """Return how similar a word is to the beginning of a name, or to the beginning of a part after a separator."""
     starts = [0, *(place + 1 for place, character in enumerate(name) if character in ".:/")]
     return max(SequenceMatcher(None, word, name[start : start + len(word)]).ratio() for start in starts)
 
@@ -297,12 +302,12 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 
     Parameters
     ----------
-    plural : plural of the noun if it is not the noun and an `s`
+    plural : plural of the noun, if it is not formed with `s`
     """
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 STEP = "opgrip step"
-"""prefix of the step labels of a recording that was requested"""
+"""prefix of the profiler labels that mark steps for a capture on demand"""
 DEVICE_TIME = "times are of the device for calls that worked on one"
-"""note above times that include device time"""
+"""note printed above tables whose times include device time"""

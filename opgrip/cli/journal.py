@@ -25,7 +25,8 @@ class Codec(Generic[T]):
     Attributes
     ----------
     encode : returns data that `json` can write
-    decode : the reverse; may raise ValueError, TypeError, KeyError, IndexError or AttributeError for other input
+    decode : returns the item for such data; may raise ValueError, TypeError, KeyError, IndexError or AttributeError for
+        other input
     """
 
     encode: Callable[[T], Any]
@@ -33,7 +34,7 @@ class Codec(Generic[T]):
 
 
 def other_options(stored: Any, identity: Mapping[str, Any]) -> str:
-    """Return a description of a run that differs from `identity`."""
+    """Return a description of a stored run that differs from the run described by `identity`."""
     return "of a run with other options"
 
 
@@ -45,11 +46,11 @@ class Journal(Generic[T]):
     Parameters
     ----------
     path : the file; None to keep items in memory only
-    identity : data that two runs must share for their items to belong together
+    identity : settings of the run; a stored run with other settings cannot be resumed
     resume : continue with the items of an earlier run
     replace : discard the items of an earlier run
-    blamed : file that error messages name if the journal cannot be written; None for the journal
-    describe : describes a stored identity that differs from `identity`
+    blamed : file to name in the error message if the journal cannot be written; None to name the journal
+    describe : returns the description of a stored identity for the error message
 
     Attributes
     ----------
@@ -102,7 +103,7 @@ class Journal(Generic[T]):
         self._file = file
 
     def _read(self, file: IO[bytes], path: Path, identity: Mapping[str, Any]) -> int:
-        """Read the items and return the total length of complete lines."""
+        """Read the items, and return the total length of complete lines in bytes."""
         whole = 0
         for place, line in enumerate(file):
             if not line.endswith(b"\n"):

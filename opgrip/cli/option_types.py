@@ -1,4 +1,4 @@
-"""Value types of options, as functions for argparse that parse text, and the options that select numbered cases."""
+"""Functions that parse the values of options for argparse, and the option that selects cases by number."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SHORT_DTYPES = {
     "float": "float32",
     "double": "float64",
 }
-"""names of dtypes in other tools, and short names in torch"""
+"""torch's names for dtypes, by their short names in torch and their names in other tools"""
 
 
 def floating_dtype(text: str) -> str:
@@ -143,13 +143,13 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 INDEXED = 1 << 62
-"""number of cases from which on a range is too long for `random.sample`"""
+"""number of cases above which `random.sample` cannot take a range"""
 
 
 @titled("cases")
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Selection of cases of a table, or of a file that describes more cases than it holds."""
+    """Selection of some cases of a table, or of some rows of a file of which only a part is to be replayed."""
 
     start: int = option(
         0,

@@ -25,11 +25,13 @@ from opgrip.errors import UserError
 T = TypeVar("T")
 OPTION = "option"
 IDENTITY, RUN, CASES, EFFORT, OUTPUT = "identity", "run", "cases", "effort", "output"
-"""roles of a replay option: changes what a row measures, shown in a column of the row; changes the meaning of all rows
-of a run, recorded in the header; selects cases; limits runs, time and memory; changes only the report
+"""Roles of a replay option.
+
+IDENTITY: changes what a row measures, and is shown in a column of the row. RUN: changes the meaning of all rows, and is
+recorded in the header. CASES: selects cases. EFFORT: limits runs, time and memory. OUTPUT: changes only the report.
 """
 METAVARS: dict[Callable[[str], Any], str] = {Path: "FILE", positive: "N", not_negative: "N"}
-"""placeholders of values in the help, by the function that parses them"""
+"""placeholders of option values in the help text, by the function that parses the value"""
 _titles: dict[type, str] = {}
 
 
@@ -40,15 +42,15 @@ class Option:
     Attributes
     ----------
     help : help text; `%(default)s` is replaced by the default. A function if the text depends on plug-ins.
-    word : long name with `_` for `-`, if it differs from the field's name
+    word : long name with `_` for `-`, if it is not the field's name
     short : one-letter flag
     parse : function from text to value; None to keep the text
-    metavar : placeholder of the value in the help; left out if `METAVARS` has it
+    metavar : placeholder of the value in the help; empty to use the one in `METAVARS`
     choices : allowed values
     repeated : whether the option can be repeated, which makes its value a tuple
     several : whether the option takes several values, which makes its value a tuple
     role : effect on the results of a replay, one of the roles above; empty for other commands
-    column : results column with the value of an IDENTITY option, if it differs from the option's name
+    column : column of the results that shows the value of an IDENTITY option, if not named like the option
     only : inputs that the option applies to, such as `traces`; empty if it applies to all
     common : whether `--help` shows the option; `--help-all` shows all
     """
@@ -78,7 +80,7 @@ def option(default: Any, help: str | Callable[[], str], **others: Any) -> Any:
 
 
 def options_in(declared: type) -> Iterator[tuple[str, str, Any, Option]]:
-    """Yield field name, word, default and declaration of each option of a class."""
+    """Yield field name, long option name, default and declaration of each option of a class."""
     for item in fields(declared):
         about = item.metadata.get(OPTION)
         if about is not None:
@@ -86,7 +88,7 @@ def options_in(declared: type) -> Iterator[tuple[str, str, Any, Option]]:
 
 
 def words_in(*declared: type) -> list[str]:
-    """Return the long names of all options of some classes, with `_` for `-`."""
+    """Return the long names of all options of some classes, with `_` in place of `-`."""
     return [word for group in declared for _, word, _, _ in options_in(group)]
 
 
@@ -106,7 +108,9 @@ def title_of(declared: type) -> str:
 
 
 def add_all_options(parser: argparse.ArgumentParser, declared: Iterable[type]) -> None:
-    """Add the options of classes to a parser, with one group per title, and `--help-all`, which shows the rare ones."""
+    """Add the options of classes to a parser, one group per title, and add `--help-all`, which also shows rare
+    options.
+    """
     declared = list(declared)
     add_help_all(parser, [word for group in declared for _, word, _, about in options_in(group) if not about.common])
     groups: dict[str, argparse._ArgumentGroup] = {}
@@ -119,7 +123,7 @@ def add_all_options(parser: argparse.ArgumentParser, declared: Iterable[type]) -
 
 
 def add_options(group: argparse._ActionsContainer, declared: type) -> None:
-    """Add the options of a class to a parser or a group of it."""
+    """Add the options of a class to a parser or to one of its argument groups."""
     for _, word, default, about in options_in(declared):
         flags = [*([about.short] if about.short else []), flag_of(word)]
         help_text = about.help if isinstance(about.help, str) else about.help()
@@ -136,7 +140,7 @@ def add_options(group: argparse._ActionsContainer, declared: type) -> None:
 
 
 def from_arguments(declared: type[T], args: argparse.Namespace) -> T:
-    """Return an instance of an option class with the values of parsed arguments."""
+    """Return an instance of an option class, filled from parsed arguments."""
     return declared(**{name: getattr(args, word) for name, word, _, _ in options_in(declared)})
 
 
@@ -146,17 +150,7 @@ def flag_of(word: str) -> str:
 
 
 def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes: Sequence[str], hint: str) -> None:
-    """Check that no option is set that only applies to other inputs.
-
-    Parameters
-    ----------
-    purposes : words of `Option.only` that do not apply
-    hint : remedy in the error message
-
-    Raises
-    ------
-    UserError : for the first such option
-    """
+    """Check that no option is set that does not apply to the given inputs."""
     for group in declared:
         for _, word, default, about in options_in(group):
             purpose = next((purpose for purpose in about.only if purpose in purposes), None)
@@ -196,8 +190,8 @@ def arguments_of(
     Parameters
     ----------
     words : arguments of the command line in addition to the keywords
-    keywords : option values by long name with `_` for `-`: a number, a word, True, or a list or tuple of several;
-        None for the default
+    keywords : option values by long name, with `_` in place of `-`: a number, a string, True, or a list or tuple of
+        these; None for the default
     excluded : options that are not keywords
     only : the accepted keywords, or None for all; the error for another option says that `replay()` has it
 

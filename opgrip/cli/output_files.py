@@ -1,4 +1,4 @@
-"""Writing output files completely or not at all, and reading compressed files."""
+"""Functions that write an output file completely or not at all, and that read compressed files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FORMULA = re.compile(r"'*(?:[=@\t\r]|[+-](?!\d+(?:\.\d+)?$))")
 
 
 def quoted(text: str) -> str:
-    """Return text as a .csv cell that spreadsheets do not take for a formula."""
+    """Return text as a .csv cell that a spreadsheet does not interpret as a formula."""
     return f"'{text}" if _FORMULA.match(text) else text
 
 
@@ -42,7 +42,9 @@ _parts = count()
 
 
 def partial_path(path: Path) -> Path:
-    """Return the temporary path of a file; the suffixes stay because they determine the compression."""
+    """Return the path of the temporary file for an output file; it keeps the suffixes, which determine the
+    compression.
+    """
     # keep a link and replace its target
     path = path.resolve()
     stem, dot, suffixes = path.name.partition(".")
@@ -66,7 +68,7 @@ def check_writable(path: Path, force: bool) -> None:
 
 
 def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -> None:
-    """Raise `UserError` if an output file was named that has none of the suffixes or cannot be written."""
+    """Raise `UserError` if `path` is set but has none of the suffixes, or cannot be written."""
     if path is None:
         return
     if suffixes and (path.name in suffixes or not path.name.endswith(tuple(suffixes))):
@@ -75,7 +77,7 @@ def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -
 
 
 def create(path: Path, force: bool) -> IO[bytes]:
-    """Open the temporary file of `path`; `give_name` renames it."""
+    """Create and open the temporary file of `path`; `give_name` renames it later."""
     check_writable(path, force)
     try:
         return partial_path(path).open("xb")
@@ -88,7 +90,7 @@ def cannot_be_written(path: str | Path, error: BaseException) -> UserError:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the system's message for an error, without its number."""
+    """Return the system's message for an error, without the error number."""
     return ((error.strerror if isinstance(error, OSError) else None) or str(error)).lower()
 
 
@@ -113,7 +115,7 @@ def give_name(part: Path, path: Path, force: bool) -> None:
 
     Parameters
     ----------
-    path : final path, resolved when the file was created, so that a link made since then is replaced
+    path : final path with links resolved when the file was created; a link that replaced the file since is overwritten
     force : replace an existing file; otherwise keep the temporary file
 
     Raises
@@ -142,7 +144,7 @@ def discard(file: IO[bytes]) -> None:
 
 
 def abandon(file: IO[bytes]) -> None:
-    """Redirect a temporary file to the null device: after a fork, it belongs to the parent."""
+    """Redirect an open temporary file to the null device, because after a fork it belongs to the parent process."""
     if file.closed:
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -152,7 +154,7 @@ def abandon(file: IO[bytes]) -> None:
 
 @contextmanager
 def whole_file(path: Path, force: bool) -> Iterator[IO[bytes]]:
-    """Open a file that gets its name only if the block succeeds."""
+    """Open a temporary file that is renamed to `path` if the block succeeds, and removed otherwise."""
     target = path.resolve()
     file = create(path, force)
     try:
@@ -170,14 +172,14 @@ def write_text(text: str, path: Path, force: bool) -> None:
 
 
 def write_json(data: Any, path: Path, force: bool, **options: Any) -> None:
-    """Write data as indented JSON; `options` are those of `json.dumps`."""
+    """Write data as indented JSON; `options` are passed to `json.dumps`."""
     write_text(json.dumps(data, indent=1, **options) + "\n", path, force)
 
 
 def csv_text(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Return rows as CSV under a line of column names; None and NaN are empty cells.
+    """Return CSV text with a line of column names and the rows; None and NaN become empty cells.
 
-    Texts may be untrusted: they neither control a terminal, nor does a spreadsheet take them for formulas.
+    Cells are escaped, because untrusted text could control a terminal or be a formula for a spreadsheet.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -202,11 +204,11 @@ def write_parquet_table(frame: pd.DataFrame, file: IO[bytes], metadata: Mapping[
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Create an empty folder that gets its name only if the block succeeds.
+    """Create a temporary folder that is renamed to `path` if the block succeeds, and removed otherwise.
 
     Raises
     ------
-    UserError : if the path exists; a folder is never replaced because it may contain anything
+    UserError : if the path exists; a folder is never replaced because it may contain other files
     """
     if path.exists() or path.is_symlink():
         raise ExistingFileError(f"{path} exists", "name a folder that does not exist")
@@ -230,7 +232,7 @@ ADDRESS = re.compile(r"(https?|ftp|s3|gs|hf):/+")
 
 
 class ByteSink(Protocol):
-    """Output of a trace; after `flush`, all written data can be read from the file."""
+    """File-like output of a trace; after `flush`, everything written so far can be read from the file."""
 
     def write(self, data: bytes, /) -> int: ...
 
@@ -240,7 +242,7 @@ class ByteSink(Protocol):
 
 
 class Damage(Exception):
-    """The rest of a file cannot be read; the message has the reason."""
+    """Raised when the rest of a file cannot be read; the message gives the reason."""
 
 
 def compress_to(raw: IO[bytes], name: str) -> ByteSink:
@@ -320,7 +322,7 @@ def _unzstd(raw: IO[bytes]) -> Iterator[bytes]:
 
 
 class _GzipSink(gzip.GzipFile):
-    """A gzip stream that writes to its file at every flush, and closes the file with itself."""
+    """A gzip stream that flushes to its file whenever it is flushed, and closes the file when it is closed."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         super().__init__(fileobj=raw, mode="wb", filename="", compresslevel=6, mtime=0)

@@ -1,7 +1,6 @@
 """Plug-ins, optional packages, and public names imported on first use.
 
-A plug-in is a module in the package of its kind, or an entry point of an installed package. It is registered nowhere
-else.
+A plug-in is a module in the package for its kind of plug-in, or an entry point of an installed package.
 """
 
 from __future__ import annotations
@@ -26,11 +25,12 @@ class MissingPackageError(UserError):
 
 
 def needed(module: str, extra: str = "") -> Any:
-    """Import a module of a package when it is used: an optional package of an extra, or a dependency that loads slowly.
+    """Import a module only when it is needed: one of an optional package, or one that loads slowly.
 
     Raises
     ------
-    MissingPackageError : if it is not installed, with the command that installs the packages of an extra
+    MissingPackageError : if the module is not installed; the message gives the command that installs the extra's
+        packages
     """
     try:
         return importlib.import_module(module)
@@ -43,7 +43,7 @@ def needed(module: str, extra: str = "") -> Any:
 def install_command(extra: str) -> str:
     """Return the command that installs the packages of an extra; empty if the extra is unknown.
 
-    It lists packages instead of `opgrip[EXTRA]`, so that it works for a checkout, a wheel and a folder on PYTHONPATH.
+    The command lists the packages, because `opgrip[EXTRA]` does not work in a checkout or a folder on PYTHONPATH.
     """
     packages = _packages_of(extra)
     return f"pip install {' '.join(map(shlex.quote, packages))}" if packages else ""
@@ -98,11 +98,11 @@ class Registry(Generic[T]):
         return self._load().get(name)
 
     def values(self) -> list[T]:
-        """Return the plug-ins in order of their names."""
+        """Return the plug-ins, sorted by name."""
         return [entry for _, entry in self.items()]
 
     def items(self) -> Iterator[tuple[str, T]]:
-        """Return pairs of name and plug-in in order of the names."""
+        """Yield pairs of name and plug-in, sorted by name."""
         return iter(sorted(self._load().items()))
 
     def _load(self) -> dict[str, T]:
@@ -119,7 +119,7 @@ class Registry(Generic[T]):
 
 @lru_cache(maxsize=1)
 def _entry_points(search_path: tuple[str, ...]) -> Any:
-    """Return the entry points of all packages on a search path, whose files take milliseconds to read."""
+    """Return the entry points of all packages on a search path; cached, because reading them takes milliseconds."""
     return entry_points()
 
 

@@ -23,7 +23,7 @@ CLEAR = "\r\x1b[K"
 
 @contextmanager
 def loading(prog: str) -> Iterator[None]:
-    """Show a line on a terminal while the block loads torch; print nothing elsewhere."""
+    """Show a progress line on a terminal while the block loads torch; print nothing if stderr is no terminal."""
     if "torch" in sys.modules or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
@@ -42,13 +42,13 @@ TIME_WIDTH = len(" 10:00:00")
 LEAST_TEXT, LEAST_BAR, MOST_BAR = 12, 8, 40
 """widths in characters below which a text or a bar is left out, and the maximum width of a bar"""
 MOST_STEPS = 9999
-"""largest number of steps of a part that space is reserved for"""
+"""largest number of steps for which the display reserves space"""
 LARGE_BYTES = 20_000_000
-"""size from which on reading a file takes seconds"""
+"""file size in bytes above which reading takes seconds"""
 
 
 class Advance(Protocol):
-    """Callback for a finished step; `now` describes the current state and is shown if there is space."""
+    """Callback for a finished step of a task; `now` is a text about the current state, shown if the line has space."""
 
     def __call__(self, now: str = "") -> None:
         """Report a finished step."""
@@ -59,15 +59,15 @@ Tell: TypeAlias = Callable[[str, int, int], None]
 
 
 def tell_nobody(part: str, done: int, total: int) -> None:
-    """Ignore the report."""
+    """Ignore a progress report."""
 
 
 class Reporter:
-    """Reporter of a command's progress and notes on stderr.
+    """Prints a command's progress and notes to stderr.
 
     Parameters
     ----------
-    prog : name of the command, the prefix of plain lines
+    prog : name of the command, printed at the start of plain lines
     """
 
     def __init__(self, prog: str) -> None:
@@ -89,14 +89,14 @@ class Reporter:
 
     @contextmanager
     def doing(self, text: str, total: int | None = None, measures: bool = True) -> Iterator[Advance]:
-        """Show a task with its progress while the block runs; on a terminal the display then disappears.
+        """Show a task with its progress while the block runs; on a terminal the display is removed afterwards.
 
-        Yields a callback for each finished step of `total`. The display is drawn in this callback, because a thread
-        would take time from measurements.
+        Yields a callback for each finished step of `total`. The callback draws the display, because a thread that draws
+        it would disturb measurements.
 
         Parameters
         ----------
-        measures : whether the task measures something; if not, a thread updates the elapsed time
+        measures : True if the task measures times; if False, a thread updates the elapsed time
         """
         if not self._can_redraw:
             self.begin(text)
@@ -147,7 +147,7 @@ class Reporter:
     def _fitting(
         self, text: str, total: int | None, elapsed: ProgressColumn | None, tells_left: bool = True
     ) -> tuple[list[ProgressColumn], str]:
-        """Return the columns and the part of the text that fit the terminal; numbers are never cut."""
+        """Return the progress columns and the part of the text that fit into the terminal; numbers are never cut."""
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
         numbers: list[tuple[int, list[ProgressColumn]]] = []
@@ -197,7 +197,7 @@ class QuietReporter(Reporter):
 
 
 class SilentReporter(Reporter):
-    """Reporter that prints nothing, for all but one of several identical processes."""
+    """Reporter that prints nothing, used in all but one of several identical processes."""
 
     def say(self, text: str) -> None:
         """Print nothing."""

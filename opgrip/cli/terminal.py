@@ -1,4 +1,4 @@
-"""The terminal: its width, printing, and wrapping of text."""
+"""Functions that find the terminal's width, print lines, and wrap text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BREAKS = tuple(
         ),
     )
 )
-"""line breaks, by preference: between words, after separators, next to numbers"""
+"""patterns of allowed line breaks, preferred ones first: between words, after separators, next to numbers"""
 _CUT_NUMBER = re.compile(r"[\d.]*\d\.?$")
 
 
@@ -69,7 +69,7 @@ def _pieces(text: str, width: int, breaks: Sequence[re.Pattern[str]]) -> Iterato
 def console_for(file: IO[str] | None = None, stderr: bool = False) -> Console:
     """Return a console that writes to a file, or to stdout or stderr.
 
-    With NO_COLOR set, it writes neither colours nor bold nor italic.
+    If the variable NO_COLOR is set, the console writes no colours, bold or italic text.
     """
     # rich is imported late in this file and those that print, to keep `--help` fast
     from rich.console import Console

@@ -1,6 +1,6 @@
-"""Plots by matplotlib in one style, with equal bytes for equal data, and HTML for notebooks.
+"""Matplotlib plots in one style, with identical files for identical data, and HTML for notebooks.
 
-Text from traces and results is never parsed as mathematics, and stays text in .svg and .pdf.
+Text from traces and results is not parsed as mathematics, and can be searched in .svg and .pdf files.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#0
 MARKERS = "osD^vPX"
 """markers that distinguish series in prints without colour"""
 METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
-"""metadata by file type; leaving out the time makes files of equal data equal"""
+"""metadata by file type; the time is left out so that identical data gives identical files"""
 LABELS = ((1.2, (1.0, 2.0, 5.0)), (2.5, (1.0, 3.0)))
-"""limits in decades, and the multiples of powers of ten that are labelled on an axis below the limit"""
+"""pairs of a length in decades and multiples of powers of ten; axes shorter than the length are labelled at these
+multiples
+"""
 
 
 def check_plottable(path: Path) -> None:
@@ -47,7 +49,7 @@ def write_figure(draw: Callable[[], Figure], kind: str, file: IO[bytes]) -> None
 
     Parameters
     ----------
-    draw : function that returns the figure; called in opgrip's style
+    draw : function that returns the figure; it is called with opgrip's style active
     kind : `svg`, `pdf` or `png`
 
     Raises
@@ -83,12 +85,12 @@ def literal(text: object, most: int = 60) -> str:
 
 
 def label_axis(axis: Axis, name: str, unit: str = "", scale: float = 1.0, least: float = -inf) -> None:
-    """Label an axis, and format its numbers with a unit and its prefixes.
+    """Label an axis, and format its numbers with a unit and SI prefixes.
 
     Parameters
     ----------
-    scale : size of the axis's unit in `unit`: 1e-6 if values are in us and the unit is s
-    least : smaller numbers are not written
+    scale : one axis step in `unit`, for example 1e-6 if values are in us and the unit is s
+    least : numbers below this are not printed
     """
     ticker = needed("matplotlib.ticker", "plot")
     prefixes = ticker.EngFormatter(unit)
@@ -111,7 +113,7 @@ def logarithmic(axes: Axes, which: str, values: Sequence[float]) -> None:
 
 
 def marked(place: int) -> dict[str, Any]:
-    """Return the colour and marker of the series with a number."""
+    """Return the colour and marker of a data series by its number."""
     return {"color": PALETTE[place % len(PALETTE)], "marker": MARKERS[place % len(MARKERS)]}
 
 
@@ -146,7 +148,7 @@ STYLE = {
 
 @contextmanager
 def in_style() -> Iterator[None]:
-    """Use opgrip's plot style in the block, whatever style the program uses."""
+    """Use opgrip's plot style in the block, regardless of the program's own style."""
     matplotlib = needed("matplotlib", "plot")
     # a user's matplotlibrc would change the pictures
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -157,7 +159,7 @@ def in_style() -> Iterator[None]:
 
 
 MOST_ROWS = 40
-"""maximum number of rows of a table; of longer tables, the first and last rows are shown"""
+"""maximum number of rows shown of a table; longer tables show their first and last rows"""
 PLAIN_TEXT = "tex2jax_ignore mathjax_ignore"
 """element classes whose text notebooks do not parse as mathematics"""
 
@@ -167,7 +169,7 @@ def as_html(lines: Sequence[str], table: pd.DataFrame, draw: Callable[[], Figure
 
     Parameters
     ----------
-    draw : function that returns the figure, called in opgrip's style; None for no figure
+    draw : function that returns the figure, called with opgrip's style active; None for no figure
     """
     shown = table.copy()
     for name in table.select_dtypes(exclude="number"):
@@ -182,7 +184,7 @@ def as_html(lines: Sequence[str], table: pd.DataFrame, draw: Callable[[], Figure
 
 
 def _number(value: float) -> str:
-    """Return a number with four digits, without powers of ten."""
+    """Return a number with four significant digits, without an exponent."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

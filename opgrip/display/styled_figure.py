@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from opgrip.display.figures import in_style
 
 DOTS_PER_INCH, PIXELS_PER_INCH = 150, 100
-"""resolution of an image and of the page it is shown on; screens have more dots than a page has pixels"""
+"""resolution of an image, and of the page that shows it; a higher resolution looks sharp on screens"""
 
 
 class StyledFigure(Figure):
-    """A figure that is drawn in opgrip's style, and that Jupyter shows as an image with or without pyplot."""
+    """A figure that is always drawn in opgrip's style, and that Jupyter shows as an image."""
 
     def savefig(self, *args: Any, **options: Any) -> None:
         """Write the figure to a file, as matplotlib does."""

@@ -23,7 +23,7 @@ WIDE, TIGHT = 3, 2
 LONGEST = 300
 """maximum length of a text cell in a pipe"""
 FOLDED = (LONGEST, 12, 10, 8, 6)
-"""number of characters that text is folded to at most, until a table fits a narrow terminal"""
+"""widths that long text is folded to, tried in this order until the table fits the terminal"""
 INDENT = "  "
 """indentation of text below its row"""
 
@@ -36,10 +36,10 @@ class TableColumn:
     ----------
     value : attribute of a row, or function of a row; `-` is shown for None
     form : format specification of numbers, which are aligned right (`>` aligns text right); empty for text
-    rank : order of leaving out columns on a narrow terminal, highest first; columns of rank 0 are never left out
-    least : number of characters that text may be folded to before columns are left out
-    below : True to show the text below its row on a narrow terminal, and long text in a pipe
-    is_command : True to keep text below its row on one line, so that it can be copied
+    rank : columns with the highest rank are left out first on a narrow terminal; rank 0 is never left out
+    least : width in characters that text is folded to before columns are left out
+    below : True to print the text below its row on a narrow terminal, or in a pipe if it is long
+    is_command : True for a command, which is printed on one line below its row so that it can be copied
     most : maximum number of characters of a cell
     when : condition that a row must meet for the column to be shown
     """
@@ -64,7 +64,7 @@ class TableColumn:
 
         Parameters
         ----------
-        most : number of characters that text may be folded to even if `least` is larger
+        most : width in characters that text may be folded to, even if `least` is larger
         """
         widest = _widest(cells)
         return max(_widest(self.heading.split()), widest if self.form else min(widest, self.least, most))
@@ -77,11 +77,11 @@ def print_table(
     title: str = "",
     style: Callable[[Any], str | None] = lambda row: None,
 ) -> None:
-    """Print a table that fits the terminal; in a pipe every column is as wide as its text.
+    """Print a table that fits the terminal; in a pipe, columns are as wide as their text.
 
     Parameters
     ----------
-    style : rich's style of a row
+    style : returns the rich style of a row
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -131,7 +131,7 @@ def _print(lines: Sequence[Sequence[Segment]], console: Console) -> None:
 
 
 def shown_columns(columns: Sequence[TableColumn], rows: Sequence[Any]) -> list[TableColumn]:
-    """Return the columns whose condition one of the rows meets."""
+    """Return the columns whose condition (`when`) at least one row meets."""
     return [column for column in columns if column.when is None or any(map(column.when, rows))]
 
 
@@ -152,7 +152,9 @@ def _width(cells: Mapping[TableColumn, list[str]], gap: int, folded: int | None 
 
 
 def _shared_out(cells: Mapping[TableColumn, list[str]], width: int, gap: int, most: int) -> list[int]:
-    """Return the width of each column: the minimum width, and what remains distributed from left to right as needed."""
+    """Return the width of each column: its minimum width, plus the remaining space, given to columns from left to
+    right.
+    """
     rest = width - _width(cells, gap, most)
     widths = []
     for column, texts in cells.items():
@@ -172,7 +174,7 @@ _MARKUP = re.compile(r"[\\|`*<>\[\]]|(?<!\w)_|_(?!\w)|(?<!^)~|^[#+-](?=[\s#]|$)"
 
 
 def literal(text: str) -> str:
-    """Return text that Markdown shows unchanged."""
+    """Return text with Markdown's special characters escaped."""
     return _MARKUP.sub(lambda match: f"\\{match[0]}", printable(text))
 
 

@@ -1,1 +1,1 @@
-"""The machine: devices, measured facts, contention, and private interfaces of torch."""
+"""Facts about the machine: devices, measured speeds, contention, and private interfaces of torch."""

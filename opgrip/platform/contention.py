@@ -1,7 +1,8 @@
-"""Disturbances of a measurement: processors that other programs or virtual machines used, and slow page faults.
+"""Detection of a disturbed measurement: other programs or virtual machines used the processors, or page faults were
+slow.
 
-Timing a loop in the main thread does not detect contention. A parallel operator waits at each barrier for the thread
-that has no processor, and takes a hundred times as long, while the main thread spins.
+Timing a loop in the main thread does not detect this: a parallel operator waits at each barrier for its thread that got
+no processor, and takes a hundred times as long, while the main thread runs undisturbed.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ import torch
 
 PROC = Path("/proc")
 SHARE = 0.05
-"""limit of the share of a run that its threads waited for processors in total, or that a hypervisor took of all
+"""maximum share of a run that its threads may wait for processors in total, or that a hypervisor may take of all
 processors
 """
 WAKING_NS = 100_000
-"""time that a thread may wait for a processor when it wakes up; about ten microseconds on a quiet machine"""
+"""time in ns that a thread may wait for a processor when it wakes up; ten microseconds are normal on a quiet machine"""
 MOST_BY_OTHERS = 0.1
 """share of this process's processors that other programs may use"""
 THREADS_NS, OTHERS_NS = 50_000_000, 200_000_000
-"""intervals of listing threads, and of reading /proc/stat, which counts in steps of 10 ms"""
+"""intervals in ns of listing threads, and of reading /proc/stat, which counts in steps of 10 ms"""
 WARM_NS, RARE = 200_000, 10
-"""WARM_NS: time of other work after which a run is no longer slower because of an earlier switch to another process
-(measured: a call of 3 us took 30 us right after a switch, the next one 5 us). RARE: multiple of it, as time between
-switches or of a run, from which on such runs are rare or hardly slower.
+"""WARM_NS: time in ns after a switch to another process from which on a run is no longer slower because of the switch
+(measured: a call of 3 us took 30 us right after a switch, the next one 5 us). RARE: if switches are further apart than
+this multiple of it, or a run is longer, the effect is negligible.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Total time and number of waits of this process's threads for a processor, at a point in time."""
+    """Number and total time of waits of this process's threads for a processor, up to a point in time."""
 
     at_ns: int
     time_ns: int
@@ -65,7 +66,7 @@ class Usage:
 class Contention:
     """Counter of the time that this process's threads wait for processors.
 
-    If the kernel counts no waits, an involuntary context switch counts as one.
+    If the kernel does not count waits, each involuntary context switch counts as a wait.
 
     Parameters
     ----------
@@ -127,7 +128,7 @@ class Contention:
     def is_run_contended(self, marks: Sequence[Waits], run_ns: float) -> bool:
         """Return True if a run waited for a processor, or if a wait shortly before made it slower.
 
-        marks : waits at the start of the last runs, this one last
+        `marks` are the waits read at the start of the latest runs; the last entry is this run's.
         """
         start = marks[-1]
         if self.is_contended(start, run_ns):
@@ -141,13 +142,13 @@ class Contention:
 
     @property
     def is_shared(self) -> bool:
-        """Return True if other programs have just used the processors of this process."""
+        """Return True if other programs used this process's processors just now."""
         self._look_at_others()
         return self._others > MOST_BY_OTHERS
 
     @property
     def has_room(self) -> bool:
-        """Return True if other programs have just left enough processors for the threads of an operator."""
+        """Return True if other programs left enough processors free for the threads of an operator just now."""
         self._look_at_others()
         processors = len(os.sched_getaffinity(0))
         threads = min(self._threads or torch.get_num_threads(), processors)
@@ -212,11 +213,18 @@ def _switches() -> int:
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 PROBED_BYTES, PROBES = 2 << 20, 3
 TICK_NS = 4_000_000
-"""unit in which most kernels count the system time of a process"""
+"""time in ns of one tick, the unit in which most kernels count the system time of a process"""
 
 
 def is_slow(faults: float, system_ns: float, usual_ns: float) -> bool:
-    """Return True if the kernel took more ticks for page faults than their usual cost and chance explain."""
+    """Return True if the kernel spent more time on page faults than their usual cost and random variation explain.
+
+    Parameters
+    ----------
+    faults : number of page faults
+    system_ns : time that the kernel spent
+    usual_ns : usual time of one page fault
+    """
     usual = faults * usual_ns / TICK_NS
     chance: float = 3 * usual**0.5 + 3
     return system_ns / TICK_NS >= usual + chance
@@ -224,10 +232,10 @@ def is_slow(faults: float, system_ns: float, usual_ns: float) -> bool:
 
 @functools.cache
 def usual_fault_ns() -> float | None:
-    """Measure the usual time of a page fault for memory that the system has ready, or None if unknown.
+    """Measure the usual time of a page fault, in ns, for memory that the system provides at once; None if unknown.
 
-    Recently freed pages are the next ones that the system provides. If it provides huge pages on its own, page faults
-    differ in size and have no usual cost.
+    The system provides recently freed pages first, so the measurement frees pages and touches them again. If the system
+    uses huge pages, page faults differ in size and have no usual time.
     """
     if not hasattr(mmap, "MADV_DONTNEED") or _has_huge_pages():
         return None
@@ -238,7 +246,7 @@ def usual_fault_ns() -> float | None:
 
 
 def _touch(memory: mmap.mmap) -> float | None:
-    """Write all pages, free them, and return the time per page fault."""
+    """Write to all pages, free them, and return the time per page fault in ns."""
     pages = np.frombuffer(memory, dtype=np.uint8)[:: resource.getpagesize()]
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, perf_counter_ns()
     pages[:] = 1

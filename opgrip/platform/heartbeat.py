@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from time import monotonic_ns
 
 IDLE = -1
-"""item or part of a heartbeat while the child works on none"""
+"""value of `item` or `part` while the child does not work on one"""
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A step of a child.
+    """One step of a child process.
 
     Attributes
     ----------
-    item, part : the item it works on, and which part of that; `IDLE` for none
+    item, part : number of the item that the child works on, and of the part of this item; `IDLE` if there is none
     since_ns : start of the step, by the monotonic clock
     """
 
@@ -28,11 +28,11 @@ class Beat:
 
 
 class Heartbeat:
-    """The current step of a child, in memory shared with its supervisor.
+    """The current step of a child process, in memory shared with its supervisor.
 
-    A write costs a fraction of a microsecond, so a child writes before every run of a call. The memory holds the number
-    of writes and the newest entries, each with a hash of its fields and number. The hash lets a reader detect an
-    incomplete entry; if a child is killed while it writes, the previous entry remains.
+    Writing takes a fraction of a microsecond, so that a child can write before every run of a call. The memory holds
+    the number of writes and the newest entries, each with a hash of its fields and number. The hash lets a reader
+    detect an incomplete entry; if a child is killed while it writes, the previous entry is still valid.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ def cache_folder() -> Path:
 
 
 def processor(device: str) -> list[str]:
-    """Return the device properties that compiled code depends on: CPU name and instructions, or GPU name."""
+    """Return the properties of a device that compiled code depends on: CPU name and instruction sets, or GPU name."""
     import torch
 
     module = _module_of(device)
@@ -97,9 +97,9 @@ def _meminfo() -> int | None:
 
 
 def _cgroup() -> int | None:
-    """Return the bytes that a container may still allocate, or None without a limit.
+    """Return the number of bytes that a container may still allocate, or None if it has no limit.
 
-    Its usage includes cached file pages, which are freed when memory is short; inactive ones are subtracted.
+    Inactive cached file pages do not count as used, because the kernel frees them when memory is short.
     """
     most, used, stat = (lines(str(CGROUP / f"memory.{name}")) for name in ("max", "current", "stat"))
     if not most or not used or not most[0].isdigit():
@@ -137,12 +137,7 @@ def parse_device(name: str) -> torch.device:
 
 
 def check_device(name: str) -> torch.device:
-    """Return the device with a name after checking that it works.
-
-    Raises
-    ------
-    UserError : if torch does not know the device or this machine lacks it
-    """
+    """Return the device with a name; check that it works."""
     import torch
 
     device = parse_device(name)
@@ -156,9 +151,9 @@ def check_device(name: str) -> torch.device:
 
 
 def measure_once(what: str, device: str, measure: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
-    """Return measured numbers, cached by processor, number of threads and version of torch.
+    """Return the numbers that `measure` returns; they are cached by processor, number of threads and torch version.
 
-    The cache is `measured.json` in `cache_folder()`.
+    The cache is the file `measured.json` in `cache_folder()`.
     """
     import torch
 
@@ -194,13 +189,16 @@ REASONS = (
     *("SwPowerCap", "HwSlowdown", "SyncBoost", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"),
     "DisplayClockSetting",
 )
-"""names of NVML bits, with the prefix `nvmlClocksEventReason` or, in older versions, `nvmlClocksThrottleReason`"""
+"""names of NVML's throttle reasons without prefix (`nvmlClocksEventReason`; in older versions
+`nvmlClocksThrottleReason`)
+"""
 KINDS = ("GPU", "MIG")
 """prefixes of device identifiers: whole GPUs and MIG instances"""
 
 
 class Gpu:
-    """Counters of a GPU. A reading is None if the GPU, its driver or its virtual machine does not support it.
+    """Counters of a GPU. A method returns None if the GPU, its driver or its virtual machine does not support the
+    counter.
 
     Parameters
     ----------
@@ -215,11 +213,11 @@ class Gpu:
         self._whole = handle if whole is None else whole
 
     def energy_mj(self) -> float | None:
-        """Return the energy since the driver was loaded; None for older GPUs and MIG instances."""
+        """Return the energy in mJ since the driver was loaded; None for older GPUs and MIG instances."""
         return _number(self._read("nvmlDeviceGetTotalEnergyConsumption", self._handle))
 
     def power_mw(self) -> float | None:
-        """Return the current power; on some GPUs, the mean of the last second."""
+        """Return the current power in mW; on some GPUs, the mean of the last second."""
         return _number(self._read("nvmlDeviceGetPowerUsage", self._handle))
 
     def clock_mhz(self) -> float | None:
@@ -230,14 +228,16 @@ class Gpu:
         return None if memory is None else int(memory.free)
 
     def throttle_reasons(self) -> list[str]:
-        """Return the reasons why the clock is throttled."""
+        """Return NVML's names of the reasons why the clock is throttled."""
         mask = self._read("nvmlDeviceGetCurrentClocksEventReasons", self._whole)
         if mask is None:
             mask = self._read("nvmlDeviceGetCurrentClocksThrottleReasons", self._whole)
         return [name for name in REASONS if name not in IDLE and int(mask or 0) & self._bit(name)]
 
     def limits(self) -> dict[str, float | bool]:
-        """Return the values that do not change while programs run, by their names in traces."""
+        """Return facts that do not change while programs run, such as maximum clocks and ECC, by their names
+        in traces.
+        """
         readings = {
             "power_limit_w": _scaled(self._read("nvmlDeviceGetEnforcedPowerLimit", self._whole), 1e-3),
             "max_sm_mhz": self._max_clock_mhz("NVML_CLOCK_SM", 1),
@@ -329,5 +329,5 @@ def _scaled(value: Any, factor: float) -> float | None:
 
 
 def _is_on(modes: Any) -> bool | None:
-    """Return the current state from a pair of current and pending state."""
+    """Return the first of a pair of current and pending state as a boolean, or None if unknown."""
     return None if modes is None else bool(modes[0])

@@ -1,6 +1,6 @@
-"""Precision of float32 operators, which a program can set per backend since torch 2.9.
+"""Precision of float32 operators, which programs can set for each backend since torch 2.9.
 
-After one of these settings was changed, reading torch's older global settings raises an error.
+Once a program changes one of these settings, reading torch's older global settings raises an error.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from opgrip.errors import raise_if_from_program
 
 PLACES = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
-"""paths of the settings below `torch.backends`"""
+"""paths of the settings relative to `torch.backends`"""
 VALUES = ("none", "ieee", "tf32", "bf16")
 USUAL = {"cudnn.conv": ("tf32",), "cudnn.rnn": ("tf32",)}
-"""initial values that differ from `none`, which means `ieee`"""
+"""initial values that differ from `none`, which means full float32 precision (`ieee`)"""
 
 _READERS = {place: attrgetter(f"{place}.fp32_precision") for place in PLACES}
 _OLDER = {"cuda.matmul": "cuda.matmul.allow_tf32", "cudnn.conv": "cudnn.allow_tf32", "cudnn.rnn": "cudnn.allow_tf32"}
@@ -25,7 +25,7 @@ _OLDER = {"cuda.matmul": "cuda.matmul.allow_tf32", "cudnn.conv": "cudnn.allow_tf
 
 
 def read_precision(place: str) -> str | None:
-    """Return the precision of a backend, or None if this version of torch does not have the setting."""
+    """Return the precision setting of a backend, or None if this version of torch lacks it."""
     try:
         value: str = _READERS[place](torch.backends)
     except (AttributeError, RuntimeError) as error:
@@ -46,15 +46,15 @@ def allows_tf32(place: str) -> bool:
 
 
 def set_precision(place: str, value: Any) -> None:
-    """Set the precision of a backend; raises torch's error if that is not possible."""
+    """Set the precision of a backend. torch raises an error if that is not possible."""
     attrgetter(place)(torch.backends).fp32_precision = value
 
 
 def is_tf32(operator: str, context: Mapping[str, Any]) -> bool:
-    """Return True if a GPU may compute a float32 operator as TF32, under the settings of a context.
+    """Return True if a GPU may compute a float32 operator as TF32, under the recorded settings in `context`.
 
-    Convolutions and recurrent networks have separate settings, which allow TF32 by default. Subgraph cases and samples
-    may contain operators of every kind.
+    Convolutions and recurrent networks have separate settings, which allow TF32 by default. A subgraph case or a sample
+    may contain all kinds of operators, so any of the settings that allows TF32 counts.
     """
     values = parse_precisions(str(context.get("fp32_precision", "")))
     of_products = "tf32" if context.get("matmul_precision") in ("high", "medium") else "ieee"
@@ -70,7 +70,7 @@ def is_tf32(operator: str, context: Mapping[str, Any]) -> bool:
 
 
 def describe_precisions() -> str:
-    """Return the settings that differ from their initial values, such as `cuda.matmul:tf32,mkldnn.conv:bf16`."""
+    """Return the precision settings that differ from torch's defaults, such as `cuda.matmul:tf32,mkldnn.conv:bf16`."""
     values = {place: read_precision(place) for place in PLACES}
     unusual = {
         place: value for place, value in values.items() if value not in (None, *USUAL.get(place, ("none", "ieee")))
@@ -79,6 +79,8 @@ def describe_precisions() -> str:
 
 
 def parse_precisions(text: str) -> dict[str, str]:
-    """Return the settings in a result of `describe_precisions` by name, without unknown ones."""
+    """Return the settings in a text of the form that `describe_precisions` returns, by name, without unknown
+    settings.
+    """
     pairs = (part.partition(":") for part in text.split(","))
     return {place: value for place, _, value in pairs if place in PLACES and value in VALUES}

@@ -1,4 +1,4 @@
-"""Use of torch's private interfaces, with a fallback for versions of torch that lack one."""
+"""Access to torch's private interfaces, with a fallback for versions of torch that lack one."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ FOUND = "found"
 
 
 class PrivatePlaces:
-    """Private interfaces of torch that a module uses, each declared once with its fallback."""
+    """The private interfaces of torch that one module uses, each declared with its fallback."""
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[Callable[[], bool], str]] = {}
 
     def take(self, name: str, fallback: Any, otherwise: str) -> Any:
-        """Return the object with a dotted name, or `fallback` if this torch lacks it, without importing modules.
+        """Return the torch object with a dotted name, or `fallback` if this torch lacks it; imports no modules.
 
         Parameters
         ----------
-        otherwise : short description of the fallback's behaviour
+        otherwise : short description of what happens with the fallback
         """
         self.declare(name, lambda: _at(name) is not None, otherwise)
         thing = _at(name)
         return fallback if thing is None else thing
 
     def take_later(self, name: str, fallback: Any, otherwise: str) -> Callable[[], Any]:
-        """Return a function that imports and returns the object, for modules that take long to import."""
+        """Return a function that imports and returns the object on its first call, for modules that load slowly."""
 
         def is_there() -> bool:
             _import_around(name)
@@ -56,7 +56,7 @@ class PrivatePlaces:
         self._places[name] = (is_usable, otherwise)
 
     def report(self) -> dict[str, str]:
-        """Return, for each interface, `found` or the behaviour of its fallback."""
+        """Return, for each interface, `found` or the description of its fallback."""
         return {name: FOUND if is_usable() else otherwise for name, (is_usable, otherwise) in self._places.items()}
 
 

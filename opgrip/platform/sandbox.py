@@ -1,11 +1,12 @@
-"""Child processes that may crash, hang or use too much memory: starting, watching, and reporting how they ended.
+"""Child processes that may crash, hang or use too much memory: functions to start them, watch them and report their
+end.
 
-`run_program` runs a command to its end. A `Child` is a process that exchanges JSON lines with this one: a function that
-runs in a fork, which starts within milliseconds but must not be used once torch has started threads, or a module in a
-new Python process. It writes a `Heartbeat` before each step, in memory that both processes share, so that its
-supervisor knows which step crashed or hangs. A child leads a process group, so that its own children end with it.
+`run_program` runs a command to its end. A `Child` is a process that exchanges JSON lines with this one. It runs either
+a function in a fork, which starts within milliseconds but must not be used once torch has started threads, or a module
+in a new Python process. A child writes a `Heartbeat` to shared memory before each step, so that its supervisor knows
+which step crashed or hangs. A child leads a process group, so that its own children end with it.
 
-A confined child runs in bubblewrap, without network and with a file system that is read-only except for some folders.
+A confined child runs in bubblewrap: without network, and with a file system that is read-only except for some folders.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from opgrip.errors import UserError
 from opgrip.platform.heartbeat import IDLE, Heartbeat
 
 POLL_S = 0.1
-"""How long `receive` waits for a message by default."""
+"""default time in seconds that `receive` waits for a message"""
 FAILED, TIMEOUT = "failed", "timeout"
 DEVICE_LOST = 75
-"""Exit status of a process that can no longer use its device."""
+"""exit status of a process that can no longer use its device"""
 NOISE = ("USDT:",)
-"""Beginnings of lines that torch's profiler prints on its own."""
+"""beginnings of lines on stderr that torch's profiler prints and that do not explain an error"""
 LONGEST_WORDS = 200
 PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Premature end of a child.
+    """How a child ended before it finished its work.
 
     Attributes
     ----------
@@ -62,9 +63,9 @@ class Child:
 
     Parameters
     ----------
-    run : a function to run in a fork, called with the descriptors that it reads and writes and its heartbeat; or
-        the name of a module to run in a new Python process, which starts with `receive_request`
-    request : for a module, the return value of `receive_request`
+    run : a function to run in a fork, called with a descriptor to read, a descriptor to write, and its heartbeat; or
+        the name of a module to run in a new Python process, which calls `receive_request` first
+    request : for a module, the request that `receive_request` returns
     timeout_s : time limit of a step, after which the child is killed; None for no limit
     confined : for a module, the folders that it may write to in bubblewrap; None to run it without bubblewrap
     """
@@ -99,7 +100,7 @@ class Child:
             self.send({**(request or {}), "heartbeat": self._heartbeat.file, "parent": os.getpid()})
 
     def _settle(self) -> None:
-        """Make a fork independent of its parent's terminal and output."""
+        """Detach a forked child from its parent's terminal and output."""
         os.close(self._to)
         os.close(self._from)
         # Ctrl-C is for the parent only
@@ -156,11 +157,15 @@ class Child:
         return [json.loads(line) for line in lines]
 
     def result(self, report: Callable[..., object] = lambda *progress: None) -> dict[str, Any] | Ended:
-        """Return the result that a child sends by `answer`, or how it ended without one; raise its `UserError`.
+        """Wait for the result that a child sends by `answer`; return it, or how the child ended without a result.
 
         Parameters
         ----------
         report : called with the child's progress
+
+        Raises
+        ------
+        UserError : if the child sent one
         """
         answer: dict[str, Any] | None = None
         while not isinstance(received := self.receive(), Ended):
@@ -265,7 +270,7 @@ def answer(run: Callable[[Callable[..., None]], dict[str, Any]], output: int) ->
 
     Parameters
     ----------
-    run : called with a function that reports progress
+    run : called with a function that sends progress reports
     """
     try:
         message = run(lambda *progress: write_message(output, {"progress": progress}))
@@ -276,7 +281,7 @@ def answer(run: Callable[[Callable[..., None]], dict[str, Any]], output: int) ->
 
 
 def end_with_parent() -> None:
-    """Make the system end this process when the thread that started it ends for any reason."""
+    """Ask the system to end this process when the thread that started it ends for any reason."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -292,7 +297,7 @@ def kill_group(pid: int) -> None:
 
 
 def last_words(errors: IO[bytes]) -> str:
-    """Return the last line that a process wrote to stderr, and empty the file."""
+    """Return the last line in the file that holds a process's stderr, and empty the file."""
     errors.seek(0)
     lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
     errors.seek(0)
@@ -301,7 +306,7 @@ def last_words(errors: IO[bytes]) -> str:
 
 
 def how_it_ended(status: int) -> str:
-    """Describe an exit status, or minus the number of a signal."""
+    """Describe how a process ended, from its exit status, or from the negative number of the signal that ended it."""
     if status == DEVICE_LOST:
         return "it made the device unusable"
     if status >= 0:
@@ -318,7 +323,7 @@ class Finished:
     Attributes
     ----------
     status : its exit status, minus the number of the signal that ended it, or None if it took too long
-    output, errors : what it wrote
+    output, errors : texts that it wrote to stdout and stderr
     """
 
     status: int | None
@@ -333,11 +338,11 @@ def run_program(
     log: IO[bytes] | None = None,
     started: Callable[[int], None] = lambda pid: None,
 ) -> Finished:
-    """Run a command in a separate process group, which ends with it.
+    """Run a command in its own process group, and kill the rest of the group when the command ends.
 
     Parameters
     ----------
-    log : receives its output and errors; None to return them
+    log : file for its stdout and stderr; None to return them
     started : called with the process id
     """
     process = subprocess.Popen(

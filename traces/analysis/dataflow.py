@@ -1,7 +1,7 @@
-"""Dataflow of a trace: for each call, the calls that made or last wrote the memory that it takes.
+"""Dataflow of a trace: for each call, the earlier calls that created or last wrote the memory of its arguments.
 
-The calls are traversed twice: to find the last call that uses each storage, and to follow storages from call to call.
-This keeps 8 bytes for each storage, and more for storages that are alive.
+The calls are read twice: once to find the last call that uses each storage, and once to follow storages from call to
+call. This takes 8 bytes for each storage, and more for storages in use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNKNOWN = -1
 
 
 class MemoryNumbers:
-    """Map from storages to integers below 2 ** 31; a trace numbers its storages from 0."""
+    """Map from storage numbers, which begin at 0 in a trace, to integers below 2 ** 31."""
 
     def __init__(self) -> None:
         self._near = array("i")
@@ -45,7 +45,7 @@ class MemoryNumbers:
         self._near[storage] = number
 
     def raise_to(self, storages: Integers, numbers: Integers) -> None:
-        """Set numbers that are larger than the present ones; both arrays are (N,)."""
+        """For each storage, keep the larger of its present integer and the one in `numbers`; both arrays are (N,)."""
         self._count += len(storages)
         far = (storages < 0) | (storages >= self._end)
         if self._far:
@@ -82,7 +82,7 @@ class DataflowStep:
     duration_ns, host_ns : times on the host; for a perturbed call, `host_ns` is the value in the trace
     device_ns : time that the call kept an accelerator busy; None for a call on the host only
     time_ns : time on the device if the call ran on one, else `host_ns`
-    after : calls that made or last wrote the memory that this call takes
+    after : earlier calls that created or last wrote the memory of its arguments
     takes, gives : storages of its arguments and results
     writes : storages of arguments that it writes into
     """
@@ -109,8 +109,8 @@ class Storage:
 
     Attributes
     ----------
-    bytes : size up to the end of the last tensor that calls take from it or, if no call takes one, return in it
-    made_by : call that first returned it; None for memory that exists before, such as parameters
+    bytes : size in bytes up to the end of the last tensor in it that is an argument, or a result if none is an argument
+    made_by : call that first returned a tensor in it; None for memory from before the capture, such as parameters
     first, last : first and last call that uses it
     """
 
@@ -122,8 +122,8 @@ class Storage:
 
 
 class Dataflow:
-    """Calls of a trace with the calls that they depend on; work of nested calls counts once. It can be iterated
-    repeatedly.
+    """The calls of a trace, each with the calls that it depends on; calls nested in another call are left out. It can
+    be iterated repeatedly.
 
     Attributes
     ----------
@@ -166,7 +166,7 @@ class Dataflow:
                     writers.pop(number, None)
 
     def _note(self, own: pd.DataFrame, memory: Integers) -> None:
-        """Record the last use and the size of the storages of some calls."""
+        """Record the size and the last use of the storages of some calls."""
         counts = own["tensors"].to_numpy(dtype=np.int64)
         before = np.cumsum(counts) - counts
         place = np.arange(counts.sum()) - np.repeat(before, counts)
@@ -203,11 +203,11 @@ class Dataflow:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Tensors of a signature: number of arguments, extent of each tensor, and which arguments calls write.
+    """Sizes of the tensors of a signature, and which arguments its calls write.
 
     Attributes
     ----------
-    extents : ranks of extents, `UNKNOWN` for a tensor that the signature lacks
+    extents : extent of each tensor as a rank (see `_Shapes`), `UNKNOWN` for a tensor that the signature lacks
     """
 
     argument_count: int
@@ -216,10 +216,11 @@ class _Shape:
 
 
 class _Shapes:
-    """Tensors of all signatures of a trace.
+    """Sizes of the tensors of all signatures of a trace.
 
-    An extent in bytes is represented by a rank that grows with it. Arguments have higher ranks than results, because a
-    signature holds the results of its first call only, but arguments that all its calls share.
+    The extent of a tensor is the number of bytes up to its end in memory. Extents are stored as ranks, which grow with
+    them. All arguments have higher ranks than all results, because the arguments are the same in all calls of a
+    signature, whereas the results are known for its first call only.
     """
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
@@ -235,7 +236,7 @@ class _Shapes:
         self._written: dict[int, list[int]] = {}
 
     def of(self, signature: int, count: int) -> _Shape:
-        """Return the tensors of a call of a signature with `count` tensors."""
+        """Return the sizes of the `count` tensors of a call of a signature."""
         shape = self._shapes.get((signature, count))
         if shape is None:
             shape = self._shapes[signature, count] = self._make(signature, count)
@@ -260,7 +261,7 @@ class _Shapes:
         return places
 
     def extents(self, signatures: Integers, counts: Integers, place: Integers) -> Integers:
-        """Return the ranks of the extents of all tensors of some calls.
+        """Return the extents, as ranks, of all tensors of some calls.
 
         Parameters
         ----------

@@ -1,4 +1,6 @@
-"""One side of a comparison: calls and times of one or several traces, which can be kept in a small file per day."""
+"""One side of a comparison of traces: calls and times of one or more traces, which can be stored in a small file per
+day.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,17 @@ from opgrip.traces.table.trace import Trace, load
 from opgrip.traces.values import ValueModel
 
 STEP, TRACE, CALL = "step", "trace", "call"
-"""Units for counting calls: steps if all traces have them, else traces if there is one on each side, else calls."""
+"""Units per which calls are counted: steps if all traces record them, else traces if each side has one, else calls."""
 
 
 @dataclass(slots=True)
 class Cases:
-    """Calls of one side with the same key.
+    """All calls of one side that have the same key.
 
     Attributes
     ----------
-    time_ns : total time; each call counts with the median of its signature
-    models : tensors of the first signature with their value models
+    time_ns : total time in ns, computed with the median time of each signature
+    models : tensors of the first signature of these calls, with their value models
     """
 
     op: str = ""
@@ -47,13 +49,13 @@ class Cases:
 
     @property
     def median_us(self) -> float | None:
-        """Median time of a call of the signature with most calls, in us."""
+        """Median time in us of a call of the most frequent signature."""
         return max(self.times_us, key=lambda item: item[1])[0] if self.times_us else None
 
 
 @dataclass(slots=True)
 class Side:
-    """Sums over traces that are added one by one.
+    """Sums of calls and times over traces, which are added one by one.
 
     Attributes
     ----------
@@ -93,7 +95,7 @@ class Side:
         self.time_ns += float(totals.sum())
 
     def include(self, other: Side) -> None:
-        """Add the sums of another side, without its models."""
+        """Add the sums of another side, but not its value models."""
         for key, cases in other.cases.items():
             own = self.cases.setdefault(key, Cases(cases.op, cases.call))
             own.count += cases.count
@@ -107,12 +109,12 @@ class Side:
         self.time_ns += other.time_ns
 
     def units(self, unit: str) -> float:
-        """Return the number of steps, traces or calls."""
+        """Return the number of steps, traces or calls, whichever `unit` names."""
         return max(1, {STEP: self.steps or 0, TRACE: self.traces, CALL: self.calls}[unit])
 
 
 def unit_of(before: Side, after: Side) -> str:
-    """Return the unit by which calls of two sides are counted."""
+    """Return the unit per which calls are counted when two sides are compared: step, trace or call."""
     if before.steps and after.steps:
         return STEP
     return TRACE if before.traces == after.traces == 1 else CALL
@@ -134,7 +136,7 @@ def _steps(trace: Trace) -> int:
 
 
 def _contexts(trace: Trace) -> dict[int, Mapping[str, Any]]:
-    """Return the settings of each signature's first call, by signature."""
+    """Return the torch settings under which each signature was first called, by signature number."""
     context_of = {scope.number: scope.context for scope in trace.scopes}
     first = trace.own_distinct_calls.drop_duplicates("signature")
     pairs = zip(first["signature"].tolist(), first["scope"].tolist(), strict=True)
@@ -149,7 +151,9 @@ def _models(signature: Signature, values: Mapping[int, ValueModel]) -> Iterator[
 SUFFIX = ".shapes.json"
 VERSION = 1
 MOST_BYTES = 32 << 20
-"""maximum size of a day's file in bytes: a hundred thousand signatures; each byte takes twenty in memory"""
+"""maximum size in bytes of a day's file, enough for a hundred thousand signatures; reading takes twenty times this
+memory
+"""
 
 
 def write_day(side: Side, path: Path) -> None:
@@ -210,7 +214,10 @@ PATTERN = "*?["
 
 
 def paths_of(side: Path) -> list[Path]:
-    """Return the trace files of a side in order of name; raise `UserError` if there are none."""
+    """Return the trace files of a side, sorted by name; raise `UserError` if there are none.
+
+    `side` is a trace file or a folder.
+    """
     # a folder can also be the trace of another tool
     if side.is_dir() and format_of(side) is None:
         paths = sorted(path for path in side.iterdir() if path.name.endswith(SUFFIXES))
@@ -239,7 +246,7 @@ def load_side(paths: list[Path], partial: bool, unbounded: bool) -> Side:
 MOST = 400
 """maximum number of characters of a call's arguments"""
 MOST_LEAVES = 60
-"""maximum number of arguments that are written one by one"""
+"""maximum number of arguments that an outline lists one by one"""
 
 
 def outline(value: Any) -> str:

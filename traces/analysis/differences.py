@@ -1,4 +1,4 @@
-"""Comparison of two traces by signatures, call counts, shares of time and values, and its output files."""
+"""Comparison of two traces: their signatures, numbers of calls, shares of time, and values; and its output files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from opgrip.traces.table.trace import Trace
 from opgrip.traces.values import ValueModel, value_models
 
 SAMPLED = 4096
-"""number of values drawn from a model; the standard error of their mean is a sixtieth of their spread"""
+"""number of values drawn from a model; the standard error of their mean is a sixty-fourth of their spread"""
 SEED = 0
 
 Statistics = Mapping[str, float]
 
 
 def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
-    """Return mean, spread, range and shares of drawn values; for booleans, the mean is the share of True."""
+    """Return mean, spread, range and shares of zeros, nan and infinities of values drawn from a model.
+
+    For booleans, the mean is the share of True.
+    """
     generator = torch.Generator().manual_seed(SEED)
     shape = spec.shape if prod(spec.shape) <= SAMPLED else (SAMPLED,)
     if 0 in shape:
@@ -54,7 +57,8 @@ def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
 def changed_statistics(before: Statistics, after: Statistics, tolerance: float) -> dict[str, tuple[float, float]]:
     """Return the statistics that changed, with their values before and after.
 
-    A change must exceed `tolerance` times the spread of the values or, for shares, `tolerance` of all values.
+    A mean or spread counts as changed if it differs by more than `tolerance` times the spread, a bound by ten times
+    that, and a share by more than `tolerance`.
     """
     changed = {}
     spread = max(before.get("std", 0.0), after.get("std", 0.0))
@@ -80,14 +84,15 @@ FACTS = ("opgrip", "torch", "python", "model", "run", "device", "devices", "seed
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """Limits below which differences do not count.
+    """Limits up to which two traces count as equal.
 
     Attributes
     ----------
-    counts : relative to the larger of two numbers of calls, per step if steps are known
-    shares : shares of the whole time, 0 to 1
-    values : relative to the spread or, for shares of zeros, nan and infinities, to all values
-    least : minimal share of the time of a signature that was added, removed, or is called more or less often
+    counts : difference in the number of calls, relative to the larger number; per step if steps are known
+    shares : difference in the share of the total time, 0 to 1
+    values : difference in statistics of values, relative to their spread; for shares of zeros, nan and infinities,
+        absolute
+    least : smallest share of the time for which an added, removed, or more or less often called signature is reported
     """
 
     counts: float = 0.0
@@ -102,8 +107,8 @@ class Row:
 
     Attributes
     ----------
-    key : identity in any trace
-    call : outline with arguments
+    key : key of the signature, the same in all traces
+    call : short form of the call with its arguments
     counts : number of calls in each trace
     shares : share of the time of each trace, 0 to 1
     median_us : median time of a call in each trace, or None
@@ -123,7 +128,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """Operator whose share changed, over all shapes.
+    """An operator whose share of time or calls changed, summed over all shapes.
 
     Attributes
     ----------
@@ -137,14 +142,14 @@ class OperatorRow:
 
 @dataclass(frozen=True, slots=True)
 class TraceDifference:
-    """Differences between two sides, each of which has one or several traces.
+    """Differences between two sides, each of which is one or more traces.
 
     Attributes
     ----------
     facts : header fields that differ: name, before, after
     rows : all signatures, largest change of time first
-    unit, units : unit by which calls are counted (`step`, `trace`, `call`), and how many units each side has
-    operators : operators whose share changed
+    unit, units : unit per which calls are counted (`step`, `trace`, `call`), and number of units on each side
+    operators : operators whose share of time or calls changed
     """
 
     names: tuple[str, str]
@@ -293,7 +298,7 @@ def write_difference(difference: TraceDifference, path: Path, force: bool) -> No
 
 
 def values_text(row: Row) -> str:
-    """Return a description of what changed in a row's values."""
+    """Return a description of the statistics of values that changed in a row."""
     return ", ".join(
         f"tensor {place} {name} {_number(one)} → {_number(other)}" for place, name, one, other in row.values
     )

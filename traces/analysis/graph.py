@@ -1,4 +1,4 @@
-"""Facts derived from the dataflow of a trace: its critical path and its live memory."""
+"""Critical path and memory use of a trace, computed from its dataflow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from opgrip.traces.analysis.dataflow import Dataflow, DataflowStep, Storage
 from opgrip.traces.table.trace import Trace
 
 PRUNED = 1 << 12
-"""number of chains, in addition to those of live memory, after which chains are pruned"""
+"""maximum number of chains that are kept in addition to chains of memory in use"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +19,15 @@ class GraphFacts:
 
     Attributes
     ----------
-    calls, dependencies, storages : numbers of calls, dependencies and storages
+    calls, dependencies, storages : number of calls, dependencies and storages
     time_ns : sum of the times of all calls, on the device for calls that ran on one
     host_ns : sum of the times of all calls on the host
     has_device : True if some calls ran on a device
     critical_path : the slowest chain of calls in which each depends on the previous one
-    critical_ns, critical_host_ns : the same sums for the calls of this chain
-    peak_bytes : maximum memory in use at once, without memory that exists before the first call
-    peak_at, peak_op : call at this maximum, and its operator
-    outside_bytes : memory that exists before the first call
+    critical_ns, critical_host_ns : sums of `time_ns` and `host_ns` over the calls of this chain
+    peak_bytes : maximum memory in use at once, except memory allocated before the first call
+    peak_at, peak_op : number and operator of the call at which memory use is highest
+    outside_bytes : memory allocated before the first call
     """
 
     calls: int
@@ -51,7 +51,7 @@ class Graph:
 
     Attributes
     ----------
-    steps : calls by number; calls made inside another call belong to that call
+    steps : calls by number, without the calls made inside another call
     storages : storages by number
     """
 
@@ -73,7 +73,7 @@ def make_graph(trace: Trace) -> Graph:
 
 
 def graph_facts(flow: Dataflow) -> GraphFacts:
-    """Return the facts of a graph, using 4 bytes for each call."""
+    """Return the facts of a dataflow; this takes 4 bytes of memory per call."""
     watch = _Watch()
     for step, new in flow:
         watch.add(step, new, flow.writers)
@@ -89,7 +89,7 @@ class _Watch:
         self._has_device = False
 
     def add(self, step: DataflowStep, new: Iterable[Storage], writers: dict[int, int]) -> None:
-        """Add a call with the storages that it is the first to use."""
+        """Add a call, with the storages that no earlier call used."""
         self._path.add(step, writers)
         self._calls += 1
         self._dependencies += len(step.after)
@@ -152,7 +152,7 @@ class _CriticalPath:
 
 
 class _LiveMemory:
-    """Memory that is live during a call, from its first use to its last."""
+    """Memory in use at each call, where a storage is in use from the first to the last call that uses it."""
 
     def __init__(self) -> None:
         self.peak_bytes = self.outside_bytes = 0
@@ -163,7 +163,7 @@ class _LiveMemory:
         self._ends: dict[int, int] = {}
 
     def add(self, step: DataflowStep, new: Iterable[Storage]) -> int:
-        """Add a call with the storages that it is the first to use; return the number of these."""
+        """Add a call with the storages that no earlier call used, and return how many of these storages there are."""
         count = 0
         for storage in new:
             count += 1

@@ -1,7 +1,7 @@
-"""Peaks of a machine: bandwidth of each memory level, arithmetic by dtype, launch time.
+"""Peaks of a machine: bandwidth of each memory level, arithmetic rate by dtype, and launch time.
 
-They are measured once and kept in a file. Bandwidths are measured by copying, and the fastest run counts, since no run
-exceeds a peak.
+They are measured once and stored in a file. Bandwidth is measured with copies; the fastest run counts, because no run
+can exceed the peak.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.table.trace import Trace
 
 FORM = 2
-"""version of the file; files of other versions are ignored"""
+"""version of the file's form; files of other versions are ignored"""
 TF32 = "tf32"
-"""name of the rate of float32 products whose inputs a GPU may round to 10 bits"""
+"""name of the rate of float32 products for which a GPU may round inputs to TF32"""
 LEAST_SHARE = 1e-4
-"""share of a device's fastest rate that every dtype exceeds: float64 has about a thousandth of float8 on some GPUs"""
+"""smallest plausible rate of a dtype, as a share of the device's fastest rate: on some GPUs float64 has a thousandth of
+float8
+"""
 FLOAT8 = "float8"
 """prefix of the names of all float8 types"""
 
@@ -51,8 +53,8 @@ class Level:
     Attributes
     ----------
     name : `L1`, `L2`, `L3`, `memory`
-    size : bytes of one cache; None for the memory
-    sharing : number of processors that share it
+    size : size of the cache in bytes; None for the main memory
+    sharing : number of processors that share the cache
     bandwidth : GB/s of a copy, reads plus writes, by number of threads
     """
 
@@ -62,7 +64,7 @@ class Level:
     bandwidth: dict[int, float]
 
     def holds(self, size: int, threads: int) -> bool:
-        """Return True if this many bytes, divided among this many threads, fit."""
+        """Return True if `size` bytes, divided among `threads` threads, fit into this level."""
         return self.size is None or size <= self.size * max(1, threads // self.sharing)
 
 
@@ -72,7 +74,7 @@ class Ceilings:
 
     Attributes
     ----------
-    machine : processor or GPU, and other facts that the peaks depend on
+    machine : name of the processor or GPU, and other facts on which the peaks depend
     threads : largest number of threads that was measured
     levels : memory levels, nearest cache first
     rates : Gflop/s of a matrix product by dtype and number of threads
@@ -92,7 +94,7 @@ class Ceilings:
     time: str
 
     def level(self, size: int, threads: int, cold: bool) -> Level:
-        """Return the nearest level that holds this many bytes; with cold caches, the memory."""
+        """Return the nearest level that holds `size` bytes; with cold caches, the main memory."""
         return next(level for level in self.levels if level.size is None or (not cold and level.holds(size, threads)))
 
     def bandwidth(self, level: Level, threads: int) -> float:
@@ -100,9 +102,10 @@ class Ceilings:
         return _between(level.bandwidth, threads)
 
     def rate(self, dtype: str | None, threads: int) -> float | None:
-        """Return Gflop/s of a dtype or `TF32`; if it was not measured, that of float32, or None.
+        """Return the rate in Gflop/s of a dtype or of `TF32`; if it was not measured, the rate of float32; None without
+        that.
 
-        All float8 types are equally fast, and no other type is as fast.
+        All float8 dtypes share one rate, and only they may use it.
         """
         rates = self.rates.get(dtype or "")
         if rates is None and (dtype or "").startswith(FLOAT8):
@@ -159,9 +162,9 @@ def from_json(fields: dict[str, Any]) -> Ceilings:
 
 
 def find_implausible_rate(ceilings: Ceilings) -> str | None:
-    """Return a description of a rate that no product on an accelerator can have, or None.
+    """Return a description of the first rate that is too slow to be real on an accelerator, or None.
 
-    On a CPU without instructions for a dtype, its products may be that slow.
+    On a CPU without instructions for a dtype, its products can be that slow.
     """
     rates = {dtype: max(rate_by_threads.values()) for dtype, rate_by_threads in ceilings.rates.items()}
     if ceilings.device == "cpu" or not rates:
@@ -173,7 +176,7 @@ def find_implausible_rate(ceilings: Ceilings) -> str | None:
 
 
 def _between(measured: dict[int, float], threads: int) -> float:
-    """Return the value for a number of threads, interpolated between measured numbers."""
+    """Return the value for a number of threads, interpolated linearly between measured numbers of threads."""
     points = sorted(measured.items())
     below = [point for point in points if point[0] <= threads] or points[:1]
     above = [point for point in points if point[0] >= threads] or points[-1:]
@@ -188,15 +191,15 @@ def _processors() -> int:
 REPEATS, REPEAT_S = 6, 0.2
 """minimum number of runs, and their minimum total time in seconds; the fastest run counts"""
 SHARE_OF_CACHE = 0.5
-"""share of a cache that both buffers take, since the cache also holds other data"""
+"""share of a cache that the two copy buffers take, because the cache also holds other data"""
 MEMORY_BYTES = 256 << 20
-"""bytes of both buffers on the CPU, or eight times the last cache if that is more"""
+"""size in bytes of both copy buffers on the CPU, or eight times the last cache if that is more"""
 MOST_BYTES = 4 << 30
 MOST_COPIES = 200
 """maximum number of copies on a device between two readings of its clock"""
 BYTES_OF_FLOAT = 4
 BYTES_A_RUN = 256 << 20
-"""bytes that copies within a cache move between two readings of the clock"""
+"""number of bytes that copies within a cache move between two readings of the clock"""
 CACHES = "/sys/devices/system/cpu/cpu0/cache"
 
 
@@ -221,7 +224,7 @@ def levels(device: str, threads: Sequence[int]) -> list[Level]:
 
 
 def memory(device: str, threads: Sequence[int]) -> Level:
-    """Measure the memory of a device; parameters as in `levels`."""
+    """Measure the main memory of a device; parameters as in `levels`."""
     free = free_memory(device) or MOST_BYTES
     if torch.device(device).type != "cpu":
         return _on_device(device, "memory", None, min(MOST_BYTES, free // 4))
@@ -238,12 +241,14 @@ def _cpu_caches(threads: Sequence[int]) -> Iterator[Level]:
 
 
 def no_less(rates: dict[int, float]) -> dict[int, float]:
-    """Return rates corrected so that they do not fall with more threads, as they may seem to on a busy machine."""
+    """Return rates that never decrease with more threads; on a busy machine, measured rates may."""
     return {count: max(value for other, value in rates.items() if other <= count) for count in rates}
 
 
 def _copy_rate(size: int, threads: int) -> float:
-    """Return GB/s of this many threads, each of which copies between two buffers of `size` bytes in total."""
+    """Return the rate in GB/s of `threads` threads, each of which copies between two buffers of `size` bytes
+    in total.
+    """
     half = max(size // 2, 64) // 64 * 64
     count = max(1, BYTES_A_RUN // (2 * half))
     sets = [_repeating_arrays(half, count) for _ in range(threads)]
@@ -260,10 +265,10 @@ def _copy_rate(size: int, threads: int) -> float:
 
 
 def _repeating_arrays(size: int, count: int) -> tuple[Any, Any]:
-    """Return two arrays of `count` elements of `size` bytes; all elements of an array share one location.
+    """Return two arrays of `count` elements of `size` bytes each, in which all elements are the same memory.
 
-    Copying one array to the other makes `count` copies in one call; code between single copies would take longer than a
-    copy in the nearest cache.
+    Copying one array to the other makes `count` copies in one call, because Python code between single copies would
+    take longer than a copy within the nearest cache.
     """
     buffers = (np.zeros(size, np.uint8).view(f"V{size}") for _ in range(2))
     target, source = (np.lib.stride_tricks.as_strided(buffer, (count,), (0,)) for buffer in buffers)
@@ -271,7 +276,7 @@ def _repeating_arrays(size: int, count: int) -> tuple[Any, Any]:
 
 
 def caches(folder: str = CACHES) -> list[tuple[str, int, int]]:
-    """Return name, bytes and number of sharing processors of each data cache of the first processor."""
+    """Return name, size in bytes and number of sharing processors of each data cache of the first processor."""
     levels = []
     for index in sorted(Path(folder).glob("index*")):
         facts = {name: "".join(lines(str(index / name))) for name in ("level", "type", "size", "shared_cpu_list")}
@@ -301,7 +306,7 @@ def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def _launched_at_once(run: Callable[[], None], device: str) -> Callable[[], None]:
-    """Return the run as a CUDA graph if possible, since a launch can take longer than a copy within a cache."""
+    """Return `run` as a CUDA graph if possible, because a launch can take longer than a copy within a cache."""
     if torch.device(device).type != "cuda":
         return run
     with torch.cuda.device(device):
@@ -313,7 +318,7 @@ def _launched_at_once(run: Callable[[], None], device: str) -> Callable[[], None
 
 
 def _on_device_s(run: Callable[[], None], device: str, repeats: int = REPEATS) -> float:
-    """Return the time of the fastest run in seconds, by the device's clock."""
+    """Return the time of the fastest run in seconds, measured by the device's clock."""
     module = getattr(torch, torch.device(device).type)
 
     def timed() -> float:
@@ -330,9 +335,9 @@ def _on_device_s(run: Callable[[], None], device: str, repeats: int = REPEATS) -
 
 
 def best_s(run: Callable[[], object], enough_s: float = 1.0) -> float:
-    """Return the time of the fastest run in seconds; only one run counts if it takes longer than `enough_s`.
+    """Return the time of the fastest run in seconds; a run that takes longer than `enough_s` is not repeated.
 
-    A run before is not timed: it loads libraries and kernels, which took 145 ms for bfloat16 on an H100.
+    The first run is not timed, because it loads libraries and kernels (145 ms for bfloat16 on an H100).
     """
     run()
     start = perf_counter()
@@ -348,7 +353,7 @@ def best_s(run: Callable[[], object], enough_s: float = 1.0) -> float:
 
 
 def _count(listed: str) -> int:
-    """Return the number of processors in a list such as `0-3,8`."""
+    """Return the number of processors in a text such as `0-3,8`."""
     ends = (part.split("-") for part in listed.split(",") if part)
     return max(1, sum(int(end[-1]) - int(end[0]) + 1 for end in ends))
 
@@ -356,7 +361,8 @@ def _count(listed: str) -> int:
 def bandwidth(device: str = "cpu") -> float:
     """Return the bytes per second that this machine reads and writes when torch's threads copy memory.
 
-    The figure is taken from `opgrip machine` if it was run, else from an earlier measurement, else measured now.
+    The value comes from `opgrip machine` if that command was run, else from an earlier measurement; else it is
+    measured.
 
     Raises
     ------
@@ -371,7 +377,9 @@ def bandwidth(device: str = "cpu") -> float:
 
 
 def bandwidth_of(trace: Trace) -> float:
-    """Return the memory bandwidth of a trace's device; raise `UserError` if this machine lacks the device."""
+    """Return the memory bandwidth of a trace's device in bytes per second; raise `UserError` if this machine lacks the
+    device.
+    """
     devices = {spec.device for item in trace.signatures for spec in tensors([item.args, item.kwargs, item.outputs])}
     device = min(devices - {"cpu", "meta"}, default="cpu")
     try:

@@ -54,9 +54,9 @@ def merge(
     unbounded: bool = False,
     align: bool = True,
 ) -> tuple[int, int]:
-    """Write one trace with the calls of all traces, on one clock; equal records are written once.
+    """Write one trace with the calls of all traces, on a common clock; equal records are written once.
 
-    Returns the numbers of calls and of signatures of operators, as `opgrip trace info` counts them.
+    Returns the numbers of calls and of signatures of operators, counted as in `opgrip trace info`.
 
     Memory does not grow with the calls: blocks are copied one by one, in the order of the files.
 
@@ -104,13 +104,13 @@ def merge(
 
 
 def _started(header: Mapping[str, Any]) -> int | None:
-    """Return when a capture began, in ns since 1970, or None if unknown."""
+    """Return the time at which a capture began, in ns since 1970, or None if unknown."""
     start = header.get("started_unix_ns")
     return start if type(start) is int and 0 <= start < LATEST_NS else None
 
 
 def _check_once(paths: Sequence[Path]) -> None:
-    """Raise `UserError` if two paths lead to the same file."""
+    """Raise `UserError` if two paths are the same file."""
     path_of_file: dict[Path, Path] = {}
     for path in paths:
         file = trace_file(path).resolve()
@@ -121,7 +121,7 @@ def _check_once(paths: Sequence[Path]) -> None:
 
 
 def _check_recorded_once(paths: Sequence[Path], headers: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `UserError` if two files have the same recording: the same process, started in the same nanosecond."""
+    """Raise `UserError` if two files are recordings of the same process with the same start time."""
     path_of_recording: dict[tuple[int, int], Path] = {}
     for path, header in zip(paths, headers, strict=True):
         start, process = _started(header), header.get("pid")
@@ -135,12 +135,12 @@ def _check_recorded_once(paths: Sequence[Path], headers: Sequence[Mapping[str, A
 
 
 _OWN = ("format", "version", "rank", "distilled", HEADER_FIELD)
-"""header fields that make sense only in single traces: `distilled` refers to signature numbers of one trace"""
+"""header fields that are not copied because they describe one trace only; `distilled` contains signature numbers"""
 
 
 @dataclass(slots=True)
 class _Numbers:
-    """New numbers of the records of one file."""
+    """Numbers in the merged trace of the records of one file, by their numbers in that file."""
 
     signatures: dict[int, int] = field(default_factory=dict)
     scopes: dict[int, int] = field(default_factory=dict)
@@ -213,7 +213,7 @@ class _Join:
         return replace(self._end, calls=self._counts["calls"], signatures=self._counts["signature"])
 
     def _once(self, kind: str, record: Any) -> int:
-        """Write a record unless an equal one was written, and return its number."""
+        """Write a record unless an equal one was written; return the number of the written one."""
         text = json.dumps([kind, to_json(replace(record, number=0))], sort_keys=True)
         # the texts themselves would take half a gigabyte for some tens of ranks
         digest = blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).digest()
@@ -225,7 +225,7 @@ class _Join:
         return number
 
     def _thread(self, number: int, numbers: _Numbers, process: int, name: str = "") -> int:
-        """Return the new number of a thread."""
+        """Return the number of a thread in the merged trace."""
         if number not in numbers.threads:
             numbers.threads[number] = self._counts["thread"]
             self.writer.write(Thread(self._counts["thread"], name, process))
@@ -238,7 +238,9 @@ class _Join:
         return replace(record, **dict(zip(("args", "kwargs", "outputs"), moved, strict=True)))
 
     def _mover(self, numbers: _Numbers) -> Callable[[Any], Any]:
-        """Return a function that renumbers the value models of a leaf."""
+        """Return a function that replaces the numbers of value models in an argument by their numbers in the merged
+        trace.
+        """
 
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, TensorSpec):

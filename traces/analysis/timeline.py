@@ -1,8 +1,9 @@
-"""Timeline: a trace as events of the Chrome trace format, and runs of a thread's calls in one module or function.
+"""Conversion of a trace to events of the Chrome trace format, and runs of a thread's calls in one module or function.
 
-Each thread has a track on which calls are nested in modules, and these in phases. If calls have device times, a second
-track shows the work that the thread submitted to the device. Format:
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+Each thread has a track on which calls are nested in modules, and modules in phases. If calls have device times, a
+second track shows the work that the thread submitted to the device.
+
+Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class TimelinePlace:
     ----------
     name : path of a module, or qualified name of a function
     file : file of the function; empty for a module
-    around : recorded frames around the function, innermost first
+    around : recorded stack frames of the function's callers, innermost first
     """
 
     name: str
@@ -44,14 +45,17 @@ class TimelinePlace:
     around: tuple[str, ...] = ()
 
     def goes_on(self, other: TimelinePlace) -> bool:
-        """Return True if a call at another place continues the run; inner calls record fewer outer frames."""
+        """Return True if a call at another place belongs to the same run.
+
+        Calls deeper in the program may record fewer outer frames.
+        """
         if (self.name, self.phase, self.file) != (other.name, other.phase, other.file):
             return False
         return all(mine == its for mine, its in zip(self.around, other.around, strict=False))
 
 
 class Placed(Protocol):
-    """Protocol of calls with a place."""
+    """A call with the module or function that made it."""
 
     @property
     def place(self) -> TimelinePlace | None:
@@ -70,13 +74,13 @@ def origins(trace: Trace) -> dict[int, Scope]:
 
 
 def frames_of(scope: Scope) -> list[tuple[str, str]]:
-    """Return file and name of the recorded functions around calls, innermost first."""
+    """Return file and name of the recorded functions of a scope, innermost first."""
     frames = [(scope.file, scope.function)]
     return frames + [(match[1], match[2]) for match in map(_CALLER.fullmatch, scope.callers) if match is not None]
 
 
 def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
-    """Yield each place with the consecutive calls of one thread there; a call without a place is left out."""
+    """Yield runs of consecutive calls of one thread at the same place; calls without a place are left out."""
     run: list[P] = []
     around: TimelinePlace | None = None
     for place, call, begins in in_runs(calls):
@@ -90,7 +94,9 @@ def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
 
 
 def in_runs(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, P, bool]]:
-    """Yield the calls that belong to runs, each with the run's place so far and True if it begins the run."""
+    """Yield each call that belongs to a run, with the run's place so far, and True if it is the first call of
+    the run.
+    """
     place: TimelinePlace | None = None
     for call in calls:
         if place is not None and call.place is not None and place.goes_on(call.place):
@@ -105,7 +111,7 @@ def in_runs(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, P, bool]]:
 MODULE, PHASE, CALL, ON_DEVICE = "module", "phase", "operator", "device"
 """categories of events"""
 PROCESS = 1
-"""process number in a trace of a single process"""
+"""process number in a trace with one process"""
 
 DEEPEST, LONGEST = 64, 400
 """maximum number of nested modules and of characters in a name, for untrusted files"""
@@ -122,7 +128,7 @@ Event = dict[str, Any]
 
 
 def timeline(trace: Trace) -> Iterator[Event]:
-    """Yield the events, by thread and time, with times in microseconds since the capture began."""
+    """Yield the events, sorted by thread and time; times are in microseconds since the capture began."""
     shapes = {signature.number: _shapes([signature.args, signature.kwargs]) for signature in trace.signatures}
     processes: dict[str, int] = {}
     for key, has_device in _threads(trace.distinct_calls).items():
@@ -142,7 +148,9 @@ def timeline(trace: Trace) -> Iterator[Event]:
 
 
 def _threads(calls: pd.DataFrame) -> dict[tuple[str, str], bool]:
-    """Return the processes and threads in the order of their first calls, with True if some calls ran on a device."""
+    """Return the processes and threads in the order of their first calls, each with True if some of its calls ran on a
+    device.
+    """
     names = _names_of_threads(calls)
     has_device = calls["device_ns"].notna().groupby([names["process"], names["thread"]], sort=False).any()
     keys = [(str(process), str(thread)) for process, thread in has_device.index.tolist()]
@@ -179,7 +187,7 @@ def _rows(calls: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def timeline_lines(trace: Trace) -> Iterator[str]:
-    """Yield the lines of a file: one JSON object with one event on each line."""
+    """Yield the lines of a JSON file with one event per line."""
     comma = ""
     yield '{"displayTimeUnit": "ns", "traceEvents": [\n'
     for event in timeline(trace):
@@ -191,10 +199,10 @@ def timeline_lines(trace: Trace) -> Iterator[str]:
 def _device_track(
     parts: Iterable[pd.DataFrame], pid: int, tid: int, thread: str, shapes: dict[int, str]
 ) -> Iterator[Event]:
-    """Yield the work that a thread submitted to a device.
+    """Yield events for the work that a thread submitted to a device.
 
-    Its start is unknown; the later one of the call's start and the end of earlier work is used. Calls inside extension
-    functions are part of these; a function of the program consists of its calls.
+    The start of the work on the device is unknown; it is assumed at the start of the call, or at the end of earlier
+    work if that is later. Calls inside an extension function are part of it; a gripped function consists of its calls.
     """
     end_ns: float | None = None
     for calls in parts:
@@ -210,7 +218,7 @@ def _device_track(
 
 
 class _Nesting:
-    """Stack of the phase and modules that a thread is in, each with its start in ns."""
+    """The phase and modules that a thread is in, from outer to inner, each with its start in ns."""
 
     def __init__(self, pid: int, tid: int) -> None:
         self.pid, self.tid = pid, tid
@@ -218,7 +226,7 @@ class _Nesting:
         self._end_ns = 0
 
     def move_to(self, path: tuple[str, ...], start_ns: int, end_ns: int) -> Iterator[Event]:
-        """Move to the phase and modules in `path`, and yield an event for each one that ends."""
+        """Move to the phase and modules in `path`; yield an event for each phase or module that ends."""
         shared = 0
         while shared < min(len(path), len(self._stack)) and self._stack[shared][0] == path[shared]:
             shared += 1
@@ -261,6 +269,6 @@ def _name_event(kind: str, pid: int, tid: int, name: str) -> Event:
 
 
 def _program(header: Mapping[str, Any]) -> str:
-    """Return the name of the captured model from an untrusted header."""
+    """Return the printable name of the captured model from an untrusted header."""
     model = header.get("model")
     return str(model.get("name", "capture")) if isinstance(model, Mapping) else "capture"

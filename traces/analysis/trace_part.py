@@ -1,4 +1,4 @@
-"""Selection of the calls of a part of a trace, and the facts of all calls that it needs."""
+"""Selection of the calls in a part of a trace, and the facts about all calls that the selection needs."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ COLUMNS = ("thread", "signature", "scope", "start_ns", "tensors", "storages")
 
 @dataclass(frozen=True, slots=True)
 class SignatureOutline:
-    """Facts of a signature that a selection needs.
+    """Facts about a signature that a selection of calls needs.
 
     Attributes
     ----------
     values : numbers of its value models
-    written : for each tensor argument, whether a call may write it
+    written : for each tensor argument, True if a call may write it
     """
 
     kind: str
@@ -58,9 +58,9 @@ class Outline:
     Attributes
     ----------
     thread, signature, scope, start_ns, tensors : (calls,)
-    storages : storages of all calls, `tensors` numbers for each call
-    observed : records of later calls, in file order
-    step_starts_ns : (steps,), from the trace's end
+    storages : storage numbers of the tensors of all calls; each call has `tensors` of them
+    observed : records with values of later calls, in file order
+    step_starts_ns : (steps,), start times in the trace's closing record
     """
 
     header: dict[str, Any] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Outline:
 
     @property
     def first_storage(self) -> NDArray[np.int64]:
-        """(calls,), index of each call's first storage."""
+        """(calls,), index in `storages` of each call's first tensor."""
         first: NDArray[np.int64] = np.cumsum(self.tensors) - self.tensors
         return first
 
@@ -157,14 +157,14 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class TracePart:
-    """Conditions that the calls of a part must all meet.
+    """Conditions that each call of the part must meet.
 
     Attributes
     ----------
     steps : first step, and the step after the last one, counted from 0; None for the end
     phases : `forward`, `backward`, `optimizer`
     modules, ops : shell patterns, of which one must match
-    time_ns : earliest start, and end of the starts, since the capture began; None for the end
+    time_ns : range of start times, counted from the start of the capture; None for the end of the trace
     """
 
     steps: tuple[int, int | None] | None = None
@@ -180,7 +180,7 @@ class TracePart:
 
 
 def selected_calls(outline: Outline, part: TracePart) -> Flags:
-    """Return flags of the calls that meet the conditions or ran inside a function that does.
+    """Return a mask of the calls that meet the conditions, or that ran inside a gripped function which does.
 
     Raises
     ------
@@ -203,7 +203,7 @@ def selected_calls(outline: Outline, part: TracePart) -> Flags:
 
 
 def with_inner_calls(outline: Outline, flags: Flags) -> Flags:
-    """Return the flags with calls made inside flagged calls added."""
+    """Return the mask extended by the calls made inside selected calls."""
     around = flags & np.isin(outline.signature, [n for n, item in outline.signatures.items() if item.kind != OPERATOR])
     if not around.any():
         return flags
@@ -238,9 +238,9 @@ def _matching(
 
 
 def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
-    """Return flags of the calls in some steps.
+    """Return a mask of the calls in some steps.
 
-    The starts of steps are recorded in the trace, or derived from a place that each step runs once.
+    The starts of steps are recorded in the trace, or derived from a scope in which each step makes one call.
     """
     begins = outline.step_starts_ns.tolist()
     count = outline.header.get("steps", len(begins))
@@ -256,7 +256,7 @@ def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
 
 
 def _beginnings(outline: Outline, count: int) -> list[int]:
-    """Return the starts of this many steps, derived from a place that each step runs once."""
+    """Return the starts of `count` steps, derived from a scope in which each step makes one call."""
     begins = step_starts(lambda: [(None, outline.scope, outline.signature, outline.start_ns)], {None: count}).begins
     if None not in begins:
         raise UserError(
@@ -267,9 +267,9 @@ def _beginnings(outline: Outline, count: int) -> list[int]:
 
 
 class KeptFlow:
-    """Producers of each call: calls that made or last wrote the memory that it reads, as in `opgrip trace graph`.
+    """For each call, its producers: the calls that created or last wrote the memory that it reads.
 
-    Calls inside extension functions, and gripped functions around their calls, are left out: they access the same
+    Calls inside extension functions, and gripped functions around their calls, are left out, because they use the same
     memory.
     """
 
@@ -298,7 +298,7 @@ class KeptFlow:
         self._producers = np.frombuffer(producers, dtype=np.int64) if producers else np.empty(0, dtype=np.int64)
 
     def with_producers(self, flags: Flags) -> Flags:
-        """Return the flags with all direct and indirect producers of flagged calls added."""
+        """Return the mask extended by all direct and indirect producers of selected calls."""
         flags = flags.copy()
         # edges are in order of the readers' starts, and producers come before readers
         for reader, producer in zip(self._readers[::-1].tolist(), self._producers[::-1].tolist(), strict=True):
@@ -307,12 +307,12 @@ class KeptFlow:
         return flags
 
     def cut_edges(self, flags: Flags) -> int:
-        """Return how often a flagged call reads memory that an omitted call made."""
+        """Return how often a selected call reads memory that an omitted call created."""
         return int(np.count_nonzero(flags[self._readers] & ~flags[self._producers]))
 
 
 def _own_calls(outline: Outline) -> list[int]:
-    """Return the calls without marks, gripped functions and calls inside extension functions, in start order."""
+    """Return the calls in start order, without labels, gripped functions and calls inside extension functions."""
     passed = [n for n, item in outline.signatures.items() if item.kind == FUNCTION or is_mark(item.op)]
     inside = [n for n, scope in outline.scopes.items() if scope.inside is not None and not scope.gripped]
     own: NDArray[np.bool_] = ~np.isin(outline.signature, passed) & ~np.isin(outline.scope, inside)

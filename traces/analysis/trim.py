@@ -1,6 +1,6 @@
-"""Writing of a part of a trace: the selected calls, and the unchanged records that they refer to.
+"""Writer of a part of a trace: the selected calls, and the records that they refer to.
 
-Records keep their numbers, so that a signature has the same number in the whole and in the part.
+Records keep their numbers, so that a signature has the same number in the trace and in its part.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Trimmed:
 
     Attributes
     ----------
-    calls, of_calls : number of calls in the part and in the whole, as counted by `opgrip trace info`
-    signatures, of_signatures : number of signatures in the part and in the whole
+    calls, of_calls : number of calls in the part and in the whole trace, counted as in `opgrip trace info`
+    signatures, of_signatures : number of signatures in the part and in the whole trace
     producers : number of calls that were added because others read their results
     cut_edges : how often a call reads memory that an omitted call made
-    losses : facts that the source file lacks if another tool wrote it
+    losses : facts that are missing in the source file if another tool wrote it
     """
 
     calls: int
@@ -79,7 +79,7 @@ def trim(
     partial: bool = False,
     unbounded: bool = False,
 ) -> Trimmed:
-    """Write a part of a trace, which is read twice; memory holds a few numbers for each of its calls.
+    """Write a part of a trace. The trace is read twice, and a few numbers per call are kept in memory.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def trim(
 
 
 def _counted_signatures(numbers: Iterable[int], outline: Outline) -> list[int]:
-    """Return the signatures of operators, without gripped functions and marks of `record_function`."""
+    """Return the signatures of operators, without gripped functions and labels of `record_function`."""
     items = ((number, outline.signatures[number]) for number in numbers)
     return [number for number, item in items if is_operator(item.op, item.kind)]
 
@@ -131,7 +131,7 @@ def _counted_signatures(numbers: Iterable[int], outline: Outline) -> list[int]:
 def _header(outline: Outline, part: TracePart, trimmed: Trimmed, same_folder: bool) -> Header:
     fields = {name: value for name, value in outline.header.items() if name not in ("format", "version")}
     if not same_folder:
-        # the file of whole values is expected in the trace's folder
+        # the file of full values is expected in the trace's folder
         fields.pop(HEADER_FIELD, None)
     if part.steps is not None and "steps" in fields:
         first, end = part.steps
@@ -142,7 +142,9 @@ def _header(outline: Outline, part: TracePart, trimmed: Trimmed, same_folder: bo
 
 
 class _Writing:
-    """Selection of the records of a part; records of several calls are shortened."""
+    """Decides which records belong to a part of a trace; records about several calls are reduced to the
+    selected ones.
+    """
 
     def __init__(self, outline: Outline, flags: Flags) -> None:
         self._outline, self._flags = outline, flags
@@ -167,7 +169,7 @@ class _Writing:
 
     @property
     def end(self) -> End:
-        """Closing record: totals of the part, losses of the whole."""
+        """Return the closing record, with the totals of the part and the losses of the whole trace."""
         duration = self._end.duration_ns or self._last_ns
         return replace(
             self._end,
@@ -187,7 +189,7 @@ class _Writing:
         return kept
 
     def of(self, record: Record | CallBlock) -> Record | CallBlock | None:
-        """Return a record as it is written to the part, or None if it is left out."""
+        """Return a record in the form for the part, or None if it is left out."""
         match record:
             case Signature() | Scope() | Context() | Thread() | Values():
                 return record if record.number in self._numbers[type(record)] else None
@@ -261,7 +263,9 @@ def _scopes(outline: Outline, used: set[int]) -> set[int]:
 
 
 def _observed(outline: Outline, flags: Flags, signatures: set[int]) -> set[int]:
-    """Return the indices of the records of later calls that stay; a record of a call site stays with its call."""
+    """Return the indices of records with values of later calls that stay; a record for a call site stays with
+    its call.
+    """
     memory = _first_memory(outline)
     places = set()
     for place, record in enumerate(outline.observed):

@@ -1,4 +1,4 @@
-"""Validation of a whole trace: schema, numbers that records refer to, times of calls, and totals."""
+"""Validation of a trace file: schema, references between records, times of calls, and totals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from opgrip.traces.schema.records import (
 )
 
 MOST = 10_000
-"""maximum number of findings that are listed; further ones are counted"""
+"""maximum number of findings that are listed; others are only counted"""
 
 FORM, SCHEMA, NUMBER, REFERENCE, TIME, TOTAL = "form", "schema", "number", "reference", "time", "total"
 
@@ -48,10 +48,10 @@ class Finding:
 
     Attributes
     ----------
-    record : number of the record, from 1; the last record for problems of the whole file
+    record : number of the record, counted from 1; the last record for problems of the whole file
     kind : `form` for an unreadable line, `schema`, `number` for a duplicate number, `reference` for a dangling
     reference,
-        `time` for calls that cross, `total` for a wrong total
+        `time` for calls that overlap without nesting, `total` for a wrong total
     """
 
     record: int
@@ -61,13 +61,13 @@ class Finding:
 
 @dataclass(slots=True)
 class Validation:
-    """Problems of a file.
+    """Problems found in a file.
 
     Attributes
     ----------
     findings : the first `MOST` findings, in record order
     counts : number of findings by kind
-    notes : facts that are not wrong but worth knowing
+    notes : facts worth knowing that are not errors
     """
 
     path: Path
@@ -93,11 +93,11 @@ class Validation:
 
 
 SHOWN = 5
-"""maximum number of dangling numbers that a record's finding lists"""
+"""maximum number of dangling references that a finding lists"""
 
 
 class References:
-    """Check of the numbers of records, in file order."""
+    """Checks, in file order, that the numbers by which records refer to each other exist and are unique."""
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation
@@ -217,13 +217,13 @@ def _listed(numbers: Iterable[int]) -> str:
 
 NOT_INSTALLED = "not checked with the JSON Schema, which requires the package jsonschema"
 COLUMN = 32
-"""number of items of a column that are checked by the schema; the reader checks all of them"""
+"""number of items of a column that the JSON Schema checks; the reader checks all of them"""
 MOST_ERRORS = 3
 """maximum number of errors listed for a record"""
 
 
 class SchemaCheck:
-    """Check of records by the schema of their type."""
+    """Checks records by the JSON Schema of their type."""
 
     def __init__(self) -> None:
         self._validators: dict[str, Any] = {}
@@ -238,7 +238,7 @@ class SchemaCheck:
             }
 
     def errors(self, form: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the errors of a record; none for unknown types."""
+        """Yield the schema errors of a record; none for unknown record types."""
         validator = self._validators.get(form["type"])
         if validator is None:
             return
@@ -253,11 +253,11 @@ def _in_short(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 MOST_OPEN = 1 << 16
-"""maximum number of open calls of a thread that later calls are compared with"""
+"""maximum number of unfinished calls of a thread with which later calls are compared"""
 
 
 class TimeCheck:
-    """Check of the times of blocks of calls, in file order."""
+    """Checks the times in blocks of calls, in file order."""
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation
@@ -291,7 +291,7 @@ class TimeCheck:
 
 
 def validate(path: str | Path, unbounded: bool = False) -> Validation:
-    """Return the problems of a file; a file of another tool is validated as the trace that it is read as.
+    """Return the problems of a file; a file of another tool is converted to a trace first.
 
     Raises
     ------
@@ -318,7 +318,7 @@ def validate(path: str | Path, unbounded: bool = False) -> Validation:
 
 
 def _records(reader: TraceReader, validation: Validation) -> Iterator[tuple[int, Record]]:
-    """Yield the intact records of an opgrip trace with their numbers."""
+    """Yield the readable records of an opgrip trace with their record numbers."""
     schema = SchemaCheck()
     if not schema.is_available:
         validation.notes.append(NOT_INSTALLED)
@@ -358,7 +358,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 class _Totals:
-    """Check of the header, which must occur once, and of the totals."""
+    """Checks that there is one header, and that totals are right."""
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation

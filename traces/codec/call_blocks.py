@@ -1,8 +1,8 @@
 """Blocks of calls as numpy columns, and their lines in the file.
 
-A long trace consists mostly of blocks, so numpy decodes their columns directly from the JSON text, without creating
-Python integers, which takes less than half of the time. Lines that this decoder does not accept, such as invalid ones,
-are parsed as ordinary JSON.
+A long trace consists mostly of blocks. Therefore numpy decodes their columns directly from the JSON text, which takes
+less than half the time of creating Python integers. Lines that this decoder does not accept are parsed as ordinary
+JSON.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 NONE: Integers = np.empty(0, dtype=np.int64)
 
 FAR = 999
-"""distance to the newest storage from which on storages are written as absolute numbers"""
+"""distance to the newest storage number from which on absolute numbers are written"""
 
 
 def encode_storages(numbers: Sequence[int] | NDArray[np.int64], newest: int) -> list[int]:
     """Return storage numbers relative to the newest one, so that iterations of a loop have identical lines.
 
-    A code above `-FAR` is added to the largest number so far; `-FAR` means `NO_STORAGE`; a lower code c means the
-    number `-FAR - 1 - c`.
+    A code above `-FAR` is the difference to the largest number so far. `-FAR` means `NO_STORAGE`. A lower code c is the
+    absolute number `-FAR - 1 - c`.
     """
     own = np.asarray(numbers, dtype=np.int64)
     # the largest number before each one
@@ -59,7 +59,7 @@ def decode_storages(codes: list[int], newest: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class CallBlock:
-    """The content of `Calls` in int64 arrays: calls of one thread in the order in which they ended.
+    """A `Calls` record as int64 arrays: calls of one thread in the order in which they ended.
 
     signature, scope, start_ns, duration_ns : (N,)
     tensors, device_ns, streams : (N,), or (0,) if the block omits them
@@ -86,7 +86,7 @@ class CallBlock:
 
 
 def block_of(record: Calls) -> CallBlock:
-    """Return a record of calls as columns."""
+    """Return a record of calls as arrays."""
 
     def column(numbers: list[int]) -> Integers:
         return np.asarray(numbers, dtype=np.int64)
@@ -109,7 +109,7 @@ def block_of(record: Calls) -> CallBlock:
 
 
 def record_of(block: CallBlock) -> Calls:
-    """Return columns as a record of calls."""
+    """Return arrays of calls as a record."""
     return Calls(
         thread=block.thread,
         signature=block.signature.tolist(),
@@ -144,12 +144,12 @@ def perturbed_flags(runs: Sequence[tuple[int, int]], calls: int) -> np.ndarray[t
 
 
 def exact_sum(column: Integers) -> int:
-    """Return the sum of a column, which can exceed 64 bits."""
+    """Return the sum of a column as a Python integer, because it can exceed 64 bits."""
     return int(column.sum()) if _largest(column) * len(column) < LIMIT else sum(column.tolist())
 
 
 Pairs: TypeAlias = list[tuple[Count, Count]]
-"""positions in a block, each with a number"""
+"""pairs of a position in a block and a count"""
 Column = TypeVar("Column")
 
 
@@ -187,9 +187,9 @@ def json_keys_of_calls() -> set[str]:
 
 
 def parse_block(line: bytes) -> CallBlock | None:
-    """Return the block of a valid line in the form that captures write, or None for any other line.
+    """Return the block in a line that has the form written by captures, or None for any other line.
 
-    The result is that of `calls_from_json`, which parses the other lines or reports what is wrong with them.
+    The result equals that of `calls_from_json`, which parses other lines and reports errors in them.
     """
     if not line.startswith(_PREFIX):
         return None
@@ -203,7 +203,7 @@ def parse_block(line: bytes) -> CallBlock | None:
 def _parse_columns(texts: Sequence[bytes]) -> tuple[list[Integers], int]:
     """Return the integers of JSON lists, all decoded at once, and their largest absolute value.
 
-    The lists must be valid JSON, which msgspec has checked.
+    The lists must be valid JSON; msgspec has checked that.
     """
     joined = b",".join(filter(None, texts))
     if joined.translate(None, b"0123456789-,"):
@@ -223,7 +223,7 @@ def _largest(numbers: Integers) -> int:
 
 
 def calls_from_json(form: Mapping[str, Json]) -> Calls:
-    """Return the block of a JSON object; raise `FormatError` if its columns are inconsistent."""
+    """Return the calls in a JSON object; raise `FormatError` if its columns contradict each other."""
     known = {name: value for name, value in form.items() if name == "type" or name in json_keys_of_calls()}
     lists = convert(known, CallsForm[list[Int64]], "calls")
     columns = [np.asarray(getattr(lists, name) or [], dtype=np.int64) for name in _COLUMNS]
@@ -271,7 +271,7 @@ def _exact_column(numbers: list[int]) -> Integers:
 
 
 def _decode_codes(codes: Integers, newest: int) -> Integers:
-    """Return the result of `decode_storages` as a column."""
+    """Return the storage numbers of a column of codes, as `decode_storages` does for a list."""
     largest = np.cumsum(np.maximum(codes, 0)) + newest
     numbers = np.where(codes <= -FAR, -FAR - 1 - codes, largest + np.minimum(codes, 0))
     numbers[codes == -FAR] = NO_STORAGE
@@ -279,7 +279,7 @@ def _decode_codes(codes: Integers, newest: int) -> Integers:
 
 
 def check_times(starts: Integers, durations: Integers) -> None:
-    """Raise `FormatError` for negative durations, and for times so large that their differences overflow."""
+    """Raise `FormatError` if durations are negative, or times are so large that their differences overflow 64 bits."""
     if not len(starts):
         return
     if durations.min() < 0:
@@ -290,13 +290,13 @@ def check_times(starts: Integers, durations: Integers) -> None:
 
 
 def check_tensors(tensors: Integers, storages: Integers) -> None:
-    """Raise `FormatError` if there are not as many storages as tensors."""
+    """Raise `FormatError` if the numbers of tensors do not add up to the number of storages."""
     if len(tensors) and (tensors.min() < 0 or exact_sum(tensors) != len(storages)):
         raise FormatError("a block of calls with the storages of other calls")
 
 
 def check_places(pairs: Sequence[tuple[int, int]], calls: int) -> None:
-    """Raise `FormatError` for a position outside of the block."""
+    """Raise `FormatError` if a position is not a call of the block."""
     if any(place >= calls for place, _ in pairs):
         raise FormatError("a place of a call that is not in its block")
 

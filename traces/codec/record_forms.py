@@ -83,7 +83,7 @@ def to_json(record: Record) -> dict[str, Json]:
 def from_json(form: Mapping[str, Json]) -> Record | None:
     """Return the record of a JSON object, or None for an unknown type of record or value model.
 
-    Raise `FormatError` if the object does not have the fields of its type.
+    Raise `FormatError` if a field is missing or has a wrong type.
     """
     name = form.get("type", "")
     kind = RECORDS.get(name)
@@ -103,7 +103,7 @@ def from_json(form: Mapping[str, Json]) -> Record | None:
 
 
 def unknown_fields(form: Mapping[str, Json]) -> list[str]:
-    """Return the fields that this version does not know; headers and values accept any field."""
+    """Return the names of fields that this version does not know; headers and values may have any field."""
     known = _FIELDS.get(form["type"])
     return [] if known is None else [name for name in form if name != "type" and name not in known]
 
@@ -153,18 +153,18 @@ writers[OpenedSignature] = to_json
 
 
 DIGITS = 6
-"""number of bytes in a key: among a million cases, two have equal keys with a probability of 1/500"""
+"""number of bytes in a key: two of a million cases have equal keys with a probability of 1/500"""
 
 OF_CONTEXT = ("autocast", "default_dtype", "deterministic")
-"""settings that affect the result of a call; the others belong to the machine or to a replay"""
+"""settings that affect the result of a call; the others describe the machine or can be chosen at a replay"""
 
 
 def key_of_case(signature: Signature, context: Mapping[str, Any]) -> str:
     """Return a key that is equal for calls of the same operator with the same shapes, dtypes and relevant settings.
 
-    Values do not matter, because two captures of a program draw different ones.
+    Tensor values do not matter, because they differ between two captures of a program.
 
-    context : settings that the call runs under, of which only `OF_CONTEXT` matter
+    context : torch's settings during the call, of which only `OF_CONTEXT` matter
     """
     arguments = (signature.args, signature.kwargs)
     args, kwargs = map_leaves(_told, with_numbers(arguments, [None] * len(numbers_of(arguments))))
@@ -175,12 +175,14 @@ def key_of_case(signature: Signature, context: Mapping[str, Any]) -> str:
 
 
 def key_of_part(key: str, *places: str) -> str:
-    """Return the key of the part of a case's calls that comes from some places of the program."""
+    """Return a key for the calls of a case that come from some places of the program only."""
     return blake2b(json.dumps([key, *places]).encode(), digest_size=DIGITS).hexdigest()
 
 
 def _told(leaf: Any) -> Any:
-    """Return an argument in the form of a trace, or the type of an argument that a trace cannot hold."""
+    """Return an argument in the form in which a trace holds it; an argument that a trace cannot hold becomes its type's
+    name.
+    """
     try:
         encode(leaf)
     except TypeError:

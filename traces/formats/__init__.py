@@ -1,1 +1,3 @@
-"""Readers and writers of other tools' files. A format is a file in this folder or an entry point `opgrip.formats`."""
+"""Readers and writers of other tools' files. Each format is a module in this folder, or an entry point
+`opgrip.formats`.
+"""

@@ -24,11 +24,11 @@ from opgrip.traces.schema.records import Record
 
 SIZES = ("M", "N", "K")
 MIXTURE = ("token", "model_dim", "inter_dim", "expert", "topk")
-"""first columns of files of fused mixtures of experts"""
+"""first columns by which files of fused mixtures of experts are recognized"""
 MOST_ROWS = 200_000
 MOST_US = 1e9
 QUANTIZED_NAME = re.compile(r"a\d+w\d+")
-"""start of the names of files of quantized products, most of which do not have the dtypes"""
+"""start of the names of files about quantized products; most of these files do not name the dtypes"""
 NO_DTYPE = "dtypes of tensors: the file has none, so they are bfloat16"
 
 Row = Mapping[str, str]
@@ -76,7 +76,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _call(row: Row, file: ForeignFile) -> Call:
-    """Return the operator of a row with its arguments; raise `ValueError` if torch has none."""
+    """Return the operator and arguments of a row; raise `ValueError` if torch has no such operator."""
     if "token" in row:
         raise ValueError("a fused mixture of experts, which is not one operator of torch")
     if row.get("q_dtype_w") or QUANTIZED_NAME.match(file.path.name) or row.get("scaleAB") == "True":
@@ -99,7 +99,7 @@ def _call(row: Row, file: ForeignFile) -> Call:
 
 
 def _widening(left: TensorSpec, weight: TensorSpec, bias: list[TensorSpec], result: torch.dtype) -> Call:
-    """Return a product whose result has another dtype than its operands."""
+    """Return the call of a matrix product whose result has another dtype than its operands."""
     right = tensor_of(weight.shape[::-1], weight.dtype, weight.stride[::-1] if weight.stride else None)
     return f"aten.{'addmm' if bias else 'mm'}.dtype", [*bias, left, right, result], {}
 

@@ -1,7 +1,7 @@
-"""Builder of trace records from ordered calls, and the values of a graph that share memory.
+"""Builder of trace records from calls in order, and the storages of a graph's values.
 
-While a call is built, `TensorSpec.storage` of its tensors is a number within the whole graph. `split` separates it into
-the numbers that signatures and calls hold.
+While calls are added, `TensorSpec.storage` numbers a storage within the whole graph. `split` converts these numbers to
+the ones in signatures and calls.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from opgrip.traces.values.floats import Floats
 
 @dataclass(slots=True)
 class GraphStorages:
-    """Numbers of storages by the names of a graph's values."""
+    """Numbers storages by the names of the values in a graph."""
 
     numbers: dict[str, int] = field(default_factory=dict)
     count: int = 0
 
     def of(self, name: str) -> int:
-        """Return the storage of a value, a new one if it has none."""
+        """Return the storage number of a value; a new one if the value has none."""
         if name not in self.numbers:
             self.numbers[name] = self.count
             self.count += 1
         return self.numbers[name]
 
     def give(self, name: str, shared: int | None) -> int:
-        """Set and return the storage of a result: `shared`, or a new one if `shared` is None."""
+        """Set and return the storage number of a result: `shared`, or a new number if `shared` is None."""
         if shared is None:
             self.numbers.pop(name, None)
             return self.of(name)
@@ -61,9 +61,9 @@ class GraphStorages:
 
 
 def aliases(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | None]:
-    """Return, for each result of an operator, the storage of the argument that it is or is a view of, else None.
+    """Return, for each result of an operator, the storage number of the argument that it shares memory with, or None.
 
-    args, kwargs : trees of values and of `TensorSpec` whose `storage` is a number of the whole graph
+    args, kwargs : nested values and `TensorSpec`, whose `storage` is numbered within the whole graph
     """
     schemas = schemas_of(op)
     if not schemas:
@@ -88,7 +88,7 @@ def _memory_of(result: Any, memory: dict[str, int]) -> int | None:
 
 
 def _sets(argument: Any) -> Iterator[str]:
-    """Yield the alias sets of an argument or result: `a` of `Tensor(a!)`."""
+    """Yield the alias sets in the schema of an argument or result, for example `a` for `Tensor(a!)`."""
     if argument.alias_info is not None:
         yield from argument.alias_info.before_set
 
@@ -96,7 +96,9 @@ def _sets(argument: Any) -> Iterator[str]:
 def split(
     args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any], Any, list[int]]:
-    """Return arguments and outputs as a signature has them, and the storages of their tensors as a call has them."""
+    """Return arguments and outputs in the form of a signature, and the storages of their tensors in the form
+    of a call.
+    """
     taken = [_number(spec) for spec in tensors([args, kwargs])]
     given = [_number(spec) for spec in tensors(outputs)]
     counts = Counter(number for number in taken if number != NO_STORAGE)
@@ -119,13 +121,13 @@ def _number(spec: TensorSpec) -> int:
 
 
 MOST_SIZE = 1 << 62
-"""limit of sizes, strides and offsets, and of the elements of a tensor"""
+"""maximum of sizes, strides, offsets, and the number of elements of a tensor"""
 
 
 def tensor_of(
     shape: Any, dtype: Any, stride: Any = None, device: Any = "cpu", offset: Any = 0, requires_grad: Any = False
 ) -> TensorSpec:
-    """Return the tensor that values of a file describe; raise `ValueError` if they describe none.
+    """Return the `TensorSpec` for values from a file; raise `ValueError` if they are not valid.
 
     dtype : dtype, or its name with or without `torch.`
     stride : strides in elements, None for a contiguous tensor
@@ -148,7 +150,7 @@ def _is_size(value: Any) -> bool:
 
 
 def model_of_moments(mean: Any, std: Any, low: Any, high: Any) -> ValueModel:
-    """Return a model of floats with these statistics; raise `FormatError` if values cannot have them."""
+    """Return a model of floats with these statistics; raise `FormatError` if no values can have them."""
     bounds = {"mean": mean, "std": std, "low": low, "high": high}
     model = Constant(mean) if low == high else Floats(**bounds, zeros=0.0, nan=0.0, inf=0.0, minus_inf=0.0)
     model.check()
@@ -156,7 +158,7 @@ def model_of_moments(mean: Any, std: Any, low: Any, high: Any) -> ValueModel:
 
 
 BLOCK = 4096
-"""calls per block"""
+"""number of calls per block"""
 NO_TIMES = "durations: the file has none, so shares are by the number of calls"
 NO_DEVICE = "devices of tensors: the file has none, so they are on the processor"
 NO_VALUES = "values of tensors: the file has none, so they are generated to suit each operator"
@@ -168,9 +170,9 @@ NOT_RECORDED = Opaque("not recorded")
 
 
 class RecordBuilder:
-    """Builder of records, which numbers signatures, scopes and value models and makes blocks of calls.
+    """Builds the records of a trace from calls; it numbers signatures, scopes and value models.
 
-    A reader of a format adds calls and passes on what is `ready`:
+    A reader of a format adds calls and yields the records that are `ready`:
 
         builder = RecordBuilder("tritonbench", file.losses)
         for op, args, kwargs in calls_of(file):
@@ -179,7 +181,7 @@ class RecordBuilder:
         yield from builder.end()
 
     name : name of the format
-    losses : parts of the file that the reader skipped, for the last record
+    losses : parts of the file that the reader skipped; written to the last record
     facts : versions, devices, command and time in the file, for the header
     is_timed : True if the file has durations
     """
@@ -197,7 +199,7 @@ class RecordBuilder:
         self._records: list[Record] = [Header({**fields, **(facts or {})})]
 
     def ready(self) -> Iterator[Record]:
-        """Yield the records made since the last call."""
+        """Yield the records that were completed since the last call of this method."""
         records, self._records = self._records, []
         yield from records
 
@@ -205,7 +207,7 @@ class RecordBuilder:
         return self._number("values", repr(model), lambda number: Values(number, model))
 
     def add_scope(self, scope: Scope) -> int:
-        """Return the number of a scope, for `Scope.forward`; `scope.number` is ignored."""
+        """Return the number of a scope, for use in `Scope.forward`; `scope.number` is ignored."""
         unnumbered = replace(scope, number=0)
         return self._number("scope", repr(unnumbered), lambda number: replace(unnumbered, number=number))
 
@@ -228,7 +230,7 @@ class RecordBuilder:
         """Add one call, or several calls of one signature, and return the number of the signature.
 
         op : operator with its overload, `aten.add.Tensor`
-        args, kwargs, outputs : trees of values and `TensorSpec`
+        args, kwargs, outputs : nested values and `TensorSpec`
         scope : origin of the call; its number is ignored
         start_ns : time since the first call, or None if unknown: the call then starts after the previous one
         storages : storage numbers of its tensors, arguments first; empty if unknown
@@ -278,7 +280,7 @@ class RecordBuilder:
         return self._number("signature", form, lambda number: Signature(number, kind, op, args, kwargs, outputs))
 
     def _number(self, what: str, key: str, make: Any) -> int:
-        """Return the number of a key; make its record if the key is new."""
+        """Return the number for a key; if the key is new, create its record with `make`."""
         numbers = self._numbers.setdefault(what, {})
         number = numbers.get(key)
         if number is None:
@@ -288,7 +290,7 @@ class RecordBuilder:
 
 
 def says_gradients(header: Mapping[str, Any]) -> bool:
-    """Return True if the source of a trace records which tensors require gradients, as a capture does."""
+    """Return True if the source of a trace records which tensors require gradients."""
     if any(not says_gradients(process) for process in header.get("processes") or () if isinstance(process, Mapping)):
         return False
     if "converted_from" not in header:
@@ -300,8 +302,8 @@ def says_gradients(header: Mapping[str, Any]) -> bool:
 def fit_values(tensor: torch.Tensor) -> ValueModel | None:
     """Return the model of values stored in a file, or None for an empty tensor.
 
-    The model is fitted in this thread only: forks of a process hang if operators ran in several of its threads, and
-    replay forks.
+    The model is fitted in this thread only, because a replay forks, and forks of a process hang if operators ran in
+    several of its threads.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

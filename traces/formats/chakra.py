@@ -4,8 +4,8 @@ node.
 Chakra's converter makes them for simulators, from execution traces linked to a profile. Inputs and outputs are text in
 Python's notation. Source: Chakra's `et_def.proto`; `SCHEMA` holds the part that is read and written here.
 
-Chakra's `jsonizer` writes them as one JSON object after the other. Workload graphs for its simulators, also JSON, have
-the names and durations of nodes and no arguments, so none of their operators becomes a call.
+Chakra's `jsonizer` writes the messages as a sequence of JSON objects. Workload graphs for its simulators, also in JSON,
+have names and durations of nodes but no arguments, so they contain no calls for a trace.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NAME, JSON_NAME = "chakra", "chakra_json"
 GRAPH = "workload_graph"
 JSON_START = re.compile(rb'\s*\{\s*(?:\}|"(?:attr|version|workload_graph)"\s*:)')
 JSON_VALUE = re.compile(rb'"(?:string|u?int64|u?int32|bool|double)_?[vV]al"\s*:')
-"""name of an attribute's value"""
+"""pattern of the JSON name of an attribute's value"""
 SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
     "AttributeProto": {
         "name": (1, "string"),
@@ -87,11 +87,11 @@ SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
     },
 }
 METADATA, COMPUTE = 1, 4
-"""Types of nodes."""
+"""Chakra's codes for types of nodes"""
 MOST_TEXT = 1 << 20
-"""Characters of a list, each of which may cost half a KB to parse."""
+"""maximum number of characters of a list, each of which may cost half a KB to parse"""
 PART = re.compile(r"(\w+::\w+)\(\d{1,9}\)")
-"""Pattern of the name of one part of an operator, `aten::copy_(1)`."""
+"""pattern of the name of one part of an operator, such as `aten::copy_(1)`"""
 
 
 @cache
@@ -102,7 +102,7 @@ def message_classes() -> dict[str, Any]:
 def recognizes(head: Head) -> bool:
     """Return True if a file begins with a message of a version or of attributes whose names are words.
 
-    It is recognized without protobuf, so that a missing package is reported when the file is read.
+    The package protobuf is not needed for this; if it is missing, reading the file reports that.
     """
     try:
         length, start = read_varint(head.start, 0)
@@ -124,7 +124,9 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the calls that a capture would have recorded; kernels are the device time of the calls around them."""
+    """Yield the calls that a capture would have recorded; the time of kernels becomes the device time of the calls
+    around them.
+    """
     return _read_messages(NAME, file, lambda: split_messages(file.chunks()), parse_message)
 
 
@@ -133,7 +135,7 @@ def _read_messages(
 ) -> Iterator[Record]:
     """Yield the calls of messages, the first of which has facts about the file.
 
-    parse : returns the message of a class from one of `messages`
+    parse : converts one of `messages` to a message of a class
     """
     facts: dict[str, Any] = {}
     classes, counted = message_classes(), NodesRead(file)
@@ -165,7 +167,7 @@ def _recognizes_json(head: Head) -> bool:
 
 
 def _read_json(file: ForeignFile) -> Iterator[Record]:
-    """Yield the calls that a capture would have recorded."""
+    """Yield the calls of a JSON file that a capture would have recorded."""
     try:
         first = next(values(file.chunks(), file.unbounded), None)
     except (FormatError, TooLong):
@@ -176,7 +178,7 @@ def _read_json(file: ForeignFile) -> Iterator[Record]:
 
 
 def _records_of_graph(file: ForeignFile) -> Iterator[Record]:
-    """Yield a trace without calls, and count the operators of the graph."""
+    """Yield a trace without calls, and count the graph's operators as not converted."""
     try:
         for name, form in members(file.chunks(), GRAPH, file.unbounded):
             if name == GRAPH and isinstance(form, dict) and form.get("is_cpu_op"):
@@ -207,7 +209,9 @@ def _value_of(attribute: Any) -> Any:
 
 
 def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> Node:
-    """Return a node. Place parts of an operator, which the converter splits around its kernels, in the first part."""
+    """Return a node. If it is a part of an operator that the converter split around its kernels, move it into the first
+    part.
+    """
     match = PART.fullmatch(node.name)
     if match is None or not node.record:
         return node
@@ -218,7 +222,10 @@ def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> N
 
 
 def node_from_message(message: Any) -> Node:
-    """Return the node of a message, with a fault if only its place in the tree can be read, or raise `FormatError`."""
+    """Return the node of a message, or raise `FormatError`.
+
+    If only its place in the tree can be read, the node's `fault` is set.
+    """
     attributes = {item.name: _value_of(item) for item in message.attr}
     number, parent = node_number(message.id), node_number(message.ctrl_deps[0]) if message.ctrl_deps else 0
     schema = _text_attribute(attributes, "op_schema")
@@ -257,7 +264,7 @@ def _port(message: Any, strides: Any) -> Port:
 
 
 def parse_list(text: str) -> list[Any]:
-    """Parse a list of numbers, strings, booleans and such lists in Python's notation.
+    """Parse a list of numbers, strings, booleans and nested lists in Python's notation.
 
     Raise `FormatError` for any other text. An empty text is an empty list.
     """
@@ -300,7 +307,9 @@ def _number_attribute(attributes: dict[str, Any], name: str) -> int:
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write one node per call, after the nodes that produced its arguments and the previous node of its thread."""
+    """Write one node per call, placed after the nodes that produced its arguments and after the previous node of its
+    thread.
+    """
     classes = message_classes()
     header = trace.header
     pid = header.get("pid")
@@ -329,7 +338,7 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def _calls_before(step: NodeStep, graph: Any) -> list[int]:
-    """Return the calls that created or last wrote the arguments of a call."""
+    """Return the calls that created or last wrote the memory of a call's arguments."""
     entry = graph.steps.get(step.call)
     return [] if entry is None else list(entry.after)
 

@@ -1,8 +1,8 @@
-"""Traces of torch.profiler with shapes, the JSON of `export_chrome_trace`, as traces of operators.
+"""Reader of torch.profiler's traces with shapes (the JSON of `export_chrome_trace`), and writer of timelines.
 
-Events hold shapes and types of tensors; every other argument is text, which is read by the type in the operator's
-schema. The operator events that a capture would record are kept: the outermost ones below composite operators, which
-only call others.
+Events hold shapes and types of tensors. Every other argument is text, which is parsed by the type in the operator's
+schema. Only operators that a capture would record are kept, without composite operators, which only call others, and
+without operators inside recorded ones.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from opgrip.traces.schema.tensor_specs import contiguous
 from opgrip.traces.table.trace import Trace
 
 DTYPE_OF = {name: dtype for name, dtype in DTYPE_OF_ELEMENT.items() if not name.startswith("c10::q")}
-"""Dtypes by their C++ names, except quantized ones: the file does not have their scales."""
+"""dtypes by their C++ names, without quantized ones, whose scales the file does not contain"""
 
 _REAL = r"[+-]?(?:\d{1,20}(?:\.\d{0,40})?(?:[eE][+-]?\d{1,4})?|inf|nan)"
 NUMBER = re.compile(_REAL)
@@ -53,9 +53,9 @@ def bind_inputs(name: str, inputs: EventInputs, device: str) -> Bound:
     """Return the call of an overload that an event describes.
 
     name : `aten::add`; events do not name the overload
-    device : device of the call's tensors and of a new tensor
+    device : device of the call's tensors and of tensors that it creates
 
-    Raise `NoOverload` if no overload takes such arguments, or the event does not have them.
+    Raise `NoOverload` if no overload accepts these arguments, or the event lacks arguments.
     """
     schemas = schemas_of(name)
     if not schemas:
@@ -84,7 +84,7 @@ def _placed(value: Any, device: str) -> Any:
 
 
 def _on_device(bound: Bound, parameters: Sequence[Any], device: str) -> Bound:
-    """Return the call. If it creates a tensor, it creates it on the device of the program."""
+    """Return the call with its device argument set to the program's device, if it creates a tensor."""
     makes = (
         any(item.name == "device" for item in parameters) and next(tensors([bound.args, bound.kwargs]), None) is None
     )
@@ -94,7 +94,7 @@ def _on_device(bound: Bound, parameters: Sequence[Any], device: str) -> Bound:
 
 
 def _value(inputs: EventInputs, place: int, parameter: Any) -> Any:
-    """Return an argument with its tensors on the CPU."""
+    """Return one argument of an event; tensors are placed on the CPU."""
     kind, text, shape, stride = inputs.types[place], inputs.texts[place], inputs.shapes[place], inputs.strides[place]
     expected, optional = parameter.real_type, False
     if expected.kind() == "OptionalType":
@@ -187,7 +187,7 @@ DEFAULTS = (
     "modules: the file names them by class and number, if recorded with_stack=True",
 )
 MOST_EVENTS = 10_000_000
-"""Events of a file, 48 bytes each."""
+"""maximum number of events of a file; each takes 48 bytes of memory"""
 EVENTS = "traceEvents"
 MARKS = (b'"traceEvents"', b'"baseTimeNanoseconds"')
 
@@ -203,7 +203,7 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the calls of each thread with their times, and their kernels' times if the file has them.
+    """Yield the calls of each thread with their times, and with the times of their kernels if the file has them.
 
     Raise `Damage` after the last call of a cut file.
     """
@@ -240,7 +240,7 @@ def _calls_of_host(table: EventTable, losses: Losses) -> Iterator[tuple[str, Pro
 
 
 def _calls_in_graphs(table: EventTable, file: ForeignFile) -> Iterable[tuple[str, ProfiledCall]]:
-    """Return the calls in launches of graphs, and report how much of the device's time they explain."""
+    """Return the calls in graph launches; if they explain only a part of the device's time, count that as a loss."""
     share = graph_share(table)
     if file.capture is None:
         file.losses.doubts += doubts_of(share)
@@ -260,9 +260,9 @@ def _calls_in_graphs(table: EventTable, file: ForeignFile) -> Iterable[tuple[str
 
 
 def _events_of(file: ForeignFile, cuts: list[str]) -> tuple[EventTable, dict[str, Any]]:
-    """Return the events of a file, without those that are not JSON, and facts for the header.
+    """Return the events of a file, except events that are not valid JSON, and facts for the header.
 
-    cuts : receives the reason if the file ends before its list of events does
+    cuts : receives the reason if the file ends before the end of its list of events
     """
     table = EventTable()
     facts: dict[str, Any] = {}
@@ -291,7 +291,7 @@ def _events_of(file: ForeignFile, cuts: list[str]) -> tuple[EventTable, dict[str
 
 
 class _Adder:
-    """Adder of calls, which reads events that differ only in their times once.
+    """Adds calls to a trace; events that differ only in their times are parsed once.
 
     device : device that the program ran on
     """
@@ -302,7 +302,7 @@ class _Adder:
         self._forward_scopes: dict[int, int] = {}
 
     def add(self, call: ProfiledCall, thread: str) -> int | None:
-        """Add a call and return the number of its signature, or None if the file does not have its arguments."""
+        """Add a call and return the number of its signature, or None if the file lacks its arguments."""
         event, scope, work = call.event, call.scope, call.work
         bound = self._bound.get(event.slice)
         if bound is None:
@@ -326,7 +326,7 @@ class _Adder:
         )
 
     def _bind(self, item: Slice) -> Bound | str:
-        """Return the call of an overload, or the reason why there is none."""
+        """Return the call of an overload for an event, or the reason why no overload accepts it."""
         if item.inputs is None:
             return "the file does not have its shapes"
         try:
@@ -336,7 +336,7 @@ class _Adder:
 
 
 def _with_copied_from(args: tuple[Any, ...], work: OperatorKernels) -> tuple[Any, ...]:
-    """Return the arguments of a copy from or to the CPU, with the CPU tensor's device corrected."""
+    """Return the arguments of a copy to or from the CPU, with the device of the CPU tensor set to the CPU."""
     places = [place for place, value in enumerate(args) if isinstance(value, TensorSpec)]
     names = " ".join(work.launches)
     if "HtoD" in names and places:
@@ -349,7 +349,7 @@ def _with_copied_from(args: tuple[Any, ...], work: OperatorKernels) -> tuple[Any
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write the timeline of a trace for people: it has the shapes of tensors and no other arguments."""
+    """Write the timeline of a trace for viewing; it has the shapes of tensors but no other arguments."""
     file.writelines(line.encode() for line in timeline_lines(trace))
     for number, op in trace.calls["op"].items():
         losses.lose(int(number), str(op), "arguments except the shapes of tensors")  # type: ignore[call-overload]

@@ -1,9 +1,9 @@
-"""DLOP-Bench's configurations of operators: JSON, one file per operator, with parallel lists by argument.
+"""Reader of DLOP-Bench's operator configurations: one JSON file per operator, with a list of values per argument.
 
     adaptive_avg_pool2d.json: {"input": [[4, 96, 56, 56], [2, 64, 128, 128]], "output_size": [[1], [6]]}
 
-The file's name is the operator. A column belongs to the argument of its name, else to the argument at its position.
-torch's schema of the operator decides whether a list is a shape, a list of numbers or a number.
+The file is named after the operator. A list belongs to the argument with its name, else to the argument at its
+position. torch's schema of the operator decides whether a list is a shape, a list of numbers or a number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from opgrip.traces.io.foreign_files import PACKED, ForeignFile, Format, Head, fo
 from opgrip.traces.schema.records import Record
 
 MOST_BYTES = 4 << 20
-"""maximum size of a file; the largest known have 0.7 MB"""
+"""maximum size in bytes of a file; the largest known one has 0.7 MB"""
 MOST_COLUMNS = 256
 START = re.compile(rb'\s*\{\s*"[A-Za-z_][A-Za-z_0-9]*"\s*:\s*\[\s*(?![\s{\]])')
 SIDES = re.compile(r"_(size|shape|tensor)$")
@@ -60,18 +60,18 @@ NAMES = {
     "unfold": "im2col",
     "unique": "_unique2",
 }
-"""Operators that torch registers under another name than its Python function has."""
+"""names of operators in torch, by the names of Python functions that differ from them"""
 
 UNMAPPED = {
     "multivariate_normal": "MultivariateNormal is a Python class, whose sampling is several operators",
 }
-"""Files that do not describe an operator."""
+"""reasons why some files do not describe an operator, by file name"""
 
 IGNORED = frozenset({"_stacklevel", "inplace", "return_indices", "norm_type", "size_average", "reduce", "antialias"})
-"""Columns that Python functions accept and their operators do not, or that select the operator."""
+"""columns that the Python function accepts but its operator does not, or that select the operator"""
 
 CONSTANTS: dict[str, Any] = {"cudnn_enabled": True}
-"""Arguments that Python functions add to their operator's call."""
+"""arguments that Python functions add to the calls of their operators"""
 
 DTYPES_OF: dict[str, dict[str, torch.dtype]] = {
     "bincount": {"self": torch.int64},
@@ -79,7 +79,7 @@ DTYPES_OF: dict[str, dict[str, torch.dtype]] = {
     "ctc_loss": {"targets": torch.int64},
     "one_hot": {"self": torch.int64},
 }
-"""Dtypes of arguments whose names do not imply them."""
+"""dtypes of arguments whose names do not imply a dtype"""
 
 UPSAMPLE = {
     "nearest": "upsample_nearest{}d",
@@ -89,11 +89,13 @@ UPSAMPLE = {
     "bicubic": "upsample_bicubic2d",
     "trilinear": "upsample_trilinear3d",
 }
-"""Operators of `interpolate` by its mode."""
+"""operators of `interpolate`, by mode"""
 
 
 def _cat(row: Row) -> tuple[str, Row]:
-    """Concatenate along the first dimension in which the tensors differ, unless the file names a dimension."""
+    """Return a concatenation along the first dimension in which the tensors differ, unless the file names a
+    dimension.
+    """
     if not is_missing(row.get("dim")) and row["dim"] not in ([False], False):
         return "cat", row
     shapes = [shape_of(cell) for column, cell in row.items() if column != "dim" and not is_missing(cell)]
@@ -103,7 +105,9 @@ def _cat(row: Row) -> tuple[str, Row]:
 
 
 def _einsum(row: Row) -> tuple[str, Row]:
-    """Join the operands to one argument; the equation has slashes instead of commas."""
+    """Return an `einsum` call with its operands in one argument; in the file, the equation has slashes instead of
+    commas.
+    """
     equation, *operands = (cell for cell in row.values() if not is_missing(cell))
     if not isinstance(equation, str):
         raise Unfit("the equation is not a string")
@@ -111,7 +115,7 @@ def _einsum(row: Row) -> tuple[str, Row]:
 
 
 def _ctc_loss(row: Row) -> tuple[str, Row]:
-    """Make each sequence as long as the input and share out the targets evenly."""
+    """Return a `ctc_loss` call in which each sequence is as long as the input, and all targets are equally long."""
     probabilities, targets, inputs, lengths, *rest = row.values()
     long, labels, batch = shape_of(probabilities), shape_of(targets), shape_of(lengths)
     if not long or not labels or not batch or len(batch) != 1 or inputs != lengths or not 0 < batch[0] <= 1 << 16:
@@ -133,7 +137,7 @@ def _instance_norm(row: Row) -> tuple[str, Row]:
 
 
 def _max(name: str) -> Callable[[Row], tuple[str, Row]]:
-    """Take one or two tensors: a second column is not a dimension."""
+    """Return a function for `max` or `min` that treats a second column as a tensor and not as a dimension."""
 
     def rewrite(row: Row) -> tuple[str, Row]:
         first, *others = row.values()
@@ -144,7 +148,7 @@ def _max(name: str) -> Callable[[Row], tuple[str, Row]]:
 
 
 def _max_unpool2d(row: Row) -> tuple[str, Row]:
-    """Make the output as large as the pooled input was."""
+    """Return a `max_unpool2d` call whose output is as large as the pooled input was."""
     lists = {name: shape_of(row.get(name)) for name in ("input", "kernel_size", "stride", "padding")}
     sizes = {name: shape for name, shape in lists.items() if shape}
     if len(sizes) < len(lists) or not is_missing(row.get("output_size")):
@@ -158,7 +162,7 @@ def _max_unpool2d(row: Row) -> tuple[str, Row]:
 
 
 def _interpolate(row: Row) -> tuple[str, Row]:
-    """Choose the operator by the mode and the number of dimensions."""
+    """Return an `interpolate` call; its operator depends on the mode and the number of dimensions."""
     shape = shape_of(row.get("input_size"))
     mode = _text(row.get("mode")) or "nearest"
     dimensions = len(shape or ()) - 2
@@ -195,15 +199,13 @@ REWRITES: dict[str, Callable[[Row], tuple[str, Row]]] = {
     "max_unpool2d": _max_unpool2d,
     "triu": _triu,
 }
-"""Files whose columns differ from the operator's arguments: functions that return the operator and its arguments of a
-row.
-"""
+"""functions that convert a row to an operator and its arguments, for files whose columns differ from the arguments"""
 
 Call = tuple[str, list[Any], dict[str, Any]]
 
 
 def recognizes(head: Head) -> bool:
-    """Return True for the start of a JSON object whose first value is a list and that holds no object."""
+    """Return True if a file begins like a JSON object whose first value is a list without objects."""
     return START.match(head.start) is not None and head.start.count(b"{") == 1
 
 
@@ -250,7 +252,7 @@ def _columns(file: ForeignFile) -> dict[str, list[Any]]:
 
 
 def operator_name(path: Path) -> str:
-    """Return the operator of a file: `conv2d` for `conv2d.json.gz`."""
+    """Return the operator for a file's name, such as `conv2d` for `conv2d.json.gz`."""
     stem = path.stem if path.suffix in PACKED else path.name
     return stem.removesuffix(".json")
 
@@ -258,7 +260,7 @@ def operator_name(path: Path) -> str:
 def call_of(name: str, row: Row) -> Call:
     """Return the call of a configuration: the overload, positional and named arguments.
 
-    Raise `Unfit` with the reason if there is none.
+    Raise `Unfit` with the reason if no overload accepts the row.
     """
     if name in UNMAPPED:
         raise Unfit(UNMAPPED[name])
@@ -287,7 +289,7 @@ def _is_in_place(row: Row) -> bool:
 
 
 def _readings(name: str, row: Row) -> Iterator[Reading]:
-    """Yield the ways to read cells, the most likely first."""
+    """Yield the ways in which the cells of a row can be read, the most likely first."""
     plain = Reading(
         dtype=dtype_named(single(row.get("dtype"))) or torch.float32,
         dtypes=DTYPES_OF.get(name, {}),
@@ -326,11 +328,14 @@ def _call(schema: Any, row: Row, reading: Reading) -> Call:
 
 
 class _Cells(list[Any]):
-    """Cells of several columns that are one argument."""
+    """Cells of several columns that form one argument."""
 
 
 def _is_missing(cell: Any, parameter: Any, reading: Reading) -> bool:
-    """Return True if a cell has no value; `[0]` has none for an optional tensor, as no program makes an empty one."""
+    """Return True if a cell has no value.
+
+    `[0]` counts as no value for an optional tensor, because no program passes an empty one.
+    """
     if reading.empty_is_scalar and cell == [] and parameter.type.kind() == "TensorType":
         return False
     is_none = cell == [0] and parameter.type.kind() == "OptionalType" and _is_tensor(parameter)
@@ -342,7 +347,7 @@ def _is_tensor(parameter: Any) -> bool:
 
 
 def _assign(schema: Any, row: Row, reading: Reading) -> dict[str, Any]:
-    """Return the cell of each parameter, by the columns' names and else by their position.
+    """Return the cell for each parameter; columns belong to parameters by name, else by position.
 
     Raise `Unfit` if a column with a value matches no parameter.
     """

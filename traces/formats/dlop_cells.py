@@ -1,4 +1,4 @@
-"""Values in the cells of DLOP-Bench's tables, by the argument's type in the operator's schema."""
+"""Conversion of cells in DLOP-Bench's tables to arguments, by the argument's type in the operator's schema."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from opgrip.traces.values import ValueModel
 
 MOST_DIMENSIONS = 64
 LARGEST = 1 << 62
-"""Limit of sizes and integers."""
+"""maximum of sizes and integers"""
 WORDS: dict[str, dict[str, int]] = {
     "reduction": {"none": 0, "mean": 1, "sum": 2},
     "interpolation_mode": {"bilinear": 0, "nearest": 1, "bicubic": 2},
     "padding_mode": {"zeros": 0, "border": 1, "reflection": 2},
 }
-"""Words that Python functions accept for numbers of operators, by the operators' argument."""
+"""numbers of operators, by the words that Python functions accept for them, by argument"""
 DTYPE_OF_NAME = {"mask": torch.bool, "condition": torch.bool, "index": torch.int64, "indices": torch.int64}
-"""Dtypes by the names of operators' arguments."""
+"""dtypes by the names of operators' arguments"""
 SYNONYMS = {"float": "float32", "double": "float64", "half": "float16", "int": "int32", "long": "int64"}
 SYNONYMS |= {"short": "int16"}
 
 
 class Unfit(ValueError):
-    """A cell does not fit the type of an argument."""
+    """A cell cannot be converted to the type of its argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellTensor:
     """Tensor described by a cell.
 
-    data : its values, if the cell has them
+    data : values of the tensor, if the cell has them
     """
 
     shape: tuple[int, ...]
@@ -60,11 +60,11 @@ class CellTensor:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Rules for reading cells.
+    """Rules for converting cells to arguments.
 
-    dtype : dtype of tensors unless their argument implies another
+    dtype : dtype of tensors whose argument does not imply one
     dtypes : dtypes of tensors by argument
-    lists_are_shapes : a list is a tensor's shape, never a number or numbers
+    lists_are_shapes : a list is always a tensor's shape, and never a list of numbers
     empty_is_scalar : `[]` is the shape of a tensor without dimensions, rather than a missing value
     numbers_are_tensors : a number is a tensor without dimensions if the argument takes no number
     """
@@ -76,19 +76,19 @@ class Reading:
     numbers_are_tensors: bool = False
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype of a tensor by the name of its argument."""
+        """Return the dtype of the tensor for an argument."""
         return {**DTYPE_OF_NAME, **(self.dtypes or {})}.get(name, self.dtype)
 
 
 def single(cell: Any) -> Any:
-    """Return the only item of a list of one, and any other cell unchanged."""
+    """Return the only item of a list of length 1; return any other cell unchanged."""
     return cell[0] if isinstance(cell, list) and len(cell) == 1 else cell
 
 
 def is_missing(cell: Any, kind: Any = None) -> bool:
-    """Return True if a cell means a missing argument: null, "", "None", [], false, and lists of one of these.
+    """Return True if a cell represents a missing argument: null, "", "None", [], false, or a list of one of these.
 
-    kind : type of the argument; false is a value of a boolean argument
+    kind : type of the argument; for a boolean argument, false is a value
     """
     inner = single(cell)
     if inner is None or inner == [] or (isinstance(inner, str) and inner in ("", "None", "null")):
@@ -101,12 +101,12 @@ def innermost(kind: Any) -> Any:
 
 
 def value_of(cell: Any, parameter: Any, reading: Reading, first: tuple[int, ...] = ()) -> Any:
-    """Return the argument of a cell: a plain value, a `CellTensor`, or a list of these.
+    """Return the argument in a cell: a plain value, a `CellTensor`, or a list of these.
 
     parameter : parameter of the schema
-    first : shape of the call's first tensor, whose sizes replace missing ones in a list of sizes
+    first : shape of the call's first tensor, from which missing sizes in a list of sizes are taken
 
-    Raise `Unfit` if the cell has no value of the parameter's type.
+    Raise `Unfit` if the cell cannot be converted to the parameter's type.
     """
     kind = innermost(parameter.type)
     name = kind.kind()
@@ -120,7 +120,7 @@ def value_of(cell: Any, parameter: Any, reading: Reading, first: tuple[int, ...]
 
 
 def shape_of(cell: Any) -> tuple[int, ...] | None:
-    """Return the sizes that a cell lists, None if it is not a shape."""
+    """Return the sizes in a cell, or None if it is not a shape."""
     if not isinstance(cell, list) or len(cell) > MOST_DIMENSIONS:
         return None
     sizes = [_whole(item) for item in cell]
@@ -132,7 +132,7 @@ def _is_size(size: int | None) -> bool:
 
 
 def _whole(item: Any) -> int | None:
-    """Return an integer, which may be written as a fraction or as text."""
+    """Return the integer in a cell, which may be written as a fraction or as text; None if there is none."""
     if isinstance(item, str):
         return int(item) if re.fullmatch(r" ?-?[0-9]{1,18}", item) else None
     if isinstance(item, float) and math.isfinite(item) and item == int(item) and abs(item) < 1 << 53:
@@ -212,19 +212,19 @@ def _is_number(item: Any) -> bool:
 
 
 def dtype_named(item: Any) -> torch.dtype | None:
-    """Return the dtype of a name of torch or Python, None for other names."""
+    """Return the dtype for torch's or Python's name of it, or None for other names."""
     return DTYPES.get(SYNONYMS.get(item, item)) if isinstance(item, str) else None
 
 
 SUFFIX = "_size"
-"""Suffix that names of shape columns may have."""
+"""suffix that the names of columns with shapes may have"""
 
 
 @dataclass(frozen=True, slots=True)
 class TableFunction:
-    """Function that a file describes.
+    """A function that a file describes.
 
-    name : name in torch
+    name : name of the function in torch
     tensors : tensor arguments, whose cells have shapes
     plain : arguments that are numbers or booleans
     """
@@ -249,9 +249,9 @@ FUNCTIONS = {
 
 
 def calls_of_row(function: TableFunction, row: dict[str, Any], recording: MetaRecording) -> Iterator[Recorded]:
-    """Yield the operators that a row's call runs, recorded on meta tensors.
+    """Yield the operators that the call in a row runs, recorded on meta tensors.
 
-    Raise `Unfit` if a column is not an argument, a cell does not fit, or the function refuses its arguments.
+    Raise `Unfit` if a column is not an argument, a cell cannot be converted, or the function rejects its arguments.
     """
     arguments: dict[str, Any] = {}
     for column, cell in row.items():

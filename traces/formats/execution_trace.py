@@ -1,7 +1,7 @@
-"""PyTorch execution traces: JSON that torch's `ExecutionTraceObserver` writes, schemas 1.0.1 to 1.1.1.
+"""Reader and writer of PyTorch execution traces: JSON of torch's `ExecutionTraceObserver`, schemas 1.0.1 to 1.1.1.
 
-Each node is an operator, a label around other nodes, or a thread, with its inputs and outputs. Chakra's `trace_link`
-adds times and kernels of a profile to the same file.
+A node is an operator with its inputs and outputs, a label around other nodes, or a thread. Chakra's `trace_link` adds
+times and kernels from a profile to the file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def recognizes(head: Head) -> bool:
 def read(file: ForeignFile) -> Iterator[Record]:
     """Yield the calls that a capture would have recorded: operators below autograd, and labels.
 
-    Raise `Damage` after the last call of a cut file, as the observer leaves it if a program crashes.
+    Raise `Damage` after the last call of a cut file; the observer leaves such a file if the program crashes.
     """
     facts: dict[str, Any] = {}
     cuts: list[str] = []
@@ -65,7 +65,7 @@ def _nodes_of(file: ForeignFile, facts: dict[str, Any], cuts: list[str]) -> Call
 
 
 def _facts(name: str, value: Any) -> dict[str, Any]:
-    """Return what a trace's header keeps of a member."""
+    """Return the facts for a trace's header in a member of the file's outer JSON object."""
     match name, value:
         case "schema", str():
             return {"schema": value[:100]}
@@ -77,7 +77,7 @@ def _facts(name: str, value: Any) -> dict[str, Any]:
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write calls as nodes in start order, one per line."""
+    """Write one node per call and line, in start order."""
     pid, time = trace.header.get("pid"), trace.header.get("time")
     head = {
         "schema": SCHEMA_VERSION,
@@ -97,7 +97,7 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def node_from_json(form: Any) -> Node:
-    """Return the node of a JSON object of any schema, with a fault if only its place in the tree can be read.
+    """Return the node of a JSON object of any schema; its `fault` is set if only its place in the tree can be read.
 
     Raise `FormatError` for any other value.
     """
@@ -166,7 +166,7 @@ def _text(value: Any) -> str:
 
 
 def node_to_json(node: Node) -> dict[str, Any]:
-    """Return the JSON object of a node in schema 1.1.1; times and kernels are as Chakra's `trace_link` adds them."""
+    """Return the JSON object of a node in schema 1.1.1, with times and kernels in the form of Chakra's `trace_link`."""
     attributes = [
         ("rf_id", "uint64", node.number),
         ("fw_parent", "uint64", 0),

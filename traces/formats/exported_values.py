@@ -1,6 +1,6 @@
-"""Values in the JSON of an exported program, and the arithmetic of its sizes, which is never evaluated.
+"""Conversion of the JSON values of an exported program, and of its symbolic sizes, which Python never evaluates.
 
-Torch writes them as sympy prints them, `2*s0 + 1`, or as sympy builds them,
+Torch writes sizes as sympy prints them, `2*s0 + 1`, or as sympy builds them,
 `Add(Mul(Integer(2), Symbol('s0', integer=True)), Integer(1))`.
 """
 
@@ -57,7 +57,7 @@ _FUNCTIONS: dict[str, Callable[[int, int], int]] = {
 
 
 def size_of(text: str, sizes: Mapping[str, int]) -> int:
-    """Return the value of an expression.
+    """Return the value of a size expression.
 
     sizes : values of the names in the expression
 
@@ -104,10 +104,10 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
 
 
 LEAST_SIZE = 2
-"""Least value of a data-dependent size, even if the program allows a smaller one."""
+"""minimum value of a data-dependent size, even if the program allows a smaller one"""
 
 MOST_DIMENSIONS = 64
-"""largest number of dimensions of a torch tensor"""
+"""maximum number of dimensions of a torch tensor"""
 _DTYPES = {
     **dict(enumerate(["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"], 1)),
     **dict(enumerate(["complex32", "complex64", "complex128", "bool", "bfloat16"], 9)),
@@ -123,11 +123,14 @@ _LAYOUTS = {
 }
 _MEMORY_FORMATS = dict(enumerate(["contiguous_format", "channels_last", "channels_last_3d", "preserve_format"], 1))
 _SYMBOL = re.compile(r"(?:Symbol\(')?([A-Za-z_]\w*)(?:'[^()]*\))?")
-"""A single name, as sympy prints or builds it."""
+"""pattern of a single name, as sympy prints or builds it"""
 
 
 class Sizes:
-    """Symbolic sizes of a program: their hints, or the least value that the program allows for a size without hint."""
+    """Symbolic sizes of a program.
+
+    The value of a size is the program's hint or, without one, the smallest value that the program allows.
+    """
 
     def __init__(self, ranges: Any) -> None:
         self.are_open = False
@@ -136,7 +139,7 @@ class Sizes:
         self._ranges = ranges if isinstance(ranges, dict) else {}
 
     def note(self, form: Any) -> None:
-        """Remember the hint of a size that is a single name, and whether a size has no hint."""
+        """Store the hint of a size that is a single name, or that it has no hint."""
         match form:
             case {"as_expr": {"expr_str": str(), **rest}} if rest.get("hint") is None:
                 # older versions leave it out
@@ -146,7 +149,7 @@ class Sizes:
                     self._sizes.setdefault(match[1], hint)
 
     def of(self, form: Any) -> int:
-        """Return a size, stride or offset; raise `ValueError` if it is unknown."""
+        """Return the value of a size, stride or offset; raise `ValueError` if it is unknown."""
         match form:
             case {"as_int": int() as size}:
                 pass
@@ -186,9 +189,9 @@ _dtype_of = _of_table(_DTYPES, DTYPES, "unknown dtype")
 
 
 def tensor_of(meta: Any, sizes: Sizes, storage: int | None) -> TensorSpec:
-    """Return a tensor by its metadata.
+    """Return the `TensorSpec` for a tensor's JSON metadata.
 
-    Raise `ValueError` if the metadata cannot be read or lack values that the tensor has.
+    Raise `ValueError` if the metadata cannot be read or are incomplete.
     """
     match meta:
         case {
@@ -216,7 +219,7 @@ def tensor_of(meta: Any, sizes: Sizes, storage: int | None) -> TensorSpec:
 
 
 def device_of(form: Any) -> torch.device:
-    """Return a device, or raise `ValueError`."""
+    """Return the device in a JSON value, or raise `ValueError`."""
     kind, index = (form.get("type"), form.get("index")) if isinstance(form, dict) else (None, None)
     if not isinstance(kind, str) or not (index is None or type(index) is int):
         raise ValueError("a device cannot be read")
@@ -267,4 +270,4 @@ CONSTANTS: dict[str, Callable[[Any], Any]] = {
     "as_memory_format": _of_table(_MEMORY_FORMATS, MEMORY_FORMATS, "unknown memory format"),
     "as_device": device_of,
 }
-"""Readers of constant arguments by their kind."""
+"""functions that read constant arguments, by kind of argument"""

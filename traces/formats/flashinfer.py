@@ -1,10 +1,10 @@
-"""Definitions and workloads of FlashInfer-Bench and SOL-ExecBench, and the torch operators that do what a kernel does.
+"""Reader of definitions and workloads of FlashInfer-Bench and SOL-ExecBench.
 
 A data set is a folder. `definitions/**/NAME.json` names the axes of a kernel's inputs and outputs and has its reference
-as Python text. `workloads/**/NAME.jsonl` has the sizes of the axes of each workload, and refers to its values in
-safetensors files. SOL-ExecBench has a folder per kernel, with `definition.json` and `workload.jsonl`.
+as Python text. `workloads/**/NAME.jsonl` has the sizes of the axes of each workload, and names the safetensors files
+with its values. SOL-ExecBench has a folder per kernel, with `definition.json` and `workload.jsonl`.
 
-A workload becomes the call of the torch operator that does the same as its kernel, or the calls of its reference.
+A workload becomes a call of the torch operator that computes the same as the kernel, or the calls of its reference.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ MOST_FILES = 10_000
 MOST_WORKLOADS = 1_000_000
 DEFINITION_BYTES = 4 << 20
 STORED_BYTES = 4 << 30
-"""maximum size of all stored values that are read"""
+"""maximum size in bytes of all stored values that are read"""
 PARENTS = 4
-"""Folders above a file that are searched for the definitions."""
+"""number of parent folders that are searched for the definitions"""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 WORKLOAD = re.compile(rb'"definition"\s*:\s*"')
 PROBLEM, WORKLOADS = "definition.json", "workload.jsonl"
-"""files of a folder of SOL-ExecBench"""
+"""names of the files in a kernel folder of SOL-ExecBench"""
 CUSTOM = "values of inputs of type custom: code of the file makes them, which is not run, so they are drawn as needed"
 LARGEST = 1 << 62
 
 
 class NoCall(ValueError):
-    """A workload is not a call of an operator."""
+    """A workload cannot be converted to a call of an operator."""
 
 
 @dataclass(slots=True)
 class DataSet:
-    """Folder of definitions and workloads.
+    """A folder with definitions and workloads of kernels.
 
     file : file or folder to read
-    root : the folder, or None for a file outside of such a folder
-    recording : runs the functions that references call on meta tensors
-    models : numbers of value models by file, key and tensor of the stored values
+    root : the data set's folder, or None for a file outside of one
+    recording : records the functions that references call, on meta tensors
+    models : numbers of the value models of stored values, by file, key and tensor
     stored_bytes : bytes of stored values read so far
     """
 
@@ -67,7 +67,7 @@ class DataSet:
     stored_bytes: int = 0
 
     def definition(self, name: str) -> dict[str, Any]:
-        """Return the definition of a name; raise `NoCall` if there is none."""
+        """Return the definition with a name; raise `NoCall` if it does not exist."""
         if name not in self.definitions:
             self.definitions[name] = self._load(name)
         definition = self.definitions[name]
@@ -101,18 +101,18 @@ def recognizes(head: Head) -> bool:
 
 
 def _is_bare(line: bytes) -> bool:
-    """Return True for a workload of SOL-ExecBench, which does not name its definition."""
+    """Return True for a workload of SOL-ExecBench; such a workload does not name its definition."""
     return all(f'"{name}"'.encode() in line for name in ("uuid", "axes", "inputs")) and not WORKLOAD.search(line)
 
 
 def _problems(path: Path) -> list[Path]:
-    """Return the folders of kernels of SOL-ExecBench: the folder itself or those in it."""
+    """Return the kernel folders of SOL-ExecBench: the folder itself, or its subfolders."""
     folders = (path, *sorted(islice(path.glob("*/"), MOST_FILES)))
     return [folder for folder in folders if (folder / PROBLEM).is_file() and (folder / WORKLOADS).is_file()]
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield one call per workload that is a call of an operator."""
+    """Yield one call for each workload that can be converted to an operator."""
     data_set = DataSet(file, _root_of(file.path), MetaRecording("cpu", file.unbounded))
     builder = RecordBuilder("flashinfer", file.losses)
     seen: set[tuple[str, str]] = set()
@@ -172,7 +172,7 @@ def _workloads(data_set: DataSet) -> Iterator[tuple[str, Any]]:
 
 
 def _problem(data_set: DataSet, folder: Path, workloads: Path | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield the workloads of a folder of SOL-ExecBench with the name of its definition."""
+    """Yield the workloads of a kernel folder of SOL-ExecBench, with the name of its definition."""
     losses, unbounded = data_set.file.losses, data_set.file.unbounded
     if not (folder / PROBLEM).is_file():
         raise UserError(f"{workloads} does not name its definition", f"put its {PROBLEM} into the same folder")
@@ -183,7 +183,7 @@ def _problem(data_set: DataSet, folder: Path, workloads: Path | None = None) -> 
 
 
 def _lines(file: ForeignFile, name: str | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield each workload with the name of its definition, or with `name` if it does not name one."""
+    """Yield each workload in a file with the name of its definition; `name` is used if the workload names none."""
     for line in file.lines():
         if line.strip():
             form = file.parse(line)
@@ -254,7 +254,7 @@ def _size_of(expression: Any, sizes: Mapping[str, Any]) -> int:
 def _argument(
     data_set: DataSet, builder: RecordBuilder, spec: Any, sizes: Mapping[str, int], source: Any
 ) -> TensorSpec | bool | int | float:
-    """Return an input: a tensor, with a value model if its values are stored, or a number."""
+    """Return an input of a kernel: a number, or a tensor, with a value model if its values are stored."""
     if not isinstance(spec, dict) or not isinstance(source, dict):
         raise NoCall("an input is not an object")
     names = spec.get("shape")
@@ -296,7 +296,7 @@ def _with_values(
 
 
 def _model(data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, name: str, key: str) -> int | None:
-    """Return the number of the model of stored values; raise `FormatError` if they do not fit the tensor."""
+    """Return the number of the value model for stored values; raise `FormatError` if they do not match the tensor."""
     root = data_set.root
     path = None if root is None else root / name
     if path is None or root is None or not path.resolve().is_relative_to(root.resolve()):

@@ -1,7 +1,7 @@
-"""Writer of a trace as a FlashInfer-Bench data set: a definition per operator and form of its arguments.
+"""Writer of a trace as a FlashInfer-Bench data set, with a definition per operator and form of its arguments.
 
-Sizes that differ between the calls of a definition are its variable axes. Sizes that are equal in all of them are its
-constants. Sizes that are always equal to each other are one axis.
+Sizes that differ between the calls of a definition become variable axes, and sizes that never differ become constants.
+Sizes that are always equal to each other become one axis.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ DTYPES = frozenset(
         *("int64", "int32", "int16", "int8", "bool"),
     }
 )
-"""Dtypes that a definition can name and torch has."""
+"""dtypes that both torch and a definition can name"""
 STORED_ELEMENTS = 1 << 20
-"""Largest number of elements whose values are stored; larger tensors are drawn at random."""
+"""maximum number of elements of a tensor whose values are stored; larger tensors get random values"""
 
 
 class NoForm(ValueError):
-    """A signature cannot be written."""
+    """A signature cannot be written as a definition."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelDefinition:
-    """Signatures that one definition can hold.
+    """A definition, and the signatures that it represents.
 
     reference : Python text that calls the operator
-    inputs, outputs : names and dtypes
+    inputs, outputs : names and dtypes of inputs and outputs
     members : signatures with the shapes of their inputs and outputs
     """
 
@@ -59,7 +59,9 @@ class KernelDefinition:
 
 
 def write_folder(trace: Trace, folder: Path, losses: Losses) -> None:
-    """Write definitions, workloads, and values of integer tensors, which decide what operators do."""
+    """Write definitions, workloads, and the values of integer tensors, because these values decide what
+    operators do.
+    """
     counts = Counter(trace.own_calls["signature"].tolist())
     firsts = trace.own_calls.drop_duplicates("signature").reset_index().set_index("signature")["index"]
     for name in ("definitions", "workloads"):
@@ -86,8 +88,9 @@ def _lost(signature: Signature, count: int) -> Iterator[str]:
 
 
 def _kernels(signatures: Iterable[Signature], counts: Mapping[int, int], losses: Losses) -> Iterator[KernelDefinition]:
-    """Group signatures that differ only in sizes. A signature with an output size that is not an axis is a separate
-    group.
+    """Yield groups of signatures that differ only in sizes.
+
+    A signature with an output size that is not an axis forms a separate group.
     """
     kernels: dict[str, KernelDefinition] = {}
     for signature in signatures:
@@ -159,7 +162,7 @@ def _literal(value: Any) -> str:
 
 
 def _outputs(tree: Any) -> Iterator[tuple[str, TensorSpec]]:
-    """Yield the names and tensors of the recorded results."""
+    """Yield names and tensors for the recorded results."""
     tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, TensorSpec)]
     for place, tensor in enumerate(tensors):
         yield ("output" if len(tensors) == 1 else f"output_{place}"), tensor
@@ -175,11 +178,14 @@ def _dtype(tensor: TensorSpec) -> str:
 
 
 Sizes = tuple[int, ...]
-"""Sizes of a dimension in each member."""
+"""sizes of one dimension in all members"""
 
 
 def _axes(kernel: KernelDefinition) -> dict[Sizes, str] | None:
-    """Return axis names by their sizes in all members, or None if an output size is neither an input's nor constant."""
+    """Return the axis names by their sizes in all members.
+
+    The result is None if an output size is neither an input size nor constant.
+    """
     axes: dict[Sizes, str] = {}
     variables = 0
     for is_output in (False, True):
@@ -247,7 +253,7 @@ def _write_kernel(kernel: KernelDefinition, trace: Trace, folder: Path) -> None:
 
 
 def _sources(kernel: KernelDefinition, signature: Signature, trace: Trace, folder: Path, file: str) -> dict[str, Any]:
-    """Return the source of each input's values; values of integers and booleans are drawn once and stored."""
+    """Return where the values of each input come from; values of integers and booleans are drawn once and stored."""
     specs = [leaf for leaf in leaves((signature.args, signature.kwargs)) if isinstance(leaf, TensorSpec)]
     stored: dict[str, torch.Tensor] = {}
     for (name, _), spec in zip(kernel.inputs, specs, strict=True):

@@ -1,7 +1,7 @@
-"""Operators of torch that do what a kernel of FlashInfer-Bench or SOL-ExecBench does.
+"""Conversion of kernels of FlashInfer-Bench and SOL-ExecBench to operators of torch.
 
-They are known by the kind of the kernel, or by its reference: a single operator call, or a function whose calls are
-found on meta tensors. The reference is parsed and never run.
+The operators follow from the kind of the kernel, or from its reference, which is a single operator call or a function
+that is followed on meta tensors. The reference is parsed and never run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from opgrip.traces.formats.tensor_programs import TensorProgram, Unconverted
 from opgrip.traces.schema.arguments import TensorSpec
 
 MOST_TEXT = 1 << 16
-"""Characters of a reference that is parsed."""
+"""maximum number of characters of a reference"""
 EPSILON = re.compile(r"\b(?:EPS|eps|epsilon)\s*=\s*([0-9.]+(?:[eE]-?[0-9]+)?)\b")
 
 Arguments = Mapping[str, Any]
@@ -26,7 +26,7 @@ Call = tuple[str, list[Any], dict[str, Any]]
 
 
 def calls_of_kernel(definition: Mapping[str, Any], arguments: Arguments, recording: MetaRecording) -> list[Call]:
-    """Return the operators that do what a kernel does, with their arguments; raise `NoOverload` if they are unknown."""
+    """Return calls of operators that compute the same as a kernel; raise `NoOverload` if they are unknown."""
     kind, reference = definition.get("op_type"), definition.get("reference")
     text = reference if isinstance(reference, str) else ""
     call = _call_of_reference(text, arguments)
@@ -48,7 +48,7 @@ def _converted(item: Recorded | Unconverted) -> Call:
 
 
 def _gemm(arguments: Arguments, reference: str) -> Call | None:
-    """Multiply A (M, K) by the transpose of B (N, K)."""
+    """Return the product of A (M, K) and the transpose of B (N, K), or None if the kernel computes something else."""
     match list(arguments.values()):
         case [TensorSpec() as left, TensorSpec() as right] if len(left.shape) == len(right.shape) == 2:
             return ("aten.linear.default", [left, right], {}) if left.shape[1] == right.shape[1] else None
@@ -56,7 +56,10 @@ def _gemm(arguments: Arguments, reference: str) -> Call | None:
 
 
 def _rmsnorm(arguments: Arguments, reference: str) -> Call | None:
-    """Divide rows by their root mean square and multiply by a weight; kernels that add before are excluded."""
+    """Return a call of RMS normalization: rows divided by their root mean square, times a weight.
+
+    Return None for kernels that add another tensor before.
+    """
     tensors = [value for value in arguments.values() if isinstance(value, TensorSpec)]
     numbers = [value for value in arguments.values() if isinstance(value, float)]
     if len(tensors) != 2 or len(numbers) + 2 != len(arguments) or len(numbers) > 1:
@@ -73,11 +76,11 @@ def _rmsnorm(arguments: Arguments, reference: str) -> Call | None:
 
 
 KERNELS: dict[str, Callable[[Arguments, str], Call | None]] = {"gemm": _gemm, "rmsnorm": _rmsnorm}
-"""Kinds of kernels that correspond to an operator of torch."""
+"""functions that return the operator call for a kernel, by kind of kernel"""
 
 
 def _call_of_reference(text: str, arguments: Arguments) -> Call | None:
-    """Return the only call of a reference such as `def run(x): return torch.ops.aten.relu.default(x)`, else None."""
+    """Return the only call in a reference such as `def run(x): return torch.ops.aten.relu.default(x)`, or None."""
     if len(text) > MOST_TEXT or "torch.ops." not in text:
         return None
     try:

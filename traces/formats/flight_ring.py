@@ -1,4 +1,4 @@
-"""Ring files: the last calls of a process that died before its flight recorder could write a trace.
+"""Reader of ring files: the last calls of a process that died before its flight recorder could write a trace.
 
 A ring file is mapped into memory and written by `opgrip.capture.writing.ring_file`. It begins with `MAGIC`. Then come
 chunks, each of four little-endian 64-bit integers and a payload that is padded to 8 bytes. The first integer is the
@@ -40,18 +40,18 @@ from opgrip.traces.schema.records import Calls, Entered, Header, Record, Scope, 
 MAGIC = b"opgrip flight ring 1".ljust(31) + b"\n"
 START, LINES, PAIRS, CALLS, RUNNING = range(1, 6)
 HEAD = 4
-"""Integers before a chunk's payload."""
+"""number of integers before a chunk's payload"""
 COLUMNS = 4
-"""integers per call, in addition to those of its tensors"""
+"""number of integers per call, in addition to the integers for its tensors"""
 MOST = 1 << 40
-"""largest plausible count"""
+"""maximum plausible number of calls or bytes"""
 
 Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Calls of one thread in the order of their ends, as a CALLS chunk has them."""
+    """Calls of one thread in the order of their ends, as in a CALLS chunk."""
 
     thread: int
     calls: Integers
@@ -143,7 +143,7 @@ def _record(line: bytes) -> Record | None:
 
 
 class _ForwardScopes:
-    """Maker of call records, which assigns to backward calls the scope of the forward call that caused them."""
+    """Makes call records, and assigns to backward calls the scope of the forward call that caused them."""
 
     def __init__(self, ring: _Ring, records: list[Record]) -> None:
         self._ring = ring
@@ -167,7 +167,7 @@ class _ForwardScopes:
                 last = sequence
 
     def calls(self, block: _Block, first: int, newest: int) -> tuple[Calls, list[Scope]]:
-        """Return the record of a block's calls from index `first` on, and new scopes that it refers to."""
+        """Return the record of a block's calls from index `first`, and the new scopes that it refers to."""
         rows, self._new = block.calls[first:], []
         pairs = [self._ring.pairs[pair] for pair in rows[:, 0].tolist()]
         scopes = [self._scope(pair[1], sequence) for pair, sequence in zip(pairs, rows[:, 3].tolist(), strict=True)]

@@ -1,8 +1,8 @@
-"""Graph launches in a profile: the device's time in them, and the calls that ran when their graphs were captured.
+"""CUDA or HIP graphs in a profile: the device time of their launches, and the calls recorded when they were captured.
 
 A launch of a graph (`cudaGraphLaunch`, `hipGraphLaunch`) runs kernels that were captured before. A profile of the
-launch has the kernels without operators; a profile of the capture has the operators and their launches without kernels,
-in the same order.
+launch shows the kernels without operators. A profile of the capture shows the operators and their kernel launches, in
+the same order, but no kernels.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from opgrip.traces.formats.profiler_events import (
 )
 
 MOSTLY = 0.5
-"""share of the device's time in graph launches from which the other calls do not represent a program"""
+"""share of device time in graph launches from which on the other calls do not represent the program"""
 
 
 def graph_share(table: EventTable) -> float:
-    """Return the share of the device's time that is in launches of graphs."""
+    """Return the share of the device time that is spent in graph launches."""
     durations = table.kernels["duration"]
     in_graphs = np.isin(table.kernels["correlation"], list(table.graph_launches))
     return float(durations[in_graphs].sum() / max(durations.sum(), 1))
 
 
 def doubts_of(share: float) -> list[str]:
-    """Return the reason to doubt a trace that lacks the operators of a large share of the device's time."""
+    """Return a reason to doubt the trace if graph launches take a large share of the device time, else an
+    empty list.
+    """
     if share < MOSTLY:
         return []
     return [
@@ -46,24 +48,24 @@ def doubts_of(share: float) -> list[str]:
 
 @dataclass(slots=True)
 class CapturedGraph:
-    """Calls that were recorded while a graph was captured.
+    """The calls that a program made while it captured a graph.
 
     launches : names of the launched kernels in order, empty if the profile does not have them
-    calls : calls, and the indices of their launches
+    calls : calls, each with the indices of its kernels in `launches`
     """
 
     launches: list[str] = field(default_factory=list)
     calls: list[tuple[ProfiledCall, list[int]]] = field(default_factory=list)
 
     def launches_these(self, kernels: Sequence[str]) -> bool:
-        """Return True if kernels may be those of this graph."""
+        """Return True if the kernels of a launch can be the kernels of this graph."""
         if not kernels or len(kernels) != len(self.launches):
             return False
         return not all(self.launches) or Counter(self.launches) == Counter(kernels)
 
 
 def captured_graphs(table: EventTable, skip: Callable[[str, str], None]) -> list[CapturedGraph]:
-    """Return the graphs that were captured in a profile, in order.
+    """Return the graphs whose capture a profile shows, in order.
 
     skip : called with each operator that is left out, and the reason
     """
@@ -97,14 +99,14 @@ def captured_graphs(table: EventTable, skip: Callable[[str, str], None]) -> list
 
 
 def _meets(event: ProfilerEvent, spans: Sequence[tuple[int, int]], first_ns: int) -> bool:
-    """Return True if an event overlaps a span of time."""
+    """Return True if an event overlaps one of the time spans."""
     place = bisect_right(spans, (event.end_ns + first_ns, 0)) - 1
     return place >= 0 and spans[place][1] > event.start_ns + first_ns
 
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """Launch of a captured graph, with name and duration of its kernels in the order of the capture."""
+    """A launch of a captured graph, with name and duration of each kernel in the order of the capture."""
 
     start_ns: int
     thread: str
@@ -113,7 +115,7 @@ class _Launch:
 
 
 class GraphCalls:
-    """Calls in the launches of a profile's graphs, from the profile of their capture.
+    """The calls in the graph launches of a profile, found in a profile of the graphs' capture.
 
     table : events of the profile
     graphs : captured graphs
@@ -150,7 +152,7 @@ class GraphCalls:
         """share of that time that is in launches of the captured graphs"""
 
     def __iter__(self) -> Iterator[tuple[str, ProfiledCall]]:
-        """Yield the calls of each launch with the name of a thread."""
+        """Yield the calls of each launch, each with a thread name."""
         for launch in self._launches:
             for place, (call, launches) in enumerate(launch.graph.calls):
                 work = OperatorKernels(Counter(), Counter())
@@ -162,7 +164,7 @@ class GraphCalls:
 
 
 def _kernels_by_launch(table: EventTable) -> dict[int, list[tuple[str, int]]]:
-    """Return name and duration of the kernels of each launch of a graph, in start order."""
+    """Return name and duration of the kernels in each graph launch, in start order."""
     kernels: dict[int, list[tuple[str, int]]] = defaultdict(list)
     names = table.kernel_names
     order = np.argsort(table.kernels["start"], kind="stable")
@@ -174,7 +176,9 @@ def _kernels_by_launch(table: EventTable) -> dict[int, list[tuple[str, int]]]:
 
 
 def _paired(captured: Sequence[str], launched: Sequence[str]) -> list[int]:
-    """Return, for each captured launch, the index of its kernel: equal names are in the same order."""
+    """Return, for each kernel of the capture, the index of the same kernel in a launch; kernels of equal name keep
+    their order.
+    """
     if not all(captured):
         return list(range(len(captured)))
     order = [0] * len(captured)

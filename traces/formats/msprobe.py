@@ -1,11 +1,11 @@
-"""Dumps of msProbe: a `dump.json` with the calls of torch's Python functions, and statistics of their tensors.
+"""Reader of msProbe's `dump.json`: calls of torch's Python functions, and statistics of their tensors.
 
     {"task": "statistics", "level": "L1", "framework": "pytorch", "data": {"Functional.relu.0.forward": {
       "input_args": [{"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2, 3], "Max": 1, "Min": 0,
                       "Mean": 0.5, "Norm": 1.4, "requires_grad": false}],
       "input_kwargs": {}, "output": []}}}
 
-A function becomes the operator of its name, or the operators that it calls on meta tensors.
+A function becomes the operator with the same name, or the operators that it calls on meta tensors.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _calls(name: re.Match[str] | None, call: Any, recording: MetaRecording, builder: RecordBuilder) -> list[Recorded]:
-    """Return the operators of a call; raise `ValueError` if they cannot be known."""
+    """Return the operators that a call runs; raise `ValueError` if they cannot be determined."""
     if name is None or not isinstance(call, dict):
         raise ValueError("not a call of a function")
     space, function, phase = name.groups()
@@ -91,7 +91,7 @@ def _calls(name: re.Match[str] | None, call: Any, recording: MetaRecording, buil
 
 
 def _value(form: Any, builder: RecordBuilder) -> Any:
-    """Return an argument; raise `ValueError` if the file does not have its value."""
+    """Return an argument; raise `ValueError` if the file lacks its value."""
     match form:
         case None:
             return None
@@ -121,7 +121,7 @@ def _value(form: Any, builder: RecordBuilder) -> Any:
 
 
 def _model(tensor: TensorSpec, facts: Mapping[Any, Any]) -> ValueModel | None:
-    """Return a model of a tensor's values, or None if its statistics are not those of numbers."""
+    """Return a model of a tensor's values, or None if its statistics are not numbers."""
     high, low, mean, norm = [facts.get(name, math.nan) for name in ("Max", "Min", "Mean", "Norm")]
     count = math.prod(tensor.shape)
     try:

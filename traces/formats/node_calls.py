@@ -1,4 +1,4 @@
-"""Calls of the program, made from the nodes of an execution trace."""
+"""Conversion of the nodes of an execution trace to calls."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ NO_PARENTS = "nesting: {} of the file name no parent, so calls inside others may
 DEFAULTS = (NO_NUMBERS, NO_GENERATORS)
 MARK_ENTER, MARK_EXIT = f"{ENTER}_new.default", f"{EXIT}._RecordFunction"
 MOST_LABEL = 1 << 16
-"""Characters of a label."""
+"""maximum number of characters of a label"""
 
 
 @dataclass(slots=True)
 class NodeStorages:
-    """Numbers of storages; a file reuses the numbers of freed storages."""
+    """Assigns a unique number to each storage; in the file, freed storages leave their number to new ones."""
 
     _numbers: dict[int, int] = field(default_factory=dict)
     _tensors: dict[int, set[int]] = field(default_factory=dict)
@@ -64,17 +64,16 @@ class NodeStorages:
     def taken(self, storage: int, tensor: int, is_number: bool) -> int:
         """Return the number of an argument's storage.
 
-        storage, tensor : the file's numbers
-        is_number : True if the tensor looks like one that represents a number. No call creates such a tensor, so an
-        unknown
-            one gets a new storage, even if its storage number was seen before.
+        storage, tensor : numbers of the storage and the tensor in the file
+        is_number : True if the tensor seems to represent a number. Such a tensor is not the result of a call, so it
+            gets a new storage even if the file's storage number occurred before.
         """
         if storage and is_number and tensor not in self._tensors.get(storage, ()):
             return self.fresh(storage, tensor)
         return self.given(storage, tensor)
 
     def given(self, storage: int, tensor: int) -> int:
-        """Return the number of a storage that is known or existed before the first call."""
+        """Return the number of a storage that is already known, or that existed before the first call."""
         if not storage:
             return NO_STORAGE
         if storage not in self._numbers:
@@ -93,7 +92,7 @@ class NodeStorages:
 
 
 class NodesRead:
-    """Count of the nodes of a file, which is read twice, and of those that cannot be read."""
+    """Counts the nodes of a file, and the nodes that cannot be read. The file is read twice."""
 
     def __init__(self, file: ForeignFile) -> None:
         self._file = file
@@ -102,13 +101,13 @@ class NodesRead:
         self.nodes = 0
 
     def begin(self) -> None:
-        """Begin to read the file; what is skipped counts as a loss the first time."""
+        """Begin a pass over the file; skipped nodes count as losses in the first pass only."""
         self._losses = self._file.losses if self._losses is None else Losses()
         self._reasons.clear()
         self.nodes = 0
 
     def read(self, parse: Callable[[Any], Node], form: Any) -> Node | None:
-        """Return a node, or None for one that cannot be read."""
+        """Return the node in a JSON object, or None if it cannot be read."""
         try:
             node = parse(form)
         except FormatError as error:
@@ -127,7 +126,7 @@ class NodesRead:
         self._losses.skip("?", reason, count)
 
     def check(self, error: FormatError | None = None) -> None:
-        """Raise `UserError` if no node can be read, or if there is none because of an error."""
+        """Raise `UserError` if no node can be read, or if an error left the file without nodes."""
         if len(self._reasons) == self.nodes and (self.nodes or (error is not None and not isinstance(error, CutText))):
             raise self._file.damage([*self._reasons, str(error)][0])
 
@@ -135,7 +134,7 @@ class NodesRead:
 def calls_of(
     name: str, facts: Mapping[str, Any], nodes: Callable[[], Iterable[Node]], losses: Losses
 ) -> Iterator[Record]:
-    """Yield the records of a trace of the calls among a file's nodes.
+    """Yield the records of a trace with the calls of a file's nodes.
 
     name : name of the format
     facts : facts for the trace's header; `nodes` may add to them
@@ -162,7 +161,7 @@ class _Reader:
         self.builder = RecordBuilder(name, losses, dict(facts), tree.is_timed)
 
     def take(self, node: Node) -> None:
-        """Add the calls of a node: one or none, and for a label the calls that open and end it."""
+        """Add the calls of a node: at most one for an operator, and two for a label, which begin and end it."""
         surroundings = self._tree.surroundings(node.number)
         if node.schema:
             self._take_operator(node, surroundings)
@@ -228,7 +227,7 @@ class _Reader:
         )
 
     def _value_numbers(self, node: Node, inputs: PortValues) -> list[int | None]:
-        """Return the numbers of the arguments' value models, None for tensors without a range."""
+        """Return the numbers of the arguments' value models; None for tensors whose range of values is unknown."""
         ranges = parse_ranges(node.ranges)
         numbers: list[int | None] = []
         for place, spec in zip(inputs.places, tensors(inputs.items), strict=True):
@@ -237,7 +236,7 @@ class _Reader:
         return numbers
 
     def _result_storages(self, schema: SchemaText, inputs: PortValues, results: PortValues) -> Iterator[int]:
-        """Yield storage numbers of results; newly allocated memory has a new number."""
+        """Yield the storage numbers of results; newly allocated memory gets a new number."""
         fresh: dict[int, int] = {}
         for storage, tensor in zip(results.storages, results.identities, strict=True):
             if storage in inputs.storages or any(schema.are_aliases):
@@ -248,7 +247,7 @@ class _Reader:
                 yield fresh[storage]
 
     def _add_label(self, node: Node, surroundings: NodeScope) -> None:
-        """Add the calls that a capture records for `record_function`."""
+        """Add the two calls that a capture records for a `record_function` block."""
         scope, thread = _scope(surroundings), self._tree.thread_name(node.thread)
         start_ns = self._tree.span(node.number).start_ns
         self.builder.add_call(MARK_ENTER, (node.name[:MOST_LABEL],), scope=scope, thread=thread, start_ns=start_ns)
@@ -258,7 +257,7 @@ class _Reader:
 
 
 def as_called(schema: SchemaText, items: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return positional and named arguments as the dispatcher passes them: without trailing defaults."""
+    """Return the positional and named arguments that the dispatcher receives, without trailing defaults."""
     defaults = _defaults(schema.op)
     positional: list[Any] = []
     named: dict[str, Any] = {}
@@ -282,7 +281,7 @@ def _is_default(parameter: Parameter, item: Any, defaults: Mapping[str, Any]) ->
 
 @lru_cache(maxsize=4096)
 def _defaults(op: str) -> dict[str, Any]:
-    """Return the defaults of an operator's parameters, as a call has them."""
+    """Return the default values of an operator's parameters, in the form of arguments."""
     schema = schema_named(op)
     if schema is None:
         return {}
@@ -296,19 +295,19 @@ def _defaults(op: str) -> dict[str, Any]:
 
 
 def _enumerated(value: Any, kind: str) -> Any:
-    """Return the dtype, layout or memory format that an integer of a schema means."""
+    """Return the dtype, layout or memory format for its integer code."""
     return VALUE_OF_CODE.get(kind.rstrip("?"), {}).get(value, value) if type(value) is int else value
 
 
 def _returned(schema: SchemaText, items: list[Any]) -> Any:
-    """Return the results of a call: one value, several as a tuple, or None."""
+    """Return the results of a call: one value, a tuple of several, or None."""
     if len(schema.are_aliases) == 1 and len(items) == 1:
         return items[0]
     return tuple(items) if items else None
 
 
 def _is_number(spec: TensorSpec) -> bool:
-    """Return True if a tensor looks like one made from a number."""
+    """Return True if a tensor seems to represent a number."""
     return not spec.shape and spec.device == "cpu" and spec.dtype in NUMBERS.values()
 
 
@@ -325,7 +324,7 @@ def _short(name: str) -> str:
 
 
 def parse_ranges(text: str) -> dict[int, Range]:
-    """Return ranges of values by the index of the tensor, or raise `FormatError`."""
+    """Parse the ranges of values by index of the tensor; raise `FormatError` for invalid text."""
     if not text:
         return {}
     try:
@@ -341,9 +340,8 @@ def parse_ranges(text: str) -> dict[int, Range]:
 
 
 def model_of(span: Range, spec: TensorSpec) -> ValueModel | None:
-    """Return a value model of a tensor for a range, None if there is none.
-
-    Raise `FormatError` for a range that values cannot have.
+    """Return a value model for a tensor with this range of values, or None if no model applies. Raise `FormatError` for
+    an impossible range.
     """
     low, high = span
     whole = type(low) is int and type(high) is int

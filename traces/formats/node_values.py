@@ -1,4 +1,4 @@
-"""Conversion of a call's arguments and results to and from the values of a node."""
+"""Conversion of a call's arguments and results to and from the form in a node."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEFAULT_DEVICE = "cpu"
 
 @dataclass(slots=True)
 class PortValues:
-    """Decoded values of a port.
+    """Decoded values of a port, which is the inputs or outputs of a node.
 
     items : arguments or results
     storages : the file's storage number of each tensor in `items`, in order; 0 for a tensor without memory
@@ -55,7 +55,7 @@ class PortValues:
 
 @dataclass(slots=True)
 class KnownStrides:
-    """Strides of views in files without strides of tensors, taken from the calls that made the views."""
+    """Strides of views, taken from the calls that created the views, for files without strides."""
 
     _strides: dict[tuple[int, int, tuple[int, ...]], tuple[int, ...]] = field(default_factory=dict)
 
@@ -82,7 +82,7 @@ class KnownStrides:
 def decode_port(port: Port, kinds: Sequence[str], strides: KnownStrides) -> PortValues:
     """Return the values of a port.
 
-    kinds : types in the schema, `ScalarType?`; may be shorter than the port
+    kinds : types in the schema, such as `ScalarType?`; may be shorter than the port
 
     Raise `ValueError`, `TypeError`, `IndexError`, `RuntimeError`, `OverflowError` for an invalid port.
     """
@@ -178,16 +178,16 @@ def _tensor(value: Any, shape: Any, element: str, stride: Any, context: _Context
 
 
 def whole(value: Any) -> int:
-    """Return a non-negative integer, or raise `FormatError`."""
+    """Return a value that is a non-negative integer; raise `FormatError` for other values."""
     if type(value) is not int or not 0 <= value < LIMIT:
         raise FormatError(f"expected the number of a tensor, got {str(value)[:60]}")
     return value
 
 
 def with_sharing(values: PortValues, numbers_of_values: Sequence[int | None]) -> list[Any]:
-    """Return the arguments; tensors in the same storage get its number within the call.
+    """Return the arguments; tensors that share a storage get the same storage number within the call.
 
-    numbers_of_values : value model number of each tensor
+    numbers_of_values : number of the value model of each tensor
     """
     counts = Counter(storage for storage in values.storages if storage)
     numbers = {storage: number for number, storage in enumerate(key for key in counts if counts[key] > 1)}
@@ -207,7 +207,7 @@ Range = tuple[int | float, int | float]
 
 @dataclass(slots=True)
 class NodeNumbers:
-    """Increasing numbers of nodes, tensors and storages: the inputs of a node have smaller numbers."""
+    """Assigns increasing numbers to nodes, tensors and storages, so that a node's inputs have smaller numbers."""
 
     last: int = ROOT
     _storages: dict[int, int] = field(default_factory=dict)
@@ -218,7 +218,7 @@ class NodeNumbers:
         return self.last
 
     def of(self, spec: TensorSpec, storage: int) -> tuple[int, int]:
-        """Return the numbers of a tensor and its storage: the same view of the same storage is the same tensor."""
+        """Return the numbers of a tensor and its storage; equal views of a storage are the same tensor."""
         if storage == NO_STORAGE:
             return self.new(), self.new() if spec.stride is not None else 0
         key = (storage, spec.offset, spec.shape, spec.stride, spec.dtype)
@@ -231,11 +231,11 @@ class NodeNumbers:
 
 
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
-"""Dtypes of tensors that torch makes of numbers."""
+"""dtypes of the tensors that torch creates from numbers"""
 
 
 class PortItem(NamedTuple):
-    """Entries of one value in the parallel lists of a port."""
+    """A value's entry in each of the four parallel lists of a port."""
 
     value: Any
     shape: Any
@@ -245,12 +245,12 @@ class PortItem(NamedTuple):
 
 @dataclass(slots=True)
 class Encoder:
-    """Encoder of arguments and results to ports.
+    """Converts arguments and results to ports of nodes.
 
     numbers : assigns numbers to tensors
-    storages : storages of the call's tensors in the trace, arguments first; may be too few
-    range_of : returns the least and largest value of a tensor if they are known
-    lose : called with anything that a port cannot hold
+    storages : storages of the call's tensors in the trace, arguments first; may be incomplete
+    range_of : returns the smallest and largest value of a tensor, or None if unknown
+    lose : called with a description of each value that a port cannot hold
     ranges : value ranges of the tensors of all encoded ports, by index of the tensor
     """
 
@@ -265,7 +265,7 @@ class Encoder:
     def port(self, values: Sequence[Any], kinds: Sequence[str], are_results: bool = False) -> Port:
         """Return the port of arguments or results.
 
-        kinds : types in the schema, `Tensor?`
+        kinds : types in the schema, such as `Tensor?`
         """
         columns = zip(values, kinds, strict=True)
         items = [
@@ -294,7 +294,7 @@ class Encoder:
         return self._code(value)
 
     def _code(self, value: Any) -> PortItem:
-        """Encode a value that the format stores as an integer or cannot hold."""
+        """Encode a value that the format stores as an integer, or that it cannot hold."""
         match value:
             case torch.dtype() | torch.layout() | torch.memory_format() if value in CODE_OF_VALUE:
                 return PortItem(CODE_OF_VALUE[value], [], "Int", [])
@@ -336,7 +336,7 @@ class Encoder:
         return PortItem(value, list(spec.shape), f"Tensor({name})", list(spec.stride or ()))
 
     def _number(self, value: bool | int | float | complex) -> PortItem:
-        """Return a number in place of a tensor, as torch's observer writes it; its range is its value."""
+        """Encode a number as a tensor, as torch's observer does; both ends of its range are the number."""
         if isinstance(value, complex) or not math.isfinite(value):
             self.lose("the value of a number in place of a tensor")
         else:

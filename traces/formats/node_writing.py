@@ -1,4 +1,4 @@
-"""Nodes of a written trace: its calls, and threads, phases, modules and labels around them."""
+"""Nodes for the file that is written: calls of the trace, and the threads, phases, modules and labels around them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class NotWritten(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class NodeStep:
-    """Node of a written trace.
+    """A node of the file that is written.
 
     call : index of its call in the trace's table; None for nodes that are not calls
     """
@@ -58,7 +58,7 @@ class NodeStep:
 
 @dataclass(slots=True)
 class _Place:
-    """Open nodes of a thread: the thread, the program's labels, and the labels of phases and modules."""
+    """The nodes that are open in a thread: the thread, the program's labels, and the labels of phases and modules."""
 
     thread: int
     root: int
@@ -135,7 +135,7 @@ class _Writer:
             yield NodeStep(replace(on_device, start_us=start_us, own_us=float(row.device_ns) / 1e3))
 
     def _mark(self, place: _Place, signature: Signature) -> Iterator[NodeStep]:
-        """Open or close a label of the program."""
+        """Open or close one of the program's labels."""
         if signature.op.startswith(ENTER):
             number = self._numbers.new()
             name = label_of(signature) or "label"
@@ -164,7 +164,9 @@ class _Writer:
             place.around = number
 
     def _node(self, row: Any, signature: Signature) -> Node:
-        """Return the node of a call without its number, parent and times, or raise `NotWritten`."""
+        """Return the node for a call, without number, parent and times; raise `NotWritten` if the format cannot hold
+        the call.
+        """
         if signature.raised is not None:
             raise NotWritten("the call raised an error")
         text, schema, values = arguments_in_order(signature)
@@ -195,9 +197,9 @@ class _Writer:
 
 
 def arguments_in_order(signature: Signature) -> tuple[str, SchemaText, list[Any]]:
-    """Return an operator's schema as text and parsed, and a value for each parameter.
+    """Return an operator's schema, as text and parsed, and the value of each parameter.
 
-    Raise `NotWritten` if torch does not know the operator, or it does not accept these arguments.
+    Raise `NotWritten` if torch does not know the operator, or the operator does not accept these arguments.
     """
     text, schema, defaults = _schema(signature.op)
     names = [parameter.name for parameter in schema.parameters]
@@ -229,7 +231,7 @@ def _results(outputs: Any) -> Iterator[Any]:
 
 
 def range_of(model: ValueModel | None, spec: TensorSpec) -> Range | None:
-    """Return the range of a model of integers, None for other models."""
+    """Return the range of values that a model of integers draws, or None for other models."""
     if model is None or spec.dtype.is_floating_point or spec.dtype.is_complex:
         return None
     bounds: list[Any] = []

@@ -1,4 +1,4 @@
-"""Nodes of execution traces, the nodes that are calls of the program, and the surroundings of each call."""
+"""Nodes of execution traces, the nodes that are calls of the program, and the labels around each call."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VALUE_OF_CODE: dict[str, dict[int, Any]] = {
     "Layout": LAYOUT_OF_CODE,
     "MemoryFormat": MEMORY_FORMAT_OF_CODE,
 }
-"""Values by the integers that the dispatcher passes for them, by the type in a schema."""
+"""values by the integer codes that the dispatcher uses for them, by type in a schema"""
 CODE_OF_VALUE = {value: code for table in VALUE_OF_CODE.values() for code, value in table.items()}
 
 ELEMENT_NAMES: dict[torch.dtype, str] = {
@@ -62,7 +62,7 @@ ELEMENT_NAMES: dict[torch.dtype, str] = {
     torch.qint32: "c10::qint32",
     **{dtype: f"c10::F{name[1:]}" for name, dtype in DTYPES.items() if name.startswith("float8")},
 }
-"""C++ names of element types, as compilers on Linux write them."""
+"""C++ names of element types as compilers on Linux write them"""
 DTYPE_OF_ELEMENT: dict[str, torch.dtype] = {
     **{name: dtype for dtype, name in ELEMENT_NAMES.items()},
     # other compilers and C++ libraries
@@ -79,17 +79,19 @@ DTYPE_OF_ELEMENT: dict[str, torch.dtype] = {
 
 
 SCHEMA_VERSION = "1.1.1-chakra.0.0.4"
-"""Newest version that et_replay and Chakra's converter read, and the version that torch 2.13 writes."""
+"""schema version of written files: the newest that et_replay and Chakra's converter read, and the one that torch 2.13
+writes
+"""
 LATEST_NUMBER = 1 << 53
-"""Limit of nodes' numbers."""
+"""maximum number of a node"""
 LATEST_US = 1e15
-"""Limit of times, 30 years."""
+"""maximum time in us, 30 years"""
 NONE = "<None>"
-"""value that means None"""
+"""text that represents None"""
 FUNCTION_SCOPE, BACKWARD_SCOPE, USER_SCOPE = 0, 1, 7
-"""Torch's codes for the source of a node: an operator, a backward node, a label of the program."""
+"""torch's codes for the source of a node: an operator, a backward node, a label of the program"""
 ROOT = 1
-"""Number of the process node that a written file begins with."""
+"""number of the process node with which a written file begins"""
 PROCESS = "[pytorch|profiler|execution_trace|process]"
 THREAD = "[pytorch|profiler|execution_trace|thread]"
 THREADS = (THREAD, "[pytorch|profiler|execution_graph|thread]")
@@ -97,19 +99,19 @@ ROOTS = (*THREADS, PROCESS, "[pytorch|profiler|execution_graph|process]")
 BACKWARD_LABEL = "autograd::engine::evaluate_function: "
 OPTIMIZER_LABEL = "Optimizer.step#"
 OPTIMIZER_STEP = f"{OPTIMIZER_LABEL}step"
-"""Label of an optimizer's step if the program has none."""
+"""label of an optimizer's step if the program sets none"""
 MODULE_LABEL = "nn.Module: "
 
 
 def node_number(value: Any) -> int:
-    """Return the number of a node in a file, or raise `FormatError`."""
+    """Return the number of a node from a file; raise `FormatError` if it is invalid."""
     if type(value) is not int or not 0 <= value < LATEST_NUMBER:
         raise FormatError(f"expected the number of a node, got {str(value)[:60]}")
     return value
 
 
 def time_us(value: Any) -> float | None:
-    """Return a time of a node in a file, None if it has none, or raise `FormatError`."""
+    """Return a time in us from a file, or None if it is missing; raise `FormatError` if it is invalid."""
     if value is None:
         return None
     if type(value) not in (int, float) or not 0 <= value < LATEST_US:
@@ -119,7 +121,7 @@ def time_us(value: Any) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """Inputs or outputs of a node: four lists of equal length, otherwise unchecked.
+    """Inputs or outputs of a node: four lists of equal length, whose contents are not checked.
 
     values : numbers, strings and lists of these; a tensor is `[tensor, storage, offset, elements, item size, device]`
     shapes : shapes of tensors; empty for other values
@@ -135,19 +137,19 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Node whose ports are not checked.
+    """A node of an execution trace, with unchecked ports.
 
     number : nodes begin in the order of their numbers
     parent : number of the enclosing node; a process is its own parent
     schema : operator schema as torch writes it; empty for other nodes
     scope : code of the node's source, such as `USER_SCOPE`
-    thread : the observer's number of the thread
+    thread : number that the observer gave to the thread
     backend : backend that compiled the kernel for torch.compile, `triton`; empty for other nodes
     record : number of the call, shared by all parts that Chakra splits an operator into; 0 if unknown
     start_us : start time if a profiler's times were linked to the trace
     own_us : duration without the nodes inside it
     ranges : least and largest values of tensor inputs, by their index among the tensors: JSON, or empty
-    stream : the device's stream for a kernel, None for work on the host
+    stream : stream of the device for a kernel, None for work on the host
     fault : reason why the rest of the node cannot be read, or empty
     """
 
@@ -177,10 +179,10 @@ MODULE = re.compile(re.escape(MODULE_LABEL) + r"(\S*)(?: \((\w+)\))?")
 
 @dataclass(frozen=True, slots=True)
 class NodeScope:
-    """Surroundings of a node.
+    """Phase and module around a node.
 
     is_inside : True if the node is inside a call of the program
-    phase, module, module_type : in the form of a scope
+    phase, module, module_type : as in `Scope`
     """
 
     is_inside: bool = False
@@ -222,8 +224,8 @@ class NodeSpan:
 class Tree:
     """Compact tree of a file's nodes.
 
-    A node is a call if it is an operator that the dispatcher runs below autograd, as a capture records it. A composite
-    operator is replaced by the operators that it calls; nodes inside a call belong to that call.
+    A node is a call if a capture would record it: an operator that the dispatcher runs below autograd. A composite
+    operator is replaced by the operators that it calls, and nodes inside a call are part of it.
 
     is_timed : True if the file has times
     has_strides : True if the file has strides of tensors
@@ -262,7 +264,7 @@ class Tree:
             self._roots.add(node.number)
 
     def close(self) -> None:
-        """Sum up times and surroundings after the last node."""
+        """Compute times, phases and modules of all nodes after the last node was added."""
         before: dict[int, float] = {}
         for number in sorted(self._entries):
             entry = self._entries[number]
@@ -284,7 +286,7 @@ class Tree:
                 self._surroundings[root] = NodeScope(phase=BACKWARD)
 
     def _close_node(self, number: int, entry: _Entry) -> None:
-        """Add a node's times to its parent, after the nodes inside it."""
+        """Add a node's times to its parent, once all nodes inside it are closed."""
         times = self._device_us if entry.is_kernel else self._host_us
         times[number] = times.get(number, 0.0) + entry.own_us
         if entry.parent >= number:
@@ -313,7 +315,7 @@ class Tree:
         return number in self._parents
 
     def last_inside(self, number: int) -> int:
-        """Return the number of the last node inside a node, or its own."""
+        """Return the number of the last node inside a node, or of the node itself if it has none."""
         return self._last_inside.get(number, number)
 
     def surroundings(self, number: int) -> NodeScope:
@@ -336,8 +338,9 @@ class Tree:
         return around
 
     def thread_name(self, number: int) -> str:
-        """Return a thread's name: the first is the program's, and a thread that only runs backward passes is
-        autograd's.
+        """Return a thread's name.
+
+        The first thread is the program's main thread; a thread with backward passes only is autograd's.
         """
         if number <= 1:
             return "main"
@@ -360,7 +363,7 @@ def is_thread(node: Node) -> bool:
 
 
 def is_composite(schema: str) -> bool:
-    """Return True if the dispatcher runs other operators in place of this one."""
+    """Return True if the dispatcher runs other operators in place of the operator with this schema."""
     text = parse_schema(schema)
     return text is not None and _is_composite(text.op)
 
@@ -372,7 +375,7 @@ def _is_composite(op: str) -> bool:
 
 
 def _phase_of(node: Node) -> str | None:
-    """Return the phase that a node begins, or None."""
+    """Return the phase of a step that a node begins, or None."""
     if node.schema:
         return None
     if node.scope == BACKWARD_SCOPE or node.name.startswith(BACKWARD_LABEL):

@@ -1,6 +1,7 @@
-"""ONNX models as traces of one run: each node becomes equivalent calls of aten, with shapes by onnx's inference.
+"""Reader of ONNX models as traces of one run: each node becomes equivalent calls of aten operators.
 
-Weights are not read. Small constants are read, since they are sizes, indices and scales that decide what a call does.
+Shapes come from onnx's shape inference. Weights are not read. Small constants are read, because they can be sizes,
+indices or scales that decide what a call does.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ OPEN_BATCH, OPEN_SIZE = 1, 64
 MOST_CONSTANT = 1024
 """maximum number of elements of a constant that is read"""
 MOST_FIELDS = 1 << 20
-"""Fields of a model and its parts: a field of two bytes takes hundreds of bytes in memory."""
+"""maximum number of fields of a model and its parts, because a field of two bytes takes hundreds of bytes in memory"""
 MOST_DIMENSIONS = 64
-"""largest number of dimensions of a torch tensor"""
+"""maximum number of dimensions of a torch tensor"""
 OPEN_SIZES = f"dynamic sizes: {OPEN_BATCH} for the first dimension of an input, else {OPEN_SIZE}"
 LAYOUT = "strides and devices: the file has none, so tensors are contiguous and on the processor"
 PATHS = "pkg.torch.onnx.name_scopes"
 CLASSES = "pkg.torch.onnx.class_hierarchy"
 FIRST_BYTES = re.compile(rb"\x08[\x01-\x1f](?:\x12|\x1a|\x22|\x28|\x32|\x3a|\x42)", re.DOTALL)
-"""Start of a model: its version, then a text, number or message."""
+"""pattern of the first bytes of a model: its version, then a text, number or message"""
 OWN_DOMAINS = ("", "ai.onnx")
 
 _NAMES = (
@@ -63,7 +64,7 @@ _PLAIN = {
     _FLOATS: (torch.float32, "floats", True),
     _INTS: (torch.int64, "ints", True),
 }
-"""Of attributes with numbers: dtype of the constant that they make, field, and whether the field is a list."""
+"""dtype of the constant, name of the field, and True for a list, by type of an attribute with numbers"""
 _VALUES = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
 
@@ -134,7 +135,9 @@ def _parse(file: ForeignFile, onnx: Any) -> Any:
 
 
 def _constants(graph: Any, onnx: Any) -> dict[str, list[Any]]:
-    """Return values of small constants by name; remove the values of weights, which inference does not need."""
+    """Return the values of small constants by name, and remove the values of weights from the graph, because shape
+    inference does not need them.
+    """
     constants: dict[str, list[Any]] = {}
     for item in graph.initializer:
         values = _values(item, onnx)
@@ -154,7 +157,7 @@ def _constants(graph: Any, onnx: Any) -> dict[str, list[Any]]:
 
 
 def _values(item: Any, onnx: Any) -> list[Any] | None:
-    """Return the elements of a small tensor that the file itself holds, None for other tensors."""
+    """Return the elements of a small tensor stored in the file itself, or None for other tensors."""
     if any(size < 0 for size in item.dims) or prod(item.dims) > MOST_CONSTANT or item.external_data:
         return None
     if item.data_location == onnx.TensorProto.EXTERNAL or not _dtype(item.data_type):
@@ -172,7 +175,7 @@ def _dtype(number: int) -> torch.dtype | None:
 
 
 def _attribute(attribute: Any, onnx: Any) -> Any:
-    """Return the number, string or list of an attribute, None for graphs and types."""
+    """Return the number, string or list in an attribute, or None for graphs and types."""
     kind = attribute.type
     if kind == _STRING:
         return attribute.s.decode(errors="replace")
@@ -187,7 +190,7 @@ def _attribute(attribute: Any, onnx: Any) -> Any:
 
 
 def _close(graph: Any) -> bool:
-    """Set the sizes that inputs leave open; return True if there were any."""
+    """Set symbolic sizes of the graph's inputs to numbers; return True if there were any."""
     sizes: dict[str, int] = {}
     for item in graph.input:
         for place, dimension in enumerate(item.type.tensor_type.shape.dim):
@@ -212,10 +215,10 @@ def _is_concrete(value: Any) -> bool:
 
 
 def _node_inference(opset: int, onnx: Any) -> Callable[..., Shapes]:
-    """Return onnx's shape inference of one node.
+    """Return a function that infers the shapes of one node with onnx.
 
-    Inference of a whole model is unbounded: thirty Gather nodes that index a tensor with itself each double its number
-    of dimensions.
+    Inference over a whole model is avoided because it is unbounded: each Gather node that indexes a tensor with itself
+    doubles its number of dimensions.
     """
 
     def infer(node: Any, shapes: Shapes, constants: dict[str, list[Any]]) -> Shapes:
@@ -243,7 +246,7 @@ def _node_inference(opset: int, onnx: Any) -> Callable[..., Shapes]:
 
 
 def _shape_of(item: Any) -> Iterator[tuple[str, tuple[torch.dtype, tuple[int, ...]]]]:
-    """Yield name, type and shape of a value that has both."""
+    """Yield name, dtype and shape of a value if the file has both dtype and shape."""
     kind = item.type.tensor_type
     if len(kind.shape.dim) > MOST_DIMENSIONS:
         return
@@ -309,7 +312,7 @@ def _bound(call: OnnxCall) -> OnnxCall:
 
 
 def _placed(call: OnnxCall, names: dict[int, str], storages: GraphStorages) -> OnnxCall:
-    """Return the call with the storages of its results."""
+    """Return a call with storage numbers for its results."""
     shared = aliases(call.op, call.args, call.kwargs)
     results = list(tensors(call.outputs))
     shared = shared * len(results) if isinstance(call.outputs, list) else shared + [None] * len(results)
@@ -324,7 +327,7 @@ def _placed(call: OnnxCall, names: dict[int, str], storages: GraphStorages) -> O
 
 
 def _scope(item: Any) -> Scope:
-    """Return the module of a node, which torch's exporters write to properties or the node's name."""
+    """Return the module of a node; torch's exporters write it to properties or to the node's name."""
     facts = {prop.key: prop.value for prop in item.metadata_props} if hasattr(item, "metadata_props") else {}
     paths, classes = (re.findall(r"'([^']*)'", facts.get(key, "")[:20_000]) for key in (PATHS, CLASSES))
     if paths:

@@ -1,4 +1,4 @@
-"""Operators of aten for ONNX's convolutions, products, poolings, normalizations, resizing and attention."""
+"""Conversion of ONNX's convolutions, products, poolings, normalizations, resizing and attention to aten operators."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _padding(node: OnnxNode, kernel: list[int], stride: list[int], dilation: lis
 def _padded(
     node: OnnxNode, begins: list[int], ends: list[int], value: float
 ) -> tuple[list[OnnxCall], TensorSpec, list[int]]:
-    """Return the calls that pad, the padded tensor, and the padding that is left to the operator."""
+    """Return the calls that pad a tensor, the padded tensor, and the padding that the operator itself can apply."""
     if begins == ends:
         return [], node.x, begins
     sizes = (size + before + after for size, before, after in zip(node.x.shape[2:], begins, ends, strict=True))

@@ -1,8 +1,8 @@
-"""Nodes of an ONNX graph with shapes and constants, inlined functions of the model, and computed sizes.
+"""Nodes of an ONNX graph with their shapes and constants, inlining of a model's functions, and computation of sizes.
 
 Exporters write a reshape to half of another tensor's length as nodes that take the length, halve and join it. onnx's
-inference over a whole model follows few of these nodes. It is not used, since an untrusted model could make its shapes
-grow exponentially.
+inference over a whole model can evaluate few of these nodes, and an untrusted model could make its shapes grow
+exponentially. So nodes are inferred one by one here.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from opgrip.traces.schema.tensor_specs import contiguous
 
 MOST_ELEMENTS = 1024
 MOST_INPUTS = 64
-"""largest number of inputs of a computed constant"""
+"""maximum number of inputs of a computed constant"""
 MOST_NUMBER = 1 << 62
 
 Numbers = list[Any]
 Shapes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 Fold = Callable[[list[Numbers], Mapping[str, Any]], Numbers]
-"""Function that computes values from the values of the inputs and from attributes."""
+"""function that computes an output's values from the inputs' values and the attributes"""
 
 
 def complete(
     nodes: Any, shapes: Shapes, constants: dict[str, Numbers], read: Callable[[Any], Any], infer: Callable[..., Shapes]
 ) -> None:
-    """Add the shapes and the small constants that follow from the known ones.
+    """Add all shapes and small constants that can be computed from known ones.
 
     nodes : nodes in graph order
     read : returns the value of an attribute
-    infer : returns the types of a node's results from the types of its inputs and its constants
+    infer : returns dtypes and shapes of a node's results, for the given inputs and constants
     """
     for node in nodes:
         if node.domain not in ("", "ai.onnx") or node.op_type == "Constant":
@@ -112,7 +112,7 @@ def _full(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
 
 
 def _each(function: Callable[..., Any]) -> Fold:
-    """Return a function of lists that applies `function` to their elements and broadcasts lists of one element."""
+    """Return a function that applies `function` to lists element by element, and broadcasts lists of one element."""
 
     def fold(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
         length = max(map(len, inputs))
@@ -152,7 +152,8 @@ FOLDS: dict[str, Fold] = {
 
 
 MOST_NODES = 1_000_000
-"""Largest number of nodes after inlining: thirty functions that call each other twice are a billion nodes."""
+"""maximum number of nodes after inlining: thirty functions that each call the next one twice would make a billion nodes
+"""
 MOST_DEPTH = 200
 """maximum depth of nested function calls and graphs"""
 
@@ -160,11 +161,14 @@ Key = tuple[str, str, str]
 
 
 class _TooMany(ValueError):
-    """Error for functions that call each other without end or too often."""
+    """A model's functions call each other without end or too often."""
 
 
 def inlined(model: Any, losses: Losses) -> Any:
-    """Return the model with its functions inlined; beyond the limits, calls of functions stay and have no operator."""
+    """Return the model with its functions inlined.
+
+    Beyond the limits, function calls stay, and are counted as nodes without an operator.
+    """
     functions = {_key(item, item.name): item for item in model.functions}
     try:
         _check(model.graph.node, functions)
@@ -218,14 +222,14 @@ def _graphs(node: Any) -> Iterator[Any]:
 
 
 class NoOperator(ValueError):
-    """Error for a node without a corresponding torch operator."""
+    """A node has no corresponding torch operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxCall:
-    """Call made from a node or a part of it.
+    """A call that computes a node or a part of a node.
 
-    op : aten operator with its overload, `add.Tensor`
+    op : aten operator with its overload, such as `add.Tensor`
     outputs : one tensor, a tuple, or a list of tensors
     """
 
@@ -237,13 +241,13 @@ class OnnxCall:
 
 @dataclass(frozen=True, slots=True)
 class OnnxNode:
-    """Node with shapes and constants.
+    """A node with the shapes of its inputs and outputs, and with known constants.
 
     inputs : tensors, None for an omitted input
     outputs : tensors, None for an unused output
     constants : values of each input, None if unknown or too many
     opset : version of the ONNX operators that the model is written in
-    between : storage of a value between two calls of this node
+    between : storage number of a value that one call of this node passes to the next
     """
 
     op: str
@@ -272,7 +276,7 @@ class OnnxNode:
         return place < len(self.inputs) and self.inputs[place] is not None
 
     def input(self, place: int) -> TensorSpec:
-        """Return an input, or raise `NoOperator` if it is missing."""
+        """Return the input at an index; raise `NoOperator` if it is missing."""
         value = self.inputs[place] if place < len(self.inputs) else None
         if value is None:
             raise NoOperator("an input is missing")
@@ -287,20 +291,19 @@ class OnnxNode:
         return bool(self.get("keepdims", 1))
 
     def optional(self, place: int) -> TensorSpec | None:
-        """Return an input, or None if it is missing."""
+        """Return the input at an index, or None if it is missing."""
         return self.inputs[place] if place < len(self.inputs) else None
 
     def get(self, name: str, default: Any) -> Any:
-        """Return an attribute that has the default's type."""
+        """Return an attribute if it has the same type as the default, else the default."""
         value = self.attributes.get(name, default)
         if type(value) is not type(default) and not (value is None or default is None):
             raise NoOperator(f"its attribute {name} has an unexpected type")
         return value
 
     def numbers(self, name: str, place: int) -> list[Any] | None:
-        """Return numbers that older versions have as an attribute and newer ones as an input, None if missing.
-
-        Raise `NoOperator` if they are computed.
+        """Return numbers that are an attribute in older ONNX versions and an input in newer ones; None if missing.
+        Raise `NoOperator` if the input is not constant.
         """
         if name in self.attributes:
             value = self.attributes[name]
@@ -313,7 +316,7 @@ class OnnxNode:
         return list(values)
 
     def whole(self, name: str, place: int) -> list[int] | None:
-        """Return the list of integers of an attribute or input; see `numbers`."""
+        """Return integers from an attribute or input (see `numbers`)."""
         values = self.numbers(name, place)
         if values is not None and not all(type(value) is int and abs(value) <= 1 << 63 for value in values):
             raise NoOperator(f"its {name} are not integers")
@@ -327,7 +330,7 @@ class OnnxNode:
         return value % max(self.rank, 1)
 
     def spatial(self, name: str, default: int) -> list[int]:
-        """Return an attribute with one number per dimension after batch and channels."""
+        """Return a list attribute with one number for each dimension after batch and channels."""
         count = self.rank - 2
         if count not in (1, 2, 3):
             raise NoOperator(f"unsupported: {count} spatial dimensions")
@@ -337,7 +340,7 @@ class OnnxNode:
         return values
 
     def step(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> TensorSpec:
-        """Return a value between two calls of this node."""
+        """Return a tensor that one call of this node passes to the next."""
         return tensor(shape, dtype or self.x.dtype, self.between())
 
 
@@ -358,5 +361,5 @@ def transposed(spec: TensorSpec) -> TensorSpec:
 
 
 def call(node: OnnxNode, op: str, *args: Any, outputs: Any = None, **kwargs: Any) -> list[OnnxCall]:
-    """Return the one call of a node; its output is the node's first unless `outputs` is given."""
+    """Return a list with one call for a node; the output is the node's first output unless `outputs` is given."""
     return [OnnxCall(op, args, node.out if outputs is None else outputs, kwargs)]

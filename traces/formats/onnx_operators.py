@@ -1,4 +1,4 @@
-"""Table of the aten operators for each operator of ONNX.
+"""Table of the aten operators that compute each ONNX operator.
 
 A node becomes one call if torch has an operator for it, and several calls if it combines steps, such as padding or a
 product with a sum, that torch has as separate operators.
@@ -45,7 +45,7 @@ BINARY = {
     "Xor": "logical_xor.default",
 }
 OF_ALL = {"Max": "maximum.default", "Min": "minimum.default", "Sum": "add.Tensor"}
-"""Operators of any number of inputs, applied to two at a time."""
+"""operators on any number of inputs, applied to two inputs at a time"""
 REDUCTIONS = {
     "ReduceL1": ("linalg_vector_norm.default", (1,)),
     "ReduceL2": ("linalg_vector_norm.default", (2,)),
@@ -63,11 +63,11 @@ REASONS = {
     "Size": "torch has sizes without an operator",
     **dict.fromkeys(("GRU", "LSTM", "RNN"), "torch's operator takes other weights"),
 }
-"""Reasons why nodes have no operator."""
+"""reasons why nodes of some ONNX operators are not converted"""
 
 
 def check_operator(op: str) -> None:
-    """Raise `NoOperator` for an operator of ONNX that the table lacks."""
+    """Raise `NoOperator` if the table lacks an ONNX operator."""
     if op not in TABLE:
         raise NoOperator(REASONS.get(op, "no aten operator for it"))
 
@@ -136,7 +136,9 @@ def _clip(node: OnnxNode) -> list[OnnxCall]:
 
 
 def _with(op: str, *attributes: tuple[str, float]) -> Lower:
-    """Lower to an operator whose parameters are attributes, with ONNX's defaults."""
+    """Return a function that converts a node to the operator `op`, with ONNX attributes and their defaults as
+    arguments.
+    """
     return lambda node: call(node, op, node.x, *(node.get(name, default) for name, default in attributes))
 
 
@@ -198,7 +200,7 @@ def _full(node: OnnxNode) -> list[OnnxCall]:
 
 
 FAR = 1 << 62
-"""Ends of slices beyond this are ends of the dimension."""
+"""absolute value above which the start or end of a slice means the end of the dimension"""
 
 
 def _view(node: OnnxNode) -> list[OnnxCall]:
@@ -379,4 +381,4 @@ TABLE: dict[str, Lower] = {
     "GatherElements": lambda node: call(node, "gather.default", node.x, node.axis(0), node.input(1)),
     "Transpose": lambda node: call(node, "permute.default", node.x, node.get("perm", list(reversed(range(node.rank))))),
 }
-"""Lowerings by ONNX operator; nodes of other operators are counted with the reason."""
+"""functions that convert a node to calls, by ONNX operator; nodes of other operators are counted with the reason"""

@@ -1,9 +1,10 @@
-"""Operator inputs with counts, as text (TritonBench, torch's `OperatorInputsMode`) or in Parquet (BackendBench).
+"""Reader and writer of operator inputs with counts, as text (TritonBench, torch's `OperatorInputsMode`) or Parquet
+(BackendBench).
 
     Operator: aten.add.Tensor
     cnt: 12, ((T([16, 128], f16), T([16, 128], f16, stride=(0, 1))), {'alpha': 2})
 
-BackendBench has the same text in the column `args`. It is in Python's notation; it is parsed and never evaluated.
+BackendBench has the same text in the column `args`. The text is in Python's notation; it is parsed and never evaluated.
 """
 
 from __future__ import annotations
@@ -50,11 +51,12 @@ SHORT = {dtype: name for name, dtype in DTYPE_OF.items()}
 OPERATOR_LINE = re.compile(r"Operator: ([\w.:]+)")
 CALL_LINE = re.compile(r"cnt: (\d{1,9}), (.+)")
 MOST_CALLS = 1_000_000
-"""Largest number of calls of a third party's file: a single line may count that many."""
+"""maximum number of calls of an untrusted file; a single line may have a count that high"""
 MOST_TEXT = 1 << 18
-"""Characters of a call, each of which may cost half a KB to parse; the longest known call has 5,000."""
+"""maximum number of characters of a call, each of which may cost half a KB to parse; the longest known call has 5,000
+"""
 LARGEST = 1 << 64
-"""Limit of integers."""
+"""maximum of integers"""
 
 
 def recognizes(head: Head) -> bool:
@@ -68,7 +70,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _counted_lines(file: ForeignFile) -> Iterator[tuple[str, str, int]]:
-    """Yield operator, arguments and count of each call."""
+    """Yield operator, arguments and count for each call in a text file."""
     op = ""
     for number, line in enumerate(file.lines(), 1):
         if named := OPERATOR_LINE.fullmatch(line.strip()):
@@ -125,7 +127,7 @@ def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def literal(node: ast.expr) -> Any:
-    """Return the value of an expression in the file's notation, or raise `ValueError`."""
+    """Return the value of a parsed expression in the file's notation, or raise `ValueError`."""
     match node:
         case ast.Constant(value=int() as value) if value >= LARGEST:
             raise ValueError("an integer has more than 64 bits")
@@ -187,7 +189,7 @@ def _tensor(*args: Any, **words: Any) -> TensorSpec:
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write operators in alphabetical order, the calls of each by falling count."""
+    """Write operators in alphabetical order, and the calls of each by decreasing count."""
     signatures = {item.number: item for item in trace.signatures}
     counts = trace.own_calls["signature"].value_counts()
     lines: dict[str, list[tuple[int, str]]] = {}
@@ -246,11 +248,11 @@ formats.register("tritonbench")(
 
 
 MOST_BATCH = 16 << 20
-"""maximum size of the arguments in memory at a time"""
+"""maximum number of bytes of arguments in memory at a time"""
 ROWS = 256
-"""number of rows that are read at a time"""
+"""number of rows read at a time"""
 GROUP = 4096
-"""number of rows that are written at a time"""
+"""number of rows written at a time"""
 DEVICE = re.compile(r"torch\.device\(['\"]?([\w:]+)['\"]?\)|(cuda(?::\d+)?|cpu|meta)")
 SYNTHETIC = "rows that no model called (count 0): they are called once"
 
@@ -279,7 +281,7 @@ def _counted_rows(file: ForeignFile, rows: Iterator[dict[str, Any]]) -> Iterator
 
 
 def _unquoted(value: Any) -> Any:
-    """Return the dtype or device that some rows have in quotation marks."""
+    """Return the dtype or device in a text with quotation marks, as some rows have it, or the value unchanged."""
     if not isinstance(value, str):
         return value
     device = DEVICE.fullmatch(value)
@@ -287,7 +289,7 @@ def _unquoted(value: Any) -> Any:
 
 
 def write_rows(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write one row per signature, sorted by operator and falling count."""
+    """Write one row per signature, sorted by operator and by decreasing count."""
     arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
     rows = sorted(_rows(trace, losses), key=lambda row: (row["op_name"], -row["count"]))
     schema = _schema(arrow)
@@ -297,7 +299,7 @@ def write_rows(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def _schema(arrow: Any) -> Any:
-    """Return the columns that BackendBench's own converter writes."""
+    """Return the columns that BackendBench's converter writes."""
     return arrow.schema(
         [
             *(arrow.field(name, arrow.string()) for name in ("uuid", "op_name", "args")),
@@ -311,7 +313,7 @@ def _schema(arrow: Any) -> Any:
 
 
 def _rows(trace: Trace, losses: Losses) -> Iterator[dict[str, Any]]:
-    """Yield one row per operator and text; signatures with the same text are one row."""
+    """Yield one row for each distinct operator and text of arguments."""
     signatures = {item.number: item for item in trace.signatures}
     groups = trace.own_calls.groupby("signature")["time_ns"]
     counts: Counter[tuple[str, str]] = Counter()
@@ -343,7 +345,7 @@ def _rows(trace: Trace, losses: Losses) -> Iterator[dict[str, Any]]:
 
 
 def _with_plain_devices(signature: Signature) -> Signature:
-    """Return a signature with devices as names, the only form that readers of such files know."""
+    """Return a signature with devices as strings, because other readers of such files know no other form."""
 
     def plain(value: Any) -> Any:
         return str(value) if isinstance(value, torch.device) else value

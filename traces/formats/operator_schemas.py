@@ -1,6 +1,6 @@
-"""Schemas of operators parsed from text, and the overload that a call belongs to.
+"""Parser of operator schemas, and search for the overload that a call belongs to.
 
-The text of a third party's file is parsed here and never passed to torch's parser.
+Text from untrusted files is parsed here and never passed to torch's parser.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec
 
 MOST_CHARACTERS = 1 << 14
-"""Most characters of a schema; the longest of torch's has less than two thousand."""
+"""maximum number of characters of a schema; torch's longest has less than two thousand"""
 NAME = re.compile(r"([A-Za-z_]\w*)::([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?")
 
 
@@ -25,8 +25,8 @@ NAME = re.compile(r"([A-Za-z_]\w*)::([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?")
 class Parameter:
     """Parameter of an operator.
 
-    type : type without its alias and length, `Tensor?`, `ScalarType`, `SymInt[]`
-    declared_type : type as in the text, `Tensor(a!)`, `int[2]`
+    type : type without alias and length, such as `Tensor?`, `ScalarType`, `SymInt[]`
+    declared_type : type as in the text, such as `Tensor(a!)`, `int[2]`
     is_named : True if the parameter is keyword-only
     """
 
@@ -40,9 +40,9 @@ class Parameter:
 class SchemaText:
     """Parsed schema.
 
-    name : name with its overload, `aten::add.Tensor`
+    name : name with its overload, such as `aten::add.Tensor`
     returns : text after the arrow
-    are_aliases : for each result, True if it is memory of an argument
+    are_aliases : for each result, True if it shares memory with an argument
     """
 
     name: str
@@ -52,7 +52,7 @@ class SchemaText:
 
     @property
     def op(self) -> str:
-        """Return the name of the operator in a trace, `aten.add.Tensor`."""
+        """Return the name of the operator in a trace, such as `aten.add.Tensor`."""
         namespace, _, rest = self.name.partition("::")
         packet, _, overload = rest.partition(".")
         return f"{namespace}.{packet}.{overload or 'default'}"
@@ -62,7 +62,7 @@ class SchemaText:
         return tuple(parameter.name for parameter in self.parameters)
 
     def text(self, plain_type: Callable[[str], str]) -> str:
-        """Return the schema without defaults and without the mark of keyword-only parameters."""
+        """Return the schema's text without defaults and without the mark `*` before keyword-only parameters."""
         parameters = [f"{plain_type(parameter.declared_type)} {parameter.name}" for parameter in self.parameters]
         return f"{self.name}({', '.join(parameters)}) -> {plain_type(self.returns)}"
 
@@ -116,7 +116,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def _closing(text: str) -> int | None:
-    """Return the position of the bracket that closes one opened before the text, or None if it is not closed."""
+    """Return the position of the bracket that closes an already open one, or None if there is none."""
     depth, quote = 0, ""
     for place, character in enumerate(text):
         if quote:
@@ -136,21 +136,21 @@ def _without_alias(kind: str) -> str:
 
 
 OPERATOR_NAME = re.compile(r"(_?[A-Za-z]\w*)(?:::|\.)([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?")
-"""`aten::add`, `aten::add.Tensor`, `aten.add.default`."""
+"""pattern of names such as `aten::add`, `aten::add.Tensor`, `aten.add.default`"""
 MOST_NOTES = 50
-"""Largest number of replaced overloads that are reported."""
+"""maximum number of replaced overloads that are reported"""
 NAME_OF_OVERLOAD = re.compile(r"(?:::|\.)[A-Za-z_]\w*\.[A-Za-z_]\w*$")
 
 
 class NoOverload(ValueError):
-    """No registered operator accepts a call."""
+    """No registered overload accepts a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Call of an overload.
+    """A call of an operator's overload.
 
-    op : its name in a trace, `aten.add.Tensor`
+    op : name in a trace, such as `aten.add.Tensor`
     args : positional arguments
     kwargs : keyword-only arguments
     """
@@ -163,7 +163,7 @@ class Bound:
 def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Bound:
     """Return the call of the overload that accepts these arguments.
 
-    name : with or without its overload; a name without a namespace belongs to aten
+    name : operator with or without overload; a name without a namespace is one of aten
     args, kwargs : values and `TensorSpec`; keyword-only arguments may be among `args`
 
     Raise `NoOverload` if no operator of that name is registered, or no overload accepts the arguments.
@@ -183,8 +183,8 @@ def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses: Losses) -> Bound:
     """Return the call of the overload that a file names or, if torch lacks it, of one that accepts the arguments.
 
-    Older torch had overloads that later versions replaced, such as `aten.sum.SymInt`. Unknown operators keep their
-    names. Devices may be given by name.
+    Older versions of torch had overloads that were replaced later, such as `aten.sum.SymInt`. Unknown operators keep
+    their names. Devices may be strings.
 
     losses : receives a note about each replaced overload, in `losses.defaults`
     """
@@ -203,7 +203,9 @@ def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses
 
 
 def _with_device(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments with a device instead of its name, so that a replay can move it."""
+    """Return arguments with `device` as a `torch.device`, because a replay can move the call to another device only
+    then.
+    """
     device = kwargs.get("device")
     if isinstance(device, str):
         try:
@@ -219,7 +221,7 @@ def _is_registered(name: str) -> bool:
 
 
 def schemas_of(name: str) -> list[Any]:
-    """Return torch's schemas of an operator's overloads: first the dispatcher's, then the ones that only TorchScript
+    """Return torch's schemas of an operator's overloads: the dispatcher's first, then overloads that only TorchScript
     has.
     """
     match = OPERATOR_NAME.fullmatch(name if re.search(r"::|\.", name) else f"aten::{name}")
@@ -249,7 +251,9 @@ def _is_dispatched(schema: Any) -> bool:
 
 
 def has_composite_kernel(schema: Any) -> bool | None:
-    """Return True if the dispatcher runs other operators in place of an overload, None if only TorchScript has it."""
+    """Return True if the dispatcher runs other operators in place of an overload; None if only TorchScript has the
+    overload.
+    """
     try:
         return bool(
             torch._C._dispatch_has_kernel_for_dispatch_key(_dispatcher_name(schema), "CompositeImplicitAutograd")
@@ -259,9 +263,9 @@ def has_composite_kernel(schema: Any) -> bool | None:
 
 
 def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bool) -> Bound | str:
-    """Return the call of an overload, or the reason why it does not accept it.
+    """Return the call of an overload, or the reason why the overload does not accept the arguments.
 
-    is_named : True if the file names the overload: then a number may replace a tensor, as in torch
+    is_named : True if the file names the overload; a number may then be passed for a tensor, as in torch
     """
     parameters = schema.arguments
     if len(args) > len(parameters):
@@ -293,7 +297,7 @@ def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bo
 
 
 def without_defaults(bound: Bound, schema: Any = None) -> Bound:
-    """Return the call as the dispatcher passes it on, without arguments that equal their parameters' defaults.
+    """Return the call without arguments that equal their parameters' defaults, as the dispatcher passes it on.
 
     schema : schema of the overload, None to look it up
     """
@@ -323,7 +327,7 @@ def _with_type(value: Any) -> Any:
 def _fits(value: Any, kind: Any, length: int | None = None) -> bool:
     """Return True if a parameter accepts a value.
 
-    length : length of a list that may be given as one number, else None
+    length : length of a list parameter that accepts a single number, else None
     """
     name = kind.kind()
     if name == "OptionalType":
@@ -353,11 +357,13 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 SPACES = ("special", "linalg", "fft")
-"""Modules of torch whose functions are operators with the module's name as prefix."""
+"""modules of torch whose functions are operators with the module's name as prefix"""
 
 
 def operator_name(name: str) -> str:
-    """Return the operator of a function by its name: `aten::relu` for `torch.nn.functional.relu`."""
+    """Return the operator's name for the path of a Python function, for example `aten::relu` for
+    `torch.nn.functional.relu`.
+    """
     if "::" in name:
         return name
     parts = name.removeprefix("torch.ops.").split(".")

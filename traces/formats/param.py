@@ -1,12 +1,12 @@
-"""Operator configurations of PARAM, JSON: arguments by type, shape and range, each of which describes many cases.
+"""Reader of PARAM's operator configurations: JSON in which an entry describes many cases by types, shapes and ranges.
 
     {"torch.mm": {"input_iterator": "RangeConfigIterator", "input_data_generator": "PyTorch:DefaultDataGenerator",
       "config": [{"input": [{"args": [
         {"type": "tensor", "dtype": "float", "shape": [[128, 2048, 16], 256], "__range__": ["shape"]},
         {"type": "tensor", "dtype": "float", "shape": [256, 256]}]}]}]}}
 
-Iterators, which expand macros, and generators, which make arguments, are plug-ins in `configurations/`. Cases are
-numbered, and each is computed from its number when it is needed.
+Iterators, which expand macros, and generators, which make arguments, are plug-ins in `configurations/`. A case is
+computed from its number when it is needed.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from opgrip.traces.schema.records import Record, Scope
 class SectionEntry:
     """Entry of a `build` or `input` section without macros.
 
-    form : object with `args` and `kwargs`; None for a missing `build` section
-    weight : number of values in the entry, which bounds the cost of making its arguments
+    form : JSON object with `args` and `kwargs`; None for a missing `build` section
+    weight : number of values in the entry, which limits the cost of generating its arguments
     repeats : number of calls of the case
     """
 
@@ -53,7 +53,7 @@ class SectionEntry:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationCase:
-    """Case of an operator whose arguments are not made yet."""
+    """A case of an operator whose arguments are not generated yet."""
 
     op: str
     build: SectionEntry
@@ -64,7 +64,7 @@ class ConfigurationCase:
 
 @contextmanager
 def reasons() -> Iterator[None]:
-    """Raise errors of iterators and generators for unsuitable entries as `ValueError`."""
+    """Convert errors that iterators and generators raise for unsuitable entries to `ValueError`."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, OverflowError) as error:
@@ -78,7 +78,7 @@ class UnreadableCase(ValueError):
 
 
 def _entries(form: Any, expand: Expand) -> ValueChoices:
-    """Return the entries that an iterator makes of one entry of a file."""
+    """Return the entries into which an iterator expands one entry of a file."""
     if not isinstance(form, dict):
         raise ValueError("an entry is not an object")
     with reasons():
@@ -101,7 +101,7 @@ def plan_of(operators: Mapping[str, Any], losses: Losses) -> ValueChoices:
 
 
 def _made(op: str, losses: Losses, make: Callable[..., ValueChoices], *args: Any) -> list[ValueChoices]:
-    """Return the results of `make`. If it raises `ValueError`, count the reason and return an empty list."""
+    """Return a list with the result of `make`. If it raises `ValueError`, count the reason and return an empty list."""
     try:
         return [make(*args)]
     except ValueError as error:
@@ -175,15 +175,15 @@ def _children(item: Any) -> Iterable[Any]:
 
 NAME = "param"
 MOST_CASES = 20_000
-"""Largest number of cases of a file that are made without selecting a part of them."""
+"""maximum number of cases of a file that are generated without a selection"""
 MOST_VALUES = 5_000_000
 """maximum number of values in the entries of all cases"""
 MOST_CALLS = 1_000_000
-"""Sum of the counts in a file."""
+"""maximum sum of the counts in a file"""
 MOST_BYTES = 64 << 20
-"""Largest file in bytes; the whole file is kept in memory."""
+"""maximum size of a file in bytes; the whole file is kept in memory"""
 MOST_ITEMS = 4 << 20
-"""Lists, objects and their members in a file."""
+"""maximum number of lists, objects and their members in a file"""
 GENERATORS = re.compile(rb'"(?:build|input)_(?:data_generator|iterator)"\s*:')
 SECTIONS = re.compile(rb'"config"\s*:\s*\[\s*\{\s*"(?:build|input)"\s*:\s*\[')
 ONE_OPERATOR = re.compile(rb'"op_info"\s*:\s*\{')
@@ -198,7 +198,7 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the calls of the file's cases, or of the chosen ones."""
+    """Yield the calls of the file's cases, or of the selected cases."""
     operators, device = _operators_of(file)
     cases = plan_of(operators, file.losses)
     places = file.places(cases.count, MOST_CASES)
@@ -226,8 +226,9 @@ def read(file: ForeignFile) -> Iterator[Record]:
 def _calls_of(
     case: ConfigurationCase, draw: ArgumentDraw, recording: MetaRecording, file: ForeignFile
 ) -> list[Recorded]:
-    """Return the calls of a case. If the operator does not exist or refuses them, count the reason and return an empty
-    list.
+    """Return the calls of a case.
+
+    If the operator does not exist or rejects its arguments, count the reason and return an empty list.
     """
     try:
         build = None if case.build.form is None else _arguments(case.build, case.build_generator, draw)
@@ -245,7 +246,7 @@ def _arguments(entry: SectionEntry, generate: Generate, draw: ArgumentDraw) -> A
 
 
 def _operators_of(file: ForeignFile) -> tuple[dict[str, Any], str]:
-    """Return the operators' configurations by name, and the device to run them on."""
+    """Return the operators' configurations by name, and the device that they name."""
     form = file.parse(file.content(MOST_BYTES), MOST_ITEMS)
     if not isinstance(form, dict):
         raise file.damage("it is not an object of operators")

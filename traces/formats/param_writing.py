@@ -1,4 +1,4 @@
-"""Writer of a trace's calls as operator configurations, and the calls that a configuration makes."""
+"""Writer of a trace's calls as operator configurations, and conversion of configurations to calls."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ CODES: dict[str, dict[int, Any]] = {
     "layout": LAYOUT_OF_CODE,
     "memory_format": MEMORY_FORMAT_OF_CODE,
 }
-"""Values by their integers in TorchScript, by the parameter's name."""
+"""values by their integer codes in TorchScript, by parameter name"""
 
 
 def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording: MetaRecording) -> Iterator[Recorded]:
     """Yield the calls of one case.
 
     name : `aten::add`, `torch.add`, `torch.nn.Linear`, `pytorch.model.resnet`
-    build : arguments of the `build` section if there is one: a module's arguments, or an operator's schema as text
+    build : arguments of the `build` section, or None: a module's arguments, or an operator's schema as text
     recording : runs functions on meta tensors to find the operators that they call
 
     Raise `ValueError` if the operator does not exist or does not accept these arguments.
@@ -83,7 +83,7 @@ def _bind(name: str, arguments: Arguments) -> Bound:
 
 
 def _bind_by_text(schema: SchemaText, arguments: Arguments) -> Bound:
-    """Return the call of the overload that a schema's text describes, with that text's parameter names."""
+    """Return the call of the overload with this schema; arguments are named as in the schema's text."""
     if len(arguments.args) > len(schema.names):
         raise NoOverload(f"{schema.name} takes {len(schema.names)} arguments, not {len(arguments.args)}")
     named = dict(zip(schema.names, arguments.args, strict=False))
@@ -105,7 +105,7 @@ def _with_overload(name: str) -> str:
 
 
 def _with_types(bound: Bound) -> Bound:
-    """Return the call with dtypes, layouts and memory formats instead of their integers."""
+    """Return the call with integers replaced by the dtypes, layouts and memory formats that they represent."""
     (schema,) = schemas_of(bound.op)[:1]
     names = [parameter.name for parameter in schema.arguments]
     args = tuple(_typed(name, value) for name, value in zip(names, bound.args, strict=False))
@@ -123,16 +123,16 @@ def _typed(name: str, value: Any) -> Any:
 
 NAME_OF = {dtype: name for name, dtype in DTYPE_OF.items()}
 ALIAS = re.compile(r"(?<=Tensor)\([^)]*\)")
-"""Alias sets in a schema; some readers of schemas cannot parse `Tensor(a -> *)`."""
+"""pattern of alias sets in a schema; they are removed because some readers cannot parse `Tensor(a -> *)`"""
 SYMBOLIC = "SymInt"
-"""The dispatcher's type of integers that are `int` in TorchScript."""
+"""the dispatcher's type of integers, which TorchScript calls `int`"""
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
     """Write operators in alphabetical order, with a configuration per overload and an entry per signature.
 
-    The `build` section holds the operator's schema and all its arguments in order, including defaults, as PARAM calls
-    operators. The number of calls of a signature is written as `count`, which PARAM ignores.
+    The `build` section holds the operator's schema, and the entry all arguments in order, including defaults, as PARAM
+    requires. The number of calls of a signature is written as `count`, which PARAM ignores.
     """
     signatures = {signature.number: signature for signature in trace.signatures}
     own = trace.own_calls
@@ -171,7 +171,7 @@ def _entry(args: list[Any], count: int) -> dict[str, Any]:
 
 
 def _entry_of(signature: Signature) -> tuple[str, list[dict[str, Any]]]:
-    """Return the text of a call's schema and its arguments; raise `ValueError` if the format cannot hold them."""
+    """Return the schema's text and the arguments of a call; raise `ValueError` if the format cannot hold them."""
     if signature.kind != OPERATOR:
         raise ValueError("not an operator of torch's dispatcher")
     schema = next(iter(schemas_of(signature.op)), None)
@@ -184,12 +184,12 @@ def _entry_of(signature: Signature) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _plain_type(text: str) -> str:
-    """Return a type without what the dispatcher adds to TorchScript's."""
+    """Return the TorchScript type for a dispatcher type."""
     return ALIAS.sub("", text).replace(SYMBOLIC, "int")
 
 
 def _all_arguments(schema: Any, signature: Signature) -> Iterator[tuple[Any, Any]]:
-    """Yield each parameter with its value or default."""
+    """Yield each parameter with its argument or default."""
     if len(signature.args) > len(schema.arguments):
         raise ValueError("it has more arguments than its schema")
     for place, parameter in enumerate(schema.arguments):
@@ -240,7 +240,7 @@ def _code(name: str, value: Any) -> dict[str, Any]:
 
 
 def _lost(signature: Signature) -> Iterator[str]:
-    """Yield the properties of a call that an entry loses."""
+    """Yield the properties of a call that the written entry lacks."""
     yield "time and place in the program"
     specs = list(tensors([signature.args, signature.kwargs]))
     if any(spec.stride != contiguous(spec.shape) or spec.offset for spec in specs):

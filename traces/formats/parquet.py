@@ -1,9 +1,8 @@
-"""Traces of opgrip as Parquet: one row per call, for pandas, DuckDB and Polars, with all other records.
+"""Traces of opgrip as Parquet files with one row per call, for pandas, DuckDB and Polars, without loss.
 
 Every row is a call. The other records of a trace, such as its header, signatures and scopes, are JSON Lines in the
-column `records`, at the first call of the block that follows them. The column also holds members of a block that are
-not columns. Files are written and read in trace order, in memory proportional to the number of signatures, and reading
-one returns the written records.
+column `records`, in the row of the first call after them. The column also holds members of a block that are not
+columns. Files are written and read in trace order, in memory proportional to the number of signatures.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from opgrip.traces.schema.records import NO_STORAGE, Header, Record
 from opgrip.traces.table.step_starts import find_step_starts
 
 MOST_TEXT = 64 << 20
-"""maximum size of the records between two blocks of calls"""
+"""maximum number of characters of the records between two blocks of calls"""
 
 
 def recognizes(head: Head) -> bool:
@@ -47,7 +46,7 @@ def recognizes(head: Head) -> bool:
 
 
 def write_records(records: Iterable[Record], file: IO[bytes], losses: Losses) -> None:
-    """Write records as a stream; they are read up to three times if the trace has steps."""
+    """Write records one by one; they are iterated up to three times if the trace has steps."""
     columns = records.columns if isinstance(records, TraceReader) else records.__iter__
     table = ParquetTable(file, None if isinstance(records, Iterator) else find_step_starts(columns))
     for record in columns():
@@ -104,7 +103,7 @@ def _records(file: ForeignFile, content: ParquetFile) -> Iterator[Record | CallB
 
 
 def _check_storages(file: ForeignFile, content: ParquetFile) -> None:
-    """Raise `UserError` if the storages column has another type; files of earlier versions lack the column."""
+    """Raise `UserError` if the column `storages` has an unexpected type; files of earlier versions lack the column."""
     if STORAGES in content.schema.names:
         kind = str(content.schema.field(STORAGES).type)
         if kind.partition("<")[0] != "list" or not kind.endswith(": int64>"):
@@ -112,13 +111,13 @@ def _check_storages(file: ForeignFile, content: ParquetFile) -> None:
 
 
 def _parts(places: list[int], count: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of rows from each place to the next, and the rows before the first place."""
+    """Yield ranges of rows: those before the first place, and from each place to the next."""
     bounds = [*([] if places[:1] == [0] else [0]), *places, count]
     yield from ((first, stop) for first, stop in pairwise(bounds) if stop > first)
 
 
 def _known(file: ForeignFile, form: Any) -> Iterator[Record]:
-    """Yield the record of a JSON value, or nothing if this version does not know its type."""
+    """Yield the record in a JSON value, or nothing if this version does not know its type."""
     if not isinstance(form, dict):
         raise file.damage("a line is not a record")
     try:
@@ -131,7 +130,7 @@ def _known(file: ForeignFile, form: Any) -> Iterator[Record]:
 
 @dataclass(slots=True)
 class _Block:
-    """Block of calls whose rows are being read.
+    """A block of calls whose rows are being read.
 
     rest : members of the block that are not columns
     lines : unparsed records after the block
@@ -145,14 +144,14 @@ class _Block:
     pieces: list[Any] = field(default_factory=list)
 
     def add(self, rows: Any) -> None:
-        """Add rows of a batch."""
+        """Add the rows of a batch to the block."""
         self.rows += rows.num_rows
         self.pieces.append(rows)
         if self.rows > self.count:
             raise self.file.damage("a call is not in a block")
 
     def too_short(self) -> Exception:
-        """Return the error for rows that end before the block does."""
+        """Return the error for rows that end before the block is complete."""
         return self.file.damage(f"a block has {counted(self.rows, 'call')}, not {self.count}")
 
     def after(self) -> Iterator[Record]:
@@ -160,7 +159,7 @@ class _Block:
             yield from _known(self.file, self.file.parse(line))
 
     def block(self) -> CallBlock:
-        """Return the block with its columns; raise `FormatError` if the columns are inconsistent."""
+        """Return the complete block; raise `FormatError` if its columns are inconsistent."""
         if any(piece.column("start_ns").null_count for piece in self.pieces):
             raise self.file.damage("a call has no time")
         rest = self.rest
@@ -198,7 +197,7 @@ class _Block:
         return np.concatenate([piece.to_numpy(zero_copy_only=False) for piece in pieces])
 
     def _storages(self) -> tuple[Integers, Integers]:
-        """Return the number of tensors of each call, and the storage of each."""
+        """Return the number of tensors of each call, and the storage of each tensor."""
         tensors = self.rest.get("tensors")
         if isinstance(tensors, list):
             # files of an earlier version
@@ -221,7 +220,7 @@ class _Block:
 
 
 def _open_block(file: ForeignFile, text: str) -> tuple[Iterator[Record], _Block]:
-    """Return the records before a block and the block, from the text at its first call."""
+    """Return the records before a block and the block itself, from the text in the row of its first call."""
     lines = text.split("\n")
     for place, line in enumerate(lines):
         # blocks without Parquet rows, and other records, lack this name

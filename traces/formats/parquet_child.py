@@ -1,8 +1,8 @@
 """Child process that reads a Parquet file and writes its rows to standard output as an Arrow IPC stream.
 
 pyarrow allocates any amount of memory that a file requests, and a damaged file can crash its process. Only this child
-process is affected; it runs under limits of memory and processor time. An error is one line on standard error and exit
-status 1. Exit status 3 means that memory ran out.
+process is affected; its memory and processor time are limited. It reports an error as one line on standard error and
+exit status 1. Exit status 3 means that memory ran out.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 TOO_MUCH_MEMORY = 3
-"""exit status"""
+"""exit status that means that memory ran out"""
 BASE_BYTES, MOST_BYTES = 256 << 20, 4 << 30
-"""Memory for a small file and for any file, on top of what pyarrow itself takes."""
+"""memory limits in bytes for a small file and for any file, in addition to the memory of pyarrow itself"""
 BASE_S = 60
-"""Processor time for a small file; each MB adds a second."""
+"""limit of processor time in seconds for a small file; each MB adds a second"""
 
 
 def main(text: str) -> int:
-    """Write the rows of a request and return the exit status.
+    """Write the requested rows and return the exit status.
 
-    text : JSON: `path`; `columns` to read, or null for all; `rows` per batch; `is_limited`
+    text : JSON with `path`, `columns` to read (null for all), `rows` per batch, and `is_limited`
     """
     request = json.loads(text)
     try:

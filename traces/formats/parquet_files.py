@@ -1,7 +1,7 @@
-"""Reader of third parties' Parquet files, in a child process with limited memory, one batch of rows at a time.
+"""Reader of untrusted Parquet files, in a child process with limited memory, one batch of rows at a time.
 
-The child streams rows as Arrow IPC. The limits of a file are checked on the received rows, so that wrong sizes in the
-footer and pages that decompress to gigabytes are harmless.
+The child streams rows as Arrow IPC. The received rows are checked against the limits, so that wrong sizes in the footer
+and pages that decompress to gigabytes do no harm.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from opgrip.traces.schema.json_values import DECOMPRESSED, Allowance
 
 MAGIC = b"PAR1"
 MARK = b"opgrip.trace"
-"""Key of the file's metadata that marks a trace of opgrip."""
+"""metadata key that marks a Parquet file as a trace of opgrip"""
 FOOTER_BYTES = 64 << 20
 BLOCK_ROWS = 1 << 14
 MOST_ROWS = Allowance("rows", 10_000_000, 1)
-"""Largest number of rows; repeated rows take no bytes in the file."""
+"""maximum number of rows, because repeated rows take no bytes in the file"""
 
 
 def footer_of(path: Path) -> bytes:
-    """Return the end of a Parquet file, which has the column names and the metadata; empty if there is none."""
+    """Return the footer of a Parquet file, which has column names and metadata; empty if there is none."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -48,15 +48,15 @@ def footer_of(path: Path) -> bytes:
 
 
 class TooLargeError(FormatError):
-    """Error for a Parquet file that exceeds its limits."""
+    """A Parquet file exceeds its limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetLimits:
     """Limits of a Parquet file.
 
-    rows, total_bytes, texts : limits of the whole file; a text counts in each row that has it
-    batch_texts : largest size in bytes of the texts in a batch
+    rows, total_bytes, texts : limits of the whole file; a text counts in each row that contains it
+    batch_texts : maximum size in bytes of the texts in a batch
     """
 
     rows: int
@@ -70,19 +70,19 @@ class ParquetFile:
 
     Parameters
     ----------
-    columns : names of the columns to read if the file has them, None for all
+    columns : names of columns to read if the file has them; None for all columns
     rows : rows per batch
-    limits : None for a trusted file, whose reader may take all memory
+    limits : limits of the file; None for a trusted file, whose reader may use all memory
 
     Attributes
     ----------
-    schema : Arrow schema of the columns that are read; text columns are dictionaries
+    schema : Arrow schema of the columns that are read; text columns are dictionary-encoded
 
     Raise `FormatError` if the file is damaged.
     """
 
     closed = False
-    """Part of the interface of a binary file, by which Arrow reads the stream."""
+    """attribute that Arrow requires of a file-like object"""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class ParquetFile:
         self.schema = self._stream.schema
 
     def read(self, size: int = -1) -> bytes:
-        """Read and count bytes of the stream."""
+        """Read bytes of the child's output and count them."""
         assert self._process.stdout is not None
         data = self._process.stdout.read(size)
         self._bytes += len(data)
@@ -168,7 +168,7 @@ class ParquetFile:
             raise TooLargeError(f"it has more than {limits.rows:,} rows")
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows as plain values by column; see `batches`."""
+        """Yield the rows as dictionaries of plain Python values; see `batches`."""
         for batch in self.batches():
             try:
                 rows = batch.to_pylist()
@@ -178,7 +178,7 @@ class ParquetFile:
             yield from rows
 
     def _damage(self, error: BaseException | None) -> FormatError:
-        """Return the error for a stream that breaks off, with the reason that the child process reports."""
+        """Return the error for a stream that ends early, with the reason that the child process reports."""
         _, message = self._process.communicate()
         lines = message.decode(errors="replace").splitlines()
         status = self._process.returncode
@@ -198,12 +198,12 @@ def open_parquet(
     batch_texts: int = 1 << 62,
     is_streamed: bool = False,
 ) -> Iterator[ParquetFile]:
-    """Open a file of a third party; problems found here or while reading it raise `UserError`.
+    """Open an untrusted file; problems found here or while reading it raise `UserError`.
 
-    kinds : types of required columns, `string`, `int64` or `double`
+    kinds : required columns, with types `string`, `int64` or `double`
     optional : optional columns of any type
     batch_texts : see `ParquetLimits`
-    is_streamed : True if the caller passes rows on as it reads them: then only the limits of compressed files apply
+    is_streamed : True if the caller does not keep the rows; only the limits of compressed files apply then
     """
     size = file.path.stat().st_size
     most = DECOMPRESSED.of(size)
@@ -229,12 +229,12 @@ def _check_columns(schema: Any, kinds: Mapping[str, str]) -> None:
 
 
 def _stream_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that pyarrow raises for a stream that breaks off; invalid UTF-8 is a `ValueError`."""
+    """Return the errors that pyarrow raises for a stream that ends early; invalid UTF-8 is a `ValueError`."""
     return (needed("pyarrow").ArrowException, OSError, ValueError, LookupError, TypeError, RuntimeError)
 
 
 def _text_bytes(column: Any) -> int:
-    """Return the bytes of the texts of a column, before they are made; 0 for a column of another type."""
+    """Return the number of bytes of the texts in a column, without creating them; 0 for columns of other types."""
     arrow, compute = needed("pyarrow"), needed("pyarrow.compute")
     is_coded = arrow.types.is_dictionary(column.type)
     values = column.dictionary if is_coded else column

@@ -1,6 +1,6 @@
-"""Writer of a trace's rows to a Parquet file, with arguments in one line.
+"""Writer of a trace to a Parquet file, with the arguments of each call as one line of text.
 
-A row is a call, with columns named for queries. Names are looked up for a whole group of rows at once.
+Each row is a call. Names are looked up for many rows at once.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from opgrip.traces.table.call_source import concatenated
 from opgrip.traces.table.step_starts import StepStarts
 
 MOST_OUTLINE = 1000
-"""largest length in characters of a call's arguments"""
+"""maximum number of characters of a call's arguments"""
 
 
 def outline(signature: Signature) -> str:
-    """Return a call's arguments in short: `float32[2,3], 1, alpha=2`."""
+    """Return the arguments of a call as short text, such as `float32[2,3], 1, alpha=2`."""
     named = (f"{name}={_outline(value)}" for name, value in signature.kwargs.items())
     text = ", ".join([*map(_outline, signature.args), *named])
     return text if len(text) <= MOST_OUTLINE else f"{text[: MOST_OUTLINE - 1]}…"
@@ -49,23 +49,23 @@ def _outline(value: Any) -> str:
 
 
 ALONE = b"opgrip.records"
-"""Metadata key of the records of a trace without calls."""
+"""metadata key under which the records of a trace without calls are stored"""
 NUMBERS = ("signature", "scope", "start_ns", "duration_ns", "device_ns", "stream")
-"""columns that a trace is read from"""
+"""columns from which a trace is read"""
 STORAGES = "storages"
 RECORDS = "records"
 OF_SIGNATURE = ("op", "kind", "arguments")
 OF_SCOPE = ("module", "function", "file", "line", "phase", "inside")
 OF_BLOCK = ("thread", "process", "rank")
 GROUP = 1 << 17
-"""Calls written at a time."""
+"""number of calls written at a time"""
 
 Integers = NDArray[np.int64]
 
 
 @dataclass(slots=True)
 class _Group:
-    """Columns of rows that are not written yet, in one piece per block."""
+    """Columns of the rows that are not written yet, as one array per block."""
 
     rows: int = 0
     numbers: dict[str, list[Integers]] = field(default_factory=lambda: {name: [] for name in NUMBERS})
@@ -76,13 +76,14 @@ class _Group:
     threads: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    """records stored with each block"""
+    """records that are stored with each block, as text"""
 
 
 class ParquetTable:
-    """File that is being written. The last block is held back: the records after it are stored with it.
+    """A Parquet file that is being written. The latest block is kept in memory, because the records after it are stored
+    with it.
 
-    steps : start times of each process's steps; None if the trace does not have them
+    steps : start times of the steps of each process; None if the trace does not have them
     """
 
     def __init__(self, file: IO[bytes], steps: StepStarts | None = None) -> None:
@@ -100,7 +101,7 @@ class ParquetTable:
         self._threads: dict[int, Thread] = {}
 
     def add(self, record: Record | CallBlock) -> None:
-        """Add a record."""
+        """Add a record to the file."""
         match record:
             case Header():
                 self._ranks = ranks_of(record.fields)
@@ -125,7 +126,7 @@ class ParquetTable:
         self._writer.close()
 
     def _begin_block(self, record: CallBlock) -> dict[str, Any]:
-        """Hold back a block, and return its members that are not columns."""
+        """Keep a block in memory, and return its members that are not columns."""
         self._end_block()
         self._block = record
         form: dict[str, Any] = {
@@ -140,7 +141,7 @@ class ParquetTable:
         return form | {name: values for name, values in pairs.items() if values}
 
     def _end_block(self) -> None:
-        """Move the block held back to the rows, with the records around it."""
+        """Add the block in memory to the rows, with the records around it."""
         block = self._block
         if block is None:
             return
@@ -202,7 +203,7 @@ class ParquetTable:
         return columns
 
     def _storages(self) -> Any:
-        """Return the storages of each call's tensors, null if the block does not have them."""
+        """Return the storages of each call's tensors; null if the block does not have them."""
         arrow = self._arrow
         tensors = concatenated(self._group.tensors)
         ends = np.concatenate([[0], np.cumsum(np.maximum(tensors, 0))]).astype(np.int32)
@@ -210,7 +211,7 @@ class ParquetTable:
         return arrow.ListArray.from_arrays(offsets, arrow.array(concatenated(self._group.storages)))
 
     def _records(self) -> Any:
-        """Return the records between blocks, each at the first call of its block."""
+        """Return the column of records between blocks; each text is in the row of its block's first call."""
         group = self._group
         lengths = _integers(group.lengths)
         places = np.full(group.rows, -1, dtype=np.int64)
@@ -219,7 +220,7 @@ class ParquetTable:
         return texts.take(self._arrow.array(places, mask=places < 0))
 
     def _named(self, numbers: Integers, names: Sequence[str], of: Callable[[int], Sequence[Any]]) -> dict[str, Any]:
-        """Return columns of values by their numbers, looked up once per number."""
+        """Return columns with the values for each number; a value is looked up once per number."""
         arrow = self._arrow
         unique, inverse = np.unique(numbers, return_inverse=True)
         rows = [of(number) for number in unique.tolist()]
@@ -251,7 +252,7 @@ class ParquetTable:
 
 
 def ranks_of(header: Mapping[str, Any]) -> list[int | None]:
-    """Return the rank of each process of a trace by its header, None for one without."""
+    """Return the rank of each process in a trace's header; None for a process without rank."""
     processes = header.get("processes")
     headers = processes if isinstance(processes, list) else [header]
     ranks = [item.get("rank") if isinstance(item, dict) else None for item in headers]

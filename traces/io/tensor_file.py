@@ -36,7 +36,7 @@ TENSOR_BYTES = 256 << 20
 
 
 def values_path(trace: Path) -> Path:
-    """Return the path of a trace's whole values: `step.values.safetensors` for `step.jsonl.gz`."""
+    """Return the path of a trace's full values: `step.values.safetensors` for `step.jsonl.gz`."""
     # a link is followed, as for the trace itself
     trace = trace.resolve()
     name = trace.name

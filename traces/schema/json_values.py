@@ -35,7 +35,7 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=LIMIT - 1)]
 Name: TypeAlias = Annotated[str, Meta(max_length=NAME_LENGTH)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 TensorKey: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32,128}\Z")]
-"""key of a tensor in a file of whole values"""
+"""key of a tensor in a file of full values"""
 DeviceName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z_]+[0-9]*(:[0-9]+)?\Z")]
 """name of a device, not checked against torch, so that traces of devices that this machine lacks can be loaded"""
 

@@ -198,7 +198,7 @@ class Context:
 class Values:
     """A value model and the number by which tensors refer to it.
 
-    tensor : key of the whole values in the file next to the trace; None if they were not kept
+    tensor : key of the full values in the file next to the trace; None if they were not kept
     """
 
     number: Annotated[Count, NESTED] = field(metadata=ID)

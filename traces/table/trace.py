@@ -95,8 +95,8 @@ class Trace:
     end : totals and dropped calls; None if the file has no closing record
     missing : description of the missing part of the file; None if it is complete
     unknown : record types and fields of newer versions that were ignored, with their counts
-    tensors : by number of a value model, the key of the whole values in one of the tensor files
-    tensor_files : existing files of whole values that belong to the trace
+    tensors : by number of a value model, the key of the full values in one of the tensor files
+    tensor_files : existing files of full values that belong to the trace
     observed : by number of a signature, what was observed in calls other than the first
     effects : by number of a signature, the effects of its call, in the trace of a sample
     kernels : kernels that signatures' calls ran on an accelerator, if they were recorded

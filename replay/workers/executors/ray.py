@@ -213,7 +213,7 @@ MOST_COMPILED = 16
 
 
 def _files_of(workload: Workload) -> Mapping[str, bytes]:
-    """Return the trace's own file, then its files of whole values; empty for folders, samples and operators."""
+    """Return the trace's own file, then its files of full values; empty for folders, samples and operators."""
     from opgrip.traces.io.shipped_traces import trace_file
 
     try:

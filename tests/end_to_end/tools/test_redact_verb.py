@@ -30,7 +30,7 @@ def test_it_writes_the_trace_and_says_what_is_left(tiny_trace: Path, tmp_path: P
     assert "exists" in refusal(*command)
 
 
-def test_whole_values_beside_a_trace_are_left_out(tmp_path: Path) -> None:
+def test_full_values_beside_a_trace_are_left_out(tmp_path: Path) -> None:
     train_tiny_net(tmp_path / "t.jsonl", values="full")
     done = succeed("opgrip", "trace", "redact", "t.jsonl", "-o", "r.jsonl", cwd=tmp_path)
     assert "t.values.safetensors contains the values and is not copied" in done.stderr

@@ -1,4 +1,4 @@
-"""Tests of captures with whole values: the program's exact values come back, and nothing else changes."""
+"""Tests of captures with full values: the program's exact values come back, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_the_command_keeps_the_weights_and_says_so(tmp_path: Path, suffix: str) 
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["-o", "-"], "whole values need a file next to the trace"),
+        (["-o", "-"], "full values need a file next to the trace"),
         (["-o", "t.jsonl"], "t.values.safetensors exists"),
     ],
 )
@@ -300,7 +300,7 @@ def test_no_other_way_to_keep_values_is_taken() -> None:
         Capture("t.jsonl", values="all")
 
 
-def test_whole_values_count_to_the_limit_of_bytes(tmp_path: Path) -> None:
+def test_full_values_count_to_the_limit_of_bytes(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl", values="full", max_bytes=100_000) as watched:
         for size in range(1000, 1100):
             torch.ones(size).sin()
@@ -322,7 +322,7 @@ def test_a_full_disk_costs_the_values_alone(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(FullValues, "_write", fill_up)
     first, second = torch.randn(100), torch.randn(100)
-    with pytest.warns(RuntimeWarning, match="could not be written with whole values: .*No space left"):
+    with pytest.warns(RuntimeWarning, match="could not be written with full values: .*No space left"):
         trace = capture(tmp_path / "t.jsonl", lambda: (first.sin(), second.cos(), second.tan()))
     assert lost(trace) == {"aten.cos.default", "aten.tan.default"}
     assert len(trace.values) == 2
@@ -340,7 +340,7 @@ def test_values_that_cannot_be_assembled_leave_a_trace_that_replays(
     with pytest.warns(RuntimeWarning, match="No space left"):
         trace = capture(tmp_path / "t.jsonl", lambda: torch.randn(100).sin())
     assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
-    with pytest.warns(RuntimeWarning, match="1 of 1 whole values are drawn from models"):
+    with pytest.warns(RuntimeWarning, match="1 of 1 full values are drawn from models"):
         assert len(replayed(trace)) == 1
 
 

@@ -94,7 +94,7 @@ def test_random_numbers_come_first_where_there_is_no_room_for_all(
             path.unlink()
 
 
-def test_the_files_are_a_trace_with_whole_values_beside(tmp_path: Path) -> None:
+def test_the_files_are_a_trace_with_full_values_beside(tmp_path: Path) -> None:
     write_calls(tmp_path, kept(torch.arange(200.0), results=torch.ones(100, 3)))
     trace = load(tmp_path / "calls.jsonl", partial=False)
     (signature,) = trace.signatures

@@ -71,7 +71,7 @@ def replace(path: Path) -> None:
 )
 def test_a_spoiled_file_is_told_and_the_models_stand_in(folder: Path, spoil: Callable[[Path], None], told: str) -> None:
     spoil(folder / "t.values.safetensors")
-    with pytest.warns(RuntimeWarning, match=f"1 of 1 whole values are drawn from models: .*{told}"):
+    with pytest.warns(RuntimeWarning, match=f"1 of 1 full values are drawn from models: .*{told}"):
         found = drawn(folder)
     assert found.shape == (100,)
     assert not torch.equal(found, VALUES)

@@ -1,4 +1,4 @@
-"""Tests of the file of whole values: its name, its forms, and untrusted contents."""
+"""Tests of the file of full values: its name, its forms, and untrusted contents."""
 
 from __future__ import annotations
 

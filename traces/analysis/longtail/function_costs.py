@@ -1,11 +1,11 @@
-"""Time of operators and between operators, without the overhead of the capture and the operating system.
+"""Time in and between the operators of a function, corrected for the cost of the capture and for interruptions.
 
-Recording a known call costs some microseconds, which `CaptureCost` holds. Recording a new one (describing arguments,
-fitting values) takes many times as long and lengthens the gap between two calls; inspecting the values of some later
-calls again does too. Therefore repeated steps are assumed to take their typical time, and perturbed calls, and gaps
-before them, are used only if there are no others.
+Recording a call of a known signature costs some microseconds, which are subtracted (`CaptureCost`). Recording a new
+signature takes many times as long and lengthens the gap between two calls, and so does inspecting the values of a later
+call. Therefore all repetitions of a step are assumed to take its typical time. Perturbed calls, and gaps before them,
+are only used if there are no others.
 
-A call on an accelerator counts with its device time only, since the host runs ahead.
+A call on an accelerator counts with its device time only, because the host runs ahead of the device.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from opgrip.traces.schema.records import NO_STORAGE
 from opgrip.traces.table.call_table import COUNT
 
 Step: TypeAlias = tuple[int, str, int, str]
-"""scopes and operators of two consecutive calls"""
+"""pair of consecutive calls: scope and operator of each"""
 Gaps: TypeAlias = NDArray[np.int64 | np.uint32]
 LONGEST_NS = (1 << 32) - 1
 
 FEWEST = 20
-"""minimum number of clean gaps whose typical time is used for steps without clean gaps"""
+"""minimum number of clean gaps from which a typical gap is computed for pairs of calls without clean gaps"""
 SETTLED = 8
 """number of calls of a signature after which the capture rarely inspects its values"""
 LOW = 0.25
-"""quantile used as the typical time: capture and operating system only make times longer"""
+"""quantile used as the typical time; a low one, because capture and operating system only make times longer"""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureCost:
-    """Time in ns that recording adds to a call and to the gap before the next one."""
+    """Time in ns that recording adds to a call, and to the gap before the next call."""
 
     operator_ns: float = 0.0
     between_ns: float = 0.0
@@ -49,15 +49,15 @@ class CaptureCost:
 
 @dataclass(slots=True)
 class FunctionTimes:
-    """Times of a trace's calls, in ns.
+    """Typical times of a trace's calls and of the gaps between them, in ns.
 
     Attributes
     ----------
     cost : cost of the capture, which is subtracted
     calls : typical time of a call on the host, by signature and scope
     device_calls : typical time of a call on an accelerator, by signature and scope
-    clean : typical gap in which the capture recorded nothing new, by step
-    typical : gap for steps without a clean one
+    clean : typical gap, by pair of consecutive calls, among gaps in which the capture recorded nothing new
+    typical : gap assumed for pairs without such a gap
     """
 
     cost: CaptureCost
@@ -67,21 +67,21 @@ class FunctionTimes:
     typical: int
 
     def between_ns(self, before: MadeCall, after: MadeCall) -> float:
-        """Return the host time between consecutive calls of a run; 0 if either runs on a device."""
+        """Return the host time in ns between two consecutive calls of a function; 0 if one of them runs on a device."""
         if before.device_ns is not None or after.device_ns is not None:
             return 0.0
         return self.gap_ns(before, after)
 
     def operator_ns(self, call: MadeCall) -> float:
-        """Return the time of a call, on the device if it ran on one."""
+        """Return the time of a call in ns: the device time if it ran on a device, else the host time."""
         return self.host_ns(call) if call.device_ns is None else self._on_device(call)
 
     def host_ns(self, call: MadeCall) -> float:
-        """Return the host time of a call, including the launch."""
+        """Return the host time of a call in ns, including the launch of its kernels."""
         return max(0.0, min(call.host_ns, self.calls[call.signature, call.scope]) - self.cost.operator_ns)
 
     def gap_ns(self, before: MadeCall, after: MadeCall) -> float:
-        """Return the host time from the end of a call to the start of the next one of its run."""
+        """Return the host time in ns from the end of a call to the start of the next call of the same function."""
         typical_ns = self.clean.get(step_of(before, after), self.typical)
         return max(0.0, min(gap(before, after), typical_ns) - self.cost.between_ns)
 
@@ -94,7 +94,7 @@ def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost
 
     Parameters
     ----------
-    looked_at : signatures with later calls whose values the capture inspected
+    looked_at : signatures for which the capture inspected the values of more than one call
     """
     distinct = calls.distinct()
     # use unperturbed calls, or all if all were perturbed
@@ -111,7 +111,7 @@ def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost
 
 
 def pairs_in_runs(calls: Iterable[MadeCall]) -> Iterator[tuple[MadeCall, MadeCall]]:
-    """Yield pairs of consecutive calls of a thread that belong to one run."""
+    """Yield pairs of consecutive calls that one thread made in the same function."""
     before: MadeCall | None = None
     for _, call, begins in in_runs(calls):
         if before is not None and not begins:
@@ -120,11 +120,11 @@ def pairs_in_runs(calls: Iterable[MadeCall]) -> Iterator[tuple[MadeCall, MadeCal
 
 
 class _Gaps:
-    """Gaps within runs, grouped by what the capture did in them.
+    """Gaps between consecutive calls of a function, grouped by what the capture recorded in them.
 
     Attributes
     ----------
-    clean : gaps in which the capture only recorded a known call, by step
+    clean : gaps in which the capture only recorded a call of a known signature, by pair of calls
     """
 
     def __init__(self, looked_at: Container[int]) -> None:
@@ -138,7 +138,7 @@ class _Gaps:
         self._clean_count = 0
 
     def note(self, before: MadeCall, after: MadeCall) -> None:
-        """Add two consecutive calls of a run."""
+        """Add the gap between two consecutive calls of a function."""
         gap_ns = gap(before, after)
         pair = (before.signature, before.scope, after.signature, after.scope)
         new = pair not in self._earlier_pairs or any(
@@ -155,14 +155,14 @@ class _Gaps:
                 self._quiet.append(gap_ns)
 
     def typical(self) -> Gaps:
-        """Return the gaps from which the time of steps without clean gaps is computed."""
+        """Return the gaps from which the typical gap is computed, for pairs of calls without clean gaps."""
         if self._clean_count < FEWEST:
             return np.array(self._quiet or self._all)
         return np.concatenate([np.asarray(items) for items in self.clean.values()])
 
 
 def _low_by_place(calls: pd.DataFrame, column: str) -> dict[tuple[int, int], float]:
-    """Return the low quantile of a time of distinct calls, by signature and scope."""
+    """Return the `LOW` quantile of a column of times, by signature and scope."""
     own = calls[["signature", "scope", column, COUNT]].sort_values(["signature", "scope", column])
     groups = own.groupby(["signature", "scope"])[COUNT]
     is_there = groups.cumsum() > (LOW * groups.transform("sum")).astype("int64")
@@ -181,7 +181,7 @@ def step_of(before: MadeCall, after: MadeCall) -> Step:
 
 
 def _low(times: Gaps) -> float:
-    """Return the low quantile of times, which are reordered."""
+    """Return the `LOW` quantile of times; the list is reordered."""
     if not len(times):
         return 0
     place = int(LOW * len(times))
@@ -190,14 +190,13 @@ def _low(times: Gaps) -> float:
 
 
 IS_USED_ELSEWHERE, IS_READ = 1, 2
-"""flags of memory: another function takes it; something reads it"""
+"""flags of a storage: another function uses it; a call reads it"""
 USES = 4
-"""factor that encodes the use of memory as one integer: the number of the function that made it, times this, plus flags
-"""
+"""multiplier in the integer that encodes the use of a storage: number of the function that created it * USES + flags"""
 
 
 class Traffic:
-    """Memory of a whole trace: which function makes it, and whether other functions use it."""
+    """Memory of a whole trace: for each storage, which function created it and whether other functions use it."""
 
     def __init__(self) -> None:
         self._numbers: dict[Function, int] = {}
@@ -224,10 +223,11 @@ class Traffic:
         return self._numbers.setdefault(function_of(call), len(self._numbers))
 
     def cross(self, call: MadeCall, borders: Borders) -> None:
-        """Add the bytes that a call moves into and out of its run.
+        """Add the bytes that a call moves into and out of the function around it.
 
-        Memory that the function made itself, in any phase, can stay inside a kernel. Memory that others made is read
-        once. Memory that others take later, that no recorded call reads, or that existed before is written once.
+        Memory that the function created can stay inside one kernel, so it does not count. Memory that other functions
+        created is read once. Memory that other functions use later, that no recorded call reads, or that existed before
+        the function is written once.
         """
         borders.pass_by(call)
         operation = call.operation
@@ -251,12 +251,13 @@ class Traffic:
 
 @dataclass(slots=True)
 class Borders:
-    """Bytes that enter and leave a run, by memory: bytes read of each tensor, extent, and bytes written.
+    """Bytes that enter and leave a function: by storage, bytes read of each tensor, extent in memory, and bytes
+    written.
 
     Attributes
     ----------
-    has_dataflow : True if a call of the run records its memory
-    first, last : bytes that the first call that moves data takes, and that the last one returns
+    has_dataflow : True if the trace records the storages of a call of the function
+    first, last : bytes of the arguments of the first call that moves data, and of the results of the last one
     """
 
     reads: dict[int, dict[tuple[object, ...], int]] = field(default_factory=dict)
@@ -267,7 +268,7 @@ class Borders:
     last: int = 0
 
     def pass_by(self, call: MadeCall) -> None:
-        """Update the totals with the run's next call."""
+        """Update the totals with the next call of the function."""
         if any(storage != NO_STORAGE for storage in (*call.takes, *call.gives)):
             self.has_dataflow = True
         if call.operation.moves:
@@ -276,7 +277,7 @@ class Borders:
             self.last = sum(call.operation.result_bytes)
 
     def read(self, storage: int, shape: tuple[object, ...], size: int, extent: int) -> None:
-        """Add bytes read; other tensors in the same memory may include the same bytes."""
+        """Add bytes read from a tensor; other tensors in the same storage may include the same bytes."""
         self.reads.setdefault(storage, {})[shape] = size
         self.extents[storage] = max(self.extents.get(storage, 0), extent)
 
@@ -285,9 +286,7 @@ class Borders:
 
     @property
     def bytes(self) -> int:
-        """Bytes in total, or the bytes at both ends of the run if it lacks dataflow; views of the same memory may
-        overlap.
-        """
+        """Total bytes read and written; without recorded storages, the bytes at the first and last call."""
         if not self.has_dataflow:
             return (self.first or 0) + self.last
         inwards = sum(min(sum(sizes.values()), self.extents[storage]) for storage, sizes in self.reads.items())

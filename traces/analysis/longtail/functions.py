@@ -1,4 +1,4 @@
-"""Long-tail functions of traces: how often each is called, what one kernel for it could save, and their table."""
+"""Long-tail functions of traces: their calls, the time that one kernel per function could save, and their table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from opgrip.traces.analysis.timeline import in_runs
 from opgrip.traces.table.trace import Trace
 
 FEWEST_LAUNCHES = 3
-"""minimum number of operators per call, backward pass included, of a long-tail function"""
+"""minimum number of operators per call of a long-tail function, including its backward pass"""
 NOTHING = CaptureCost()
 DENSE_SHARE = 0.5
 """maximum share of a long-tail function's operator time in dense kernels"""
@@ -47,13 +47,13 @@ class LongTailFunction:
     Attributes
     ----------
     pattern : pattern for `--grip`
-    calls : number of calls, estimated from the lines of its operators: see `Invocations`
+    calls : number of calls, estimated from the source lines of its operators (see `Invocations`)
     launches, backward_launches : total number of operators that it and its backward pass called
-    operator_ns : time in these, on the device for operators that ran on one
-    between_ns : host time between consecutive operators, backward pass included
-    host_ns : host time in all operators, launches included, and between them
-    backward_ns : share of operator and between time in backward passes
-    bytes : bytes into and out of the function: see `Traffic`
+    operator_ns : total time of these operators, on the device if they ran on one
+    between_ns : total host time between consecutive operators, including the backward pass
+    host_ns : total host time in operators, including kernel launches, and between operators
+    backward_ns : part of `operator_ns` and `between_ns` that is spent in backward passes
+    bytes : bytes that the function reads and writes (see `Traffic`)
     fused_ns : time to read and write these bytes
     traces : number of traces that call it
     command : command that runs the program again and grips the function
@@ -76,12 +76,12 @@ class LongTailFunction:
 
     @property
     def wall_ns(self) -> float:
-        """Time in and between its operators, without functions that it calls."""
+        """Time in and between its operators in ns, without the functions that it calls."""
         return self.operator_ns + self.between_ns
 
     @property
     def saving_ns(self) -> float:
-        """Upper bound of the time that one kernel in place of the function saves."""
+        """Upper bound in ns of the time that one kernel saves if it replaces the function."""
         return max(0.0, self.wall_ns - self.fused_ns)
 
 
@@ -91,12 +91,12 @@ class LongTail:
 
     Attributes
     ----------
-    functions : largest saving first
+    functions : functions in order of possible savings, largest first
     traces, launches : number of traces and of operators
-    wall_ns : time of all functions that called operators, long-tail or not
-    bandwidths : bytes per second from which `fused_ns` was computed, over all traces
+    wall_ns : time of all functions that call operators, including functions that are not long-tail
+    bandwidths : memory bandwidths in bytes per second from which `fused_ns` was computed
     device_launches : number of operators with a time on a device
-    omitted : pattern and reason of functions that are not worth gripping
+    omitted : functions that are not worth gripping: pattern and reason
     """
 
     functions: list[LongTailFunction]
@@ -110,7 +110,7 @@ class LongTail:
 
 @dataclass(slots=True)
 class _Sum:
-    """Sums of one function."""
+    """Sums over all calls of one function."""
 
     calls: int = 0
     launches: int = 0
@@ -135,12 +135,15 @@ class _Sum:
 def find_longtail(
     traces: Iterable[Trace], bandwidth: Callable[[Trace], float], cost: CaptureCost = NOTHING
 ) -> LongTail:
-    """Return functions with at least three operators per call that spend at most half of their time in dense ones.
+    """Return the long-tail functions of traces.
+
+    These are functions with at least `FEWEST_LAUNCHES` operators per call, which spend at most `DENSE_SHARE` of their
+    operator time in dense operators.
 
     Parameters
     ----------
     traces : traces, which are read one after another
-    bandwidth : returns the memory bandwidth, in bytes per second, of the device that a trace was made on
+    bandwidth : returns the memory bandwidth, in bytes per second, of the device on which a trace was recorded
     cost : cost of the capture, which is subtracted
     """
     sums: dict[Function, _Sum] = {}
@@ -163,7 +166,7 @@ def find_longtail(
 
 @dataclass(slots=True)
 class _Run:
-    """Sums of one run of calls."""
+    """Sums over one run: consecutive calls of a thread in the same function."""
 
     function: Function
     is_backward: bool
@@ -187,7 +190,9 @@ class _Run:
 
 
 def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: CaptureCost) -> Counter[str]:
-    """Add a trace's calls to the sums of each function; return the number of calls, and of those on a device."""
+    """Add a trace's calls to the sums of each function; return the numbers of calls, of all and of those on a
+    device.
+    """
     operations = {signature.number: operation_of(signature) for signature in trace.signatures}
     calls = MadeCalls(trace, operations)
     traffic = Traffic()
@@ -220,7 +225,7 @@ def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: Captu
 def _counted(
     calls: Iterable[MadeCall], counts: Counter[str], invocations: Invocations, spans: Spans
 ) -> Iterator[MadeCall]:
-    """Yield the calls of a thread while counting them."""
+    """Yield the calls of a thread, and update the counts with each."""
     for call in calls:
         counts["calls"] += 1
         counts["device"] += call.device_ns is not None
@@ -230,7 +235,7 @@ def _counted(
 
 
 def _runs(calls: Iterable[MadeCall], traffic: Traffic, times: FunctionTimes) -> Iterator[_Run]:
-    """Yield the sums of each run of a thread; a run can have millions of calls."""
+    """Yield the sums of each run of a thread without keeping its calls, of which there can be millions."""
     run: _Run | None = None
     before: MadeCall | None = None
     for place, call, begins in in_runs(calls):
@@ -268,15 +273,15 @@ def _function(file: str, name: str, own: _Sum) -> LongTailFunction:
 
 
 MOST_OMITTED = 5
-"""maximum number of functions that are named although they are not recommended"""
+"""maximum number of functions listed as not worth gripping"""
 
 
 def print_longtail(longtail: LongTail, top: int, file: IO[str]) -> None:
-    """Print one line of totals, then a table of functions, largest saving first.
+    """Print a line of totals and a table of functions, largest possible saving first.
 
     Parameters
     ----------
-    top : maximum number of rows
+    top : maximum number of functions in the table
     """
     ranked = longtail.functions
     saving = sum(item.saving_ns for item in ranked)
@@ -322,11 +327,11 @@ COLUMNS = (
     TableColumn("function", lambda row: row[0].name, least=24),
     TableColumn("grip it with", lambda row: row[0].command, below=True, is_command=True, most=1000),
 )
-"""columns of a function's row, and the time of all traces"""
+"""columns of the table; a row is a function and the total time of all traces"""
 
 
 def write_rows(longtail: LongTail, path: Path, force: bool) -> None:
-    """Write all functions with all their figures to a `.json` or `.csv`, one object or row each."""
+    """Write all functions with all columns to a `.json` or `.csv` file."""
     rows = [{**asdict(item), "wall_ns": item.wall_ns, "saving_ns": item.saving_ns} for item in longtail.functions]
     if path.suffix == ".json":
         facts = {"traces": longtail.traces, "calls": longtail.launches, "wall_ns": longtail.wall_ns}

@@ -16,17 +16,16 @@ from opgrip.traces.table.trace import Trace
 CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
 INITIALIZERS = ("reset_parameters", "init_weights", "_init_weights")
 LOADING = re.compile(r"(Dataset|Loader)\w*\.|collate", re.IGNORECASE)
-"""names of functions that load data"""
+"""pattern of the names of functions that load data"""
 WHOLE, OWN = 0.8, 0.5
-"""Limits for a function that contains the program: it is called once, lasts at least for the first share of the
-program,
-and makes at most the second share of its calls itself.
+"""Limits for a function that contains the program: it is called once, lasts at least the share WHOLE of the program's
+time, and makes at most the share OWN of its calls itself.
 """
 
 
 @dataclass(slots=True)
 class _Span:
-    """First start, last end and number of a function's calls.
+    """Time span and number of a function's calls.
 
     Attributes
     ----------
@@ -40,14 +39,14 @@ class _Span:
 
 
 class Spans:
-    """Time spans of the functions of a thread, each from its first operator to its last."""
+    """Time spans of the functions of one thread; a function's span reaches from its first operator to its last."""
 
     def __init__(self) -> None:
         self._spans: dict[Function, _Span] = {}
         self._first_backward_ns: int | None = None
 
     def note(self, call: MadeCall) -> None:
-        """Add the thread's next call."""
+        """Add the next call of the thread."""
         end = call.start_ns + call.duration_ns
         span = self._spans.setdefault(function_of(call), _Span(call.start_ns, end))
         span.first_ns, span.last_ns = min(span.first_ns, call.start_ns), max(span.last_ns, end)
@@ -58,8 +57,9 @@ class Spans:
             self._first_backward_ns = call.start_ns
 
     def containing(self, counts: Mapping[Function, int]) -> set[Function]:
-        """Return the functions that contain the thread's other calls: called once, with other functions running within
-        them.
+        """Return the functions that contain almost all other calls of the thread.
+
+        Such a function was called once, and other functions ran within it.
 
         Parameters
         ----------
@@ -80,7 +80,7 @@ class Spans:
 
 
 def models_forward(trace: Trace) -> set[Function]:
-    """Return the `forward` functions of the models that the program calls; each contains a step."""
+    """Return the `forward` functions of the models that the program calls; each of them contains a whole step."""
     return {
         (scope.file, scope.function)
         for scope in trace.scopes
@@ -129,7 +129,7 @@ def reason_to_omit(
 
 ALONE = ("-f", "--force", "--find-longtail")
 VALUED = ("-o", "--output", "--top", "--bandwidth", "--max-calls", "--max-bytes")
-"""options of the recorded command that do not affect what it runs: without and with a value"""
+"""options in the recorded command that do not affect which program runs: without a value, and with a value"""
 
 
 def pattern_of(header: Mapping[str, Any], file: str, function: str) -> str:
@@ -141,13 +141,15 @@ def pattern_of(header: Mapping[str, Any], file: str, function: str) -> str:
 
 
 def grip_command(header: Mapping[str, Any], pattern: str) -> str:
-    """Return an `opcapture` command that runs a trace's program again with `--grip` and the pattern."""
+    """Return an `opcapture` command that runs a trace's program again and grips the functions that match the
+    pattern.
+    """
     own, program = _parts(header)
     return shlex.join(["opcapture", *_run_options(own), "--grip", pattern, *(["--", *program] if program else [])])
 
 
 def _parts(header: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the options of `opcapture` in a trace's command, and the script with its arguments."""
+    """Return the options of `opcapture` in a trace's recorded command, and the script with its arguments."""
     command = header.get("command")
     words = [str(word) for word in command] if isinstance(command, list) else []
     if not words or words[0] != "opcapture":
@@ -169,7 +171,7 @@ def is_script(file: str, header: Mapping[str, Any]) -> bool:
 
 
 def _run_options(options: Sequence[str]) -> list[str]:
-    """Return the options that select what to run."""
+    """Return the options that determine which program runs, without the others."""
     run_options: list[str] = []
     pending = iter(options)
     for word in pending:

@@ -1,4 +1,6 @@
-"""Calls of a trace by thread, with facts of their operators and the function that made each, and calls of functions."""
+"""Calls of a trace by thread, with facts about their operators and with the functions that made them; and calls of
+functions.
+"""
 
 from __future__ import annotations
 
@@ -20,28 +22,28 @@ from opgrip.traces.table.trace import Trace
 PRODUCTS = frozenset(
     {"mm", "addmm", "addmm_activation", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "int_mm"}
 )
-"""products of matrices and vectors"""
+"""names of operators that multiply matrices and vectors"""
 DENSE_PARTS = (
     *("convolution", "conv_depthwise", "thnn_conv", "attention", "lstm", "gru", "rnn_", "embedding", "fft_"),
     *("batch_norm", "layer_norm", "group_norm", "rms_norm"),
     *("max_pool", "avg_pool", "upsample_", "grid_sampler"),
 )
-"""parts of the names of other operators with kernels that do much work, backward operators included"""
+"""parts of the names of other operators whose kernels do much work, including backward operators"""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Facts of a signature for the analysis.
+    """Facts about a signature that the analysis of long-tail functions needs.
 
     Attributes
     ----------
-    argument_bytes, result_bytes : bytes of each tensor; elements that a stride of 0 repeats count once
+    argument_bytes, result_bytes : bytes of each tensor; elements repeated by a stride of 0 count once
     writes : for each argument, whether calls may write it
-    shapes : key that distinguishes arguments in the same memory
-    extents : bytes of each argument from the start of its memory to its end
+    shapes : key that distinguishes arguments in the same storage
+    extents : bytes from the start of each argument's storage to the end of the argument
     moves : True if it reads or writes elements; a view does not
-    dense : see `is_dense`
-    exchanges : True if it exchanges data with other processes or waits for them, which no kernel can speed up
+    dense : True if the operator is one kernel that does much work (see `is_dense`)
+    exchanges : True if it exchanges data with other processes or waits for them
     """
 
     op: str
@@ -76,8 +78,8 @@ def operation_of(signature: Signature) -> Operation:
 def is_dense(signature: Signature) -> bool:
     """Return True if the operator is one kernel that does much work.
 
-    These are convolutions, matrix products, attention, recurrent layers, normalization, pooling, resampling, embedding
-    lookups, functions of extensions and compiled regions.
+    Such operators are convolutions, matrix products, attention, recurrent layers, normalization, pooling, resampling,
+    embedding lookups, functions of extensions and compiled regions.
     """
     if signature.kind != OPERATOR:
         return True
@@ -86,7 +88,7 @@ def is_dense(signature: Signature) -> bool:
 
 
 def bytes_of(spec: TensorSpec) -> int:
-    """Return the bytes of a tensor's elements."""
+    """Return the number of bytes of a tensor's elements."""
     if spec.stride is None:
         return sum(map(bytes_of, spec.parts))
     sizes = (size for size, step in zip(spec.shape, spec.stride, strict=True) if step or not size)
@@ -105,7 +107,8 @@ LOCALS = ".<locals>."
 BACKWARD = "backward"
 
 KEPT_CALLS = 1 << 19
-"""maximum number of calls for which all are kept in memory, some 500 bytes each; otherwise they are created when needed
+"""maximum number of calls that are kept in memory, at about 500 bytes each; for longer traces they are created again
+when needed
 """
 
 Thread: TypeAlias = tuple[int, int]
@@ -116,17 +119,17 @@ Function: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class MadeCall:
-    """Call of an operator, with the function that made it.
+    """A call of an operator, with the Python function that called it.
 
     Attributes
     ----------
     number : index in the trace's table
-    place : the function; None outside functions of the program, and for exchanges with other processes
+    place : function that made the call; None outside functions of the program, and for communication between processes
     module : path of the module in which the call ran
     duration_ns, host_ns : times on the host; for a perturbed call, `host_ns` is the value in the trace
-    perturbed : True if the capture's own work ran right before or within it
+    perturbed : True if the capture's own work ran right before or during the call
     device_ns : time that the call kept an accelerator busy; None for a call on the host only
-    takes, gives : memory of each argument and result
+    takes, gives : storages of its arguments and results
     """
 
     number: int
@@ -146,7 +149,10 @@ class MadeCall:
 
 
 class MadeCalls:
-    """Calls that a trace's program made itself, not inside other calls; a long trace makes them at each iteration."""
+    """Calls that a program made directly, not inside other calls.
+
+    For a long trace, they are created during each iteration instead of kept in memory.
+    """
 
     def __init__(self, trace: Trace, operations: Mapping[int, Operation]) -> None:
         self._trace = trace
@@ -167,7 +173,7 @@ class MadeCalls:
         return (call for own, call in self._made(thread) if own == thread)
 
     def distinct(self) -> pd.DataFrame:
-        """Return the calls of `Trace.distinct_calls` that functions made."""
+        """Return the rows of `Trace.distinct_calls` whose calls were made by functions of the program."""
         calls = _own(self._trace.distinct_calls)
         return calls[calls["signature"].isin(list(self._operations)) & calls["scope"].isin(list(self._places))]
 
@@ -256,13 +262,13 @@ def function_of(call: MadeCall) -> Function:
 
 @dataclass(slots=True)
 class _Open:
-    """Unfinished call of a function.
+    """A function call that may not have ended yet.
 
     Attributes
     ----------
-    line, op : line and name of its first operator
-    moved : True if its last operator was on another line
-    last : index of its last operator in the thread's calls
+    line, op : source line and name of its first operator
+    moved : True if its latest operator is on another line
+    last : index of its latest operator in the thread's calls
     """
 
     line: int
@@ -272,12 +278,13 @@ class _Open:
 
 
 class Invocations:
-    """Counter of how often one thread called each function.
+    """Estimate of how often one thread called each function.
 
-    A trace holds operators, not calls of Python functions. A new call is assumed to begin when its first operator
-    occurs again: the same operator on the same line, after an operator on another line or after calls of other
-    functions; or on an earlier line, after calls of other functions. So a loop around the whole body counts its
-    iterations. Backward passes begin no call; a function that occurs only in them counts as called once.
+    A trace records operators, not calls of Python functions. A new call of a function is assumed to begin in two cases:
+    its first operator occurs again on the same line, after an operator on another line or after other functions; or an
+    operator occurs on an earlier line after other functions. A loop around the whole body therefore counts as several
+    calls. Operators in backward passes begin no call; a function that only occurs in backward passes counts as called
+    once.
     """
 
     def __init__(self) -> None:
@@ -286,7 +293,7 @@ class Invocations:
         self._index = -1
 
     def note(self, call: MadeCall) -> None:
-        """Add the thread's next call."""
+        """Add the next call of the thread."""
         self._index += 1
         if call.place is None:
             return

@@ -1,1 +1,3 @@
-"""Analysis of traces of several ranks: shared collectives, a common clock, and which rank waited for which."""
+"""Analysis of traces of several ranks: shared collectives, a common clock, and the time that ranks wait for
+each other.
+"""

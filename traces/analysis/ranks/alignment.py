@@ -1,8 +1,8 @@
-"""Alignment of the clocks of ranks by collectives, which are matched between traces.
+"""Alignment of the clocks of ranks, by means of the collectives that they share.
 
-No rank leaves a collective before all have arrived. So each collective bounds the offset of two clocks from both sides,
-and all together leave a range of possible offsets. Within this range, the offset is chosen for which most ends agree,
-since a collective ends for all ranks at about the same time.
+No rank leaves a collective before all have arrived. So each collective limits the offset between two clocks from both
+sides, and all collectives together leave a small range. A collective ends for all ranks at about the same time, so the
+offset within this range is chosen for which most ends agree.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Clock:
 
     Attributes
     ----------
-    offset_ns : correction in addition to the start times of the captures; 0 if clocks agree within the noise
+    offset_ns : correction in ns, in addition to the start times of the captures; 0 if the clocks agree within the noise
     measured_ns : offset derived from the ends of collectives, or None
-    spread_ns : difference between the 10th and 90th percentile of single collectives
+    spread_ns : difference between the 10th and 90th percentile of the offsets of single collectives
     collectives : number of compared collectives
     """
 
@@ -51,7 +51,10 @@ class Clock:
 
 
 def align(meetings: Meetings, processes: int) -> list[Clock]:
-    """Return each process's clock relative to the first process that it meets, by a chain of pairs if not all meet."""
+    """Return each process's clock relative to the first process.
+
+    If two processes share no collectives, a chain of pairs that do connects their clocks.
+    """
     clocks = [Clock() for _ in range(processes)]
     pairs = _Pairs(meetings)
     seen: set[int] = set()
@@ -90,7 +93,7 @@ class _Pairs:
         self._members: Mapping[int, set[int]] = self._together(meetings, chosen)
 
     def _together(self, meetings: Meetings, chosen: NDArray[np.bool_]) -> dict[int, set[int]]:
-        """Return the other processes that each process met, using the processes of each group."""
+        """Return, for each process, the processes with which it shared collectives."""
         members: dict[int, set[int]] = {process: set() for process in self._rows}
         pairs = np.unique(np.column_stack([meetings.group[chosen], meetings.process[chosen]]), axis=0)
         for group in np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1):
@@ -103,7 +106,7 @@ class _Pairs:
         return set(self._members.get(process, ()))
 
     def compare(self, process: int, other: int) -> Clock | None:
-        """Return the clock of another process, or None if the two met too rarely."""
+        """Return the clock of process `other` relative to `process`, or None if the two share too few collectives."""
         number, start, end, at_once = self._rows[process]
         number_2, start_2, end_2, at_once_2 = self._rows[other]
         common, place, place_2 = np.intersect1d(number, number_2, assume_unique=True, return_indices=True)
@@ -130,14 +133,14 @@ MOST = 1 << 12
 
 
 def rank_of(header: Mapping[str, Any]) -> int | None:
-    """Return the rank in a header, or None without one and for processes that a rank forked."""
+    """Return the rank in a header; None if it has none or if the process was forked by a rank."""
     rank = header.get("rank")
     is_rank = type(rank) is int and 0 <= rank < 1 << 31 and "parent_pid" not in header
     return rank if is_rank else None
 
 
 def is_ambiguous(ranks: Sequence[int | None]) -> bool:
-    """Return True if two processes have the same rank, which means that they belong to different programs."""
+    """Return True if two processes have the same rank; such processes belong to different programs."""
     numbers = [rank for rank in ranks if rank is not None]
     return len(set(numbers)) < len(numbers)
 
@@ -145,11 +148,11 @@ def is_ambiguous(ranks: Sequence[int | None]) -> bool:
 def measure_clocks(
     paths: Sequence[Path], headers: Sequence[Mapping[str, Any]], shifts: Sequence[int], unbounded: bool = False
 ) -> list[Clock]:
-    """Return the clock of each process relative to its shift, reading each trace once.
+    """Return the clock of each process, as a correction in addition to `shifts`; each trace is read once.
 
     Parameters
     ----------
-    shifts : correction of each process by the start of its capture, in ns
+    shifts : correction in ns of each process, derived from the start times of the captures
     """
     events: dict[int, Events] = {}
     kinds = [SignatureKinds() for _ in paths]
@@ -177,7 +180,10 @@ def measure_clocks(
 
 
 def thinned(events: Events, kinds: SignatureKinds, most: int = MOST) -> Events:
-    """Return at most `most` collectives of each group: all, or every 2nd, 4th, ..., the same ones in all ranks."""
+    """Return at most `most` collectives of each group.
+
+    If there are more, every 2nd, 4th, ... one is kept, so that all ranks keep the same ones.
+    """
     groups: dict[str, int] = {}
     numbers = [groups.setdefault(kinds.collectives[number].group, len(groups)) for number in events.signature.tolist()]
     counts = np.bincount(numbers, minlength=1)[numbers] if numbers else np.empty(0, dtype=np.int64)
@@ -198,13 +204,13 @@ def shifted(events: Events, shift_ns: int) -> Events:
 
 @dataclass(frozen=True, slots=True)
 class Meetings:
-    """Calls of collectives, sorted by collective; arrays are (N,).
+    """Calls of collectives by all ranks, sorted by collective; arrays are (N,).
 
     Attributes
     ----------
     first : (M,), first row of each collective
     kind, group : indices into `kinds` and `groups`
-    root : process that is the root, or -1
+    root : process that is the root of the collective, or -1
     signature, start_ns, launched_ns, wait_ns, end_ns : as in `Events`
     unmatched : number of calls without a matching call in another trace
     """
@@ -228,12 +234,12 @@ class Meetings:
 
     @property
     def number(self) -> Integers:
-        """Index of the collective that each row belongs to."""
+        """(N,), index of the collective to which each row belongs."""
         return np.repeat(np.arange(len(self.first)), self.sizes)
 
     @property
     def sizes(self) -> Integers:
-        """Number of rows of each collective."""
+        """(M,), number of rows of each collective."""
         return np.diff(np.append(self.first, len(self.process)))
 
 
@@ -242,8 +248,8 @@ def match(
 ) -> Meetings:
     """Return the collectives that at least two processes took part in.
 
-    They match by group and order in it, which is the same in all members. A group is unmatched from the first
-    collective on whose kind differs between members.
+    Calls are matched by group and by order within the group, which is the same for all members. Once members of a group
+    call collectives of different kinds, the rest of the group is not matched.
 
     Parameters
     ----------
@@ -283,7 +289,7 @@ def match(
 
 
 def _agreeing(rows: Integers) -> NDArray[np.bool_]:
-    """Return flags of the rows of shared collectives, up to the first whose kind differs within a group."""
+    """Return a mask of the rows that match; within a group, all rows before the first with different kinds."""
     if not len(rows):
         return np.empty(0, dtype=np.bool_)
     kind, group, ordinal = rows[:, 1], rows[:, 2], rows[:, 4]

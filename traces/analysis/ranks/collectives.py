@@ -1,4 +1,4 @@
-"""Operators that exchange tensors between processes: facts of signatures, and bandwidth as nccl-tests define it."""
+"""Collectives and messages between processes: facts about their signatures, and bandwidth as nccl-tests define it."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL = "all_reduce", "reduce_scatt
 BROADCAST, REDUCE, GATHER, SCATTER = "broadcast", "reduce", "gather", "scatter"
 SEND, RECV, BARRIER = "send", "recv", "barrier"
 FROM_ROOT = (BROADCAST, SCATTER)
-"""kinds in which the other members wait only for the root"""
+"""collectives in which the other members wait only for the root"""
 TO_ROOT = (REDUCE, GATHER)
-"""kinds in which only the root waits"""
+"""collectives in which only the root waits"""
 MESSAGES = (SEND, RECV)
-"""kinds with two sides instead of a group"""
+"""messages between two processes instead of collectives of a group"""
 
 FLAT, LISTS, OTHER = "flat", "lists", "other"
-"""How tensors hold the members' parts: one tensor with all in order; a list with one for each; a form that is not
-replayed. An empty string means no parts.
+"""Layouts of the members' parts: one tensor with all parts in order; a list with one tensor per member; a layout that
+cannot be replayed. An empty string means that there are no parts.
 """
 WAIT = "wait_tensor"
-"""the functional operator that waits for a result"""
+"""name of the functional operator that waits for a result"""
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeOp:
-    """Facts of an operator that exchanges tensors.
+    """Facts about an operator that exchanges tensors between processes.
 
     Attributes
     ----------
     count : number of leading arguments that hold tensors
-    form : how these hold the members' parts
+    form : layout of the members' parts in these tensors (`FLAT`, `LISTS`, `OTHER`)
     has_peer : True if an argument is the root, or the other side of a message
     """
 
@@ -82,11 +82,11 @@ _EXCHANGES: Mapping[str, Mapping[str, ExchangeOp]] = {
     # name in older versions of torch
     "c10d_functional": _FUNCTIONAL,
 }
-"""facts by namespace and name of an operator"""
+"""facts about operators, by namespace and name"""
 
 
 def namespace_of(signature: Signature) -> str | None:
-    """Return the namespace of an operator on process groups, or None for other operators."""
+    """Return the namespace of an operator that communicates between processes, or None for other operators."""
     namespace = signature.op.partition(".")[0]
     return namespace if namespace in _EXCHANGES else None
 
@@ -97,37 +97,39 @@ def name_of(signature: Signature) -> str:
 
 
 def exchange_of(signature: Signature) -> ExchangeOp | None:
-    """Return the exchange that a signature's operator performs, or None."""
+    """Return facts about the operator of a signature, or None if it exchanges no tensors."""
     namespace = namespace_of(signature)
     return None if namespace is None else _EXCHANGES[namespace].get(name_of(signature))
 
 
 def is_functional(signature: Signature) -> bool:
-    """Return True if the operator returns at once and `wait_tensor` waits for its result."""
+    """Return True if the operator returns at once, and `wait_tensor` later waits for its result."""
     return namespace_of(signature) != "c10d"
 
 
 def is_wait(signature: Signature) -> bool:
-    """Return True if a call waits for a collective."""
+    """Return True if a call waits for a collective to end."""
     return namespace_of(signature) is not None and name_of(signature) == WAIT
 
 
 def group_of(signature: Signature) -> GroupSpec | None:
-    """Return the group of a collective, or None if it was not recorded."""
+    """Return the process group of a collective, or None if it was not recorded."""
     return next((leaf for leaf in leaves([signature.args, signature.kwargs]) if isinstance(leaf, GroupSpec)), None)
 
 
 def peer_of(signature: Signature, exchange: ExchangeOp) -> int | None:
-    """Return the place in the group of a collective's root or of the other side of a send; None without one."""
+    """Return the rank within the group of a collective's root, or of the other side of a message; None if there is
+    none.
+    """
     if not exchange.has_peer:
         return None
     return next((leaf for leaf in signature.args[exchange.count :] if type(leaf) is int), None)
 
 
 def is_async(signature: Signature, exchange: ExchangeOp) -> bool:
-    """Return True if the program continued before a collective was done.
+    """Return True if the program continued before a collective ended.
 
-    Signatures omit default arguments, and older versions of torch lack this argument: the default is True.
+    The argument `async_op` is absent if it has its default, or in older versions of torch; True is assumed then.
     """
     others = (*signature.args[exchange.count :], *signature.kwargs.values())
     return next((leaf for leaf in others if type(leaf) is bool), True)
@@ -135,13 +137,13 @@ def is_async(signature: Signature, exchange: ExchangeOp) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Collective as called by one rank.
+    """A collective as one rank called it.
 
     Attributes
     ----------
     kind : `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `barrier`, `broadcast`, ...
-    ranks : ranks of its members in the whole program; empty if unknown
-    rank, root : ranks in the whole program, or None
+    ranks : global ranks of its members; empty if unknown
+    rank, root : global rank of the caller and of the root, or None
     waits : True if the program waits for the end right after the call
     size_bytes : size of the largest list of tensors among arguments and results
     """
@@ -178,7 +180,7 @@ def _size(signature: Signature) -> int:
 
 
 SEND_RECV = "send_recv"
-"""kind of both sides of a message in a table of collectives"""
+"""name under which a table of collectives shows both sides of a message"""
 
 
 def _others(ranks: int) -> float:
@@ -197,11 +199,11 @@ _FACTORS: dict[str, Callable[[int], float]] = {
     SEND_RECV: lambda ranks: 1.0,
 }
 WHOLE = frozenset({REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, GATHER, SCATTER})
-"""kinds whose size is that of all members' parts together"""
+"""collectives whose size is the sum of all members' parts"""
 
 
 def bus_factor(kind: str, ranks: int) -> float:
-    """Return the ratio of bus to algorithm bandwidth; 0 for a barrier, which moves no data.
+    """Return the ratio of bus bandwidth to algorithm bandwidth; 0 for a barrier, which moves no data.
 
     Algorithm bandwidth is size over time. Bus bandwidth can be compared with the capacity of a link, for any number of
     ranks. Source: NVIDIA nccl-tests, doc/PERFORMANCE.md; gather and scatter as in its `gather_perf` and `scatter_perf`.
@@ -211,7 +213,7 @@ def bus_factor(kind: str, ranks: int) -> float:
 
 
 def size_of(kind: str, member_bytes: int, ranks: int) -> int:
-    """Return the size in bytes that bandwidths refer to.
+    """Return the size in bytes by which bandwidths are computed.
 
     Parameters
     ----------

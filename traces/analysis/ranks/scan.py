@@ -1,8 +1,8 @@
-"""Collectives of one rank, read with memory that grows with its collectives and not with its calls.
+"""Reader of the collectives of one rank; its memory grows with the collectives and not with the calls.
 
-A collective begins with its call. A trace shows its end in one of three ways: a program that waits at once continues
-with its next call; `wait_tensor` marks the end; otherwise the first call that takes its results starts after the end,
-so that at most the idle time right before that call was spent waiting.
+A collective begins when it is called. Its end is found in one of three ways. A program that waits at once continues
+with its next call. `wait_tensor` marks the end. Otherwise the collective has ended when the first call that uses its
+results starts, and at most the idle time right before that call was spent waiting.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COLUMNS = ("signature", "start_ns", "launched_ns", "wait_ns", "end_ns")
 UNKNOWN = int(np.iinfo(np.int64).min)
 """placeholder for an unknown time; known times may be negative"""
 MOST_PENDING = 1 << 12
-"""maximum number of results that no call has taken yet"""
+"""maximum number of results of collectives that wait for a call which uses them"""
 _VIEWS = frozenset(
     f"aten.{name}"
     for name in (
@@ -33,7 +33,7 @@ _VIEWS = frozenset(
         *("_reshape_alias", "set_", "resize_"),
     )
 )
-"""operators that take a tensor without reading its values, and so need not wait for it"""
+"""operators that return a view without reading values, and so do not wait for a collective"""
 
 
 @dataclass(slots=True)
@@ -42,9 +42,10 @@ class Events:
 
     Attributes
     ----------
-    ordinal : number of earlier collectives of the same group
+    ordinal : number of earlier collectives in the same group
     start_ns, launched_ns : start and end of the call
-    wait_ns, end_ns : when the program began to wait for it, and continued; `UNKNOWN` if the trace does not show it
+    wait_ns, end_ns : times at which the program began to wait for the collective and continued; `UNKNOWN` if the trace
+        does not show them
     """
 
     signature: Integers
@@ -60,21 +61,21 @@ class Events:
 
 @dataclass(slots=True)
 class _Thread:
-    """State of a thread of a rank."""
+    """State of the scan for one thread of a rank."""
 
     last_end_ns: int = UNKNOWN
-    """end of the last call other than a view"""
+    """end of the thread's last call that is not a view"""
     open_event: int | None = None
-    """collective that the program waits for until the thread's next call"""
+    """collective for whose end the program waits until the thread's next call"""
 
 
 @dataclass(slots=True)
 class SignatureKinds:
-    """Signatures of a trace by their role in a scan."""
+    """Kinds of the signatures of a trace, as far as a scan for collectives needs them."""
 
     collectives: dict[int, Collective] = field(default_factory=dict)
     numbers: NumberSet = field(default_factory=NumberSet)
-    """signature numbers of collectives"""
+    """numbers of the signatures of collectives"""
     waits: NumberSet = field(default_factory=NumberSet)
     views: NumberSet = field(default_factory=NumberSet)
 
@@ -90,7 +91,7 @@ class SignatureKinds:
 
 
 class Scan:
-    """Collector of the collectives in the blocks of one rank."""
+    """Collects the collectives of one rank from the blocks of its trace."""
 
     def __init__(self, kinds: SignatureKinds) -> None:
         self._kinds = kinds
@@ -119,7 +120,7 @@ class Scan:
         thread.last_end_ns = self._idle_since(block, len(block), thread, UNKNOWN)
 
     def events(self) -> Events:
-        """Return the collectives in order of start, because threads of a rank take turns in a group."""
+        """Return the collectives sorted by start, because several threads of a rank may use the same group."""
         columns = {name: np.array(column, dtype=np.int64) for name, column in self._columns.items()}
         order = np.argsort(columns["start_ns"], kind="stable")
         columns = {name: column[order] for name, column in columns.items()}
@@ -158,7 +159,7 @@ class Scan:
             self._columns[name].append(value)
 
     def _settle(self, block: CallBlock, before: int, stop: int, firsts: Integers | None, thread: _Thread) -> None:
-        """Set the end times of collectives whose results are used by the calls `before` to `stop` of a block."""
+        """Set the end times of collectives whose results are used by the calls from `before` to `stop` of a block."""
         if not self._pending or firsts is None or before >= stop:
             return
         first = int(firsts[before])
@@ -181,7 +182,7 @@ class Scan:
             self._forget(event)
 
     def _hits(self, storages: Integers) -> Integers:
-        """Return the positions in `storages` of results of collectives that no call has taken yet."""
+        """Return the positions in `storages` that are results of collectives which no call has used yet."""
         if len(storages) < len(self._pending):
             return np.array([place for place, item in enumerate(storages.tolist()) if item in self._pending], np.int64)
         return np.flatnonzero(np.isin(storages, list(self._pending)))
@@ -189,15 +190,16 @@ class Scan:
     def _takers(
         self, block: CallBlock, before: int, stop: int, firsts: Integers, first: int, hits: Integers
     ) -> Iterator[tuple[int, int]]:
-        """Yield the calls that take results of collectives, except views, and the storage of each result."""
+        """Yield the calls that use results of collectives, except views, each with the storage of the result."""
         calls = np.searchsorted(firsts[before:stop], hits + first, side="right") - 1 + before
         for place, hit in zip(calls.tolist(), hits.tolist(), strict=True):
             if int(block.signature[place]) not in self._kinds.views:
                 yield place, int(block.storages[first + hit])
 
     def _idle_since(self, block: CallBlock, place: int, thread: _Thread, start_ns: int) -> int:
-        """Return when the calls before this one ended, except views: DDP waits, makes views of results and copies
-        these.
+        """Return the time at which the last call before this one ended, not counting views.
+
+        DDP waits, then makes views of the results and copies these.
         """
         for before in range(place - 1, -1, -1):
             if int(block.signature[before]) not in self._kinds.views:
@@ -212,8 +214,9 @@ class Scan:
 
 
 def _resumed_ns(block: CallBlock, place: int, launched_ns: int) -> int:
-    """Return when a thread continued after a collective's launch: at the start of its next call, or at the end of that
-    call if it began before the launch ended.
+    """Return the time at which a thread continued after it launched a collective.
+
+    This is the start of its next call, or the end of that call if it began before the launch ended.
     """
     start, duration = int(block.start_ns[place]), int(block.duration_ns[place])
     return start if start >= launched_ns else max(start + duration, launched_ns)

@@ -1,7 +1,7 @@
-"""Waits of ranks: time that each rank computed, spent in collectives, and waited for the last rank to arrive.
+"""Waiting times of ranks: how long each rank computed, ran collectives, and waited for the last rank to arrive.
 
-No rank leaves a collective before the last one has arrived. From when a rank was ready until the last one began, it
-waited for that one; the time after that belongs to the collective.
+No rank leaves a collective before the last one has arrived. So a rank waits from its own arrival to the arrival of the
+last rank; the time after that belongs to the collective.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RankWaits:
     unmatched: int
 
     def as_json(self) -> dict[str, Any]:
-        """Return the tables as lists of rows."""
+        """Return the tables as JSON-compatible lists of rows."""
         tables = {name: getattr(self, name).to_dict("records") for name in ("ranks", "pairs", "places")}
         return {**tables, "unmatched": self.unmatched}
 
@@ -62,7 +62,7 @@ def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> Ra
 
     Raises
     ------
-    UserError : if the trace is cut, is of one process, or has no shared collectives
+    UserError : if the trace is cut, has only one process, or has no shared collectives
     """
     reader = TraceReader(path, unbounded)
     ranks = _read(reader)
@@ -80,7 +80,7 @@ def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> Ra
 
 @dataclass(slots=True)
 class _Process:
-    """Sums of a process."""
+    """Sums over the calls of a process."""
 
     scan: Scan
     calls: int = 0
@@ -88,7 +88,7 @@ class _Process:
     first_ns: int | None = None
     last_ns: int = 0
     scopes: dict[int, int] = field(default_factory=dict)
-    """scope of the first call, by signature of a collective"""
+    """scope of the first call of each signature of a collective"""
 
 
 @dataclass(slots=True)
@@ -98,13 +98,13 @@ class _Ranks:
     headers: list[Mapping[str, Any]] = field(default_factory=list)
     process_of: dict[int, int] = field(default_factory=dict)
     idle: NumberSet = field(default_factory=NumberSet)
-    """signatures that compute nothing: collectives, waits, marks, functions with calls inside"""
+    """signatures that compute nothing: collectives, waits, labels, and functions whose inner calls are recorded"""
     inner: NumberSet = field(default_factory=NumberSet)
     """scopes of calls inside a function that is counted as one call"""
     scopes: dict[int, Scope] = field(default_factory=dict)
 
     def names(self) -> list[int]:
-        """Return the rank of each process, or its number if no launcher set ranks."""
+        """Return the rank of each process, or the process number if no launcher set ranks."""
         ranks = [rank_of(header) for header in self.headers]
         return [process if rank is None else rank for process, rank in enumerate(ranks)]
 
@@ -122,7 +122,7 @@ class _Ranks:
             self.processes = {number: item for number, item in self.processes.items() if ranks[number] is not None}
 
     def match(self) -> Meetings:
-        """Return the collectives that several processes took part in."""
+        """Return the collectives in which several processes took part."""
         events = {process: item.scan.events() for process, item in sorted(self.processes.items())}
         return match(events, dict.fromkeys(events, self.kinds.collectives), self.names())
 
@@ -175,7 +175,7 @@ def _read(reader: TraceReader) -> _Ranks:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Waiting times of each row of the meetings; arrays are (N,)."""
+    """Waiting times, one for each row of `Meetings`; arrays are (N,)."""
 
     rank: Integers
     waiting_ns: Integers
@@ -267,7 +267,9 @@ PLACE = ["kind", "group", "ranks", "size_bytes", "function", "file", "line"]
 
 
 def _by_place(ranks: _Ranks, meetings: Meetings, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the cost of the collectives at each place in the program; the place is that of the last rank."""
+    """Return the waiting time caused at each place in the program, where the place is that of the rank that arrived
+    last.
+    """
     whole = frame.groupby("number").agg(waiting_ns=("waiting_ns", "sum"), longest_ns=("waiting_ns", "max"))
     last = frame[frame["is_last"]].drop_duplicates("number").set_index("number")["rank"]
     facts = [_facts(ranks, int(meetings.process[row]), int(meetings.signature[row])) for row in meetings.first.tolist()]

@@ -1,7 +1,7 @@
-"""Redaction of arguments: one walk over records and trees of arguments, by the privacy that each field declares.
+"""Redaction of arguments. Each field of a record is redacted according to the privacy that it declares.
 
-Numbers need more than their declaration: the operator's schema and the shapes of the call decide whether a number is a
-size, which must stay, or a value.
+Numbers need more: the operator's schema and the shapes of the call decide whether a number is a size, which must stay,
+or a value.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from opgrip.traces.table.profiler_labels import ENTER
 
 Number = TypeVar("Number", int, float)
 VALUE_TYPES = ("number", "float", "complex", "Scalar")
-"""schema types of arguments that are values; arguments of type `int` are sizes, dimensions and flags"""
+"""types in operator schemas whose arguments are values; arguments of type `int` are sizes, dimensions and flags"""
 LARGEST_FLAG = 255
-"""largest integer that stays whatever the shapes are, if it is a size, dimension or flag"""
+"""largest size, dimension or flag that stays unchanged regardless of the shapes of the call"""
 SEEDS = ("seed", "philox_seed", "offset", "philox_offset")
 LOWS, HIGHS = ("low", "from"), ("high", "to")
-"""bounds of random integers: the low one must stay below the high one"""
+"""argument names of the lower and upper bound of random integers; the lower bound must stay below the upper one"""
 SHAPING_FLOATS = ("scale_factors",)
 """arguments whose floats decide the size of an output"""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Position of a value in a record.
+    """Place of a value within a record.
 
     Attributes
     ----------
     field : field of the record, such as `signature.args`
     argument : name of the argument
-    is_value : True if integers here are values, which decide no shape
+    is_value : True if integers here are values and do not determine a shape
     """
 
     field: str
@@ -65,9 +65,9 @@ class Position:
 
 @cache
 def fields_to_redact(cls: Any) -> list[tuple[str, Privacy | None, Any]]:
-    """Return the fields of a dataclass that need redaction, with their privacy and default.
+    """Return the fields of a record's class that need redaction, each with its privacy and default.
 
-    The privacy is None for fields that are dropped or declare no privacy; they get their default.
+    The privacy is None for fields that are replaced by their default.
     """
     privacies = privacy_of(cls)
     work: list[tuple[str, Privacy | None, Any]] = []
@@ -82,9 +82,9 @@ def fields_to_redact(cls: Any) -> list[tuple[str, Privacy | None, Any]]:
 
 
 class Redactor:
-    """Redactor of records, arguments and their contents by the privacy that their fields declare.
+    """Redacts records and arguments by the privacy that their fields declare.
 
-    Numbers of value models stay here; `Redaction` replaces them.
+    The numbers of value models stay unchanged; `Redaction` replaces them.
     """
 
     def __init__(self, policy: Policy, names: NameHasher, report: RedactionReport | None) -> None:
@@ -94,7 +94,7 @@ class Redactor:
         self._tables = TableRedactor(policy, names, report)
 
     def signature(self, signature: Signature, record: str, facts: CallFacts) -> Signature:
-        """Return a redacted signature with unchanged value models; `facts` receives the images of its integers."""
+        """Return a redacted signature with unchanged value models; add the replacements of its integers to `facts`."""
         op = signature.op
         ranges = {} if self._keeps_scalars else range_images(signature)
 
@@ -120,7 +120,9 @@ class Redactor:
         return redacted
 
     def outputs(self, op: str, record: str, outputs: Any, facts: CallFacts) -> Any:
-        """Return redacted results of a call; their numbers are treated as values, because no replay needs them."""
+        """Return redacted results of a call. Their numbers are treated as values, because a replay does not
+        need them.
+        """
         own = call_facts(facts.sizes, facts.extent)
         return self.tree(outputs, Position(f"{record}.outputs", op, "outputs", True, own))
 
@@ -131,7 +133,9 @@ class Redactor:
         return image
 
     def fields(self, value: Any, at: Position, **known: Any) -> Any:
-        """Return a redacted record or argument: each field as its type declares, or as given in `known`."""
+        """Return a redacted record or argument. Fields in `known` get the given values, others are redacted by their
+        declaration.
+        """
         redacted = dict(known)
         cls: Any = type(value)
         for name, privacy, default in fields_to_redact(cls):
@@ -161,7 +165,7 @@ class Redactor:
         return self.word(privacy.kind, name, value, at)
 
     def word(self, kind: str, label: str, value: Any, at: Position) -> Any:
-        """Return one or several redacted names of this kind."""
+        """Return the redacted form of one or several names of a kind."""
         if value is None:
             return None
         if isinstance(value, tuple | list):
@@ -175,12 +179,12 @@ class Redactor:
         return image
 
     def note(self, field: str, label: str, text: str, image: str, why: str) -> None:
-        """Add a text and its image to the report."""
+        """Add a text and its replacement (`image`) to the report."""
         if self._report is not None:
             self._report.add_text(field, label, text, image, why)
 
     def tree(self, value: Any, at: Position) -> Any:
-        """Return a redacted tree of arguments."""
+        """Return redacted arguments, which may be nested lists, tuples and dictionaries."""
         cls = type(value)
         if value is None or isinstance(value, bool | torch.Size | EllipsisType):
             return value
@@ -244,7 +248,7 @@ class Redactor:
         return self._number(at, image)
 
     def _number(self, at: Position, image: Number) -> Number:
-        """Add the image of a number to the report, and return it."""
+        """Add the replacement (`image`) of a number to the report, and return it."""
         if self._report is not None and at.field in ("signature.args", "signature.kwargs"):
             why = "a size, dimension, index or flag" if type(image) is int else "three bits of a float"
             self._report.add_number(at.field, self._names.operator(at.op), image, ASKED if self._keeps_scalars else why)
@@ -281,8 +285,9 @@ class Redactor:
 
 
 def argument_name(op: str, place: int | str) -> tuple[str, str]:
-    """Return an argument's name and type in the schema, or its position or keyword and an empty type without a schema
-    entry.
+    """Return an argument's name and type in the operator's schema.
+
+    If the schema lacks the argument, the name is its position or keyword and the type is empty.
     """
     parameters = schema_arguments(op)
     if isinstance(place, int):
@@ -291,10 +296,10 @@ def argument_name(op: str, place: int | str) -> tuple[str, str]:
 
 
 def range_images(signature: Signature) -> dict[int | str, int | float]:
-    """Return the redacted numeric arguments of a call of `arange` or `range`, by position or keyword.
+    """Return replacements for the numbers in a call of `arange` or `range`, by position or keyword.
 
-    The redacted range starts at zero; it has the same number of elements and a coarse step. The result is empty for
-    other operators, and for calls whose output is unknown.
+    The new range starts at zero and has the same number of elements and a rounded step. The result is empty for other
+    operators, and if the output of the call is unknown.
     """
     places: list[tuple[int | str, Any]] = [*enumerate(signature.args), *signature.kwargs.items()]
     numbers = {argument_name(signature.op, place)[0]: (place, value) for place, value in places}

@@ -1,4 +1,6 @@
-"""Facts of a call that redaction needs, and coarse numbers and value models that preserve its time and output sizes."""
+"""Facts about a call that redaction needs; and rounded numbers and value models that keep the call's time and output
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,13 @@ from opgrip.traces.values.progression import Offsets, Progression
 
 @dataclass(frozen=True, slots=True)
 class CallFacts:
-    """Facts about the numbers of a call that follow from its shapes.
+    """Facts about the numbers of a call, derived from its shapes.
 
     Attributes
     ----------
     sizes : sizes of all dimensions of arguments and results
-    extent : the largest position in memory, or number of elements, of these tensors
-    pinned : integers with their images elsewhere in the call; redacting its scalars adds their images
+    extent : largest position in memory, or number of elements, of these tensors
+    pinned : integers that are already replaced elsewhere in the call, with their replacements
     """
 
     sizes: frozenset[int]
@@ -40,7 +42,7 @@ class CallFacts:
 
 
 def call_facts(sizes: Collection[int], extent: int, known: Mapping[int, int] | None = None) -> CallFacts:
-    """Return the facts of a call with these sizes; images in `known` take precedence over the sizes."""
+    """Return the facts of a call with these sizes; replacements in `known` take precedence over the sizes."""
     pinned = {number: number for size in sizes for number in (size - 1, size) if number > 0}
     return CallFacts(frozenset(sizes), extent, pinned | dict(known or {}))
 
@@ -58,12 +60,12 @@ def facts_of(args: Any, outputs: Any) -> CallFacts:
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """Tensor in a call that can have a value model.
+    """A tensor of a call that can have a value model.
 
     Attributes
     ----------
-    number : number of its model, or None
-    shape, dtype : shape and dtype of the values that the model draws
+    number : number of its value model, or None
+    shape, dtype : shape and dtype of the values drawn from the model
     """
 
     op: str
@@ -74,7 +76,9 @@ class TensorSlot:
 
 
 def slots_of(op: str, argument: str, spec: TensorSpec) -> Iterator[TensorSlot]:
-    """Yield the tensors that a tensor consists of, in the order of `value_numbers`."""
+    """Yield the tensors that carry values in a tensor argument (such as a sparse tensor's indices), in the order of
+    `value_numbers`.
+    """
     parts: tuple[TensorSpec, ...] = (spec,)
     match spec.made_of:
         case Coo(indices, rows, values):
@@ -88,12 +92,12 @@ def slots_of(op: str, argument: str, spec: TensorSpec) -> Iterator[TensorSlot]:
 
 
 BITS = 3
-"""number of leading bits that a coarse number keeps"""
+"""number of leading bits that a rounded number keeps"""
 LARGEST = (1 << 63) - 1
 
 
 def coarse_int(value: int) -> int:
-    """Return an integer with only its leading bits, rounded towards zero so that valid indices stay valid."""
+    """Return an integer rounded towards zero to its leading bits, so that a valid index stays valid."""
     size = abs(value)
     dropped = max(0, size.bit_length() - BITS)
     size = size >> dropped << dropped
@@ -101,7 +105,7 @@ def coarse_int(value: int) -> int:
 
 
 def coarse_float(value: float) -> float:
-    """Return a float with only its leading bits; zero, infinities and nan stay."""
+    """Return a float rounded to its leading bits; zero, infinities and nan stay unchanged."""
     if not isfinite(value) or not value:
         return value
     mantissa, exponent = frexp(value)
@@ -110,27 +114,27 @@ def coarse_float(value: float) -> float:
 
 
 def coarse(value: int | float) -> int | float:
-    """Return a coarse number; a boolean stays."""
+    """Return a number rounded to its leading bits; a boolean stays unchanged."""
     if isinstance(value, bool):
         return value
     return coarse_int(value) if isinstance(value, int) else coarse_float(value)
 
 
 def rounded_up(value: int) -> int:
-    """Return the next power of two, limited to 64 bits."""
+    """Return an integer with its magnitude rounded up to a power of two, at most `LARGEST`."""
     size = min(LARGEST, 1 << (abs(value) - 1).bit_length())
     return size if value >= 0 else -size
 
 
 class IntegerMap:
-    """Map of integers to others of no larger magnitude, in the same order, with the same signs and similar sizes.
+    """Map from integers to replacements of the same sign, no larger magnitude, similar size, and in the same order.
 
-    Each power of two has as many as before, at equal distances. So equal numbers stay equal, different ones different,
-    sorted ones sorted, zeros zero, and indices valid.
+    The integers between two powers of two are replaced by equally spaced integers in that range. Equal numbers stay
+    equal, different ones stay different, sorted ones stay sorted, zero stays zero, and a valid index stays valid.
 
     Parameters
     ----------
-    pinned : numbers with a known image, from the call's shapes or scalars
+    pinned : numbers whose replacements follow from the call's shapes or scalars
     """
 
     def __init__(self, values: Iterable[int], pinned: Mapping[int, int] | None = None) -> None:
@@ -168,26 +172,26 @@ class IntegerMap:
 PLACES = "sizes and positions in memory: others would be out of bounds"
 ARRANGED = "the order of equal values decides the outputs' sizes: other values in that order"
 GROUPED = "how boxes overlap decides how many are kept, and these are too few for a model"
-"""reasons why values, or their order, stay"""
+"""reasons why the values of a tensor, or their order, stay in the trace"""
 LENGTHS = ("repeats", "lengths", "input_lengths", "target_lengths")
-"""arguments whose elements add up to a size"""
+"""names of arguments whose elements add up to a size"""
 
 _SKETCHES: tuple[Any, ...] = (
     *(Factorable, Triangular, Constant, OneHot, Booleans, Permutation, Probabilities, Boxes, Integers, Floats),
 )
-"""models that can replace the values of a small tensor, in the order in which they are tried"""
+"""value models that can replace the values of a small tensor, in the order in which they are tried"""
 _REQUESTED = {Factorable: "factorable", Triangular: "triangular", Boxes: "boxes", Probabilities: "probabilities"}
-"""models that only some arguments may get; fitted to few values, they reveal more than other models"""
+"""value models that only some arguments may get, because fitted to few values they reveal more than other models"""
 
 
 @dataclass(frozen=True, slots=True)
 class RedactedModel:
-    """Redacted value model.
+    """Redacted value model of a tensor.
 
     Attributes
     ----------
-    model : None if no part of the model can stay
-    kept : why values or their order stayed; empty if they did not
+    model : the model, or None if no part of it may stay
+    kept : reason why the values, or their order, stayed; empty if they did not
     """
 
     model: ValueModel | None
@@ -195,7 +199,9 @@ class RedactedModel:
 
 
 def redact_model(model: ValueModel, slot: TensorSlot, facts: CallFacts, outputs: Any) -> RedactedModel:
-    """Return the redacted model of a tensor in a call; `outputs` is the call's tree of `TensorSpec`."""
+    """Return the redacted value model of a tensor in a call; `outputs` are the call's results as nested
+    `TensorSpec`.
+    """
     if reads_places(slot.op, slot.argument, slot.dtype) and _fits_shapes(model, facts):
         return RedactedModel(model, PLACES)
     if isinstance(model, Exact):
@@ -226,7 +232,7 @@ def _fits_shapes(model: ValueModel, facts: CallFacts) -> bool:
 
 
 def _sketch(model: Exact, slot: TensorSlot, facts: CallFacts, outputs: Any) -> RedactedModel:
-    """Return a model that replaces the values of a small tensor."""
+    """Return a value model that replaces the exact values of a small tensor."""
     shape = slot.shape if prod(slot.shape) == len(model.data) else (len(model.data),)
     values = model.draw(shape, slot.dtype, torch.Generator())
     if _is_whole(values):
@@ -259,7 +265,7 @@ def _fit(values: torch.Tensor, requested: frozenset[str]) -> ValueModel | None:
 
 
 def _without_marks(model: ValueModel, values: torch.Tensor) -> ValueModel:
-    """Return the model with the number of distinct values but without quantiles, since these are single values."""
+    """Return the model without quantiles, since these are single values, but with the number of distinct values."""
     match model:
         case Floats():
             distinct = len(set(map(str, values.reshape(-1).tolist()))) if not values.is_complex() else None
@@ -271,14 +277,14 @@ def _without_marks(model: ValueModel, values: torch.Tensor) -> ValueModel:
 
 
 def _with_sum(sketch: ValueModel, values: torch.Tensor, slot: TensorSlot, facts: CallFacts) -> ValueModel:
-    """Return a sketch with the sum of the values if they are lengths that add up to a size of the call."""
+    """Return a value model with the sum of the values added, if they are lengths that add up to a size in the call."""
     total = int(values.to(torch.int64).sum()) if isinstance(sketch, Integers) else None
     is_told = total in facts.sizes and slot.argument in LENGTHS
     return replace(sketch, total=total) if is_told and isinstance(sketch, Integers) else sketch
 
 
 def _decides_alike(sketch: ValueModel, slot: TensorSlot) -> bool:
-    """Return True if values drawn from a sketch lead to outputs of the recorded sizes."""
+    """Return True if values drawn from a value model produce outputs of the recorded sizes."""
     if "nms" in slot.op:
         return isinstance(sketch, Boxes) or prod(slot.shape[:1]) <= 1
     if isinstance(sketch, Booleans | Constant | Permutation):
@@ -291,7 +297,7 @@ def _is_whole(values: torch.Tensor) -> bool:
 
 
 def _runs(values: torch.Tensor) -> torch.Tensor:
-    """Return zeros and ones that change wherever the values change."""
+    """Return a tensor of zeros and ones that changes between 0 and 1 wherever neighbouring values differ."""
     changes = (values[1:] != values[:-1]).to(torch.int64)
     runs = torch.cat([changes.new_zeros(1), changes.cumsum(0)]).remainder(2)
     return runs if _is_whole(values) else runs.double()
@@ -367,7 +373,7 @@ def _floats(model: Floats, pinned: Mapping[int, int]) -> Floats:
 
 
 def _coarsened(model: Any, *names: str) -> Any:
-    """Return the model with the floats in some of its fields made coarse."""
+    """Return the model with the floats in the named fields rounded to their leading bits."""
     return replace(model, **{name: _coarse_floats(getattr(model, name)) for name in names})
 
 

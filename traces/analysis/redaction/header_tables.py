@@ -1,4 +1,6 @@
-"""Redaction of dictionaries in the header, of settings and of hardware, by the tables that declare their fields."""
+"""Redaction of dictionaries in a trace's header, such as settings and hardware, by the tables that declare their
+fields.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ SETTING_WORDS = frozenset(
     )
     + ("cudaMallocAsync", "flash", "mem_efficient", "efficient", "math", "overrideable", "expandable_segments")
 )
-"""words of torch's settings, in addition to types, devices and settings of operators"""
+"""words that occur in torch's settings, in addition to types, devices and settings of operators"""
 HARDWARE = re.compile(r"[\w .,()@+/:-]{1,120}")
 PLATFORM = re.compile(r"(Linux|Darwin|Windows)( (x86_64|AMD64|aarch64|arm64|ppc64le|s390x|riscv64)$)?")
 CLOCKS = ("collectives", "starts")
@@ -39,18 +41,18 @@ _LEFT_OUT = object()
 
 
 class TableRedactor(NamedTuple):
-    """Redactor of dictionaries by the tables of `traces/schema/privacy.py`."""
+    """Redacts dictionaries by the tables of `traces/schema/privacy.py`."""
 
     policy: Policy
     names: NameHasher
     report: RedactionReport | None
 
     def table(self, value: object, table: Table, field: str) -> dict[str, Any]:
-        """Return a dictionary with its declared fields redacted; fields are left out if nothing of them stays.
+        """Return a dictionary with its declared fields redacted; a field of which nothing may stay is left out.
 
         Parameters
         ----------
-        field : field of the record, for the report; fields of the header use their own names
+        field : name of the record's field in the report; fields of the header use their own names
         """
         redacted: dict[str, Any] = {}
         for name, item in value.items() if isinstance(value, dict) else ():
@@ -97,7 +99,7 @@ class TableRedactor(NamedTuple):
         return self.names.word(str(value))
 
     def stop_reason(self, value: Any) -> Any:
-        """Return the redacted reason, a signal or an error, why a flight recorder wrote its file."""
+        """Return the redacted reason (a signal or an error) why a flight recorder wrote its file."""
         if not isinstance(value, str):
             return _LEFT_OUT
         return value if value in Signals.__members__ else self.names.error(value)
@@ -112,7 +114,7 @@ def _texts(image: Any) -> list[str]:
 
 
 def _is_setting(value: object) -> bool:
-    """Return True for numbers and torch's own words, such as `cpu:bfloat16,cuda:float16`, and containers of them."""
+    """Return True for numbers, for words of torch such as `cpu:bfloat16,cuda:float16`, and for containers of them."""
     if isinstance(value, list):
         return all(map(_is_setting, value))
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Hashed names, and the words that stay because torch, Python or the operating system define them."""
+"""Hashed names; and the words that are not hashed because torch, Python or the operating system define them."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ OPAQUE_TYPES = frozenset(
     ("function", "builtin_function_or_method", "method", "NoneType", "generator", "module")
     + ("torch.storage.UntypedStorage", "torch.storage.TypedStorage", "UntypedStorage", "ScriptObject")
 )
-"""types that a trace cannot hold"""
+"""types of arguments that a trace cannot record"""
 NOT_RECORDED = "not recorded"
 OWN_PLACES = frozenset(
     ("module scope", "optimizer scope", "autocast scope", "compiled region", "values on a device", "a Triton kernel")
 )
 OWN_PLACES_OF = ("thread ", "extension ", "kernels of ", "signature ")
-"""prefixes of names of a capture's own parts in its totals; a name follows each prefix"""
+"""prefixes in the names of losses that a capture counts; a redacted name follows each prefix"""
 REGION = "torch.compile:"
 REGION_KERNEL = re.compile(r"(cpp|triton_[a-z]{2,4})_fused_\w+|extern_kernels\.\w+|region")
-"""kernel of a compiled region as inductor names it after torch's operators"""
+"""pattern of kernel names that inductor derives from the names of torch's operators"""
 LIMIT = re.compile(r"[0-9,]{1,20} (calls?|bytes|bytes of memory)")
 FUNCTION_WORDS = frozenset(("forward", "backward", "step", "main"))
 """function names that torch and Python prescribe"""
@@ -67,7 +67,7 @@ _OTHER_EXCEPTIONS = frozenset(("OutOfMemoryError", "AcceleratorError", "LinAlgEr
 
 
 def is_public_operator(op: str) -> bool:
-    """Return True for an operator or extension function that anyone can install."""
+    """Return True for an operator of torch, or of an extension that anyone can install."""
     if op.startswith((*EXTENSIONS, HIGHER_ORDER)):
         return True
     namespace, dot, _ = op.partition(".")
@@ -75,7 +75,7 @@ def is_public_operator(op: str) -> bool:
 
 
 def is_public_text(text: str) -> bool:
-    """Return True for a string argument that is a setting, a device, a type, or the number of a group."""
+    """Return True if a string argument is a setting of an operator, a device, a type, or the number of a group."""
     return (
         text in MODES
         or text in DTYPES
@@ -87,13 +87,13 @@ def is_public_text(text: str) -> bool:
 
 
 def is_public_exception(name: str) -> bool:
-    """Return True for the name of an exception of Python or torch."""
+    """Return True if Python or torch defines an exception of this name."""
     kind = getattr(builtins, name, None)
     return name in _OTHER_EXCEPTIONS or (isinstance(kind, type) and issubclass(kind, BaseException))
 
 
 def is_public_type(name: str) -> bool:
-    """Return True for the name of a type of Python or torch, and for the note that nothing was recorded."""
+    """Return True if Python or torch defines a type of this name, or if the text says that nothing was recorded."""
     return isinstance(getattr(builtins, name, None), type) or name in torch_classes() | OPAQUE_TYPES | {NOT_RECORDED}
 
 
@@ -111,7 +111,9 @@ def optimizer_classes() -> frozenset[str]:
 
 
 def public_version(text: str) -> str:
-    """Return a version without the suffix of a private build (`2.6.0+acme` is `2.6.0`), or an empty text if invalid."""
+    """Return a version without the suffix of a private build (`2.6.0+acme` becomes `2.6.0`), or an empty text if
+    invalid.
+    """
     number, plus, build = text.partition("+")
     if not VERSION.fullmatch(number):
         return ""
@@ -119,20 +121,20 @@ def public_version(text: str) -> str:
 
 
 DIGITS = 5
-"""number of bytes of a hash: ten thousand names collide with a probability of 1 in 20,000"""
+"""number of bytes of a hash; two of ten thousand names get the same hash with a probability of 1 in 20,000"""
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MOST_LINES = 1 << 20
 MADE_UP = frozenset(
     ("<locals>", "<lambda>", "<module>", "<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "__enter__", "__exit__")
 )
-"""names that Python generates for functions, and special methods that `object` lacks"""
+"""names that Python generates for functions, and special methods that `object` does not have"""
 _INDEX = re.compile(r"[0-9]{1,4}")
 _CALLER = re.compile(r"(.*):([0-9]+) ([^ ]*)")
 OPTIMIZER_LABEL = re.compile(r"Optimizer\.(step|zero_grad)#(\w+)\.(step|zero_grad)")
 
 
 class NameHasher:
-    """Hasher of names with the salt of a policy; public names and names that the policy keeps stay."""
+    """Hashes names with the salt of a policy; public names, and names that the policy keeps, stay unchanged."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -145,12 +147,14 @@ class NameHasher:
         return f"x{blake2b(data, key=self._key, digest_size=DIGITS).hexdigest()}"
 
     def shift_ns(self) -> int:
-        """Return the shift in ns of start times: up to thirty years, the same for all traces with the same salt."""
+        """Return the time in ns by which start times are shifted: up to thirty years, the same for all traces with one
+        salt.
+        """
         day = int.from_bytes(blake2b(b"clock", key=self._key, digest_size=8).digest(), "big")
         return day % (30 * 365 * 86_400 * 10**9)
 
     def module(self, path: str) -> str:
-        """Return a module's path with its parts hashed; indices in a list of modules stay."""
+        """Return a module's path with its parts hashed; indices in a module list stay unchanged."""
         if self._policy.keeps(MODULES):
             return path
         return self._parts(path, ".", lambda part: bool(_INDEX.fullmatch(part)))
@@ -179,15 +183,15 @@ class NameHasher:
         return self._parts(stem, "/", lambda part: False) + suffix
 
     def line(self, file: str, line: int) -> int:
-        """Return a replacement for a line number, always the same for a line; real numbers would identify a public
-        file.
+        """Return a replacement for a line number, the same whenever the line occurs, because real ones would identify a
+        public file.
         """
         if self._policy.keeps(FILES) or not line:
             return line
         return 1 + int(self.word(f"{file}:{line}")[1:], 16) % MOST_LINES
 
     def caller(self, text: str) -> str:
-        """Return a hashed frame of the form `file:line function`."""
+        """Return a stack frame of the form `file:line function` with its file and function hashed."""
         match = _CALLER.fullmatch(text)
         if match is None:
             return self.word(text)
@@ -195,7 +199,7 @@ class NameHasher:
         return f"{self.file(file)}:{self.line(file, line)} {self.function(function)}"
 
     def operator(self, op: str, kind: str = "") -> str:
-        """Return an operator's name, hashed for gripped functions since their names belong to the program."""
+        """Return an operator's name; the name of a gripped function is hashed, because it belongs to the program."""
         if is_public_operator(op):
             return op
         if kind == FUNCTION and not op.startswith(HIGHER_ORDER):
@@ -209,7 +213,7 @@ class NameHasher:
         return self._parts(op, separator, lambda part: part == "default")
 
     def unrecorded(self, name: str) -> str:
-        """Return the redacted name of something that could not be recorded; no replay needs it."""
+        """Return the redacted name of something that could not be recorded."""
         if is_public_operator(name) or name in OWN_PLACES:
             return name
         for prefix in OWN_PLACES_OF:
@@ -218,7 +222,7 @@ class NameHasher:
         return self.object_name(name)
 
     def reason_of_operator(self, op: str) -> str:
-        """Return why the name of an operator stays."""
+        """Return the reason why the name of an operator is not hashed."""
         if is_public_operator(op):
             return "operators and extensions that everybody can install"
         if op in OWN_PLACES or op.startswith(OWN_PLACES_OF):
@@ -239,7 +243,7 @@ class NameHasher:
         return self.word(text)
 
     def device(self, name: str) -> str:
-        """Return a device; for a third-party backend only the index stays."""
+        """Return the name of a device; for a third-party backend, only its index stays."""
         if DEVICE.fullmatch(name):
             return name
         number = re.search(r":[0-9]{1,4}$", name)
@@ -275,7 +279,9 @@ class NameHasher:
         return self.word(text)
 
     def reason(self, text: str) -> str:
-        """Return why something was dropped: the class of an error, the classes that ran it, or that it does no work."""
+        """Return the redacted reason why calls were dropped: class of an error, classes that ran the call, or that it
+        does no work.
+        """
         if text in (ON_META, ON_FAKE):
             return text
         before, run_by, classes = text.partition("run by ")
@@ -296,14 +302,14 @@ class NameHasher:
 
 
 def is_word_of_python(name: str) -> bool:
-    """Return True for a function name that Python or torch prescribes."""
+    """Return True if Python or torch prescribes this function name, such as `__init__` or `forward`."""
     is_special = name.startswith("__") and name.endswith("__") and hasattr(object, name)
     return is_special or name in FUNCTION_WORDS or name in MADE_UP
 
 
 @dataclass(frozen=True, slots=True)
 class NameRule:
-    """Rule for redacting names of one kind.
+    """How names of one kind are redacted.
 
     Attributes
     ----------
@@ -359,4 +365,4 @@ NAME_RULES: dict[str, NameRule] = {
     "layout": NameRule(_unchanged, TYPES),
     "memory_format": NameRule(_unchanged, TYPES),
 }
-"""rules by the kind that a field declares"""
+"""rules by the kind of name that a field declares"""

@@ -1,4 +1,6 @@
-"""Policy of a redaction: what it keeps and the salt of its hashes; and the report of what stays in the trace."""
+"""Policy of a redaction (which kinds of names stay, and the salt of hashes), and the report of everything that
+stays.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,12 @@ from opgrip.errors import UserError
 MODULES, FUNCTIONS, FILES, LABELS, MODEL, SCALARS, VALUES = KINDS = (
     *("modules", "functions", "files", "labels", "model", "scalars", "values"),
 )
-"""Kinds that `--keep` leaves unchanged: module paths and classes, functions, files and lines, labels of
-`record_function`
-and threads, the model's name, numbers and strings among arguments, exact small values.
+"""kinds of texts that `--keep` can keep: paths and classes of modules, functions, files and lines, labels of
+`record_function` and threads, the model's name, numbers and strings among arguments, exact small values
 """
 SALT_BYTES = 32
 LEAST_DIFFERENT = 8
-"""minimum number of distinct bytes of a salt: anyone could guess a salt of zeros and test names"""
+"""minimum number of distinct bytes of a salt, because anyone could guess a salt of zeros"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,9 @@ class Policy:
 
     Attributes
     ----------
-    salt : key of the hashes; without it nobody can check a guessed name
-    keep : kinds of `KINDS` that stay
-    hide_operators : True to also hash names of custom operators and extension functions, which then cannot be replayed
+    salt : secret that hashes depend on, so that nobody without it can check a guessed name
+    keep : kinds of names (see `KINDS`) that stay unchanged
+    hide_operators : True to also hash names of custom operators and extension functions; they cannot be replayed then
     """
 
     salt: bytes = field(default_factory=lambda: secrets.token_bytes(SALT_BYTES), repr=False)
@@ -42,19 +43,20 @@ class Policy:
     hide_operators: bool = False
 
     def keeps(self, kind: str) -> bool:
-        """Return True if this kind stays unchanged."""
+        """Return True if names of this kind stay unchanged."""
         return kind in self.keep
 
 
 def check_kept(kinds: tuple[str, ...]) -> frozenset[str]:
-    """Return the kinds to keep; raise `UserError` for an unknown one."""
+    """Return the kinds as a set; raise `UserError` for an unknown kind."""
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UserError(f"--keep {unknown[0]} is unknown", f"choose from {', '.join(KINDS)}")
     return frozenset(kinds)
 
 
 def salt_of(path: Path) -> bytes:
-    """Return the salt from a file, which is created, readable only by its owner, if it does not exist.
+    """Return the salt from a file; if the file does not exist, create it with a random salt, readable only by its
+    owner.
 
     Raises
     ------
@@ -93,12 +95,12 @@ def _read_salt(path: Path) -> bytes:
 ASKED = "kept by --keep"
 HASH = re.compile(r"\bx[0-9a-f]{10}\b")
 MOST = 100_000
-"""maximum number of distinct texts and numbers that are listed; further ones are only counted"""
+"""maximum number of distinct texts and numbers that the report lists; others are only counted"""
 
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """Text or number that stays.
+    """A text or number that stays in the redacted trace.
 
     Attributes
     ----------
@@ -114,8 +116,8 @@ class Remaining:
 
 @dataclass(slots=True)
 class RedactionReport:
-    """Report of everything that stays in a trace, with its number of occurrences, and of the hashes that replace the
-    rest.
+    """Report of all texts and numbers that stay in a trace, with their counts, and of the hashes that replace
+    others.
     """
 
     counts: Counter[Remaining] = field(default_factory=Counter)
@@ -138,7 +140,7 @@ class RedactionReport:
         self._add(Remaining("values.data", "exact values", str(data), why))
 
     def rows(self) -> Iterator[tuple[str, str, int, str]]:
-        """Yield field, kind, number of distinct items, and reason for everything that stays."""
+        """Yield a row for everything that stays: field, kind, number of distinct items, and reason."""
         groups: Counter[tuple[str, str, str]] = Counter((left.field, left.kind, left.why) for left in self.counts)
         for (name, kind, why), count in sorted(groups.items()):
             yield name, kind, count, why

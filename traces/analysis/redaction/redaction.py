@@ -1,4 +1,4 @@
-"""Redaction of the records of a trace one by one, for a finished file and for one that is being recorded.
+"""Redaction of a trace record by record, in a finished file or during a capture.
 
 Each field is redacted as its type declares (`traces/schema/privacy.py`). This module adds the cases that a declaration
 cannot express: names that depend on other fields, and value models, which depend on the call that takes them.
@@ -55,12 +55,12 @@ RECORD_NAMES: dict[type, str] = {cls: re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name
 REDACTED = "redacted"
 """header field that marks a redacted trace and lists what was kept"""
 KERNEL = re.compile(r"[\w<>:,&*\[\]() =.~#{}-]{1,4096}")
-"""characters of the names that compilers generate: no path, and no text"""
+"""pattern of kernel names that compilers generate, which contain no path and no text"""
 
 
 @dataclass(frozen=True, slots=True)
 class _TensorUse:
-    """Tensor of a call whose values are redacted."""
+    """A tensor of a call whose values must be redacted."""
 
     slot: TensorSlot
     facts: CallFacts
@@ -69,7 +69,7 @@ class _TensorUse:
 
 @dataclass(frozen=True, slots=True)
 class _CallInfo:
-    """Facts of a signature that the redaction of later records needs."""
+    """Facts about a signature that are needed to redact later records."""
 
     op: str
     kind: str
@@ -79,7 +79,7 @@ class _CallInfo:
 
 @dataclass(slots=True)
 class _State:
-    """State of a redaction; it grows with the value models and signatures, not with the calls."""
+    """State of a redaction; its size grows with value models and signatures, not with calls."""
 
     models: dict[int, ValueModel] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
@@ -91,14 +91,14 @@ class _State:
 
 
 class Redaction:
-    """Redaction of one trace, which several threads may use.
+    """Redaction of one trace; several threads may use it.
 
     Value models may get new numbers, because two operators may need different properties of one model. All other
     records keep their numbers.
 
     Parameters
     ----------
-    report : collects what stays, or None
+    report : report of everything that stays, or None
 
     Attributes
     ----------
@@ -116,12 +116,14 @@ class Redaction:
 
     @property
     def custom_operators(self) -> list[str]:
-        """Operators so far that keep their names although not everybody can install them."""
+        """Names of operators that so far stay unhashed although not everybody can install them."""
         operators = (op for op, kind in self._state.kinds.items() if kind != FUNCTION and not op.startswith(REGION))
         return [op for op in operators if not is_public_operator(op) and not self.names.hides(op)]
 
     def records(self, record: Record) -> list[Record]:
-        """Return the redacted record, after the value models that it needs; return nothing for an unknown type."""
+        """Return the redacted record, preceded by the value models that it needs; return an empty list for an unknown
+        record type.
+        """
         name = RECORD_NAMES.get(type(record))
         if name is None:
             return []
@@ -132,7 +134,7 @@ class Redaction:
             return list(redact(record))
 
     def take_back(self) -> None:
-        """Forget the value models of the last record, whose writing was interrupted."""
+        """Forget the value models of the last record, because writing it was interrupted."""
         with self._lock:
             for text in self._state.newest:
                 self._state.numbers.pop(text, None)
@@ -180,7 +182,7 @@ class Redaction:
         yield from self._plain(record, inside=inside, line=self.names.line(record.file, record.line))
 
     def _values(self, record: Values) -> Iterator[Record]:
-        """Store the model for later calls, and yield the redacted models that earlier calls wait for."""
+        """Store the value model for later calls; yield its redacted form if earlier calls refer to it."""
         self._state.models[record.number] = record.model
         for number, use in self._state.awaited.pop(record.number, ()):
             redacted = self._redact(record.model, use)
@@ -188,7 +190,7 @@ class Redaction:
                 yield self._written(number, redacted.model)
 
     def _kernels(self, record: Kernels) -> Iterator[Record]:
-        """Yield the record with the kernels' names hashed, except for operators that keep their names."""
+        """Yield the record with hashed kernel names; kernels of operators whose names stay are not hashed."""
         call = self._state.calls.get(record.signature)
         hidden = call is None or call.kind == FUNCTION or self.names.hides(call.op)
         names = [name if KERNEL.fullmatch(name) and not hidden else self.names.word(name) for name in record.names]
@@ -222,7 +224,7 @@ class Redaction:
         return redacted
 
     def _call(self, signature: Signature, record: str) -> tuple[list[Record], Signature, _CallInfo]:
-        """Return the models that a call needs, the redacted call, and the facts that later records need."""
+        """Return the value models that a call needs, the redacted call, and facts for later records."""
         facts = facts_of((signature.args, signature.kwargs), signature.outputs)
         redacted = self._redactor.signature(signature, record, facts)
         models: list[Record] = []
@@ -253,7 +255,9 @@ class Redaction:
         models: list[Record],
         slots: list[TensorSlot] | None = None,
     ) -> Any:
-        """Return a tree with the numbers of redacted models; add new models to `models` and its tensors to `slots`."""
+        """Return arguments that refer to redacted value models; add new models to `models` and the tensors to
+        `slots`.
+        """
 
         def renumber(leaf: Any) -> Any:
             if not isinstance(leaf, TensorSpec):
@@ -267,7 +271,7 @@ class Redaction:
         return map_leaves(renumber, tree)
 
     def _number(self, slot: TensorSlot, facts: CallFacts, outputs: Any, models: list[Record]) -> int | None:
-        """Return the number of a tensor's redacted model; add the model to `models` if it is new."""
+        """Return the number of the redacted value model of a tensor; add the model to `models` if it is new."""
         state = self._state
         if slot.number is None:
             return None
@@ -315,10 +319,10 @@ class RedactedFile:
 
     Attributes
     ----------
-    values : number of value models that stayed, by operator, argument and reason
+    values : number of value models that kept values or their order, by operator, argument and reason
     passed_over : types of records and fields of a later version, which were left out
-    whole_values : names of the files with whole values next to the trace, which were left out
-    missing : what a cut file lacks
+    whole_values : names of the files with full values next to the trace, which were left out
+    missing : description of what is missing in a cut file
     """
 
     calls: int
@@ -375,7 +379,7 @@ def redact(
 
 
 def _whole_values(header: Header) -> tuple[str, ...]:
-    """Return the names of the files of whole values next to a trace."""
+    """Return the names of the files of full values next to a trace."""
     processes = header.fields.get("processes")
     headers = [header.fields, *(item for item in processes or () if isinstance(item, dict))]
     return tuple(str(fields[HEADER_FIELD]) for fields in headers if fields.get(HEADER_FIELD) is not None)

@@ -1,1 +1,1 @@
-"""Operator configurations: descriptions of many cases, each of which is computed from its number."""
+"""Operator configurations: files that describe many cases, each of which can be computed from its number."""

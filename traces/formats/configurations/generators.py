@@ -1,4 +1,6 @@
-"""Generators of arguments for the entries of a configuration file, and the default one for PyTorch types."""
+"""Generators of arguments for the entries of a configuration file, including the default generator for PyTorch
+types.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from opgrip.traces.values.integers import Integers
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Arguments of a call: trees of values and `TensorSpec`."""
+    """Arguments of a call, as nested values and `TensorSpec`."""
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -33,11 +35,11 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentDraw:
-    """Means by which a generator makes arguments.
+    """Random numbers, device and value models that a generator of arguments uses.
 
-    chance : random numbers, which do not depend on the other cases that are made
+    chance : random number generator, which gives the same numbers for a case whatever other cases are generated
     device : device of tensors
-    number_of : registers a value model and returns its number for `TensorSpec`
+    number_of : function that registers a value model and returns its number for `TensorSpec`
     """
 
     chance: random.Random
@@ -49,9 +51,9 @@ Generate = Callable[[dict[str, Any], ArgumentDraw], Arguments]
 """Function that returns the arguments described by an entry without macros, or raises `ValueError`."""
 
 GENERATOR = "PyTorch:DefaultDataGenerator"
-"""generator of entries that do not name one"""
+"""generator for entries that do not name one"""
 generators: Registry[Generate] = Registry("opgrip.traces.formats.configurations", "opgrip.generators")
-"""Generators by their names in files."""
+"""generators by the names that files use"""
 
 
 DTYPE_OF = {
@@ -66,7 +68,7 @@ DTYPE_OF = {
     "bfloat16": torch.bfloat16,
     "bool": torch.bool,
 }
-"""Dtypes by the format's names; torch's own names are accepted too."""
+"""dtypes by the names of the format; torch's own names are accepted too"""
 DIMENSIONS = 64
 ELEMENTS = 1 << 58
 WHOLE = 1 << 63
@@ -84,7 +86,7 @@ def generate(entry: dict[str, Any], draw: ArgumentDraw) -> Arguments:
 
 
 def argument(form: Any, draw: ArgumentDraw) -> Any:
-    """Return the argument that an object with a `type` describes, or raise `ValueError`."""
+    """Return the argument described by a JSON object with a `type`, or raise `ValueError`."""
     if not isinstance(form, dict):
         raise ValueError("an argument is not an object")
     kind = form.get("type")
@@ -119,7 +121,7 @@ def _tensor(form: dict[str, Any], draw: ArgumentDraw) -> TensorSpec:
 
 @lru_cache(maxsize=1024)
 def value_model(dtype: torch.dtype, count: int, is_array: bool) -> ValueModel | None:
-    """Return the model that draws the elements of a tensor, or None for an empty tensor and for other dtypes."""
+    """Return the value model for a tensor of `count` elements, or None for an empty tensor or an unsupported dtype."""
     if not count:
         return None
     if dtype == torch.bool:
@@ -145,7 +147,7 @@ def _dtype_of(name: Any) -> torch.dtype:
 
 
 def _number(form: dict[str, Any], draw: ArgumentDraw) -> Any:
-    """Return the number of a `value`, or one drawn from a `value_range`."""
+    """Return the number in a `value`, or a random number from a `value_range`."""
     if "value" in form:
         return _plain_number(form["value"])
     bounds = form.get("value_range")

@@ -1,4 +1,4 @@
-"""Iterators that expand an entry of a configuration, and the indexed values that they produce."""
+"""Iterators that expand an entry of a configuration into many, and the indexed values that they return."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from opgrip.cli.plugins import Registry
 
 MOST = 1 << 200
-"""Limit of combinations: the product of a million ranges takes minutes to compute."""
+"""maximum number of combinations; the product of a million ranges would take minutes to compute"""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueChoices:
-    """Values with indices from 0 to `count - 1`, each made when it is needed.
+    """Sequence of values, each computed when it is needed.
 
-    count : number of values, which may exceed the largest list index
-    at : function that returns the value with an index
+    count : number of values, which may be larger than a list can have
+    at : function that returns the value at an index
     """
 
     count: int
@@ -37,7 +37,7 @@ class Listed(ValueChoices):
 def combinations(parts: Sequence[ValueChoices]) -> ValueChoices:
     """Return all lists of one value of each part; the last part varies fastest.
 
-    Raise `ValueError` for more than `MOST`.
+    Raise `ValueError` if there are more than `MOST` combinations.
     """
     count = 1
     for part in parts:
@@ -62,7 +62,7 @@ def _table(parts: Mapping[str, ValueChoices]) -> ValueChoices:
 
 
 def chain(parts: Sequence[ValueChoices]) -> ValueChoices:
-    """Return the values of several parts, one part after the other."""
+    """Return the concatenation of several parts."""
     ends = list(accumulate((part.count for part in parts), initial=0))
 
     def at(index: int) -> Any:
@@ -73,16 +73,15 @@ def chain(parts: Sequence[ValueChoices]) -> ValueChoices:
 
 
 Expand = Callable[[dict[str, Any]], ValueChoices]
-"""Function that returns all values of an entry of a `build` or `input` section, as entries without macros.
-
-Such an entry has `args`, a list of arguments, and `kwargs`, arguments by name. Each argument is an object with its
+"""Type of a function that returns all combinations of an entry of a `build` or `input` section, as entries without
+macros. An entry has `args`, a list of arguments, and `kwargs`, arguments by name. Each argument is an object with its
 `type`. Raises `ValueError` if the entry cannot be expanded.
 """
 
 ITERATOR = "DefaultConfigIterator"
-"""iterator of entries that do not name one"""
+"""iterator for entries that do not name one"""
 iterators: Registry[Expand] = Registry("opgrip.traces.formats.configurations", "opgrip.iterators")
-"""Iterators by their names in files."""
+"""iterators by the names that files use"""
 
 
 @iterators.register(ITERATOR)
@@ -97,7 +96,7 @@ NESTED = ("genericlist", "tuple")
 
 @iterators.register("RangeConfigIterator")
 def expand(entry: dict[str, Any]) -> ValueChoices:
-    """Return all combinations of the arguments' values; the last positional argument varies fastest."""
+    """Return all combinations of values of an entry's arguments; the last positional argument varies fastest."""
     args, kwargs = entry.get("args") or [], entry.get("kwargs") or {}
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise ValueError("args must be a list and kwargs an object")
@@ -105,7 +104,9 @@ def expand(entry: dict[str, Any]) -> ValueChoices:
     named = _table({name: _choices(arg) for name, arg in kwargs.items()})
 
     def linked(index: int) -> dict[str, Any]:
-        """Return an entry without macros; raise `ValueError` if a copy names a value that does not exist."""
+        """Return the entry with an index, without macros; raise `ValueError` if it copies a value that does
+        not exist.
+        """
         # positional arguments vary slower than the named ones
         digits = divmod(index, named.count)
         args, kwargs = positional.at(digits[0]), named.at(digits[1])
@@ -150,7 +151,7 @@ def _ranged(kind: Any, name: str, value: Any) -> ValueChoices:
 
 
 def _span(bounds: list[Any]) -> ValueChoices:
-    """Return the integers of `[first, last, step]`; the last one is included if the steps reach it."""
+    """Return the integers of a range `[first, last, step]`, which includes `last` if a step reaches it."""
     if len(bounds) not in (2, 3) or any(type(bound) is not int for bound in bounds):
         raise ValueError(f"{reprlib.repr(bounds)} is not a range of integers")
     first, last, step = (*bounds, 1)[:3]
@@ -176,7 +177,9 @@ def _list(value: Any, name: str) -> list[Any]:
 
 
 def _copy_into(args: list[dict[str, Any]], place: int) -> dict[str, Any]:
-    """Replace an argument by one with the copied sizes; lists shared by combinations stay unchanged."""
+    """Replace an argument in `args` by a copy with sizes taken from other arguments; lists shared with other
+    combinations are not changed.
+    """
     if args[place].get("type") != "tensor":
         return args[place]
     try:

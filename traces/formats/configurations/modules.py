@@ -1,7 +1,7 @@
-"""Operators that a module, function or named model calls, found by running it on meta tensors.
+"""Reading of the operators that a module, function or named model calls, by running it on meta tensors.
 
-Only a fixed list of callables may run: classes of `torch.nn`, functions of tensors that torch allows to be overridden,
-and `MODELS`. A file selects one of these by name and gives its arguments; nothing else is called.
+Only some callables may run: classes of `torch.nn`, torch's overridable tensor functions, and `MODELS`. A file names one
+of these and gives its arguments; nothing else is called.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Bottleneck(nn.Module):
         self.activation = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (N, inner, H, W) to (N, 4 * width, H / stride, W / stride)."""
+        """Map a tensor (N, inner, H, W) to (N, 4 * width, H / stride, W / stride)."""
         y: Tensor = self.body(x)
         y += self.shortcut(x)
         result: Tensor = self.activation(y)
@@ -87,30 +87,30 @@ def _normalized(inner: int, outer: int, size: int, stride: int = 1) -> tuple[nn.
 
 
 MODELS = {"pytorch.model.alex_net": alex_net, "pytorch.model.resnet": resnet}
-"""Models by their names in files."""
+"""models by the names that files use"""
 
 
 OF_CASE = 20_000
-"""Calls that building and running one module may make: a file could ask for a billion layers."""
+"""maximum number of calls of building and running one module, because a file could ask for a billion layers"""
 OF_FILE = 1_000_000
-"""Calls of all modules and functions of one file."""
+"""maximum number of calls of all modules and functions of one file"""
 PIECES = 100_000
-"""largest length of a dimension along which an operator may split a tensor"""
+"""maximum length of a dimension along which an operator may split a tensor"""
 MADE_BYTES = 1 << 20
-"""largest size in bytes of a tensor with memory that torch makes of numbers; a file's own arguments have no memory"""
+"""maximum size in bytes of a tensor with memory that torch creates from numbers; a file's own tensors have no memory"""
 CUTTING = re.compile(r".*(split|chunk)|torch\.combinations")
-"""Functions that allocate a requested number of results before they call an operator."""
+"""functions that allocate a requested number of results before they call an operator"""
 VALUES = "_opgrip_values"
-"""attribute of a meta tensor: number of its value model"""
+"""attribute of a meta tensor that holds the number of its value model"""
 PREFIX = "torch.nn."
 OF_FUNCTIONS = {"torch.": torch, "torch.nn.functional.": nn.functional, "torch.Tensor.": torch.Tensor}
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Call of an operator.
+    """A recorded call of an operator.
 
-    op : its name in a trace, `aten.add.Tensor`
+    op : name of the operator in a trace, such as `aten.add.Tensor`
     args, kwargs : values and `TensorSpec`
     module, module_type : path and class of the module that made the call; empty outside of modules
     """
@@ -123,14 +123,14 @@ class Recorded:
 
 
 class TooManyCalls(ValueError):
-    """A configuration of a third party makes too many calls."""
+    """An untrusted configuration makes more calls than allowed."""
 
 
 class MetaRecording:
     """Runs modules and functions on meta tensors and returns their calls.
 
     device : device that the recorded calls name
-    unbounded : True to allow any number of calls
+    unbounded : True to allow any number of calls, for trusted files
     """
 
     def __init__(self, device: str, unbounded: bool = False) -> None:
@@ -140,7 +140,7 @@ class MetaRecording:
         self._watch: _Watch | None = None
 
     def module(self, name: str, build: Arguments, arguments: Arguments) -> Iterator[Recorded]:
-        """Yield the calls of one forward pass of a new module; raise `ValueError` if there is no such module."""
+        """Build a module and yield the calls of one forward pass; raise `ValueError` if the module does not exist."""
         with self._running() as watch:
             args, kwargs = on_meta((build.args, build.kwargs))
             module = module_names()[name](*args, **kwargs)
@@ -151,7 +151,7 @@ class MetaRecording:
         yield from watch.calls
 
     def function(self, name: str, arguments: Arguments) -> Iterator[Recorded]:
-        """Yield the calls of a function; raise `ValueError` if there is no such function."""
+        """Yield the calls of a function; raise `ValueError` if the function does not exist or may not run."""
         with self._running() as watch:
             args, kwargs = on_meta((arguments.args, arguments.kwargs))
             check_pieces(name, (args, kwargs))
@@ -160,19 +160,23 @@ class MetaRecording:
         yield from watch.calls
 
     def tensors(self, tree: Any) -> Any:
-        """Return arguments with meta tensors; raise `ValueError` if torch cannot make one."""
+        """Return arguments with each `TensorSpec` replaced by a meta tensor; raise `ValueError` if torch cannot create
+        one.
+        """
         with self._running():
             return on_meta(tree)
 
     @contextmanager
     def running(self) -> Iterator[list[Recorded]]:
-        """Record the calls that a block makes on meta tensors in the list that it receives."""
+        """Record the calls that the block makes on meta tensors; yield the list that receives them."""
         with self._running() as self._watch:
             self._watch.record = True
             yield self._watch.calls
 
     def whole(self, op: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a function in the block of `running`, and record an operator in place of the ones that it calls."""
+        """Run a function within the block of `running`, and record it as one operator `op` instead of the operators
+        that it calls.
+        """
         assert self._watch is not None, "it is called in a block of `running`"
         count = len(self._watch.calls)
         result = function(*args, **kwargs)
@@ -182,7 +186,7 @@ class MetaRecording:
 
     @contextmanager
     def _running(self) -> Iterator[_Watch]:
-        """Record calls on meta tensors, and raise torch's errors for unsuitable arguments as `ValueError`."""
+        """Record calls on meta tensors; convert torch's errors for unsuitable arguments to `ValueError`."""
         if self._calls > OF_FILE and not self._unbounded:
             raise TooManyCalls(f"the modules of the file make more than {OF_FILE:,} calls")
         watch = _Watch(self._device, None if self._unbounded else OF_CASE)
@@ -198,7 +202,7 @@ class MetaRecording:
 
 
 class _Watch(TorchDispatchMode):
-    """Mode that sees calls, and keeps them while `record` is set."""
+    """Dispatch mode that records calls while `record` is set."""
 
     def __init__(self, device: str, most: int | None) -> None:
         super().__init__()
@@ -224,7 +228,7 @@ class _Watch(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
     def keep(self, op: str, tree: Any) -> None:
-        """Add a call to the recorded ones; `tree` has its positional and its named arguments."""
+        """Record a call; `tree` holds its positional and named arguments."""
         taken = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
         counts = Counter(tensor.untyped_storage()._cdata for tensor in taken)
         shared = [storage for storage, count in counts.items() if count > 1]
@@ -232,7 +236,7 @@ class _Watch(TorchDispatchMode):
         self.calls.append(Recorded(op, tuple(args), kwargs, *self._stack[-1]))
 
     def paths(self, name: str, module: nn.Module) -> ExitStack:
-        """Track the path of the running module, below the name that the file has for the whole."""
+        """Track the path of the running module; `name` is the path of the outermost module."""
         stack = ExitStack()
         for path, inner in module.named_modules():
             place = (f"{name}.{path}" if path else name, type(inner).__name__)
@@ -272,7 +276,7 @@ class _Watch(TorchDispatchMode):
 
 
 def check_pieces(name: str, arguments: Any) -> None:
-    """Raise `ValueError` if a function is asked for more results than fit in memory.
+    """Raise `ValueError` if the arguments ask a function for more results than fit in memory.
 
     name : name of the function, as in `function_names`
     """
@@ -287,9 +291,7 @@ def _check_pieces(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _has_memory(function: Any, tree: Any, taken: Iterable[torch.Tensor]) -> bool:
-    """Return True if the results of a call have memory, because of a device that it names or an input tensor with
-    memory.
-    """
+    """Return True if the results of a call have memory, because a named device or an input tensor has memory."""
     if any(not tensor.is_meta for tensor in taken):
         return True
     devices = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.device)]
@@ -298,7 +300,7 @@ def _has_memory(function: Any, tree: Any, taken: Iterable[torch.Tensor]) -> bool
 
 
 def _check_made(function: Any, args: Any, kwargs: Any) -> None:
-    """Raise `ValueError` for a call whose results would need memory, judged by a run on meta tensors."""
+    """Raise `ValueError` if the results of a call would take memory, judged by a run on meta tensors."""
 
     def without_memory(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -314,7 +316,7 @@ def _check_made(function: Any, args: Any, kwargs: Any) -> None:
 
 
 def on_meta(tree: Any) -> Any:
-    """Return arguments with meta tensors; devices that a file names, as strings too, become meta."""
+    """Return arguments on the meta device; devices that a file names, also as strings, become `meta`."""
 
     def made(leaf: Any) -> Any:
         if isinstance(leaf, torch.device) or (isinstance(leaf, str) and _is_device(leaf)):
@@ -338,7 +340,7 @@ def _is_device(text: str) -> bool:
 
 @lru_cache
 def module_names() -> Mapping[str, Callable[..., nn.Module]]:
-    """Return classes and functions that make modules, by the names that files may use."""
+    """Return the classes and functions that make modules, by the names that files may use."""
     classes = {
         f"{PREFIX}{name}": item
         for name, item in vars(nn).items()
@@ -348,13 +350,13 @@ def module_names() -> Mapping[str, Callable[..., nn.Module]]:
 
 
 def is_function(name: str) -> bool:
-    """Return True for the name of a function of tensors."""
+    """Return True if a name is in `function_names`."""
     return name.startswith("torch.") and name in function_names()
 
 
 @lru_cache
 def function_names() -> Mapping[str, Callable[..., Any]]:
-    """Return functions of tensors by the names that files may use."""
+    """Return torch's tensor functions, by the names that files may use."""
     by_space = get_overridable_functions()
     return {
         f"{prefix}{function.__name__}": function
