@@ -21,7 +21,7 @@ from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.signatures.predictions import CallPoint, CallPredictor, Recognizer, sharing
 from opgrip.capture.signatures.signatures import argument_tensors, names_meta, tensors_in
 from opgrip.capture.timing.device_time import DeviceTimer
-from opgrip.capture.timing.kernel_times import identities_here
+from opgrip.capture.timing.kernel_windows import identities_here
 from opgrip.capture.timing.page_faults import FaultCounter, OwnWork
 from opgrip.capture.torch_compat.compiler_private import is_higher_order, see_higher_order
 from opgrip.capture.torch_compat.torch_private import (

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from time import perf_counter_ns, time_ns
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -21,36 +21,17 @@ from numpy.typing import NDArray
 
 from opgrip.capture.program.accelerators import KINDS, GraphCaptures, is_capturing, is_started, synchronize, with_index
 from opgrip.capture.program.patches import Patches
+from opgrip.capture.timing.kernel_windows import LaunchedWork, Window, clock_distance_ns
 from opgrip.capture.torch_compat.accelerator_private import (
     PREPARE_PROFILER,
     ActivityProfile,
     injected_profiler,
-    is_launch,
-    is_work,
+    launch_nothing,
     recorded_activities,
     running_profile,
 )
 from opgrip.errors import UserError, one_line, raise_if_from_program
 from opgrip.traces.schema.records import DeviceTimes, Kernels, Record
-
-ID_BITS = (1 << 32) - 1
-"""bits of a thread number that the accelerator's records contain"""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchedWork:
-    """Work that one launch started on an accelerator.
-
-    Attributes
-    ----------
-    thread : number of the launching thread: the system's number, or the lower bits of Python's
-    at_ns : time of the launch by `perf_counter_ns`
-    """
-
-    name: str
-    thread: int
-    at_ns: int
-    duration_ns: int
 
 
 @dataclass(slots=True)
@@ -73,30 +54,6 @@ class WrittenCalls:
     starts: Sequence[int]
     ends: Sequence[int]
     device_ns: list[int]
-
-
-def launched_by(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
-    """Return an accelerator's work and the threads that launched it, from a profile's events.
-
-    Parameters
-    ----------
-    events : events of torch's profiler, in which a launch and its work share a correlation number
-    distance_ns : offset of the profile's clock from `perf_counter_ns`
-    """
-    launches: dict[int, Any] = {}
-    work: list[Any] = []
-    for event in events:
-        if is_work(event):
-            work.append(event)
-        elif is_launch(event):
-            launches[event.correlation_id()] = event
-    launched: list[LaunchedWork] = []
-    for event in work:
-        launch = launches.get(event.correlation_id())
-        if launch is not None:
-            thread = launch.device_resource_id() & ID_BITS
-            launched.append(LaunchedWork(event.name(), thread, launch.start_ns() - distance_ns, event.duration_ns()))
-    return launched
 
 
 def innermost_calls(
@@ -129,43 +86,11 @@ def _leave_before(time_ns: int, around: list[tuple[int, WrittenCalls, int]]) -> 
         around.pop()
 
 
-CLOCK_READINGS = 20
 FOREVER_NS = (1 << 63) - 1
+FIRST_KERNELS = 8
+"""kernels that the capture launches when a window begins; an H200 lost one"""
 MOST_CALLS_OF_WINDOW = 100_000
 """calls after which a window ends and another one begins: torch's profiler stops collecting at 128 MiB of records"""
-CUT_NS = 1_000_000_000
-"""time without a launch at the end of a window from which its records are incomplete"""
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Records of work launched between two times by `perf_counter_ns`.
-
-    Attributes
-    ----------
-    profile : owner of the events' memory
-    events : events of torch's profiler
-    distance_ns : offset of the events' clock from `perf_counter_ns`
-    last_ns : time at which the capture last waited for the accelerator, which is the last launch in complete records
-    """
-
-    profile: ActivityProfile
-    events: list[Any]
-    distance_ns: int
-    started_ns: int
-    last_ns: int
-    ended_ns: int
-
-    def complete_until_ns(self) -> int:
-        """Return the time until which there are records: torch's profiler may stop collecting them early."""
-        if not self.events:
-            return self.ended_ns
-        latest = self.started_ns
-        for event in filter(is_launch, reversed(self.events)):
-            latest = max(latest, event.start_ns() - self.distance_ns)
-            if latest > self.last_ns - CUT_NS:
-                return self.ended_ns
-        return latest
 
 
 class KernelTimes:
@@ -190,7 +115,7 @@ class KernelTimes:
         self._is_required = is_required
         self._patches = Patches()
         self._thread = self._started_ns = 0
-        self._is_entered = False
+        self._is_entered = self._has_own_kernels = False
         self.forget()
 
     def forget(self) -> None:
@@ -226,6 +151,7 @@ class KernelTimes:
         profile = ActivityProfile()
         try:
             profile.start()
+            self._has_own_kernels = self._launch_first()
             self._profile, self._thread = profile, threading.get_ident()
             self._started_ns, self._ended_ns, self._calls_in_window = perf_counter_ns(), FOREVER_NS, 0
             for module, name in PREPARE_PROFILER:
@@ -233,6 +159,15 @@ class KernelTimes:
         except Exception as error:
             raise_if_from_program(error)
             self._refuse(one_line(error))
+
+    def _launch_first(self) -> bool:
+        """Launch kernels before the calls, because torch's profiler may lose the records of a window's first kernels.
+
+        Return True if they were launched.
+        """
+        kind = next(iter(recorded_activities()), None)
+        # a kernel launched during a capture would become part of the program's graph
+        return kind is not None and is_started(kind) and not is_capturing(kind) and launch_nothing(kind, FIRST_KERNELS)
 
     def _refuse(self, reason: str) -> None:
         if self._is_required:
@@ -276,11 +211,20 @@ class KernelTimes:
         self._patches.undo()
         self._profile, self._ended_ns = None, perf_counter_ns()
 
-    def _note_idle(self, block: WrittenCalls, spans: Sequence[tuple[int, int]]) -> None:
-        """Set a device time of 0 for calls in these spans of time that use an accelerator but launched nothing."""
+    def _note_idle(self, block: WrittenCalls, spans: Sequence[tuple[int, int, int]]) -> None:
+        """Set a device time of 0 for calls that use an accelerator but launched nothing, and remove times of calls
+        whose records may be lost.
+
+        Parameters
+        ----------
+        spans : for each window its start, and the times from and until which its records are complete
+        """
         for place, (signature, start) in enumerate(zip(block.signatures, block.starts, strict=True)):
-            if signature in self._signatures and any(first <= start <= last for first, last in spans):
-                block.device_ns[place] = max(0, block.device_ns[place])
+            for started, first, last in spans:
+                if started <= start < first:
+                    block.device_ns[place] = -1
+                elif signature in self._signatures and first <= start <= last:
+                    block.device_ns[place] = max(0, block.device_ns[place])
 
     def _stop(self) -> None:
         profile, self._profile = self._profile, None
@@ -296,7 +240,9 @@ class KernelTimes:
             events = profile.stop()
             ended_ns = perf_counter_ns()
             if events or not self._devices:
-                self._windows.append(Window(profile, events, clock_distance_ns(), self._started_ns, last_ns, ended_ns))
+                distance_ns, has_own = clock_distance_ns(), self._has_own_kernels
+                window = Window(profile, events, distance_ns, self._started_ns, last_ns, ended_ns, has_own)
+                self._windows.append(window)
             else:
                 self.failure = "torch's profiler returned no records: another profiler may use them"
         except Exception as error:
@@ -353,8 +299,12 @@ class KernelTimes:
             for ident in block.idents:
                 by_ident.setdefault(ident, []).append(block)
         by_thread: dict[int, list[LaunchedWork]] = {}
+        spans: list[tuple[int, int, int]] = []
         for window in windows:
-            for item in launched_by(window.events, window.distance_ns):
+            launched = window.launched()
+            spans.append((window.started_ns, window.complete_from_ns(launched), window.complete_until_ns()))
+            self.is_cut |= spans[-1][2] < window.ended_ns
+            for item in launched:
                 by_thread.setdefault(item.thread, []).append(item)
         for ident, items in by_thread.items():
             for block, place, item in innermost_calls(by_ident.get(ident, ()), items):
@@ -362,8 +312,6 @@ class KernelTimes:
                 count = names.setdefault(item.name, [0, 0])
                 count[0] += 1
                 count[1] += item.duration_ns
-        spans = [(window.started_ns, window.complete_until_ns()) for window in windows]
-        self.is_cut |= any(end < window.ended_ns for (_, end), window in zip(spans, windows, strict=True))
         for block in self._blocks:
             self._note_idle(block, spans)
             if max(block.device_ns) >= 0:
@@ -384,17 +332,3 @@ def check_kernels(device: str | None = None) -> None:
     if device is None or torch.device(device).type not in kinds:
         what = "no device here records" if device is None else f"the device {device} does not record"
         raise UserError(f"{what} its kernels", "leave out --device-time kernels")
-
-
-def clock_distance_ns() -> int:
-    """Return the offset of the system's clock, which profiles use, from `perf_counter_ns`."""
-    readings = []
-    for _ in range(CLOCK_READINGS):
-        before, now, after = perf_counter_ns(), time_ns(), perf_counter_ns()
-        readings.append((after - before, now - (before + after) // 2))
-    return min(readings)[1]
-
-
-def identities_here() -> tuple[int, int]:
-    """Return the numbers by which an accelerator's records may identify this thread."""
-    return threading.get_native_id(), threading.get_ident() & ID_BITS

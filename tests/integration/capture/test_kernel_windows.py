@@ -14,7 +14,7 @@ from kernel_records import LARGE, Event, ProfileOnCpu, ProfileWithoutRecords, re
 from torch.profiler import ProfilerActivity
 
 from opgrip.capture import Capture
-from opgrip.capture.timing import device_time, kernel_times
+from opgrip.capture.timing import device_time, kernel_times, kernel_windows
 from opgrip.traces import load
 
 
@@ -235,7 +235,7 @@ def test_calls_after_the_last_record_are_not_idle(tmp_path: Path, monkeypatch: p
             return [Event("cuda_runtime", 1, "cudaLaunchKernel", start=full_ns)]
 
     monkeypatch.setattr(kernel_times, "ActivityProfile", Profile)
-    monkeypatch.setattr(kernel_times, "CUT_NS", 1_000_000)
+    monkeypatch.setattr(kernel_windows, "CUT_NS", 1_000_000)
     large = torch.ones(LARGE)
     with pytest.warns(RuntimeWarning, match="lacks times of some kernels"):  # noqa: SIM117
         with Capture(tmp_path / "t.jsonl"):
@@ -246,3 +246,39 @@ def test_calls_after_the_last_record_are_not_idle(tmp_path: Path, monkeypatch: p
             large.cos()
     assert times_of(tmp_path / "t.jsonl", "aten.sin.default") == [0]
     assert load(tmp_path / "t.jsonl").calls["device_ns"].notna().tolist() == [True, False]
+
+
+@pytest.mark.usefixtures("_device")
+@pytest.mark.parametrize(("lost", "unknown"), [(0, 0), (1, 0), (2, 1), (3, 2)])
+def test_calls_before_the_first_record_have_no_time_rather_than_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, unknown: int
+) -> None:
+    begun: list[int] = []
+
+    def launch(kind: str, times: int) -> bool:
+        begun[:] = [time_ns(), time_ns()]
+        return True
+
+    def stop(self: ProfileOnCpu) -> list[Event]:
+        own = [
+            event
+            for number, at in enumerate(begun, 90)
+            for event in (Event("cuda_runtime", number, "cudaLaunchKernel", at), Event("kernel", number, duration=1))
+        ]
+        events = own + original(self)
+        kernels = [event for event in events if event.kind == "kernel"]
+        # launches stay, as in torch's profiler
+        return [event for event in events if event not in kernels[:lost]]
+
+    original = ProfileOnCpu.stop
+    monkeypatch.setattr(kernel_times, "launch_nothing", launch)
+    monkeypatch.setattr(ProfileOnCpu, "stop", stop)
+    large = torch.ones(LARGE)
+    with Capture(tmp_path / "t.jsonl"):
+        for _ in range(4):
+            large.sin()
+        large.view(2, -1)
+    times = load(tmp_path / "t.jsonl", partial=False).calls["device_ns"]
+    # also unknown: the call that launched the first recorded kernel, because it may have launched a lost one before
+    assert times.isna().tolist() == [True] * unknown + [False] * (5 - unknown)
+    assert times[unknown:].tolist() == [700] * (4 - unknown) + [0]

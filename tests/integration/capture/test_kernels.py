@@ -15,7 +15,8 @@ from opgrip.capture.command.capture_options import make_parser
 from opgrip.capture.command.opcapture import run as opcapture
 from opgrip.capture.hooks import wrapped_operators
 from opgrip.capture.timing import kernel_times
-from opgrip.capture.timing.kernel_times import WrittenCalls, innermost_calls, launched_by
+from opgrip.capture.timing.kernel_times import WrittenCalls, innermost_calls
+from opgrip.capture.timing.kernel_windows import launched_by
 from opgrip.capture.torch_compat import accelerator_private
 from opgrip.errors import UserError
 from opgrip.traces import load

@@ -119,6 +119,7 @@ def record_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_times, "synchronize", lambda device: None)
     monkeypatch.setattr(kernel_times, "is_started", lambda kind: kind == "cuda")
     monkeypatch.setattr(kernel_times, "is_capturing", lambda kind: False)
+    monkeypatch.setattr(kernel_times, "launch_nothing", lambda kind, times: False)
     monkeypatch.setattr(wrapped_operators, "accelerator_of", device_of)
 
 
