@@ -39,7 +39,7 @@ def site_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_line_imports_nothing_where_the_variable_is_not_set_and_takes_next_to_no_time(site_folder: Path) -> None:
+def test_startup_line_imports_nothing_and_is_fast_without_the_variable(site_folder: Path) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("OPGRIP_")}
     done = subprocess.run(
         [sys.executable, "-c", COUNT, site_folder / "opgrip_autostart.pth"],
@@ -52,7 +52,7 @@ def test_the_line_imports_nothing_where_the_variable_is_not_set_and_takes_next_t
 
 
 @pytest.mark.slow
-def test_a_program_of_another_command_line_can_be_asked(site_folder: Path, tmp_path: Path) -> None:
+def test_autostarted_program_accepts_capture_requests(site_folder: Path, tmp_path: Path) -> None:
     program = f"import site; site.addsitedir({str(site_folder)!r})\n" + SERVER
     (tmp_path / "server.py").write_text(program, encoding="utf-8")
     env = {"OPGRIP_CAPTURE": "auto-%n.jsonl"}
@@ -75,7 +75,7 @@ print("went on")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("steps", "recorded"), [(6, 2), (2, 1), (0, 0)])
-def test_a_process_records_its_first_steps_by_itself(
+def test_autostart_records_the_first_steps_of_a_process(
     site_folder: Path, tmp_path: Path, steps: int, recorded: int
 ) -> None:
     (tmp_path / "short.py").write_text(STEPS.format(folder=str(site_folder), steps=steps), encoding="utf-8")
@@ -92,7 +92,7 @@ def test_a_process_records_its_first_steps_by_itself(
 
 
 @pytest.mark.slow
-def test_a_variable_that_says_nothing_stops_no_program(site_folder: Path, tmp_path: Path) -> None:
+def test_invalid_autostart_variables_do_not_stop_a_program(site_folder: Path, tmp_path: Path) -> None:
     program = f"import site; site.addsitedir({str(site_folder)!r})\nimport torch; print('went on')"
     for env in ({"OPGRIP_CAPTURE": "t.txt"}, {"OPGRIP_CAPTURE": "t.jsonl", "OPGRIP_STEPS": "many"}):
         done = subprocess.run(
@@ -107,7 +107,7 @@ def test_a_variable_that_says_nothing_stops_no_program(site_folder: Path, tmp_pa
         assert "opgrip: this process does not accept requests to record: " in done.stderr
 
 
-def test_variables_say_what_a_recording_is() -> None:
+def test_autostart_settings_are_read_from_variables() -> None:
     settings = settings_of({"OPGRIP_CAPTURE": "a-%p.jsonl", "OPGRIP_EVERY": "10min", "OPGRIP_SECONDS": "2"})
     assert (settings.every_s, settings.seconds, settings.steps) == (600, 2, None)
     assert not settings.at_start
@@ -121,7 +121,7 @@ def test_variables_say_what_a_recording_is() -> None:
 
 
 @pytest.mark.slow
-def test_it_is_put_there_and_taken_away(tmp_path: Path) -> None:
+def test_autostart_is_switched_on_and_off(tmp_path: Path) -> None:
     # in a separate environment, without the packages of this one
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     code = "import sys; from opgrip.tools.opgrip import main; sys.exit(main(sys.argv[1:]))"
@@ -141,5 +141,5 @@ def test_it_is_put_there_and_taken_away(tmp_path: Path) -> None:
     assert not (purelib / "opgrip_autostart.pth").exists()
 
 
-def test_the_wheel_installs_no_start_up_file() -> None:
+def test_wheel_installs_no_startup_file() -> None:
     assert not [path for path in metadata.files("opgrip") or () if "autostart.pth" in str(path)]

@@ -27,7 +27,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_program_runs_as_without_a_capture_and_each_call_replays(tmp_path: Path, name: str, mode: str) -> None:
+def test_program_runs_as_without_a_capture_and_each_call_replays(tmp_path: Path, name: str, mode: str) -> None:
     (program,) = PROGRAMS.glob(f"{name}.py")
     expected = run_python(program, cwd=tmp_path)
     trace, results = tmp_path / "t.jsonl", tmp_path / "r.json"

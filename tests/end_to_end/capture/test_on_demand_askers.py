@@ -59,7 +59,7 @@ def asking(folder: Path, name: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_a_recording_ends_with_who_asked_for_it(folder: Path) -> None:
+def test_recording_ends_when_its_client_disconnects(folder: Path) -> None:
     with running(folder, *on_demand("--", "server.py")) as server:
         interrupted = asking(folder, "interrupted.jsonl")
         interrupted.send_signal(signal.SIGINT)
@@ -76,7 +76,7 @@ def test_a_recording_ends_with_who_asked_for_it(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_who_asked_does_not_wait_for_processes_that_were_forked_meanwhile(folder: Path) -> None:
+def test_trigger_does_not_wait_for_processes_forked_meanwhile(folder: Path) -> None:
     (folder / "forks.py").write_text(FORKS, encoding="utf-8")
     with running(folder, *on_demand("--", "forks.py")):
         done = ask(folder, "trigger", "forks", "-o", "t.jsonl", timeout=40)

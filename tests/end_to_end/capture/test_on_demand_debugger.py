@@ -31,7 +31,7 @@ while True:
 
 @pytest.mark.slow
 @needs("gdb")
-def test_a_signal_that_comes_while_a_debugger_attaches_reaches_the_program(tmp_path: Path) -> None:
+def test_signal_during_attach_reaches_the_program(tmp_path: Path) -> None:
     program = "import time, torch\nprint('ready', flush=True)\nwhile True:\n    time.sleep(0.01)\n"
     (tmp_path / "loop.py").write_text(program, encoding="utf-8")
     for wait_s in (0.2, 0.35, 0.5):
@@ -46,7 +46,7 @@ def test_a_signal_that_comes_while_a_debugger_attaches_reaches_the_program(tmp_p
 
 @pytest.mark.slow
 @needs("gdb")
-def test_a_program_that_was_started_without_an_agent_gets_one(tmp_path: Path) -> None:
+def test_attach_adds_an_agent_to_a_running_program(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(PLAIN, encoding="utf-8")
     with running(tmp_path, *python("plain.py")) as process:
         done = ask(tmp_path, "attach", process.pid)
@@ -61,7 +61,7 @@ def test_a_program_that_was_started_without_an_agent_gets_one(tmp_path: Path) ->
     assert len(load(tmp_path / "t.jsonl", partial=False).labels) == 2
 
 
-def test_what_cannot_be_attached_to_is_said_in_a_line(tmp_path: Path) -> None:
+def test_attach_rejects_a_missing_or_non_python_process(tmp_path: Path) -> None:
     done = ask(tmp_path, "attach", 99999999)
     assert (done.returncode, done.stderr) == (2, "opcapture attach: error: no process 99999999\n")
     with subprocess.Popen(["sleep", "100"]) as process:

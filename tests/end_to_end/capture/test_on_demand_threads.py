@@ -71,6 +71,6 @@ def test_steps_that_end_with_their_threads_are_cut_and_counted(tmp_path: Path, w
 
 
 @pytest.mark.slow
-def test_a_thread_that_ends_after_the_recording_leaves_nothing_that_listens(tmp_path: Path) -> None:
+def test_thread_that_ends_after_the_recording_leaves_no_hook(tmp_path: Path) -> None:
     done = run_python("-c", PROGRAM + ENDS_AFTERWARDS, cwd=tmp_path, env=environment(tmp_path))
     assert done.stdout.splitlines() == ["True 1", "0 0"], done.stderr

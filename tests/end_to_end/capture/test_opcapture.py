@@ -81,7 +81,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_with_no_arguments_it_captures_the_built_in_detector(tmp_path: Path) -> None:
+def test_without_arguments_opcapture_records_the_builtin_detector(tmp_path: Path) -> None:
     done = succeed("opcapture", cwd=tmp_path)
     assert done.stdout == ""
     assert "run them again with: opreplay faster_rcnn.jsonl" in done.stderr
@@ -93,20 +93,20 @@ def test_with_no_arguments_it_captures_the_built_in_detector(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["nets.py:good", "nets:good", "nets.py:named"])
-def test_a_factory_is_found_in_a_file_or_a_module(folder: Path, name: str) -> None:
+def test_factory_is_found_in_a_file_or_a_module(folder: Path, name: str) -> None:
     done = succeed("opcapture", "--model", name, "--steps", "3", "--run", "train", cwd=folder)
     assert done.stdout == ""
     (path,) = folder.glob("*.jsonl")
     assert load(path).calls["op"].value_counts()["aten.addmm.default"] == 6
 
 
-def test_sizes_reach_the_factory(folder: Path) -> None:
+def test_input_size_is_passed_to_the_factory(folder: Path) -> None:
     succeed("opcapture", "--model", "nets.py:sized", "--input-size", "5x7", "-o", "t.jsonl.gz", cwd=folder)
     (signature,) = (item for item in load(folder / "t.jsonl.gz").signatures if "convolution" in item.op)
     assert signature.args[0].shape == (1, 3, 5, 7)
 
 
-def test_a_factory_that_returns_only_a_module_gets_images(folder: Path) -> None:
+def test_factory_that_returns_only_a_module_gets_images(folder: Path) -> None:
     (folder / "library.py").write_text(
         "import torch\n\n\ndef net(*, weights=None):\n    return torch.nn.Conv2d(3, 4, 3)\n"
     )
@@ -118,21 +118,21 @@ def test_a_factory_that_returns_only_a_module_gets_images(folder: Path) -> None:
     assert signature.args[0].shape == (2, 3, 6, 8)
 
 
-def test_an_existing_trace_is_refused_before_the_warm_up(folder: Path) -> None:
+def test_existing_trace_is_refused_before_the_warmup(folder: Path) -> None:
     (folder / "good.jsonl").touch()
     lines = refusal("opcapture", "--model", "nets.py:good", cwd=folder).splitlines()
     assert lines[1:] == ["opcapture: error: good.jsonl exists: choose another name, or replace it with --force"]
     assert "warm-up" not in lines[0]
 
 
-def test_the_line_that_fails_is_named(folder: Path) -> None:
+def test_error_names_the_failing_line_of_the_model(folder: Path) -> None:
     text = (folder / "nets.py").read_text()
     line = next(place for place, words in enumerate(text.splitlines(), 1) if "raise ValueError" in words)
     error = refusal("opcapture", "--model", "nets.py:failing", cwd=folder)
     assert f"nets.py:failing failed at nets.py:{line}: ValueError: no weights at all" in error
 
 
-def test_a_trace_can_go_to_standard_output(folder: Path) -> None:
+def test_trace_is_written_to_standard_output(folder: Path) -> None:
     done = succeed("opcapture", "--model", "nets.py:good", "-o", "-", cwd=folder)
     assert [json.loads(line)["type"] for line in done.stdout.splitlines()][:: len(done.stdout.splitlines()) - 1] == [
         "header",
@@ -141,7 +141,7 @@ def test_a_trace_can_go_to_standard_output(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert run_command("opcapture", *SMALL, "-o", tmp_path / f"{name}.jsonl").returncode == 0
     first, second = load(tmp_path / "a.jsonl"), load(tmp_path / "b.jsonl")
@@ -189,7 +189,7 @@ def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
         (["--flag-that-is-not"], "unknown option --flag-that-is-not"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing_behind(folder: Path, args: list[str], told: str) -> None:
+def test_usage_error_is_one_line_and_leaves_no_file(folder: Path, args: list[str], told: str) -> None:
     (folder / "existing.jsonl").write_text("precious", encoding="utf-8")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     done = run_command("opcapture", *args, cwd=folder)
@@ -202,7 +202,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(folder: Path, args: lis
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_config_without_openmmlab_names_what_to_install(folder: Path) -> None:
+def test_config_without_openmmlab_names_what_to_install(folder: Path) -> None:
     # simulate a machine without mmengine by one that cannot be imported
     (folder / "mmengine.py").write_text("raise ImportError('no mmengine here', name='mmengine')", encoding="utf-8")
     (folder / "config.py").write_text("model = {}", encoding="utf-8")
@@ -211,7 +211,7 @@ def test_a_config_without_openmmlab_names_what_to_install(folder: Path) -> None:
     assert "config.py needs mmengine, and mmengine is not installed: make openmmlab in a checkout, or " in last
 
 
-def test_a_step_that_fails_leaves_an_older_trace_alone(folder: Path) -> None:
+def test_failing_step_keeps_an_existing_trace(folder: Path) -> None:
     (folder / "t.jsonl").write_text("precious", encoding="utf-8")
     args = ("--model", "nets.py:broken_step", "--warmup", "0", "--force", "-o", "t.jsonl")
     assert run_command("opcapture", *args, cwd=folder).returncode == 2
@@ -219,20 +219,20 @@ def test_a_step_that_fails_leaves_an_older_trace_alone(folder: Path) -> None:
     assert not list(folder.glob("*.part*"))
 
 
-def test_what_is_no_ordinary_file_is_never_replaced(folder: Path) -> None:
+def test_output_that_is_not_a_regular_file_is_never_replaced(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     error = refusal("opcapture", "--model", "nets.py:good", "--force", "-o", "pipe", cwd=folder)
     assert "pipe is not a regular file" in error
     assert (folder / "pipe").is_fifo()
 
 
-def test_a_step_that_changes_its_inputs_gets_them_anew(folder: Path) -> None:
+def test_step_that_changes_its_inputs_gets_new_copies(folder: Path) -> None:
     args = ("--model", "nets.py:grows", "--steps", "3", "-o", "t.jsonl")
     assert run_command("opcapture", *args, cwd=folder).returncode == 0
     assert len(load(folder / "t.jsonl").signatures) == 1
 
 
-def test_an_unwritable_folder_is_one_line(folder: Path) -> None:
+def test_unwritable_folder_is_one_line(folder: Path) -> None:
     (folder / "locked").mkdir(mode=0o555)
     # root may write anywhere but there
     target = "/proc/t.jsonl" if os.geteuid() == 0 else "locked/t.jsonl"
@@ -246,7 +246,7 @@ def test_debug_shows_the_traceback(folder: Path) -> None:
     assert "in failing" in error
 
 
-def test_a_checkpoint_is_loaded_without_running_what_it_holds(folder: Path) -> None:
+def test_checkpoint_is_loaded_without_running_pickled_code(folder: Path) -> None:
     import pickle
 
     class Evil:
@@ -259,7 +259,7 @@ def test_a_checkpoint_is_loaded_without_running_what_it_holds(folder: Path) -> N
     assert not (folder / "owned").exists()
 
 
-def test_weights_of_another_model_are_refused(folder: Path) -> None:
+def test_checkpoint_of_another_model_is_refused(folder: Path) -> None:
     import torch
 
     torch.save({"other": torch.ones(2)}, folder / "weights.pth")
@@ -267,7 +267,7 @@ def test_weights_of_another_model_are_refused(folder: Path) -> None:
     assert "does not fit Net" in error.splitlines()[-1]
 
 
-def test_ctrl_c_leaves_a_whole_trace_and_says_so_by_its_status(folder: Path) -> None:
+def test_ctrl_c_closes_the_trace_and_exits_with_130(folder: Path) -> None:
     program = Path(sys.executable).parent / "opcapture"
     command = [str(program), "--model", "nets.py:hangs", "--warmup", "0", "-o", "t.jsonl"]
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c)
@@ -283,7 +283,7 @@ def test_ctrl_c_leaves_a_whole_trace_and_says_so_by_its_status(folder: Path) -> 
     assert lines[-1] == "opcapture: run them again with: opreplay t.jsonl"
 
 
-def test_help_shows_examples() -> None:
+def test_help_shows_examples_and_builtin_models() -> None:
     done = succeed("opcapture", "--help")
     assert "opcapture --model faster-rcnn_r50_fpn_1x_coco.py" in done.stdout
     models = {path.stem for path in (ROOT / "samples" / "models").glob("*.py")}
@@ -301,7 +301,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("words", [["--", "script.py"], ["--model", "nets.py:good", "--steps", "300"]])
-def test_a_full_disk_leaves_what_was_written_and_its_name(folder: Path, words: list[str]) -> None:
+def test_full_disk_keeps_and_names_the_partial_trace(folder: Path, words: list[str]) -> None:
     (folder / "script.py").write_text("import torch\nfor size in range(300):\n    torch.ones(size)\n", encoding="utf-8")
     done = run_python("-c", FULL, "-o", "t.jsonl", *words, cwd=folder)
     assert done.returncode == 2
@@ -311,7 +311,7 @@ def test_a_full_disk_leaves_what_was_written_and_its_name(folder: Path, words: l
     assert load(part).missing
 
 
-def test_marks_of_record_function_are_counted_neither_here_nor_by_trace_info(folder: Path) -> None:
+def test_record_function_marks_are_not_counted_as_calls(folder: Path) -> None:
     step = "    with torch.profiler.record_function('step'):\n        torch.ones(2) + 1\n"
     (folder / "script.py").write_text(f"import torch\nfor _ in range(3):\n{step}", encoding="utf-8")
     done = run_command("opcapture", "-o", "t.jsonl", "--", "script.py", cwd=folder)
@@ -322,7 +322,7 @@ def test_marks_of_record_function_are_counted_neither_here_nor_by_trace_info(fol
     assert re.search(r"signatures +2 of 2 operators", shown)
 
 
-def test_a_script_that_does_nothing_but_mark_itself_leaves_no_trace(folder: Path) -> None:
+def test_script_with_marks_only_writes_no_trace(folder: Path) -> None:
     marks = "import torch\nwith torch.profiler.record_function('step'):\n    pass\n"
     (folder / "script.py").write_text(marks, encoding="utf-8")
     done = run_command("opcapture", "-o", "t.jsonl", "--", "script.py", cwd=folder)

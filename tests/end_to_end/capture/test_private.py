@@ -49,7 +49,7 @@ model(torch.randn(3, 4), torch.tensor([7, 31, 7]))
 """
 
 
-def test_a_script_leaves_no_secret_in_its_trace(tmp_path: Path) -> None:
+def test_private_trace_of_a_script_contains_no_secret(tmp_path: Path) -> None:
     (tmp_path / "SECRET_program.py").write_text(PROGRAM)
     succeed(
         *(
@@ -82,7 +82,7 @@ torch.ops.acme.fused(torch.ones(2))
 """
 
 
-def test_custom_operators_whose_names_stay_are_told(tmp_path: Path) -> None:
+def test_private_capture_reports_custom_operators_whose_names_stay(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(CUSTOM)
     done = run_command("opcapture", "--private", "-o", "t.jsonl", "--", "program.py", cwd=tmp_path)
     assert "names of custom operators stay, for replays: acme.fused.default;" in done.stderr
@@ -94,7 +94,7 @@ def test_custom_operators_whose_names_stay_are_told(tmp_path: Path) -> None:
     assert "acme" not in (tmp_path / "h.jsonl").read_text()
 
 
-def test_a_trace_without_a_name_is_not_called_as_the_program(tmp_path: Path) -> None:
+def test_private_capture_has_a_default_name_without_the_program_name(tmp_path: Path) -> None:
     (tmp_path / "SECRET_program.py").write_text("import torch; torch.ones(2).neg()")
     done = succeed("opcapture", "--private", "--", "SECRET_program.py", cwd=tmp_path)
     assert (tmp_path / "private.jsonl").exists()
@@ -106,7 +106,7 @@ class SecretNet(nn.Module):
         return x + torch.tensor([CARD, 1])
 
 
-def test_nothing_else_reaches_the_disk_meanwhile(tmp_path: Path) -> None:
+def test_private_capture_writes_no_secret_to_disk_while_it_runs(tmp_path: Path) -> None:
     def written() -> str:
         return "".join(path.read_text() for path in tmp_path.iterdir())
 
@@ -121,7 +121,7 @@ def test_nothing_else_reaches_the_disk_meanwhile(tmp_path: Path) -> None:
     assert str(CARD) not in written()
 
 
-def test_ends_of_captures_and_limits_are_as_ever(tmp_path: Path) -> None:
+def test_private_capture_respects_call_limits(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl", private=True, max_calls=5) as capture:
         for size in range(1, 9):
             torch.arange(size).neg()
@@ -131,7 +131,7 @@ def test_ends_of_captures_and_limits_are_as_ever(tmp_path: Path) -> None:
     assert validate(tmp_path / "t.jsonl").findings == []
 
 
-def test_captures_of_one_salt_have_the_same_names(tmp_path: Path) -> None:
+def test_private_captures_with_one_salt_have_the_same_names(tmp_path: Path) -> None:
     for name in ("a", "b"):
         with Capture(tmp_path / f"{name}.jsonl", private=True, salt_file=tmp_path / "salt"):
             SecretNet()(torch.arange(2))
@@ -141,7 +141,7 @@ def test_captures_of_one_salt_have_the_same_names(tmp_path: Path) -> None:
     assert names[0] == names[1] != names[2]
 
 
-def test_what_is_not_private_cannot_be_asked_for_too(tmp_path: Path) -> None:
+def test_private_capture_refuses_options_that_write_values(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="writes the values themselves"):
         Capture(tmp_path / "t.jsonl", private=True, values="full")
     with pytest.raises(UserError, match="writes samples"):
@@ -151,7 +151,7 @@ def test_what_is_not_private_cannot_be_asked_for_too(tmp_path: Path) -> None:
     assert "--grip writes samples" in refusal("opcapture", "--private", "--grip", "m:f", "-o", tmp_path / "t.jsonl")
 
 
-def test_other_captures_are_written_as_they_are(tmp_path: Path) -> None:
+def test_capture_without_private_keeps_names(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         SecretNet()(torch.arange(2))
     trace = load(tmp_path / "t.jsonl")

@@ -27,7 +27,7 @@ def run_program(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return run_python("-c", text, cwd=folder, env=NO_RANK)
 
 
-def test_threads_of_the_program_are_recorded_under_their_names(tmp_path: Path) -> None:
+def test_program_threads_are_recorded_under_their_names(tmp_path: Path) -> None:
     x = torch.ones(3)
     with Capture(tmp_path / "t.jsonl"):
         thread = threading.Thread(target=x.sin, name="worker")
@@ -44,7 +44,7 @@ def test_threads_of_the_program_are_recorded_under_their_names(tmp_path: Path) -
     assert (trace.calls["op"] == "aten.cos.default").sum() == 20
 
 
-def test_many_threads_at_once_lose_no_call(tmp_path: Path) -> None:
+def test_concurrent_threads_lose_no_call(tmp_path: Path) -> None:
     x = torch.ones(3)
 
     def work() -> None:
@@ -61,7 +61,7 @@ def test_many_threads_at_once_lose_no_call(tmp_path: Path) -> None:
     load(tmp_path / "t.jsonl", partial=False)
 
 
-def test_a_thread_that_outlives_the_capture_runs_on_unrecorded(tmp_path: Path) -> None:
+def test_thread_that_outlives_the_capture_continues_unrecorded(tmp_path: Path) -> None:
     x, go, results = torch.ones(3), threading.Event(), []
 
     def work() -> None:
@@ -78,7 +78,7 @@ def test_a_thread_that_outlives_the_capture_runs_on_unrecorded(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_process_forked_in_a_step_to_learn_in_records_its_calls(tmp_path: Path) -> None:
+def test_process_forked_in_a_warmup_step_records_its_calls(tmp_path: Path) -> None:
     done = run_program(
         """
 import os, torch
@@ -103,7 +103,7 @@ with Capture("t.jsonl", schedule=Schedule(warmup=1, active=1)) as watched:
     assert load(tmp_path / "t.jsonl", partial=False).calls["op"].tolist() == ["aten.tan.default"]
 
 
-def test_a_forked_process_writes_a_file_of_its_own(tmp_path: Path) -> None:
+def test_forked_process_writes_a_separate_trace(tmp_path: Path) -> None:
     done = run_program(
         """
 import os, torch
@@ -208,7 +208,7 @@ def partial_file(folder: Path) -> Path:
     return path
 
 
-def test_a_call_that_kills_the_program_is_the_last_that_was_entered(tmp_path: Path) -> None:
+def test_call_that_kills_the_program_is_the_last_unfinished_call(tmp_path: Path) -> None:
     done = run_program(
         """
 import ctypes, os, torch
@@ -230,7 +230,7 @@ with Capture("t.jsonl", extensions=["posix"], write_ahead=True):
 
 
 @pytest.mark.slow
-def test_a_call_that_hangs_is_in_the_trace_when_the_program_is_killed(tmp_path: Path) -> None:
+def test_hanging_call_is_in_the_trace_when_the_program_is_killed(tmp_path: Path) -> None:
     program = """
 import time, torch
 from opgrip.capture import Capture
@@ -245,7 +245,7 @@ with Capture("t.jsonl", extensions=["time"]):
     assert [entered.opened.op for entered in trace.unfinished if entered.opened] == ["time:sleep"]
 
 
-def test_a_whole_trace_has_no_unfinished_calls(tmp_path: Path) -> None:
+def test_complete_trace_has_no_unfinished_calls(tmp_path: Path) -> None:
     # the duration of calls with large results begins after their pages are counted
     small, large = torch.ones(3), torch.ones(1 << 20)
     with Capture(tmp_path / "t.jsonl", write_ahead=True):
@@ -256,7 +256,7 @@ def test_a_whole_trace_has_no_unfinished_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["first in first out", "last in first out"])
-def test_captures_that_overlap_leave_nothing_behind(tmp_path: Path, order: str) -> None:
+def test_overlapping_captures_restore_all_patched_functions(tmp_path: Path, order: str) -> None:
     import math
 
     before = (torch.nn.Module.__call__, threading.Thread.start, math.hypot)
@@ -272,7 +272,7 @@ def test_captures_that_overlap_leave_nothing_behind(tmp_path: Path, order: str) 
         assert "math:hypot" in load(tmp_path / f"{number}.jsonl", partial=False).calls["op"].tolist()
 
 
-def test_after_a_thread_that_outlived_the_capture_torch_knows_of_no_mode(tmp_path: Path) -> None:
+def test_no_dispatch_mode_remains_after_a_thread_outlived_the_capture(tmp_path: Path) -> None:
     begun, go = threading.Event(), threading.Event()
 
     def work() -> None:

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_script_runs_as_it_does_alone(folder: Path) -> None:
+def test_script_runs_as_without_opcapture(folder: Path) -> None:
     done = succeed("opcapture", "--", "train.py", "--epochs", "1", "-o", "x", cwd=folder)
     assert done.stdout == "['--epochs', '1', '-o', 'x'] __main__ 42\n"
     assert done.stderr.startswith("a warning\n")
@@ -45,7 +45,7 @@ def test_a_script_runs_as_it_does_alone(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("flag", "status"), [("--seven", 7), ("--fail", 1)])
-def test_a_script_ends_with_its_own_status_and_leaves_a_whole_trace(folder: Path, flag: str, status: int) -> None:
+def test_script_keeps_its_exit_status_and_the_trace_is_complete(folder: Path, flag: str, status: int) -> None:
     done = run_command("opcapture", "-o", "t.jsonl", "--", "train.py", flag, cwd=folder)
     assert done.returncode == status
     load(folder / "t.jsonl", partial=False)
@@ -55,7 +55,7 @@ def test_a_script_ends_with_its_own_status_and_leaves_a_whole_trace(folder: Path
         assert not [line for line in lines if "runpy" in line or "capture/script" in line]
 
 
-def test_a_module_runs_by_its_name(folder: Path) -> None:
+def test_module_runs_by_its_name(folder: Path) -> None:
     succeed("opcapture", "-o", "t.jsonl", "--", "-m", "package", cwd=folder)
     assert load(folder / "t.jsonl", partial=False).calls["op"].tolist() == ["aten.ones.default", "aten.sin.default"]
 
@@ -68,13 +68,13 @@ def test_a_module_runs_by_its_name(folder: Path) -> None:
         (("--run", "train", "--", "train.py"), "--run is for models"),
     ],
 )
-def test_what_cannot_be_run_is_one_line(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_script_that_cannot_be_run_is_one_line(folder: Path, arguments: tuple[str, ...], message: str) -> None:
     error = refusal("opcapture", *arguments, cwd=folder, in_one_line=True)
     assert message in error
     assert not list(folder.glob("*.jsonl"))
 
 
-def test_an_extension_that_the_script_loads_is_recorded(folder: Path) -> None:
+def test_extension_that_the_script_loads_is_recorded(folder: Path) -> None:
     (folder / "uses.py").write_text("import cmath; cmath.phase(1j)", encoding="utf-8")
     succeed("opcapture", "--extension", "cmath", "--", "uses.py", cwd=folder)
     assert load(folder / "uses.jsonl", partial=False).calls["op"].tolist() == ["cmath:phase"]
@@ -103,7 +103,7 @@ print(lib.cos(0.0))
     assert [(item.op, item.args, item.outputs) for item in trace.signatures] == [("library:lib.cos", (0.0,), 1.0)]
 
 
-def test_a_script_that_goes_to_another_folder_leaves_what_is_there(folder: Path) -> None:
+def test_script_that_changes_folder_keeps_files_there(folder: Path) -> None:
     other = folder / "other"
     other.mkdir()
     (other / "t.jsonl").write_text("precious", encoding="utf-8")
@@ -130,7 +130,7 @@ pool.submit(print, "still done")
 
 
 @pytest.mark.slow
-def test_a_pool_of_threads_that_a_module_holds_ends_with_the_script(tmp_path: Path) -> None:
+def test_thread_pool_of_a_module_ends_with_the_script(tmp_path: Path) -> None:
     (tmp_path / "pools.py").write_text(POOL)
     (tmp_path / "pooled.py").write_text(POOLED)
     alone = run_python("pooled.py", cwd=tmp_path, fresh=True)
@@ -160,7 +160,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_program_ends_as_it_does_alone(tmp_path: Path, end: str) -> None:
+def test_program_ends_as_without_opcapture(tmp_path: Path, end: str) -> None:
     imports = "import atexit, os, signal, subprocess, sys, threading, time, torch"
     (tmp_path / "ends.py").write_text(f"{imports}\nprint(torch.ones(3).sin().shape)\n{ENDS[end]}\n", encoding="utf-8")
     alone = run_python("ends.py", cwd=tmp_path, timeout=60)
@@ -170,7 +170,7 @@ def test_a_program_ends_as_it_does_alone(tmp_path: Path, end: str) -> None:
     assert watched.stderr.count("run them again") <= 1
 
 
-def test_a_program_reports_what_interrupts_it(tmp_path: Path) -> None:
+def test_program_reports_its_interrupt_to_its_excepthook(tmp_path: Path) -> None:
     hook = "import sys, torch\ntorch.ones(3)\nsys.excepthook = lambda kind, error, trace: print(kind, trace.tb_lineno)"
     (tmp_path / "ends.py").write_text(f"{hook}\nraise KeyboardInterrupt\n", encoding="utf-8")
     watched = run_command("opcapture", "-o", "t.jsonl", "--", "ends.py", cwd=tmp_path)
@@ -181,7 +181,7 @@ HELD = "held = {1}; weakref.finalize(held, print, 'gone'); threading.Timer(0.3, 
 
 
 @pytest.mark.parametrize(("end", "status"), [("", 0), ("sys.exit(3)", 3), ("1 / 0", 1)])
-def test_what_a_program_has_made_outlives_its_threads(tmp_path: Path, end: str, status: int) -> None:
+def test_objects_of_a_program_outlive_its_threads(tmp_path: Path, end: str, status: int) -> None:
     (tmp_path / "ends.py").write_text(f"import sys, threading, weakref\n{HELD}\n{end}\n", encoding="utf-8")
     watched = run_command("opcapture", "-o", "t.jsonl", "--", "ends.py", cwd=tmp_path)
     assert (watched.returncode, watched.stdout) == (status, "a thread ended\ngone\n"), watched.stderr

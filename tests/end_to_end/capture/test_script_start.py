@@ -63,7 +63,7 @@ def traces_in(folder: Path) -> set[str]:
         (("--", "-m", "package.broken"), "-m package.broken cannot start: SyntaxError: "),
     ],
 )
-def test_a_script_that_cannot_start_is_one_line_and_leaves_no_file(
+def test_script_that_cannot_start_is_one_line_and_leaves_no_file(
     folder: Path, words: tuple[str, ...], told: str
 ) -> None:
     error = refusal("opcapture", *words, cwd=folder, in_one_line=True)
@@ -71,7 +71,7 @@ def test_a_script_that_cannot_start_is_one_line_and_leaves_no_file(
     assert not traces_in(folder)
 
 
-def test_a_script_whose_own_import_fails_does_so_as_python_says_it_and_leaves_no_file(folder: Path) -> None:
+def test_script_with_a_failing_import_shows_its_traceback_and_leaves_no_file(folder: Path) -> None:
     (folder / "t.jsonl").write_text("precious", encoding="utf-8")
     done = run_command("opcapture", "-f", "-o", "t.jsonl", "--", "imports.py", cwd=folder)
     assert done.returncode == 1
@@ -82,14 +82,14 @@ def test_a_script_whose_own_import_fails_does_so_as_python_says_it_and_leaves_no
     assert traces_in(folder) == {"t.jsonl"}
 
 
-def test_a_script_that_calls_no_operator_leaves_no_trace_and_no_advice_to_replay(folder: Path) -> None:
+def test_script_without_operator_calls_writes_no_trace(folder: Path) -> None:
     done = run_command("opcapture", "-o", "t.jsonl", "--", "idle.py", cwd=folder)
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert done.stderr == "opcapture: no operator was called: no trace was written\n"
     assert not traces_in(folder)
 
 
-def test_a_model_that_calls_no_operator_is_one_line_and_leaves_no_trace(tmp_path: Path) -> None:
+def test_model_without_operator_calls_is_one_line_and_writes_no_trace(tmp_path: Path) -> None:
     factory = "import torch\ndef make(): return torch.nn.Identity(), torch.ones(3)"
     (tmp_path / "nets.py").write_text(factory, encoding="utf-8")
     error = refusal("opcapture", "--model", "nets.py:make", cwd=tmp_path)
@@ -98,7 +98,7 @@ def test_a_model_that_calls_no_operator_is_one_line_and_leaves_no_trace(tmp_path
 
 
 @pytest.mark.slow
-def test_ctrl_c_says_where_the_trace_of_a_script_is(folder: Path) -> None:
+def test_ctrl_c_names_the_trace_of_a_script(folder: Path) -> None:
     endless = "import time, torch\nx = torch.ones(3)\nwhile True:\n    x = x + 1\n    time.sleep(0.001)\n"
     (folder / "endless.py").write_text(endless, encoding="utf-8")
     command = [program_path("opcapture"), "--", "endless.py"]
@@ -114,7 +114,7 @@ def test_ctrl_c_says_where_the_trace_of_a_script_is(folder: Path) -> None:
     assert second == "opcapture: run them again with: opreplay endless.jsonl"
 
 
-def test_files_of_forked_processes_are_named_and_those_of_an_earlier_run_removed_by_force(folder: Path) -> None:
+def test_files_of_forked_processes_are_named_and_replaced_with_force(folder: Path) -> None:
     command = ("opcapture", "-o", "t.jsonl.gz")
     done = succeed(*command, "--", "forks.py", cwd=folder)
     first = traces_in(folder) - {"t.jsonl.gz"}
@@ -132,7 +132,7 @@ def test_files_of_forked_processes_are_named_and_those_of_an_earlier_run_removed
     assert not remaining & first
 
 
-def test_a_script_that_cannot_start_leaves_the_files_of_an_earlier_run(folder: Path) -> None:
+def test_script_that_cannot_start_keeps_files_of_an_earlier_run(folder: Path) -> None:
     run_command("opcapture", "-o", "t.jsonl", "--", "forks.py", cwd=folder)
     before = traces_in(folder)
     assert len(before) == 3

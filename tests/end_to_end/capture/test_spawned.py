@@ -53,7 +53,7 @@ def ops(trace: Trace) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--private",)])
-def test_spawned_processes_are_recorded_and_find_nothing_changed(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_spawned_processes_are_recorded_and_run_unchanged(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "train.py").write_text(PROGRAM.format(method="spawn"), encoding="utf-8")
     done = run_command("opcapture", *options, "-o", "t.jsonl", "--", "train.py", "--x", cwd=tmp_path, fresh=True)
     assert (done.returncode, done.stdout) == (0, OUTPUT), done.stderr
@@ -76,7 +76,7 @@ def test_spawned_processes_are_recorded_and_find_nothing_changed(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_processes_of_a_fork_server_are_recorded(tmp_path: Path) -> None:
+def test_forkserver_processes_are_recorded(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM.format(method="forkserver"), encoding="utf-8")
     done = run_command("opcapture", "-o", "t.jsonl", "--", "train.py", "--x", cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
@@ -106,7 +106,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_process_that_loads_torch_late_is_recorded_and_one_without_calls_leaves_no_file(tmp_path: Path) -> None:
+def test_process_that_imports_torch_late_is_recorded(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(LATE, encoding="utf-8")
     done = run_python("late.py", cwd=tmp_path, fresh=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 True\n", "")

@@ -74,7 +74,7 @@ def test_calls_of_a_decorated_function_are_steps(tmp_path: Path) -> None:
     assert steps_of(tmp_path / "t.jsonl") == [["ones", *["sin"] * (step + 1)] for step in range(3)]
 
 
-def test_steps_of_an_optimizer_are_recorded(tmp_path: Path) -> None:
+def test_optimizer_steps_are_recorded(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     first, second = (torch.optim.SGD(model.parameters(), foreach=False) for _ in range(2))
     with Capture(tmp_path / "t.jsonl"):
@@ -88,7 +88,7 @@ def test_steps_of_an_optimizer_are_recorded(tmp_path: Path) -> None:
     assert [step.count("add_") for step in steps] == [2, 4]
 
 
-def test_a_program_without_steps_has_none(tmp_path: Path) -> None:
+def test_program_without_steps_has_none(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         run(1)
     with pytest.raises(UserError, match="does not contain its number of steps"):
@@ -97,7 +97,7 @@ def test_a_program_without_steps_has_none(tmp_path: Path) -> None:
         trim(tmp_path / "t.jsonl", tmp_path / "part.jsonl", TracePart(steps=(0, 1)))
 
 
-def test_a_script_is_trimmed_by_the_steps_of_its_optimizer(tmp_path: Path) -> None:
+def test_script_trace_is_trimmed_by_optimizer_steps(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import torch\nw = torch.ones(3, requires_grad=True)\noptimizer = torch.optim.Adam([w])\n"
         "for step in range(4):\n    w.sin().sum().backward()\n    optimizer.step()\n"

@@ -33,12 +33,12 @@ conftest_of_tests.usage_now = iter([Usage(0, 0, 0), Usage(10, {busy}, 1)]).__nex
 """
 
 
-def test_what_others_took_is_neither_ours_nor_idle() -> None:
+def test_share_of_other_processes_excludes_own_and_idle_time() -> None:
     assert share_of_others(Usage(100, 50, 10), Usage(120, 65, 22)) == pytest.approx(3 / 20)
     assert share_of_others(Usage(0, 0, 0), Usage(10, 1, 2)) == 0
 
 
-def test_the_kernels_count_goes_on() -> None:
+def test_processor_usage_counts_increase() -> None:
     before = usage_now()
     while (after := usage_now()).own_s < before.own_s + 0.1:
         pass
@@ -58,7 +58,7 @@ while (used_s := time.process_time()) < float(sys.argv[2]):
 
 @pytest.mark.parametrize(("most_s", "timeout"), [(1, 300), (1e9, 2)])
 @pytest.mark.slow
-def test_what_a_fork_took_is_the_tests_own_also_where_it_is_killed(
+def test_time_of_a_forked_process_counts_as_own_even_if_it_is_killed(
     tmp_path: Path, most_s: float, timeout: float
 ) -> None:
     run_forked(["-c", ""])
@@ -83,7 +83,7 @@ def test_what_a_fork_took_is_the_tests_own_also_where_it_is_killed(
         pytest.param(COMPARING.replace("@pytest.mark.alone", ""), 6, "1 failed", id="busy, not alone"),
     ],
 )
-def test_a_comparison_of_times_that_fails_on_a_busy_machine_is_skipped_and_nothing_else(
+def test_failed_time_comparison_is_skipped_only_on_a_busy_machine(
     tmp_path: Path, text: str, busy: float, outcome: str
 ) -> None:
     own = ROOT / "tests" / "conftest.py"
@@ -97,6 +97,6 @@ def test_a_comparison_of_times_that_fails_on_a_busy_machine_is_skipped_and_nothi
     assert ("busy: other processes took 50% of the processors" in done.stdout) == (outcome == "1 skipped")
 
 
-def test_processes_that_run_tests_have_as_many_threads_together_as_there_are_processors() -> None:
+def test_test_processes_together_use_at_most_all_processors() -> None:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     assert torch.get_num_threads() <= max(1, len(os.sched_getaffinity(0)) // workers)

@@ -64,12 +64,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", _commands(), ids=lambda pasted: str(pasted.line))
-def test_the_options_of_each_line_are_there(command: Pasted) -> None:
+def test_options_of_each_pasted_command_exist(command: Pasted) -> None:
     parse_options(command)
 
 
 @pytest.mark.slow
-def test_a_part_of_a_configuration_is_the_one_that_the_page_says(folder: Path) -> None:
+def test_part_of_a_configuration_is_the_documented_one(folder: Path) -> None:
     succeed("opreplay", "config.json", "--start", 2, "--stop", 4, "-o", "part.json", cwd=folder)
     rows = load_results(folder / "part.json")
     assert rows[["case", "shapes"]].values.tolist() == [
@@ -81,7 +81,7 @@ def test_a_part_of_a_configuration_is_the_one_that_the_page_says(folder: Path) -
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("command", _commands(), ids=lambda pasted: str(pasted.line))
-def test_each_line_works(command: Pasted, folder: Path, tmp_path: Path) -> None:
+def test_each_pasted_command_works(command: Pasted, folder: Path, tmp_path: Path) -> None:
     reason = why_not("docs/coming-from.md", command)
     if reason is not None:
         pytest.skip(reason)

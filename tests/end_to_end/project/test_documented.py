@@ -5,6 +5,6 @@ from __future__ import annotations
 from programs import ROOT, run_python
 
 
-def test_options_and_columns_are_documented_as_they_are_declared() -> None:
+def test_documented_options_and_columns_match_their_declarations() -> None:
     # in an interpreter without parts that other tests add
     run_python(ROOT / "docs" / "tables.py", "--check", status=0)

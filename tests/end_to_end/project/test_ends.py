@@ -22,7 +22,7 @@ FAST = "--iterations 1 --warmup 0 --top 2"
     "command",
     [f"opreplay TRACE {FAST}", "opgrip trace info TRACE", "opgrip longtail TRACE"],
 )
-def test_a_reader_that_goes_is_no_error_of_any_command(command: str, tiny_trace: Path) -> None:
+def test_closed_reader_is_no_error(command: str, tiny_trace: Path) -> None:
     words = command.replace("TRACE", str(tiny_trace))
     line = f"set -o pipefail; {Path(program_path('opreplay')).parent}/{words} | true"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=300, check=False)
@@ -30,7 +30,7 @@ def test_a_reader_that_goes_is_no_error_of_any_command(command: str, tiny_trace:
     assert "Error" not in done.stderr
 
 
-def test_a_full_device_is_one_line() -> None:
+def test_full_device_is_one_line() -> None:
     command = [program_path("opgrip"), "trace", "info", "trace:faster_rcnn"]
     with Path("/dev/full").open("w") as full:
         done = run_forked(command, terminal=full.fileno())
@@ -39,7 +39,7 @@ def test_a_full_device_is_one_line() -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_replay_tells_the_whole_command_line_that_goes_on(tmp_path: Path) -> None:
+def test_interrupted_replay_prints_the_command_that_resumes_it(tmp_path: Path) -> None:
     words = ["trace:faster_rcnn", "--op", "aten.*", "--budget", "1", "-o", "a file.json"]
     command = [program_path("opreplay"), *words]
     process = subprocess.Popen(
@@ -55,7 +55,7 @@ def test_an_interrupted_replay_tells_the_whole_command_line_that_goes_on(tmp_pat
         assert out == ""
 
 
-def test_more_threads_than_processors_are_said(tiny_trace: Path) -> None:
+def test_more_threads_than_processors_are_reported(tiny_trace: Path) -> None:
     processors = len(os.sched_getaffinity(0))
     assert PointOptions(threads=(processors,)).notes == ()
     (note,) = PointOptions(threads=(1, processors + 1)).notes
@@ -64,13 +64,13 @@ def test_more_threads_than_processors_are_said(tiny_trace: Path) -> None:
     assert note in done.stderr
 
 
-def test_a_capture_says_in_short_what_it_is(tmp_path: Path) -> None:
+def test_repr_of_a_capture_shows_its_state(tmp_path: Path) -> None:
     assert repr(opgrip.Capture(tmp_path / "t.jsonl")) == (
         f"<Capture to {tmp_path / 't.jsonl'}, not running: 0 calls of 0 signatures>"
     )
 
 
-def test_the_help_of_opgrip_lists_what_its_verbs_do() -> None:
+def test_opgrip_help_lists_verbs_with_descriptions() -> None:
     lines = run_command("opgrip", "--help").stdout.splitlines()
     assert len(lines) <= 24
     assert "  report     show results and traces in one HTML file that opens offline" in lines
@@ -82,7 +82,7 @@ def test_the_help_of_opgrip_lists_what_its_verbs_do() -> None:
     "closed",
     ["<&- >&- 2>&-", ">&-", "2>&-"],
 )
-def test_commands_whose_streams_are_closed_do_their_work(tmp_path: Path, closed: str) -> None:
+def test_commands_work_with_closed_streams(tmp_path: Path, closed: str) -> None:
     (tmp_path / "one.py").write_text("import torch; print(torch.ones(3).sin().shape)", encoding="utf-8")
     programs = Path(program_path("opcapture")).parent
     lines = [
@@ -96,7 +96,7 @@ def test_commands_whose_streams_are_closed_do_their_work(tmp_path: Path, closed:
 
 
 @pytest.mark.slow
-def test_modules_of_the_folder_are_never_imported_by_processes_of_ours(tmp_path: Path, tiny_trace: Path) -> None:
+def test_worker_processes_never_import_modules_of_the_current_folder(tmp_path: Path, tiny_trace: Path) -> None:
     for name in ("opgrip", "json", "runpy"):
         (tmp_path / f"{name}.py").write_text("open('planted', 'w')", encoding="utf-8")
     done = run_command("opreplay", tiny_trace, *FAST.split(), "--device", "meta", cwd=tmp_path)

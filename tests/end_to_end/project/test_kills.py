@@ -66,7 +66,7 @@ def seconds_of(command: list[Any], folder: Path) -> float:
     return time.monotonic() - start
 
 
-def test_a_killed_capture_lacks_its_last_second_at_most(tmp_path: Path, randomness: random.Random) -> None:
+def test_killed_capture_lacks_at_most_its_last_second(tmp_path: Path, randomness: random.Random) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
     for number in range(KILLS):
         folder = tmp_path / str(number)
@@ -98,7 +98,7 @@ def rows_kept(folder: Path) -> dict[int, list[dict[str, Any]]]:
     return {rows[0]["case"]: rows for rows in records}
 
 
-def test_a_replay_that_is_killed_and_resumed_again_and_again_keeps_every_row(
+def test_replay_killed_and_resumed_repeatedly_keeps_every_row(
     tmp_path: Path, randomness: random.Random, detector_trace: Path
 ) -> None:
     options = ["--iterations", "2", "--warmup", "0"]
@@ -127,7 +127,7 @@ def test_a_replay_that_is_killed_and_resumed_again_and_again_keeps_every_row(
     ("verb", "sources", "output"),
     [("merge", ["a.jsonl", "b.jsonl"], "all.jsonl.gz"), ("timeline", ["t.jsonl"], "timeline.json")],
 )
-def test_a_verb_that_is_killed_leaves_its_files_whole(
+def test_killed_verb_leaves_complete_files(
     tmp_path: Path, randomness: random.Random, verb: str, sources: list[str], output: str
 ) -> None:
     train_tiny_net(tmp_path / "a.jsonl", steps=1)

@@ -46,14 +46,14 @@ def check(notebook: dict[str, Any]) -> None:
         assert OF_A_MACHINE.findall(re.sub(r"base64,[\w+/=]*", "", told)) == [], cell
 
 
-def test_the_notebook_that_ships_has_run_and_shows_its_pictures() -> None:
+def test_shipped_notebook_has_run_and_shows_its_plots() -> None:
     check(json.loads(NOTEBOOK.read_text(encoding="utf-8")))
     assert NOTEBOOK.stat().st_size < 600_000
 
 
 @pytest.mark.slow
 @needs("nbclient", "nbformat", "ipykernel")
-def test_the_notebook_runs_in_a_kernel(tmp_path: Path) -> None:
+def test_notebook_runs_in_a_kernel(tmp_path: Path) -> None:
     run_python(ROOT / "docs" / "run_notebook.py", tmp_path / "n.ipynb", fresh=True, status=0)
     shipped, notebook = (json.loads(path.read_text(encoding="utf-8")) for path in (NOTEBOOK, tmp_path / "n.ipynb"))
     check(notebook)

@@ -24,7 +24,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return with_package(tmp_path_factory.mktemp("parts"), {**parts, "opgrip.modes": "planted_modes"})
 
 
-def test_parts_of_another_package_work_together(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_plugins_of_another_package_work_together(tmp_path: Path, environment: dict[str, str]) -> None:
     options = (*FAST, "--mode", "planted-same", "--most-us", "1", "-o", tmp_path / "out.json")
     done = succeed("opreplay", "powers:3", *options, env=environment)
     document = json.loads((tmp_path / "out.json").read_text())
@@ -38,13 +38,13 @@ def test_parts_of_another_package_work_together(tmp_path: Path, environment: dic
 
 
 @pytest.mark.slow
-def test_a_form_of_another_package_is_written(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_result_format_of_a_plugin_is_written(tmp_path: Path, environment: dict[str, str]) -> None:
     options = (*FAST, "--top", "1", "--most-us", "5", "-o", tmp_path / "out.tally")
     succeed("opreplay", "powers:2", *options, env=environment)
     assert (tmp_path / "out.tally").read_text() == "powers:2 5 pow0\n"
 
 
-def test_their_options_stand_in_the_help_and_are_refused_where_they_are_for_nothing(
+def test_plugin_options_are_in_the_help_and_refused_without_effect(
     environment: dict[str, str],
 ) -> None:
     shown = run_command("opreplay", "--help-all", env=environment).stdout
@@ -58,7 +58,7 @@ def test_their_options_stand_in_the_help_and_are_refused_where_they_are_for_noth
 
 
 @pytest.mark.slow
-def test_their_options_are_keywords_of_the_call(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_plugin_options_are_keywords_of_replay(tmp_path: Path, environment: dict[str, str]) -> None:
     script = tmp_path / "call.py"
     script.write_text(CALL)
     done = run_python(script, env=environment, fresh=True)
@@ -66,7 +66,7 @@ def test_their_options_are_keywords_of_the_call(tmp_path: Path, environment: dic
 
 
 @pytest.mark.slow
-def test_an_analysis_that_fails_loses_no_row(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_failing_analysis_loses_no_row(tmp_path: Path, environment: dict[str, str]) -> None:
     output = tmp_path / "out.json"
     options = (*FAST, "-o", output)
     done = run_command("opreplay", "powers:3", *options, "--most-us", str(FAILS), env=environment)

@@ -19,7 +19,7 @@ def test_every_top_level_package_is_linked_from_the_import_package() -> None:
         assert link.resolve() == ROOT / package
 
 
-def test_what_the_package_names_is_loaded_when_it_is_asked_for() -> None:
+def test_public_names_are_loaded_on_first_use() -> None:
     code = "import sys, opgrip; print('torch' in sys.modules, opgrip.__version__)"
     done = run_python("-c", code, fresh=True)
     assert done.stdout.split() == ["False", pyproject()["project"]["version"]]
@@ -29,13 +29,13 @@ def test_what_the_package_names_is_loaded_when_it_is_asked_for() -> None:
         opgrip.no_such  # noqa: B018
 
 
-def test_the_package_is_the_command_opgrip() -> None:
+def test_python_m_opgrip_runs_the_opgrip_command() -> None:
     done = run_python("-m", "opgrip", "--version")
     assert (done.returncode, done.stdout.split()[0]) == (0, "opgrip")
     assert run_python("-m", "opgrip", "trace", "info", "--help").returncode == 0
 
 
-def test_the_oldest_environment_has_the_lower_bounds() -> None:
+def test_oldest_constraints_equal_the_lower_bounds() -> None:
     project = pyproject()["project"]
     requirements = [*project["dependencies"], *chain(*(project["optional-dependencies"][extra] for extra in EVERYBODY))]
     bounds = dict(text.split(">=") for text in requirements if ">=" in text)

@@ -43,14 +43,14 @@ def test_help_version_and_usage_errors_load_neither_torch_nor_pandas(command: st
 
 
 @pytest.mark.parametrize("command", [[program_path(name)] for name in ENTRIES] + [[sys.executable, "-m", "opgrip"]])
-def test_every_command_tells_its_version(command: list[str]) -> None:
+def test_every_command_prints_its_version(command: list[str]) -> None:
     done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert done.stdout == f"opgrip {metadata.version('opgrip')}, torch {metadata.version('torch')}\n"
 
 
 @pytest.mark.slow
-def test_on_a_terminal_a_command_says_at_once_that_torch_is_loaded_and_takes_it_back() -> None:
+def test_terminal_shows_that_torch_is_loading_and_then_clears_the_line() -> None:
     ours, theirs = pty.openpty()
     command = [program_path("opreplay"), "nothere.jsonl"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, stdin=subprocess.DEVNULL) as process:
@@ -65,7 +65,7 @@ def test_on_a_terminal_a_command_says_at_once_that_torch_is_loaded_and_takes_it_
     assert rest.startswith("opreplay: error: nothere.jsonl")
 
 
-def test_public_names_are_those_of_the_rooms_and_no_modules() -> None:
+def test_public_names_are_functions_and_not_modules() -> None:
     import opgrip.replay.command.replay  # binds the module in its package
 
     assert {name: type(getattr(opgrip.replay, name)).__name__ for name in ("replay", "benchmark")} == {

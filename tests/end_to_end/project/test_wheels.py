@@ -64,7 +64,7 @@ def traces_in(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_the_tool_has_a_few_traces_and_the_other_wheel_all(tmp_path: Path) -> None:
+def test_tool_wheel_has_a_few_traces_and_zoo_wheel_has_all(tmp_path: Path) -> None:
     sources, folder = tmp_path / "sources", tmp_path / "installed"
     unwanted = shutil.ignore_patterns(
         ".*", "build", "demo", "dist", "results", "*.egg-info", "__pycache__", "tests", "docs"
@@ -81,14 +81,14 @@ def test_the_tool_has_a_few_traces_and_the_other_wheel_all(tmp_path: Path) -> No
     assert {traces[name] for name in MADE if name not in OF_THE_TOOL} <= {"opgrip_zoo"}
 
 
-def test_the_distilled_set_and_the_baseline_are_among_the_files_of_the_wheel() -> None:
+def test_wheel_contains_the_distilled_set_and_its_baseline() -> None:
     data = pyproject()["tool"]["setuptools"]["package-data"]
     for path in map(Path, (DISTILLED, BASELINE)):
         patterns = data[".".join(("opgrip", *path.parent.parts))]
         assert any(path.match(pattern) for pattern in patterns), path
 
 
-def test_both_distributions_have_one_version_and_the_traces_need_the_tool() -> None:
+def test_both_wheels_have_one_version_and_the_zoo_requires_opgrip() -> None:
     zoo = pyproject(ROOT / "traces" / "zoo" / "models")["project"]
     assert zoo["version"] == pyproject()["project"]["version"]
     assert zoo["dependencies"] == ["opgrip"]

@@ -47,21 +47,21 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
         (HUGE, "failed", "out of memory: "),
     ],
 )
-def test_a_case_that_goes_bad_says_how(rows: pd.DataFrame, op: str, status: str, told: str) -> None:
+def test_bad_case_reports_its_status_and_reason(rows: pd.DataFrame, op: str, status: str, told: str) -> None:
     row = rows[rows["op"] == op].iloc[0]
     assert row["status"] == status
     assert told in row["error"]
     assert pd.isna(row["median_us"])
 
 
-def test_the_others_are_measured(rows: pd.DataFrame) -> None:
+def test_good_cases_are_measured_next_to_bad_ones(rows: pd.DataFrame) -> None:
     good = rows[rows["op"] == "aten.mul.Tensor"]
     assert len(good) == 15
     assert set(good["status"]) == {"ok"}
     assert (good["median_us"] > 0).all()
 
 
-def test_a_case_above_the_memory_limit_is_not_tried(tmp_path: Path) -> None:
+def test_case_above_the_memory_limit_is_not_tried(tmp_path: Path) -> None:
     path, output = bad_trace(tmp_path / "t.jsonl", goods=1), tmp_path / "results.json"
     options = ["--op", "aten.*", "--memory-limit", "1GB", "-o", output]
     assert run_command("opreplay", path, *FAST, *options).returncode == 0
@@ -70,7 +70,7 @@ def test_a_case_above_the_memory_limit_is_not_tried(tmp_path: Path) -> None:
     assert set(results[results["op"] != HUGE]["status"]) == {"ok"}
 
 
-def test_a_fork_is_held_to_what_the_machine_has_left_where_no_limit_is_said(tmp_path: Path) -> None:
+def test_memory_limit_defaults_to_the_free_memory(tmp_path: Path) -> None:
     args = make_parser().parse_args([str(bad_trace(tmp_path / "t.jsonl", goods=1))])
     replay = TraceReplay(args, Reporter("opreplay"), LocalExecutor())
     assert replay.workload.request.limits.memory_limit is not None
@@ -107,9 +107,7 @@ def interrupted(folder: Path, how: signal.Signals) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_replay_goes_on_where_it_stopped_and_gives_the_same_table(
-    tmp_path: Path, how: signal.Signals
-) -> None:
+def test_interrupted_replay_resumes_and_gives_the_same_table(tmp_path: Path, how: signal.Signals) -> None:
     (tmp_path / "cut").mkdir()
     journal = interrupted(tmp_path / "cut", how)
     # a kill can leave half a record
@@ -142,7 +140,7 @@ def ended_what_sleeps(process: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def test_rows_of_an_interrupted_replay_are_not_lost_by_mistake(tmp_path: Path) -> None:
+def test_rows_of_an_interrupted_replay_are_not_overwritten_by_mistake(tmp_path: Path) -> None:
     path = bad_trace(tmp_path / "t.jsonl", goods=1)
     (tmp_path / "results.json.journal").write_text('{"trace": "another", "options": {}}\n', encoding="utf-8")
     options = ["--op", "aten.mul*", *FAST, "-o", "results.json"]
@@ -155,7 +153,7 @@ def test_rows_of_an_interrupted_replay_are_not_lost_by_mistake(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("suffix", [".json", ".csv"])
-def test_rows_are_added_to_a_file(tmp_path: Path, suffix: str) -> None:
+def test_rows_are_appended_to_a_file(tmp_path: Path, suffix: str) -> None:
     path, output = bad_trace(tmp_path / "t.jsonl", goods=1), tmp_path / f"results{suffix}"
     assert run_command("opreplay", path, "--op", "aten.mul*", "--stop", "2", *FAST, "-o", output).returncode == 0
     options = ["--op", "aten.mul*", "--start", "2", *FAST, "-o", output]

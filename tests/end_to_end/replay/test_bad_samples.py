@@ -94,7 +94,7 @@ def rows(folder: Path) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_sample_costs_its_row(rows: pd.DataFrame, name: str) -> None:
+def test_bad_sample_fails_in_its_row(rows: pd.DataFrame, name: str) -> None:
     *_, status, reason = BAD[name]
     row = rows.loc[name]
     assert row["status"] == status
@@ -102,7 +102,7 @@ def test_a_bad_sample_costs_its_row(rows: pd.DataFrame, name: str) -> None:
     assert row["shapes"] == "float32[3] Scale [float32[3],float32[2]]"
 
 
-def test_the_other_samples_are_measured(rows: pd.DataFrame) -> None:
+def test_good_samples_are_measured_next_to_bad_ones(rows: pd.DataFrame) -> None:
     assert rows.index.is_unique
     assert set(rows.index) == {*BAD, "changes_folder", "fine", "forks", "hangs_at_exit"}
     # its forks use the processors too
@@ -112,7 +112,7 @@ def test_the_other_samples_are_measured(rows: pd.DataFrame) -> None:
     assert (fine["median_us"] > 0).all()
 
 
-def test_a_case_is_the_same_before_and_after_its_code_is_loaded(folder: Path) -> None:
+def test_case_is_equal_before_and_after_its_code_is_loaded(folder: Path) -> None:
     (case,) = sample_cases(str(folder / "all"), ["fine"])
     assert case.load is not None
     loaded = case.load(case.number)
@@ -121,12 +121,12 @@ def test_a_case_is_the_same_before_and_after_its_code_is_loaded(folder: Path) ->
     assert loaded.operator.mutates
 
 
-def test_listing_bad_samples_runs_no_code_of_them(folder: Path) -> None:
+def test_listing_bad_samples_runs_none_of_their_code(folder: Path) -> None:
     done = succeed("opreplay", "all", "--list", cwd=folder)
     assert {*BAD, "fine"} <= set(done.stdout.split())
 
 
-def test_a_bad_sample_costs_all_of_its_rows(folder: Path) -> None:
+def test_bad_sample_fails_in_all_of_its_rows(folder: Path) -> None:
     options = ["--op", "crashes", "--op", "exits", "--op", "fine", "--mode", "jit", "--backward", "--strict"]
     done = run_command("opreplay", "all", *options, *FAST, "-o", "four.json", cwd=folder)
     assert done.returncode == 1, done.stderr

@@ -31,7 +31,7 @@ def run_bad(trace: Path, output: Path, *options: str, status: int = 0) -> tuple[
 
 
 @pytest.mark.slow
-def test_a_call_that_goes_bad_is_not_run_again_and_says_how(tmp_path: Path) -> None:
+def test_bad_call_is_reported_and_not_run_again(tmp_path: Path) -> None:
     trusted = [word for name in EXTENSIONS for word in ("--extension", name)]
     reasons, statuses = run_bad(bad_trace(tmp_path / "t.jsonl"), tmp_path / "r.json", *trusted, "--timeout", "2")
     assert set(reasons) == {SEGFAULT, ABORT, EXIT, HANG, HUGE}
@@ -47,7 +47,7 @@ def test_a_call_that_goes_bad_is_not_run_again_and_says_how(tmp_path: Path) -> N
     }
 
 
-def test_a_call_that_makes_more_than_it_says_is_held_to_the_memory_limit(tmp_path: Path) -> None:
+def test_call_with_larger_outputs_than_recorded_hits_the_memory_limit(tmp_path: Path) -> None:
     said = TensorSpec((2, 3), (3, 1), torch.float32, "cpu")
     signature = Signature(0, OPERATOR, "aten.ones.default", ([30_000, 30_000],), {}, outputs=said)
     records = [Scope(0, "", "", "forward"), signature, Calls(0, [0], [0], [10], [5]), End(1, 1, 10)]

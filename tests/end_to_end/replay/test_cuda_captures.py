@@ -23,7 +23,7 @@ def kept(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_contents_of_a_trace_of_a_gpu_are_shown(kept: Path) -> None:
+def test_gpu_trace_info_shows_device_and_driver(kept: Path) -> None:
     shown = run_command("opgrip", "trace", "info", kept / "bert.jsonl").stdout
     assert "cuda:0: NVIDIA H100 80GB HBM3" in shown
     assert "driver 580.159.04" in shown
@@ -32,7 +32,7 @@ def test_the_contents_of_a_trace_of_a_gpu_are_shown(kept: Path) -> None:
 
 
 @pytest.mark.slow
-def test_calls_of_a_gpu_are_replayed_on_a_cpu(kept: Path) -> None:
+def test_gpu_calls_are_replayed_on_a_cpu(kept: Path) -> None:
     rows = kept / "rows.json"
     patterns = [word for pattern in SMALL for word in ("--op", pattern)]
     words = ("--device", "cpu", *patterns, "--top", 5, "--budget", 0.02, "-o", rows)
@@ -51,6 +51,6 @@ def test_calls_of_a_gpu_are_replayed_on_a_cpu(kept: Path) -> None:
     assert min(row["captured_us"] for row in results if row["op"] == "aten.add.Tensor") < 2
 
 
-def test_replays_of_a_gpu_are_compared(kept: Path) -> None:
+def test_gpu_replays_are_compared(kept: Path) -> None:
     done = succeed("opgrip", "compare", kept / "replay-llama.json", kept / "graph-llama.json")
     assert "60 cases timed in both: 60 UNSURE, 124 missing" in done.stdout

@@ -44,26 +44,26 @@ def lines_of(rows: list[Result], *words: str) -> list[str]:
         (["--op", "aten.add*", "--op", "aten.mm"], RAN, "nothing ran with --op aten.mm: no case matches it"),
     ],
 )
-def test_a_request_that_no_row_fulfilled_is_one_line(words: list[str], other: Result, line: str) -> None:
+def test_request_that_no_row_fulfilled_is_one_line(words: list[str], other: Result, line: str) -> None:
     assert lines_of([RAN, other], *words) == [line]
 
 
 @pytest.mark.parametrize("status", [OK, WRONG, CONTENDED])
-def test_a_row_that_ran_fulfils_a_request(status: str) -> None:
+def test_request_is_fulfilled_by_a_row_that_ran(status: str) -> None:
     rows = [RAN, replace(LACKING, direction="backward"), replace(RAN, direction="backward", status=status)]
     assert not lines_of(
         rows, "--backward", "--mode", "eager", "--dtype", "float32", "--top", "1", "--op", "x", "--op", "y"
     )
 
 
-def test_a_run_without_a_row_that_ran_is_one_line() -> None:
+def test_run_without_a_row_that_ran_is_one_line() -> None:
     assert lines_of([LACKING, replace(LACKING, status=FAILED)], "--backward") == ["no case ran: it cannot"]
     assert lines_of([replace(LACKING, status=SKIPPED, error="it raised")]) == ["no case ran: it raised"]
     several = [LACKING, LACKING, replace(LACKING, error="it may not")]
     assert lines_of(several) == ["no case ran: it cannot (2 of 3 rows)"]
 
 
-def test_the_exit_status_of_a_request_that_no_row_fulfilled_is_1(tmp_path: Path) -> None:
+def test_exit_status_is_1_if_no_row_fulfilled_a_request(tmp_path: Path) -> None:
     text = "Operator: aten.argmax.default\ncnt: 1, ((T([2, 3], i64),), {})\n"
     (tmp_path / "inputs.txt").write_text(text, encoding="utf-8")
     words = ("opreplay", "inputs.txt", "--iterations", "2", "--warmup", "0")

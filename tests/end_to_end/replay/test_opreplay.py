@@ -22,7 +22,7 @@ FAST = ("--iterations", "1", "--warmup", "0")
 
 
 @pytest.mark.slow
-def test_every_signature_of_the_built_in_detector_runs_again(detector_trace: Path, tmp_path: Path) -> None:
+def test_every_signature_of_the_builtin_detector_is_replayed(detector_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     done = succeed("opreplay", detector_trace, *FAST, "-o", output)
     rows = load_results(output)
@@ -36,7 +36,7 @@ def test_every_signature_of_the_built_in_detector_runs_again(detector_trace: Pat
     assert f"{len(rows):,} cases: {len(rows):,} ok" in done.stderr
 
 
-def test_the_table_is_sorted_by_share_and_has_no_colour_in_a_pipe(detector_trace: Path) -> None:
+def test_table_is_sorted_by_share_and_without_colour_in_a_pipe(detector_trace: Path) -> None:
     done = run_command("opreplay", detector_trace, *FAST, "--top", "5")
     names = done.stdout.splitlines()
     assert "\x1b" not in done.stdout
@@ -48,7 +48,7 @@ def test_the_table_is_sorted_by_share_and_has_no_colour_in_a_pipe(detector_trace
     assert shares == sorted(shares, reverse=True)
 
 
-def test_operators_and_modules_are_chosen_by_patterns(detector_trace: Path, tmp_path: Path) -> None:
+def test_operators_and_modules_are_selected_by_patterns(detector_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     chosen = ("--op", "aten.conv*", "--op", "aten.relu*", "--module", "backbone.*")
     assert run_command("opreplay", detector_trace, *FAST, *chosen, "-o", output).returncode == 0
@@ -60,7 +60,7 @@ def test_operators_and_modules_are_chosen_by_patterns(detector_trace: Path, tmp_
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_run_or_two_of_everything_are_results_without_a_spread(tiny_trace: Path, tmp_path: Path, number: int) -> None:
+def test_one_or_two_runs_give_results_without_a_spread(tiny_trace: Path, tmp_path: Path, number: int) -> None:
     output = tmp_path / "results.json"
     succeed("opreplay", tiny_trace, "--iterations", number, "--warmup", "0", "--mode", "jit", "-o", output)
     rows = load_results(output)
@@ -70,14 +70,14 @@ def test_a_run_or_two_of_everything_are_results_without_a_spread(tiny_trace: Pat
     assert (rows["spread"].isna() == rows["noisy"].isna()).all()
 
 
-def test_a_case_that_cannot_run_costs_its_row_and_status_only_when_strict(tmp_path: Path) -> None:
+def test_unsupported_case_affects_the_exit_status_only_with_strict(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl")
     done = succeed("opreplay", path)
     assert "skipped: it raised when it was captured: ValueError: no" in done.stdout
     assert run_command("opreplay", path, "--strict").returncode == 1
 
 
-def test_a_cut_trace_is_replayed_only_on_request(tmp_path: Path) -> None:
+def test_cut_trace_is_replayed_only_with_partial(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", RECORDS[:-1])
     error = refusal("opreplay", path)
     assert error == f"opreplay: error: {path} is cut after record 15: load it with --partial\n"
@@ -115,7 +115,7 @@ def test_a_cut_trace_is_replayed_only_on_request(tmp_path: Path) -> None:
         ([], "there is nothing to replay: name a trace"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing_behind(tmp_path: Path, args: list[str], told: str) -> None:
+def test_usage_error_is_one_line_and_leaves_no_file(tmp_path: Path, args: list[str], told: str) -> None:
     write(tmp_path / "t.jsonl")
     write(tmp_path / "nothing.jsonl", [End(0, 0, 1)])
     (tmp_path / "existing.json").write_text("precious", encoding="utf-8")
@@ -133,7 +133,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(tmp_path: Path, args: l
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_an_extension_that_is_not_installed_is_told(tmp_path: Path) -> None:
+def test_missing_extension_is_reported(tmp_path: Path) -> None:
     done = run_command("opreplay", write(tmp_path / "t.jsonl"), "--list", "--extension", "nosuch.part")
     assert done.stderr == (
         "opreplay: --extension nosuch.part: no such module is installed, and its functions cannot run\n"
@@ -163,7 +163,7 @@ def tensor(shape: list[int], **rest: object) -> dict[str, object]:
         ({"id": 10**30}, "damaged after record 1"),
     ],
 )
-def test_a_strangers_trace_costs_a_row_or_a_line_and_never_a_traceback(
+def test_untrusted_trace_causes_a_row_or_a_line_and_never_a_traceback(
     tmp_path: Path, changes: dict[str, object], told: str
 ) -> None:
     signature = {"type": "signature", "id": 0, "kind": "operator", "op": "aten.relu.default", "args": [tensor([3])]}
@@ -193,7 +193,7 @@ LARGE = ("mmcv.*", "aten.addmm.*", "aten.index_put*")
     "part", [("--start", "80"), tuple(word for name in LARGE for word in ("--op", name))], ids=["small", "large"]
 )
 @pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
-def test_shipped_traces_run_where_no_extension_is_installed(path: Path, part: tuple[str, ...], tmp_path: Path) -> None:
+def test_shipped_traces_run_without_the_extensions(path: Path, part: tuple[str, ...], tmp_path: Path) -> None:
     # simulate a machine without mmcv by one that cannot be imported
     (tmp_path / "mmcv").mkdir()
     (tmp_path / "mmcv" / "__init__.py").write_text("raise ImportError('no mmcv here')", encoding="utf-8")
@@ -221,7 +221,7 @@ def test_help_shows_examples_and_defaults_as_they_are_typed() -> None:
 
 
 @pytest.mark.slow
-def test_on_a_terminal_the_table_fits_it_and_no_color_is_respected(detector_trace: Path) -> None:
+def test_table_fits_the_terminal_and_no_color_is_respected(detector_trace: Path) -> None:
 
     program = Path(sys.executable).parent / "opreplay"
     ours, theirs = pty.openpty()

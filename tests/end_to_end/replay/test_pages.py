@@ -37,7 +37,7 @@ for _ in range(20):
 
 
 @on_glibc
-def test_results_get_fresh_memory_after_a_call_that_got_none() -> None:
+def test_results_get_new_memory_after_a_call_that_got_none() -> None:
     done = run_python("-c", MORE_ASKED_FOR_THAN_THERE_IS, fresh=True)
     assert min(map(int, done.stdout.split())) >= 8 << 20
 
@@ -60,7 +60,7 @@ print((pages.faults() - before) * pages.PAGE)
 
 @on_glibc
 @pytest.mark.slow
-def test_results_get_small_pages_where_an_array_of_numpy_lay_before() -> None:
+def test_results_get_small_pages_where_a_numpy_array_was() -> None:
     done = subprocess.run([sys.executable, "-c", HUGE_PAGES_ASKED_FOR], capture_output=True, text=True, check=True)
     assert int(done.stdout) >= 8 << 20
 
@@ -113,7 +113,7 @@ print(prctl(42, 0, 0, 0, 0))
 
 @pytest.mark.slow
 @on_glibc
-def test_what_a_benchmark_asks_of_the_allocator_and_the_system_ends_with_it(tmp_path: Path) -> None:
+def test_allocator_settings_of_a_benchmark_end_with_it(tmp_path: Path) -> None:
     done = run_python("-c", UNDONE, tmp_path / "enabled", fresh=True)
     meanwhile, after, of_child, was_disabled = (
         tuple(map(int, line.split())) for line in done.stdout.split("\n") if line
@@ -151,7 +151,7 @@ for fresh in (0, size, 0, size // 2, size, 2 * size):
 @pytest.mark.parametrize(
     "before", ["", pytest.param("torch.use_deterministic_algorithms(True)\n", marks=pytest.mark.slow)]
 )
-def test_memory_is_arranged_fresh_in_part_and_nothing_else_is_touched(before: str) -> None:
+def test_requested_share_of_memory_is_new(before: str) -> None:
     program = ARRANGED.replace("    besides = torch.ones(size // 4)\n", "").replace("size, kept", before + "size, kept")
     done = run_python("-c", program, fresh=True)
     shares, are_kept = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
@@ -161,14 +161,14 @@ def test_memory_is_arranged_fresh_in_part_and_nothing_else_is_touched(before: st
 
 @pytest.mark.slow
 @on_glibc
-def test_what_a_call_needs_besides_its_result_is_arranged_too() -> None:
+def test_workspace_of_a_call_is_arranged_with_its_result() -> None:
     done = run_python("-c", ARRANGED, fresh=True)
     *_, (last, is_kept) = (line.split() for line in done.stdout.splitlines())
     assert is_kept == "True"
     assert float(last) == pytest.approx(2, abs=0.1), done.stderr
 
 
-def test_what_needs_more_than_there_is_room_for_is_not_arranged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_not_arranged_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     storage = torch.UntypedStorage
     monkeypatch.setattr(torch, "UntypedStorage", lambda size: asked.append(size) or storage(size))
@@ -215,7 +215,7 @@ def made_in(trace: Trace) -> dict[int, int]:
     return {place: memory.fresh_bytes // PAGE for place, memory in made.items()}
 
 
-def test_large_new_memory_of_the_host_has_the_pages_that_were_counted(tmp_path: Path) -> None:
+def test_large_new_host_memory_has_the_counted_pages(tmp_path: Path) -> None:
     calls = [
         ("sin", 1, 2, 200, False),
         ("sin", 1, 3, 0, False),
@@ -227,7 +227,7 @@ def test_large_new_memory_of_the_host_has_the_pages_that_were_counted(tmp_path: 
     assert made_in(trace_of(tmp_path / "t.jsonl", *calls, page=None)) == {}
 
 
-def test_memory_that_was_made_unwritten_has_the_pages_of_who_took_it_first(tmp_path: Path) -> None:
+def test_unwritten_memory_has_the_pages_of_the_call_that_first_used_it(tmp_path: Path) -> None:
     calls = [
         ("empty_like", 1, 2, 0, False),
         ("sin", 1, 3, 0, False),
@@ -239,7 +239,7 @@ def test_memory_that_was_made_unwritten_has_the_pages_of_who_took_it_first(tmp_p
     assert made_in(trace_of(tmp_path / "u.jsonl", *calls)) == {0: 300 - 256, 2: 300}
 
 
-def test_pages_of_a_perturbed_call_are_within_those_of_its_signature_s_others(tmp_path: Path) -> None:
+def test_pages_of_a_perturbed_call_are_limited_to_those_of_its_signature(tmp_path: Path) -> None:
     others = [("sin", 1, 2, 100, False), ("sin", 1, 3, 200, False)]
     perturbed = [("sin", 1, 4, 0, True), ("sin", 1, 5, 150, True), ("sin", 1, 6, 256, True)]
     assert [*made_in(trace_of(tmp_path / "t.jsonl", *others, *perturbed)).values()] == [100, 200, 100, 150, 200]
@@ -295,7 +295,7 @@ for name in ("aten.cos.default", "aten.sin.default"):
 
 @pytest.mark.slow
 @on_glibc
-def test_calls_of_a_sequence_meet_fresh_memory_where_those_of_the_program_did(tmp_path: Path) -> None:
+def test_step_replay_gets_new_memory_where_the_program_did(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(USED_AND_FRESH)
     assert run_command("opcapture", "-o", "t.jsonl", "--", "program.py", cwd=tmp_path).returncode == 0
     done = run_python("-c", REPLAYED, tmp_path / "t.jsonl", fresh=True, status=0)

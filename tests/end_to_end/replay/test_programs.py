@@ -37,7 +37,7 @@ def key(tmp_path: Path, of: Case, way: Variant = USUAL, **options: object) -> st
         return key_of(of, way, wanted)
 
 
-def test_the_same_call_of_another_trace_has_the_same_program(tmp_path: Path) -> None:
+def test_same_call_of_another_trace_has_the_same_program_key(tmp_path: Path) -> None:
     moved = case(number=9, args=(replace(VECTOR, values=None), 2))
     assert key(tmp_path, moved) == key(tmp_path, case())
 
@@ -56,15 +56,15 @@ def test_the_same_call_of_another_trace_has_the_same_program(tmp_path: Path) -> 
         (case(), replace(USUAL, point=Point(threads=torch.get_num_threads() + 1))),
     ],
 )
-def test_another_call_or_setting_has_another_program(tmp_path: Path, of: Case, way: Variant) -> None:
+def test_another_call_or_setting_has_another_program_key(tmp_path: Path, of: Case, way: Variant) -> None:
     assert key(tmp_path, of, way) != key(tmp_path, case())
 
 
-def test_of_a_function_that_may_change_nothing_is_kept(tmp_path: Path) -> None:
+def test_programs_of_functions_that_may_change_are_not_cached(tmp_path: Path) -> None:
     assert key(tmp_path, function_case(lambda x: x + 1, (torch.ones(2),))) is None
 
 
-def test_folders_of_ended_processes_are_removed_and_those_of_others_stay(tmp_path: Path) -> None:
+def test_cache_folders_of_ended_processes_are_removed(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     lives = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -79,7 +79,7 @@ def test_folders_of_ended_processes_are_removed_and_those_of_others_stay(tmp_pat
         lives.wait()
 
 
-def test_a_function_that_fails_is_a_case_that_may_write() -> None:
+def test_failing_function_case_counts_as_mutating() -> None:
     def fails(x: torch.Tensor) -> None:
         raise ValueError("planted")
 
@@ -89,7 +89,7 @@ def test_a_function_that_fails_is_a_case_that_may_write() -> None:
 
 
 @pytest.mark.parametrize("device", ["xpu:1", "privateuseone"])
-def test_torchs_own_modes_run_on_any_device_that_torch_has(device: str) -> None:
+def test_torch_modes_run_on_any_torch_device(device: str) -> None:
     settings = replace(settings_of(), device=device)
     operator = Operator(torch.ops.aten.relu.default, mutates=False)
     example: Arguments = ((torch.ones(3),), {})

@@ -34,7 +34,7 @@ def on_terminal(*words: object, **variables: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_sequence_tells_a_terminal_what_it_does_and_a_pipe_one_line(tiny_trace: Path) -> None:
+def test_sequence_shows_progress_on_a_terminal_and_one_line_in_a_pipe(tiny_trace: Path) -> None:
     words = ("opreplay", tiny_trace, "--sequence", "--iterations", "3")
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", on_terminal(*words, NO_COLOR="1"))
     assert re.search(r"calls in their order on cpu: timed runs .* 2/3", shown)
@@ -45,15 +45,13 @@ def test_a_sequence_tells_a_terminal_what_it_does_and_a_pipe_one_line(tiny_trace
 
 
 @pytest.mark.slow
-def test_a_replay_tells_how_long_it_still_takes_without_colour_where_that_is_asked_for(tiny_trace: Path) -> None:
+def test_replay_progress_shows_remaining_time_and_respects_no_color(tiny_trace: Path) -> None:
     shown = on_terminal("opreplay", tiny_trace, "--iterations", "1", NO_COLOR="1")
     assert re.search(r"replaying \d+ cases on cpu.*left", shown)
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", shown)
 
 
-def test_a_large_file_is_told_when_it_is_read_and_a_small_one_is_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reading_is_announced_for_large_files_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.jsonl"
     for size, told in [(1, ""), (LARGE_BYTES, f"prog: reading {path}, {LARGE_BYTES / 1e6:.0f} MB\n")]:
         with path.open("wb") as file:

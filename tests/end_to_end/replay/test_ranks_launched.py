@@ -176,7 +176,7 @@ def exchanges_of(path: Path, process: int = 0) -> int:
     return int(calls["signature"].isin(numbers).sum())
 
 
-def test_steps_of_data_and_tensor_parallel_models_replay_with_all_their_collectives(two_ranks: Path) -> None:
+def test_steps_of_ddp_fsdp_and_tp_replay_with_all_their_collectives(two_ranks: Path) -> None:
     parts = [f"ddp.rank{rank}.jsonl" for rank in (1, 0)]
     outcomes = replay_all(
         two_ranks,
@@ -212,7 +212,7 @@ def test_steps_of_data_and_tensor_parallel_models_replay_with_all_their_collecti
     assert outcomes["parts"]["ranks"]["ranks"][1]["calls"] == outcomes["ddp"]["ranks"]["ranks"][1]["calls"]
 
 
-def test_a_step_of_four_ranks_in_two_kinds_of_groups_replays_with_four_and_with_two(four_ranks: Path) -> None:
+def test_step_of_four_ranks_in_two_process_groups_replays_with_four_and_two(four_ranks: Path) -> None:
     done = launch(four_ranks, 4, "-m", "opgrip.replay", "grid.jsonl", "--sequence", "--iterations", 2, "-o", "out.json")
     assert done.returncode == 0, done.stderr
     assert "4 of 4 recorded ranks" in done.stdout
@@ -237,7 +237,7 @@ def test_a_step_of_four_ranks_in_two_kinds_of_groups_replays_with_four_and_with_
     assert "--scale-ranks" in reason
 
 
-def test_a_group_of_which_two_ranks_are_there_runs_among_them_where_it_is_scaled(four_ranks: Path) -> None:
+def test_scale_ranks_runs_a_group_with_the_ranks_that_exist(four_ranks: Path) -> None:
     names = ("ddp", "fsdp")
     outcomes = replay_all(
         four_ranks,
@@ -274,7 +274,7 @@ def largest_bytes(signature: Signature) -> int:
     return max(prod(spec.shape) * spec.dtype.itemsize for spec in tensors(signature.args))
 
 
-def test_a_reduction_that_is_not_there_is_left_out_and_one_without_its_factor_is_a_sum(two_ranks: Path) -> None:
+def test_unknown_reduction_is_left_out_and_premul_sum_becomes_sum(two_ranks: Path) -> None:
     text = (two_ranks / "ddp.jsonl").read_text(encoding="utf-8")
     names = ("PREMUL_SUM", "NEWEST")
     for name in names:
@@ -295,7 +295,7 @@ def test_a_reduction_that_is_not_there_is_left_out_and_one_without_its_factor_is
     assert (row["status"], row["error"]) == ("unsupported", reason)
 
 
-def test_steps_of_each_kind_of_parallel_model_replay_with_four_ranks(four_ranks: Path) -> None:
+def test_steps_of_each_parallel_model_replay_with_four_ranks(four_ranks: Path) -> None:
     outcomes = replay_all(four_ranks, 4, *((name, f"{name}.jsonl", {}) for name in ("ddp", "fsdp", "tp")))
     for name, outcome in outcomes.items():
         ranks, count = outcome["ranks"], exchanges_of(four_ranks / f"{name}.jsonl")
@@ -311,18 +311,18 @@ def test_steps_of_each_kind_of_parallel_model_replay_with_four_ranks(four_ranks:
                 assert item["bus_gb_per_s"] == pytest.approx(expected), name
 
 
-def test_collectives_give_what_torch_says(tmp_path: Path) -> None:
+def test_collectives_return_what_torch_specifies(tmp_path: Path) -> None:
     done = launch(tmp_path, 2, ROOT / "tests/support/models/rank_collectives.py")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_rank_that_loads_for_longer_than_a_collective_may_take_is_waited_for(tmp_path: Path) -> None:
+def test_rank_that_loads_longer_than_the_timeout_is_waited_for(tmp_path: Path) -> None:
     (tmp_path / "load.py").write_text(LOAD, encoding="utf-8")
     done = launch(tmp_path, 2, "load.py")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_mistake_is_told_once(two_ranks: Path) -> None:
+def test_usage_error_is_reported_by_one_rank_only(two_ranks: Path) -> None:
     done = launch(two_ranks, 3, "-m", "opgrip.replay", "ddp.jsonl", "--sequence")
     told = [line for line in done.stderr.splitlines() if "error: " in line and line.startswith("opreplay")]
     assert told == [
@@ -331,7 +331,7 @@ def test_a_mistake_is_told_once(two_ranks: Path) -> None:
     assert done.returncode != 0
 
 
-def test_what_every_process_would_refuse_is_a_line(two_ranks: Path) -> None:
+def test_error_common_to_all_ranks_is_one_line(two_ranks: Path) -> None:
     device = "cuda:99" if torch.cuda.is_available() else "cuda"
     done = launch(two_ranks, 2, "-m", "opgrip.replay", "ddp.jsonl", "--sequence", "--device", device)
     assert len([line for line in done.stderr.splitlines() if line.startswith("opreplay: error: ")]) == 1
@@ -345,14 +345,14 @@ def test_what_every_process_would_refuse_is_a_line(two_ranks: Path) -> None:
     assert "each of 2 processes would replay the same: add --shard auto, or --sequence for a step" in done.stderr
 
 
-def test_options_of_ranks_are_refused_without_them(two_ranks: Path) -> None:
+def test_rank_options_are_refused_without_ranks(two_ranks: Path) -> None:
     done = run_command("opreplay", "ddp.jsonl", "--sequence", "--only", "collectives", cwd=two_ranks)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "opreplay: error: --only is for ranks: start them by torchrun, with --sequence\n"
 
 
 @pytest.mark.parametrize("kills", [True, False])
-def test_a_rank_that_dies_or_hangs_ends_all_with_one_line(two_ranks: Path, kills: bool) -> None:
+def test_dead_or_hanging_rank_ends_all_with_one_line(two_ranks: Path, kills: bool) -> None:
     words = ("-m", "opgrip.replay", "ddp.jsonl", "--sequence", "--iterations", 1_000_000, "--collective-timeout", 6)
     with subprocess.Popen(
         torchrun(2, *words), cwd=two_ranks, env=environment(), stderr=subprocess.PIPE, text=True
@@ -379,7 +379,7 @@ def test_a_rank_that_dies_or_hangs_ends_all_with_one_line(two_ranks: Path, kills
     ]
 
 
-def test_a_collective_that_fails_in_a_timed_pass_ends_all_with_one_line(two_ranks: Path) -> None:
+def test_failing_collective_in_a_timed_pass_ends_all_with_one_line(two_ranks: Path) -> None:
     (two_ranks / "fail.py").write_text(FAIL, encoding="utf-8")
     done = launch(two_ranks, 2, "fail.py")
     assert done.returncode != 0

@@ -51,9 +51,7 @@ def comparable(rows: Results) -> list[tuple[object, ...]]:
 
 @pytest.mark.slow
 @needs("ray")
-def test_rows_are_the_plain_engines_and_what_is_compiled_is_so_before_it_is_measured(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_ray_rows_equal_a_plain_replay_and_compile_before_measuring(folder: Path, tmp_path: Path) -> None:
     site = with_package(tmp_path / "site", {"opgrip.modes": "planted_modes"})
     command = [folder, *FAST, "--mode", "planted-keeps", "-o"]
     for output, words in (("plain.json", []), ("ray.json", [*RAY, "--workers", "2"])):
@@ -89,7 +87,7 @@ def check_whole(output: Path, replay: subprocess.Popen[str]) -> Results:
 
 @pytest.mark.slow
 @needs("ray")
-def test_a_worker_that_is_killed_costs_a_retry_and_no_row(folder: Path, tmp_path: Path) -> None:
+def test_killed_worker_costs_a_retry_and_no_row(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "r.json"
     replay = start(folder, output, "--workers", "2")
     wait_for(lambda: rows_in_journal(output) > 2, replay)
@@ -101,7 +99,7 @@ def test_a_worker_that_is_killed_costs_a_retry_and_no_row(folder: Path, tmp_path
 
 @pytest.mark.slow
 @needs("ray")
-def test_a_replay_that_is_killed_goes_on_with_the_rows_that_had_come(folder: Path, tmp_path: Path) -> None:
+def test_killed_ray_replay_resumes_with_the_received_rows(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "r.json"
     replay = start(folder, output, "--workers", "2")
     wait_for(lambda: rows_in_journal(output) > 2, replay)
@@ -115,7 +113,7 @@ def test_a_replay_that_is_killed_goes_on_with_the_rows_that_had_come(folder: Pat
 
 @pytest.mark.slow
 @needs("ray")
-def test_a_node_that_is_killed_costs_a_retry_and_machines_of_two_kinds_do_not_mix(folder: Path, tmp_path: Path) -> None:
+def test_killed_node_costs_a_retry_and_machine_kinds_do_not_mix(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "r.json"
     with cluster(("one", "big"), ("two", "big"), ("three", "small")) as (address, pids):
         environment = os.environ | LOOPBACK
@@ -135,7 +133,7 @@ def test_a_node_that_is_killed_costs_a_retry_and_machines_of_two_kinds_do_not_mi
 
 @pytest.mark.slow
 @needs("ray")
-def test_a_node_that_cannot_write_is_left_out_and_one_line_tells_of_the_last(folder: Path, tmp_path: Path) -> None:
+def test_unwritable_node_is_left_out_and_the_last_one_is_an_error(folder: Path, tmp_path: Path) -> None:
     trace, output = tmp_path / "padded.jsonl", tmp_path / "r.json"
     header, _, rest = (folder / "long" / "long.jsonl").read_text().partition("\n")
     trace.write_text(f"{json.dumps({**json.loads(header), 'note': 'x' * (2 << 20)})}\n{rest}")
@@ -168,7 +166,7 @@ sys.exit(main())
 
 @pytest.mark.slow
 @needs("ray")
-def test_several_traces_whose_only_node_is_killed_keep_their_rows(folder: Path, tmp_path: Path) -> None:
+def test_several_traces_keep_their_rows_when_the_only_node_is_killed(folder: Path, tmp_path: Path) -> None:
     output, traces = tmp_path / "r.json", [folder / "net.predict.jsonl", folder / "long" / "long.jsonl"]
     with cluster(("one", "big")) as (address, pids):
         words = [sys.executable, "-c", FAILS_SOON, *traces, *LONG, *RAY, "--iterations", "8000", "-o", output]
@@ -190,7 +188,7 @@ def test_several_traces_whose_only_node_is_killed_keep_their_rows(folder: Path, 
 @pytest.mark.slow
 @needs("ray")
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers are pinned to a processor each")
-def test_each_worker_measures_on_processors_that_no_other_has(folder: Path, tmp_path: Path) -> None:
+def test_each_worker_measures_on_separate_processors(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "r.json"
     replay = start(folder, output, "--processors", "1", "--workers", "2", "--iterations", "8000")
     measuring: list[set[int]] = []
@@ -220,7 +218,7 @@ def allow_files_below(pid: int, most: int) -> None:
             resource.prlimit(process, resource.RLIMIT_FSIZE, (most, most))
 
 
-def test_cases_that_were_lost_are_run_again_and_then_each_alone_until_one_is_to_blame() -> None:
+def test_lost_cases_are_retried_together_and_then_one_by_one() -> None:
     tasks = [RayTask([1, 2, 3], "here")]
     (again,) = tasks[0].after_loss()
     assert again.cases == [1, 2, 3]
@@ -232,7 +230,7 @@ def test_cases_that_were_lost_are_run_again_and_then_each_alone_until_one_is_to_
     assert (task.cases, losses) == ([1], 2)
 
 
-def test_processors_are_one_workers_alone_until_it_ends() -> None:
+def test_processors_belong_to_one_worker_until_it_ends() -> None:
     usable = os.sched_getaffinity(0)
     try:
         one = Processors(1)
@@ -248,7 +246,7 @@ def test_processors_are_one_workers_alone_until_it_ends() -> None:
         os.sched_setaffinity(0, usable)
 
 
-def test_options_of_a_cluster_are_refused_without_one() -> None:
+def test_cluster_options_are_refused_without_ray() -> None:
     with pytest.raises(UserError, match="--machine-kind is for workers of a cluster: add --engine ray"):
         EngineOptions(machine_kind="x").check()
     EngineOptions(engine="ray", workers=2).check(["cuda:0"])
@@ -262,19 +260,19 @@ def test_options_of_a_cluster_are_refused_without_one() -> None:
         (("--device", "cuda:0,cuda:1"), "ray spreads cases over devices itself: give --device without a number"),
     ],
 )
-def test_what_is_of_this_machine_alone_is_refused_before_a_cluster_starts(words: Sequence[str], told: str) -> None:
+def test_local_options_are_refused_before_a_cluster_starts(words: Sequence[str], told: str) -> None:
     # nothing listens at the port
     done = run_command("opreplay", "trace:faster_rcnn", "--engine", "ray", "--address", "127.0.0.1:9", *words)
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr
 
 
 @needs("ray")
-def test_a_cluster_that_nobody_serves_is_said_at_once() -> None:
+def test_unreachable_cluster_is_reported_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(UserError, match=rf"no Ray cluster at 127\.0\.0\.1:{port}: connection refused"):
         start_ray(EngineOptions(engine="ray", address=f"127.0.0.1:{port}")).__enter__()
 
 
-def test_an_engine_that_there_is_not_is_named() -> None:
+def test_unknown_engine_is_reported_with_a_suggestion() -> None:
     assert "unknown engine 'rai': did you mean ray?" in refusal("opreplay", "trace:faster_rcnn", "--engine", "rai")

@@ -24,7 +24,7 @@ def rows_of(output: Path, *words: str, status: int = 0) -> pd.DataFrame:
 
 
 @pytest.mark.slow
-def test_a_sample_runs_in_each_configuration(tmp_path: Path) -> None:
+def test_sample_runs_in_each_configuration(tmp_path: Path) -> None:
     rows = rows_of(tmp_path / "rows.json", "sample:bbox2delta", *FAST, "--mode", "jit")
     assert len(rows) == 2 * len(samples()["bbox2delta"].configurations)
     assert set(rows["op"]) == {"bbox2delta"}
@@ -32,7 +32,7 @@ def test_a_sample_runs_in_each_configuration(tmp_path: Path) -> None:
     assert set(rows["cache"]) == {"warm"}
 
 
-def test_its_jax_implementation_is_a_mode(tmp_path: Path) -> None:
+def test_jax_implementation_of_a_sample_is_a_mode(tmp_path: Path) -> None:
     optional("jax")
     rows = rows_of(tmp_path / "rows.json", "sample:bbox2delta", "--mode", "jax")
     assert rows[rows["mode"] == "jax"]["status"].tolist() == ["ok"] * 2
@@ -57,13 +57,13 @@ def test_calls_of_a_trace_have_no_jax_implementation(detector_trace: Path, tmp_p
         ("some.jsonl --tag Reduce", "--tag is for samples: "),
     ],
 )
-def test_what_does_not_go_together_is_one_line(words: str, told: str) -> None:
+def test_incompatible_sample_options_are_one_line(words: str, told: str) -> None:
     error = refusal("opreplay", *words.split(), in_one_line=True)
     assert error.startswith(f"opreplay: error: {told}")
 
 
 @pytest.mark.slow
-def test_an_interrupted_replay_of_samples_can_be_taken_up(tmp_path: Path) -> None:
+def test_interrupted_replay_of_samples_resumes(tmp_path: Path) -> None:
     output = tmp_path / "rows.json"
     rows_of(output, "sample:bbox2delta", *FAST)
     done = run_command("opreplay", "sample:bbox2delta", *FAST, "-o", output, "--resume")
@@ -83,14 +83,14 @@ def folder_of_samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_sample_that_ships_has_a_name_that_no_folder_hides(folder_of_samples: Path) -> None:
+def test_shipped_sample_has_a_name_that_no_folder_hides(folder_of_samples: Path) -> None:
     shipped = succeed("opreplay", "sample:nms", *FAST, "-o", "shipped.json", cwd=folder_of_samples)
     assert "folder" not in shipped.stderr
     assert len(load_results(folder_of_samples / "shipped.json")) == len(samples()["nms"].configurations)
 
 
 @pytest.mark.slow
-def test_a_folder_that_hides_a_sample_that_ships_is_told(folder_of_samples: Path) -> None:
+def test_folder_that_hides_a_shipped_sample_is_reported(folder_of_samples: Path) -> None:
     local = succeed("opreplay", "samples/nms", *FAST, "-o", "local.json", cwd=folder_of_samples)
     told = (
         "opreplay: samples/nms is read as the local folder, not the sample of that name that ships, which is "
@@ -100,13 +100,13 @@ def test_a_folder_that_hides_a_sample_that_ships_is_told(folder_of_samples: Path
     assert len(load_results(folder_of_samples / "local.json")) == 1
 
 
-def test_where_no_folder_is_a_sample_that_ships_is_found_among_samples(tmp_path: Path) -> None:
+def test_shipped_sample_is_found_if_no_folder_has_its_name(tmp_path: Path) -> None:
     cases = sample_cases("samples/nms")
     assert {case.signature.op for case in cases} == {"nms"}
     assert [case.signature for case in cases] == [case.signature for case in sample_cases("sample:nms")]
 
 
-def test_all_samples_are_those_that_ship_and_those_of_the_folder_which_is_told(
+def test_samples_means_shipped_samples_plus_those_of_the_folder(
     folder_of_samples: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder_of_samples)
@@ -118,7 +118,7 @@ def test_all_samples_are_those_that_ship_and_those_of_the_folder_which_is_told(
     assert len(cases) == len(samples()["nms"].configurations) + 1
 
 
-def test_a_sample_whose_calls_are_an_ordinary_trace_is_told_in_one_line(tmp_path: Path, tiny_trace: Path) -> None:
+def test_folder_with_an_ordinary_trace_is_refused_as_a_sample(tmp_path: Path, tiny_trace: Path) -> None:
     folder = tmp_path / "x"
     folder.mkdir()
     (folder / "code.py").write_text("def f(x):\n    return x\n", encoding="utf-8")

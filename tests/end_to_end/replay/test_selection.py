@@ -14,7 +14,7 @@ from opgrip.replay import replay
 from opgrip.traces import load
 
 
-def test_the_cases_that_would_run_are_listed_and_none_runs(tiny_trace: Path, tmp_path: Path) -> None:
+def test_list_shows_the_cases_and_runs_none(tiny_trace: Path, tmp_path: Path) -> None:
     done = succeed("opreplay", tiny_trace, "--list", "--top", "3", cwd=tmp_path)
     assert "replaying" not in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -28,7 +28,7 @@ def test_the_cases_that_would_run_are_listed_and_none_runs(tiny_trace: Path, tmp
 @pytest.mark.parametrize(
     "words", [["--exclude-op", "aten.a*"], ["--unit", "module", "--exclude-op", "features*"]], ids=["calls", "units"]
 )
-def test_excluded_operators_and_units_are_no_cases(tiny_trace: Path, words: list[str]) -> None:
+def test_exclude_op_removes_operators_and_units(tiny_trace: Path, words: list[str]) -> None:
     names = lambda *more: {  # noqa: E731
         line.split()[3]
         for line in run_command("opreplay", tiny_trace, "--list", *more).stdout.splitlines()
@@ -41,12 +41,12 @@ def test_excluded_operators_and_units_are_no_cases(tiny_trace: Path, words: list
     assert not any(name.startswith(prefix) for name in names(*words))
 
 
-def test_excluding_all_is_a_mistake(tiny_trace: Path) -> None:
+def test_excluding_all_cases_is_an_error(tiny_trace: Path) -> None:
     with pytest.raises(UserError, match="exclude_op= leaves no case"):
         replay(tiny_trace, exclude_op="*")
 
 
-def test_tables_of_a_trace_are_written_with_all_rows(tiny_trace: Path, tmp_path: Path) -> None:
+def test_trace_info_writes_tables_with_all_rows(tiny_trace: Path, tmp_path: Path) -> None:
     table = load(tiny_trace).summary()
     words = ("opgrip", "trace", "info", tiny_trace, "--top", "1")
     assert run_command(*map(str, words), "--by", "op", "-o", tmp_path / "t.csv").returncode == 0

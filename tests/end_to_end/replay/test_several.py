@@ -55,7 +55,7 @@ def results(folder: Path) -> Path:
     return output
 
 
-def test_each_row_says_which_trace_and_model_it_is_of(results: Path) -> None:
+def test_each_row_names_its_trace_and_model(results: Path) -> None:
     rows = load_results(results)
     assert rows.groupby("trace", sort=False).size().to_dict() == {"net.predict": 2, "net.train": 2, "other.predict": 2}
     assert set(rows.loc[rows["model"] == "net", "run"]) == {"predict", "train"}
@@ -63,7 +63,7 @@ def test_each_row_says_which_trace_and_model_it_is_of(results: Path) -> None:
     assert not results.with_name("results.json.parts").exists()
 
 
-def test_cases_of_several_traces_that_are_alike_are_compared_each_with_its_own(results: Path) -> None:
+def test_equal_cases_of_several_traces_are_compared_by_trace(results: Path) -> None:
     run = read_run(results)
     assert len({row.identity for row in run}) == len(run)
     comparison = compare(run, run)
@@ -71,7 +71,7 @@ def test_cases_of_several_traces_that_are_alike_are_compared_each_with_its_own(r
     assert len(comparison.pairs) == 5
 
 
-def test_a_trace_that_cannot_be_read_costs_its_own_rows(folder: Path, tmp_path: Path) -> None:
+def test_unreadable_trace_loses_only_its_own_rows(folder: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.jsonl"
     broken.write_text("{}\n")
     output = tmp_path / "r.json"
@@ -84,7 +84,7 @@ def test_a_trace_that_cannot_be_read_costs_its_own_rows(folder: Path, tmp_path: 
     assert done.returncode == 1
 
 
-def test_resume_keeps_the_rows_of_a_trace_that_was_whole(
+def test_resume_keeps_the_rows_of_a_complete_trace(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
@@ -107,7 +107,7 @@ def test_resume_keeps_the_rows_of_a_trace_that_was_whole(
     assert {row.trace for row in rows} == {"net.predict", "net.train"}
 
 
-def test_rows_of_other_options_are_not_gone_on_with(folder: Path, tmp_path: Path) -> None:
+def test_resume_refuses_rows_of_other_options(folder: Path, tmp_path: Path) -> None:
     parts = tmp_path / "r.json.parts"
     parts.mkdir()
     (parts / "about.json").write_text('{"traces": [], "options": {}}')
@@ -116,17 +116,17 @@ def test_rows_of_other_options_are_not_gone_on_with(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("flag", ["--sequence", "--nsys", "--ncu", "--profile", "--roofline", "--sweep"])
-def test_what_is_for_one_trace_is_refused_in_a_line(folder: Path, flag: str) -> None:
+def test_options_for_one_trace_are_refused_in_one_line(folder: Path, flag: str) -> None:
     error = refusal("opreplay", folder, flag, cwd=folder)
     assert error == f"opreplay: error: {flag} is for one trace: name one with it\n"
 
 
-def test_top_is_of_each_trace(folder: Path) -> None:
+def test_top_applies_to_each_trace(folder: Path) -> None:
     results = replay(folder, top=1, iterations=2, warmup=0, cache="warm")
     assert [row.trace for row in results] == ["net.predict", "net.train", "other.predict"]
 
 
-def test_the_zoo_is_named_by_patterns() -> None:
+def test_zoo_traces_are_selected_by_patterns() -> None:
     manifest = read_manifest()
     targets = targets_of(["zoo"])
     assert targets is not None
@@ -139,7 +139,7 @@ def test_the_zoo_is_named_by_patterns() -> None:
     assert targets_of(["trace:faster_rcnn"]) is None
 
 
-def test_traces_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_traces_of_one_name_get_distinct_names(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         small_trace(tmp_path / name / "net.predict.jsonl", (10,))
@@ -149,7 +149,7 @@ def test_traces_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert [target.origin.trace for target in targets] == ["net.predict", "net.predict~2"]
 
 
-def test_several_are_listed(folder: Path) -> None:
+def test_cases_of_several_traces_are_listed_by_trace(folder: Path) -> None:
     done = succeed("opreplay", folder, "--list", "--top", "1", cwd=folder)
     assert [line for line in done.stdout.splitlines() if line.endswith(":")] == [
         "net.predict:",
@@ -179,7 +179,7 @@ def mixed_folder(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Path
 
 
 @pytest.mark.parametrize("words", [["--list"], [*FAST, "-o", "rows.json", "--force"]], ids=["list", "replay"])
-def test_traces_that_lack_what_is_selected_are_one_line(mixed_folder: Path, words: list[str]) -> None:
+def test_traces_without_a_selected_operator_are_one_line(mixed_folder: Path, words: list[str]) -> None:
     done = run_command("opreplay", mixed_folder, "--op", "nothing*", *words, cwd=mixed_folder)
     # its one case needs an extension
     assert done.returncode == (0 if "--list" in words else 1), done.stderr
@@ -200,7 +200,7 @@ def test_inputs_that_several_traces_share_are_one_row(folder: Path) -> None:
     assert "4" in shared
 
 
-def test_the_worst_input_is_first() -> None:
+def test_worst_input_is_first() -> None:
     def row(trace: str, key: str, **cells: Any) -> Result:
         return replace(made_row(0, [10.0]), trace=trace, key=key, **cells)
 
@@ -216,7 +216,7 @@ def test_the_worst_input_is_first() -> None:
     assert sum(item.share for item in inputs) == pytest.approx(1.0)
 
 
-def test_traces_that_are_not_installed_are_one_line(
+def test_zoo_traces_that_are_not_installed_are_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def missing(trace: ZooTrace) -> Path:
@@ -230,13 +230,13 @@ def test_traces_that_are_not_installed_are_one_line(
 
 
 @pytest.mark.parametrize("words", [["--list"], [*FAST, "-o", "rows.json", "--force"]], ids=["list", "replay"])
-def test_what_no_trace_has_is_an_error(mixed_folder: Path, words: list[str]) -> None:
+def test_pattern_that_no_trace_matches_is_an_error(mixed_folder: Path, words: list[str]) -> None:
     error = refusal("opreplay", mixed_folder, "--op", "absent*", *words, cwd=mixed_folder)
     assert error.splitlines()[-1].startswith("opreplay: error: no op matches --op absent* in 4 of 4 traces: ")
     assert error.count("no op matches") == 1
 
 
-def test_several_traces_are_not_what_one_of_them_stands_for(tmp_path: Path) -> None:
+def test_several_traces_do_not_count_as_a_distilled_set(tmp_path: Path) -> None:
     corpus = read_corpus([str(small_trace(tmp_path / "net.jsonl", (10,)))])
     distilled = distill(corpus, 1)
     write_cases(corpus, distilled.keys, tmp_path / "bench.jsonl", fields={FIELD: distilled.field(corpus)})
@@ -246,7 +246,7 @@ def test_several_traces_are_not_what_one_of_them_stands_for(tmp_path: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore:.*not replayed:UserWarning")
-def test_rows_are_added_with_what_is_known_of_their_traces(tmp_path: Path) -> None:
+def test_append_adds_rows_with_the_facts_of_their_traces(tmp_path: Path) -> None:
     output = tmp_path / "r.json"
     broken = own_folder(tmp_path / "broken", 1)
     (broken / "another.jsonl").write_text("{}\n")
@@ -261,7 +261,7 @@ def test_rows_are_added_with_what_is_known_of_their_traces(tmp_path: Path) -> No
 
 
 @pytest.mark.filterwarnings("ignore:.*not replayed:UserWarning")
-def test_rows_are_not_added_twice(tmp_path: Path) -> None:
+def test_append_refuses_rows_that_exist(tmp_path: Path) -> None:
     output = tmp_path / "r.json"
     one, other = own_folder(tmp_path / "a", 10), own_folder(tmp_path / "b", 20)
     replay(one, **QUICK, output=output)
@@ -280,7 +280,7 @@ def test_rows_are_not_added_twice(tmp_path: Path) -> None:
         replay(one, **QUICK, output=output, append=True)
 
 
-def test_the_device_is_asked_for_when_no_worker_needs_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_is_queried_after_its_workers_ran(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     run, about = LocalExecutor.run, LocalExecutor.about
     monkeypatch.setattr(LocalExecutor, "run", lambda *args: events.append("run") or run(*args))
@@ -289,7 +289,7 @@ def test_the_device_is_asked_for_when_no_worker_needs_it(folder: Path, monkeypat
     assert events == ["run", "ask"] * 3
 
 
-def test_rows_of_another_torch_or_another_file_are_not_gone_on_with(
+def test_resume_refuses_rows_of_another_torch_or_machine_or_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, output = own_folder(tmp_path / "a", 10), tmp_path / "r.json"
@@ -312,7 +312,7 @@ def test_rows_of_another_torch_or_another_file_are_not_gone_on_with(
     assert len(replay(one, **QUICK, output=output, resume=True)) == 1
 
 
-def test_a_device_is_looked_for_on_the_machines_that_run_the_cases(folder: Path) -> None:
+def test_device_is_checked_on_the_machines_that_run_the_cases(folder: Path) -> None:
     targets = targets_of([str(folder)])
     assert targets is not None
 

@@ -60,7 +60,7 @@ def trace_of(path: Path, durations: dict[str, list[int]]) -> Path:
 @pytest.mark.parametrize(
     "width", [pytest.param(width, marks=pytest.mark.slow) if place else width for place, width in enumerate(WIDTHS)]
 )
-def test_the_table_holds_every_number_whole(width: int, detector_trace: Path) -> None:
+def test_table_shows_every_number_in_full_at_any_width(width: int, detector_trace: Path) -> None:
     shown = show(width, "opreplay", detector_trace, *FAST, "--top", "4", "--cache", "warm", "--mode", "eager,jit")
     assert max(map(len, shown.lines)) <= width
     # a note below the table about calls with two timing clusters begins with a shortened name
@@ -87,7 +87,7 @@ def test_the_table_holds_every_number_whole(width: int, detector_trace: Path) ->
     ],
     ids=lambda command: command[0],
 )
-def test_other_tables_hold_the_same_numbers_at_any_width(command: tuple[str, ...], detector_trace: Path) -> None:
+def test_other_tables_show_the_same_numbers_at_any_width(command: tuple[str, ...], detector_trace: Path) -> None:
     wide, *others = (show(width, "opgrip", *command, detector_trace) for width in (300, 120, 80, 60))
     for width, shown in zip((120, 80, 60), others, strict=True):
         assert max(map(len, shown.lines)) <= width
@@ -100,20 +100,20 @@ def test_samples_are_listed_on_a_narrow_terminal() -> None:
     assert "delta2bbox" in shown.text
 
 
-def test_no_color_leaves_no_style_and_a_terminal_has_some(tiny_trace: Path) -> None:
+def test_terminal_output_is_styled_unless_no_color_is_set(tiny_trace: Path) -> None:
     command = ("opgrip", "trace", "info", tiny_trace)
     assert b"\x1b[" in show(100, *command).sent
     assert b"\x1b[" not in show(100, *command, NO_COLOR="1").sent
 
 
-def test_a_call_with_a_huge_argument_costs_a_line_like_others() -> None:
+def test_call_with_a_huge_argument_is_one_line() -> None:
     text = io.StringIO()
     rows = [replace(ROW, shapes="float32[2,2] " + "x" * 4_000_000), *[ROW] * 200]
     print_results(rows, text)
     assert max(map(len, text.getvalue().splitlines())) < 300
 
 
-def test_one_hiccup_is_not_the_first_row(tmp_path: Path) -> None:
+def test_single_outlier_does_not_lead_the_table(tmp_path: Path) -> None:
     times = {"aten.relu.default": [1000, 1000, 1000, 50_000], "aten.neg.default": [9000, 9000]}
     trace = load(trace_of(tmp_path / "t.jsonl", times))
     first, second = make_cases(trace)
@@ -143,7 +143,7 @@ def marked_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_marks_are_no_operators_of_any_table(marked_trace: Path, tmp_path: Path) -> None:
+def test_record_function_marks_are_in_no_table_of_operators(marked_trace: Path, tmp_path: Path) -> None:
     graph = tmp_path / "graph.json"
     for command in (("opreplay", marked_trace, *FAST), ("opgrip", "trace", "graph", marked_trace, "-o", graph)):
         done = succeed(*command)
@@ -166,19 +166,19 @@ def test_marks_are_no_operators_of_any_table(marked_trace: Path, tmp_path: Path)
         (["*"], {"aten.ones.default", "aten.sin.default", "aten.cos.default"}),
     ],
 )
-def test_labels_select_what_ran_within_them(marked_trace: Path, labels: list[str], operators: set[str]) -> None:
+def test_label_selects_the_calls_within_it(marked_trace: Path, labels: list[str], operators: set[str]) -> None:
     cases = make_cases(load(marked_trace), Selection(label=tuple(labels)))
     assert {case.op for case in cases} == operators
     assert sum(case.share for case in cases) == pytest.approx(1)
 
 
-def test_a_label_that_nothing_has_is_a_line_with_those_that_there_are(marked_trace: Path) -> None:
+def test_unknown_label_is_one_line_with_the_existing_labels(marked_trace: Path) -> None:
     error = refusal("opreplay", marked_trace, "--label", "backward")
     told = "no label matches --label backward: the trace has 'forward pass', 'after', 'inner'"
     assert error == f"opreplay: error: {told}\n"
 
 
-def test_written_files_are_confirmed_and_numbers_agree(tiny_trace: Path, tmp_path: Path) -> None:
+def test_written_files_are_reported_and_contain_the_same_numbers(tiny_trace: Path, tmp_path: Path) -> None:
     for name in ("results.csv", "results.json"):
         done = run_command(
             "opreplay", tiny_trace, *FAST, "--top", "1", "--values", "recorded,zeros", "-o", name, cwd=tmp_path
@@ -215,7 +215,7 @@ def test_several_values_threads_and_caches_are_compared(tiny_trace: Path, tmp_pa
             assert [row.split()[:2] for row in below[: len(names)]] == [[name, "2"] for name in names]
 
 
-def test_a_comparison_tells_the_ratio_with_its_spread() -> None:
+def test_comparison_shows_the_ratio_with_its_spread() -> None:
     ratios = [(0.5, 0.4, 0.6), (2.0, 1.5, 2.5), (1.0, 0.8, 1.2)]
     rows = [replace(ROW, case=case) for case in range(3)]
     rows += [
@@ -235,7 +235,7 @@ def test_a_comparison_tells_the_ratio_with_its_spread() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".csv"])
-def test_single_times_are_kept_and_rates_follow_from_the_median(tiny_trace: Path, tmp_path: Path, suffix: str) -> None:
+def test_single_times_are_stored_and_rates_use_the_median(tiny_trace: Path, tmp_path: Path, suffix: str) -> None:
     output = tmp_path / f"results{suffix}"
     command = ("opreplay", tiny_trace, "--op", "aten.addmm*", "--cache", "warm", "--iterations", "5", "--warmup", "0")
     assert run_command(*command, "-o", output).returncode == 0
@@ -247,7 +247,7 @@ def test_single_times_are_kept_and_rates_follow_from_the_median(tiny_trace: Path
     assert row["gb_per_s"] == pytest.approx(row["bytes_moved"] / row["median_us"] / 1e3)
 
 
-def test_a_reason_begins_with_whom_it_concerns() -> None:
+def test_reason_starts_with_the_operators_that_it_concerns() -> None:
     text = io.StringIO()
     print_results(
         [replace(ROW, op=f"aten.op{number}.default", status="failed", error="why") for number in range(5)], text
@@ -257,7 +257,7 @@ def test_a_reason_begins_with_whom_it_concerns() -> None:
     )
 
 
-def test_a_long_message_is_cut_after_a_word() -> None:
+def test_long_message_is_cut_after_a_word() -> None:
     words = "word " * 100
     assert one_line(ValueError(words), 22) == "ValueError: word word word ..."
     assert one_line(ValueError("x" * 30), 22) == f"ValueError: {'x' * 19} ..."

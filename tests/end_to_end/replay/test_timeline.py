@@ -26,7 +26,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     return events
 
 
-def test_a_timeline_has_a_range_for_each_run_with_its_operator_inside(tiny_trace: Path, tmp_path: Path) -> None:
+def test_timeline_has_a_range_for_each_run_with_its_operators(tiny_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.json"
     # torch's profiler does not count range markers as operators; on a busy machine the marker is among the top
     done = succeed("opreplay", tiny_trace, *FAST, "--op", "aten.*", "--mode", "jit", "--profile", "-o", output)
@@ -50,14 +50,14 @@ def test_a_timeline_has_a_range_for_each_run_with_its_operator_inside(tiny_trace
             assert is_seen, (row, run, inside, done.stderr)
 
 
-def test_a_timeline_that_is_there_is_replaced_only_by_force(tiny_trace: Path, tmp_path: Path) -> None:
+def test_existing_timeline_is_replaced_only_with_force(tiny_trace: Path, tmp_path: Path) -> None:
     (tmp_path / "out.timeline.json.gz").write_text("mine")
     error = refusal("opreplay", tiny_trace, *FAST, "--profile", "-o", tmp_path / "out.json")
     assert "out.timeline.json.gz exists" in error
     assert (tmp_path / "out.timeline.json.gz").read_text() == "mine"
 
 
-def test_times_of_timelines_that_are_put_together_count_from_the_first() -> None:
+def test_merged_timelines_start_at_the_earliest_time() -> None:
     first = {"baseTimeNanoseconds": 5_000, "traceName": "/tmp/1.json", "traceEvents": [{"name": "a", "ts": 1.0}]}
     second = {"baseTimeNanoseconds": 8_000, "traceEvents": [{"name": "b", "ts": 1.5}, {"name": "c", "ph": "M"}]}
     whole = merged(iter([first, second]))
@@ -67,9 +67,7 @@ def test_times_of_timelines_that_are_put_together_count_from_the_first() -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("profiler", [None, "nsys"])
-def test_without_the_package_nvtx_cases_run_and_profilers_that_need_it_say_so(
-    tiny_trace: Path, profiler: str | None
-) -> None:
+def test_cases_run_without_nvtx_and_profilers_that_need_it_fail(tiny_trace: Path, profiler: str | None) -> None:
     more = [] if profiler is None else [f"--{profiler}"]
     done = run_python("-c", WITHOUT_NVTX, tiny_trace, *FAST, *more, fresh=True)
     if profiler is None:
@@ -81,6 +79,6 @@ def test_without_the_package_nvtx_cases_run_and_profilers_that_need_it_say_so(
 
 
 @pytest.mark.slow
-def test_a_sample_whose_function_was_run_to_load_it_has_a_timeline_too(tmp_path: Path) -> None:
+def test_sample_that_was_run_to_load_it_has_a_timeline(tmp_path: Path) -> None:
     succeed("opreplay", "sample:nms", *FAST, "--profile", "-o", tmp_path / "out.json")
     assert any(event["name"] == "case 0 nms eager" for event in read(tmp_path / "out.timeline.json.gz"))

@@ -42,7 +42,7 @@ def replay(trace: Path, *options: str) -> Any:
 
 
 @on_simulator(SIM_FAIL="aten::cos=device-side assert triggered", SIM_DURATIONS="aten::sin=50000")
-def test_devices_share_the_cases_and_one_that_fails_costs_its_row(tmp_path: Path) -> None:
+def test_devices_share_the_cases_and_a_failing_case_costs_its_row(tmp_path: Path) -> None:
     rows = replay(capture_calls(tmp_path / "t.jsonl"))
     assert len(rows) == 8
     bad = rows[rows["status"] != "ok"]
@@ -52,7 +52,7 @@ def test_devices_share_the_cases_and_one_that_fails_costs_its_row(tmp_path: Path
 
 
 @on_simulator(SIM_DURATIONS="aten::sin=100000")
-def test_a_replay_that_was_killed_goes_on(tmp_path: Path) -> None:
+def test_killed_replay_on_two_devices_resumes(tmp_path: Path) -> None:
     trace, output = capture_calls(tmp_path / "t.jsonl"), tmp_path / "t.rows.json"
     journal = output.with_name(f"{output.name}.journal")
     command = [program_path("opreplay"), trace, *FEW, *BOTH, "--op", "aten.[sc][io]*", "-o", output]
@@ -70,7 +70,7 @@ def test_a_replay_that_was_killed_goes_on(tmp_path: Path) -> None:
 
 
 @on_simulator()
-def test_the_rows_of_a_case_run_on_one_device_and_a_timeline_has_both(tmp_path: Path) -> None:
+def test_rows_of_a_case_run_on_one_device_and_the_timeline_has_both(tmp_path: Path) -> None:
     rows = replay(capture_calls(tmp_path / "t.jsonl", 3), "--mode", "eager,jit", "--profile")
     assert len(rows) == 8
     assert set(rows["status"]) == {"ok"}
@@ -82,7 +82,7 @@ def test_the_rows_of_a_case_run_on_one_device_and_a_timeline_has_both(tmp_path: 
 
 
 @on_simulator(SIM_NAMES="Small;Large")
-def test_devices_that_are_not_equal_are_refused(tmp_path: Path) -> None:
+def test_unequal_devices_are_refused(tmp_path: Path) -> None:
     trace = capture_calls(tmp_path / "t.jsonl", 1)
     done = subprocess.run([program_path("opreplay"), trace, *BOTH], capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -93,7 +93,7 @@ def test_devices_that_are_not_equal_are_refused(tmp_path: Path) -> None:
 
 
 @on_simulator()
-def test_what_runs_on_one_device_alone_says_so(tmp_path: Path) -> None:
+def test_options_for_one_device_are_refused_with_two(tmp_path: Path) -> None:
     trace = capture_calls(tmp_path / "t.jsonl", 1)
     for option, problem in [
         ("--sequence", "--sequence runs on one device"),

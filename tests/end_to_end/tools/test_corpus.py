@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_each_source_has_its_table(folder: Path, tmp_path: Path) -> None:
+def test_corpus_has_a_table_per_source(folder: Path, tmp_path: Path) -> None:
     done = run_command("opgrip", "corpus", folder, "-o", tmp_path / "corpus.json")
     assert done.returncode == 0
     assert re.fullmatch(r"opgrip corpus: wrote \d+ rows to .*corpus\.json\n", done.stderr)
@@ -54,7 +54,7 @@ def test_each_source_has_its_table(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_rows_of_one_model_alone_are_chosen(folder: Path) -> None:
+def test_models_option_selects_rows_by_number_of_models(folder: Path) -> None:
     alone = run_command("opgrip", "corpus", folder / "tiny.jsonl", folder / "small.jsonl", "--models", "1")
     both = run_command("opgrip", "corpus", folder / "tiny.jsonl", folder / "small.jsonl", "--models", "all")
     assert "aten.sin.default" in alone.stdout
@@ -62,7 +62,7 @@ def test_the_rows_of_one_model_alone_are_chosen(folder: Path) -> None:
     assert "aten.convolution.default" not in both.stdout
 
 
-def test_coverage_counts_operators_and_not_their_variants(folder: Path) -> None:
+def test_coverage_counts_operators_without_their_variants(folder: Path) -> None:
     public = public_operators()
     assert {"aten.add", "aten.convolution", "aten.relu", "aten.sin"} <= public
     assert not {"aten.add_", "aten.conv2d", "aten._softmax"} & public
@@ -93,7 +93,7 @@ def page(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs("plotly", "itables")
-def test_a_report_of_a_folder_has_all_tables_of_the_corpus(page: Path) -> None:
+def test_report_of_a_folder_has_all_tables_of_the_corpus(page: Path) -> None:
     text = page.read_text()
     form = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
     assert set(form["corpus"]["tables"]) == {"op", "shape", "dtype", "signature", "model", "family", "coverage"}
@@ -113,7 +113,7 @@ def test_a_report_of_a_folder_has_all_tables_of_the_corpus(page: Path) -> None:
 
 
 @in_browser
-def test_the_corpus_is_looked_at_in_a_browser(page: Path) -> None:
+def test_corpus_page_works_in_a_browser(page: Path) -> None:
     with opened(page, "/corpus") as browser:
         browser.wait_for_selector("table.dataTable tbody tr td")
         browser.locator("select").first.select_option("model")
@@ -133,13 +133,13 @@ def test_the_corpus_is_looked_at_in_a_browser(page: Path) -> None:
         (["small.jsonl", "-o", "corpus.txt"], "is neither"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(folder: Path, words: list[str], said: str) -> None:
+def test_invalid_arguments_are_refused_in_one_line(folder: Path, words: list[str], said: str) -> None:
     done = run_command("opgrip", "corpus", *words, cwd=folder)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert said in done.stderr
 
 
-def test_a_verb_can_stand_beside_one_that_takes_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subverb_can_follow_a_verb_that_takes_files(monkeypatch: pytest.MonkeyPatch) -> None:
     verb = verbs.get("corpus")
     assert verb is not None
     monkeypatch.setitem(verbs._entries, "corpus beside", verb)

@@ -27,7 +27,7 @@ MANY = {
 }
 
 
-def test_a_part_of_a_million_cases_is_shown_listed_and_exported(tmp_path: Path) -> None:
+def test_part_of_a_million_cases_is_shown_listed_and_exported(tmp_path: Path) -> None:
     (tmp_path / "many.json").write_text(json.dumps(MANY))
     assert "represents 1,000,000 cases" in refusal("opgrip", "trace", "info", "many.json", cwd=tmp_path)
     sampled = run_command("opgrip", "trace", "info", "many.json", "--sample", "5", cwd=tmp_path)

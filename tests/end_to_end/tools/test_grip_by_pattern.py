@@ -50,7 +50,7 @@ for name in ("mmdet", "mmseg", "mmengine", "mmcv"):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_what_a_pattern_grips_runs_without_its_project(tmp_path: Path) -> None:
+def test_samples_gripped_by_pattern_run_without_their_project(tmp_path: Path) -> None:
     optional("mmdet")
     optional("mmseg")
     (tmp_path / "grips.py").write_text(GRIPS)
@@ -68,7 +68,7 @@ def test_what_a_pattern_grips_runs_without_its_project(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_what_patterns_grip_of_a_training_step_repeats(tmp_path: Path) -> None:
+def test_samples_gripped_from_a_training_step_repeat_their_results(tmp_path: Path) -> None:
     optional("mmdet")
     narrow = ("--cfg-options", *NARROW[FASTER_RCNN])
     step = ("--model", FASTER_RCNN, "--run", "train", "--input-size", "160x160")

@@ -38,7 +38,7 @@ def test_each_function_is_a_line_with_the_command_that_grips_it(detector_trace: 
     assert overlaps["command"] == grips
 
 
-def test_a_faster_memory_leaves_more_to_save(detector_trace: Path, tmp_path: Path) -> None:
+def test_higher_bandwidth_increases_the_savings(detector_trace: Path, tmp_path: Path) -> None:
     saved = []
     for speed in ("0.01", "1000"):
         path = tmp_path / f"{speed}.json"
@@ -56,13 +56,13 @@ def test_a_faster_memory_leaves_more_to_save(detector_trace: Path, tmp_path: Pat
         (["--top", "0"], "from 1"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(detector_trace: Path, arguments: list[str], said: str) -> None:
+def test_invalid_arguments_are_refused_in_one_line(detector_trace: Path, arguments: list[str], said: str) -> None:
     done = run_command("opgrip", "longtail", detector_trace, *arguments)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert said in done.stderr
 
 
-def test_opcapture_prints_the_table_of_what_it_captured(tmp_path: Path) -> None:
+def test_opcapture_prints_the_longtail_table_of_its_trace(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(MODEL)
     done = succeed("opcapture", "--model", "small.py:make", "-o", "t.jsonl", "--find-longtail", cwd=tmp_path)
     total, _, _, line = filter(None, done.stdout.splitlines())
@@ -109,7 +109,7 @@ train()
 """
 
 
-def test_functions_that_are_not_worth_gripping_are_not_recommended(tmp_path: Path) -> None:
+def test_functions_not_worth_gripping_are_not_recommended(tmp_path: Path) -> None:
     (tmp_path / "training.py").write_text(TRAINING, encoding="utf-8")
     done = succeed("opcapture", "--find-longtail", "-o", "t.jsonl", "--", "training.py", cwd=tmp_path)
     assert "--grip __main__:halves -- training.py" in done.stderr
@@ -120,18 +120,18 @@ def test_functions_that_are_not_worth_gripping_are_not_recommended(tmp_path: Pat
     assert done.stderr.count("--grip") == 1
 
 
-def test_a_constructor_of_a_module_without_calls_of_its_own_is_left_out(tiny_trace: Path) -> None:
+def test_module_constructor_without_own_calls_is_left_out(tiny_trace: Path) -> None:
     counts = {("net.py", "Outer.__init__"): 2, ("net.py", "Outer.forward"): 8, ("net.py", "Box.__init__"): 2}
     assert constructors(load(tiny_trace), counts) == {("net.py", "Outer.__init__")}
 
 
-def test_a_function_that_has_returned_does_not_contain_the_backward_pass() -> None:
+def test_returned_function_does_not_contain_the_backward_pass() -> None:
     longtail = find_longtail([load("zoo:vit-base.train")], lambda _: 1e10)
     assert "ViTForImageClassification.forward" in " ".join(longtail.omitted)
     assert "ViTEmbeddings.forward" in [function.name for function in longtail.functions]
 
 
-def test_a_scripts_table_goes_beside_its_own_output(tmp_path: Path) -> None:
+def test_longtail_table_of_a_script_goes_to_standard_error(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = run_command("opcapture", "--find-longtail", "--", "script.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "done\n")

@@ -16,7 +16,7 @@ from opgrip.tools.verbs.trace_info import GROUPS, facts
 from opgrip.traces import load
 
 
-def test_info_shows_what_is_in_a_trace(detector_trace: Path) -> None:
+def test_info_shows_the_contents_of_a_trace(detector_trace: Path) -> None:
     done = succeed("opgrip", "trace", "info", detector_trace)
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
@@ -30,7 +30,7 @@ def test_info_shows_what_is_in_a_trace(detector_trace: Path) -> None:
     assert trace.summary("module", "phase")["module"][0] in done.stdout
 
 
-def test_shares_add_up_by_whatever_calls_are_grouped(detector_trace: Path) -> None:
+def test_shares_add_up_to_one_for_every_grouping(detector_trace: Path) -> None:
     trace = load(detector_trace)
     for table in (trace.summary(), *(trace.summary(*group.columns) for group in GROUPS.values())):
         assert table["share"].sum() == pytest.approx(1)
@@ -38,7 +38,7 @@ def test_shares_add_up_by_whatever_calls_are_grouped(detector_trace: Path) -> No
         assert table["calls"].sum() == len(trace.calls)
 
 
-def test_info_says_what_was_dropped_raised_and_made_inside(tmp_path: Path) -> None:
+def test_info_shows_dropped_raised_and_nested_calls(tmp_path: Path) -> None:
     done = run_command("opgrip", "trace", "info", write(tmp_path / "t.jsonl"))
     assert "dropped     2 aten.x: ValueError: no" in done.stdout
     assert "raised      mmcv._ext:nms: ValueError: no" in done.stdout
@@ -59,7 +59,7 @@ def test_info_says_what_was_dropped_raised_and_made_inside(tmp_path: Path) -> No
         ({}, "train"),
     ],
 )
-def test_info_says_how_a_model_ran_where_that_can_be(fields: dict[str, Any], words: str) -> None:
+def test_info_shows_steps_and_warmup_of_a_model(fields: dict[str, Any], words: str) -> None:
     trace = load("trace:faster_rcnn")
     others = {name: value for name, value in trace.header.items() if name not in ("steps", "warmup")}
     changed = replace(trace, header=others | {"model": {"run": "train"}} | fields)
@@ -77,7 +77,7 @@ def test_info_says_how_a_model_ran_where_that_can_be(fields: dict[str, Any], wor
         ([1, 0, 0, 0, 1, 1], None),
     ],
 )
-def test_info_counts_the_perturbed_calls_among_those_that_it_counts(perturbed: list[int], words: str | None) -> None:
+def test_info_counts_perturbed_calls_without_marks(perturbed: list[int], words: str | None) -> None:
     ops = ["profiler._record_function_enter_new", *["aten.sin.default"] * 3, "profiler._record_function_exit", "m:f"]
     trace = load("trace:faster_rcnn")
     calls = trace.calls.head(len(ops)).assign(
@@ -91,7 +91,7 @@ def test_info_counts_the_perturbed_calls_among_those_that_it_counts(perturbed: l
     assert shown.get("perturbed") == words
 
 
-def test_info_of_a_cut_trace_is_given_on_request(tmp_path: Path) -> None:
+def test_info_of_a_cut_trace_needs_partial(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", RECORDS[:-1])
     error = refusal("opgrip", "trace", "info", path)
     assert error.startswith("opgrip trace info: error: ")
@@ -100,12 +100,12 @@ def test_info_of_a_cut_trace_is_given_on_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("args", [("trace", "nothing"), ("nothing",), ("trace", "info")])
-def test_what_is_no_verb_is_one_line(args: tuple[str, ...]) -> None:
+def test_unknown_verb_is_one_line(args: tuple[str, ...]) -> None:
     assert "error: " in refusal("opgrip", *args, in_one_line=True)
 
 
 @pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
-def test_shipped_traces_are_whole_and_dropped_nothing(path: Path) -> None:
+def test_shipped_traces_are_complete_and_dropped_nothing(path: Path) -> None:
     trace = load(path, partial=False)
     assert trace.end is not None
     assert not trace.end.dropped
@@ -119,7 +119,7 @@ def test_info_groups_by_function_and_line(detector_trace: Path) -> None:
     assert "opgrip/samples/" in done.stdout
 
 
-def test_merging_says_what_it_wrote_and_refuses_a_file_that_is_named_twice(tmp_path: Path) -> None:
+def test_merge_reports_its_output_and_refuses_duplicate_inputs(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl")
     error = refusal("opgrip", "trace", "merge", "a.jsonl", "./a.jsonl", "-o", "all.jsonl", cwd=tmp_path)
     assert error.startswith("opgrip trace merge: error: a.jsonl is named twice: name each trace once")

@@ -14,7 +14,7 @@ from opgrip.capture import Capture
 from opgrip.traces import load
 
 
-def test_it_writes_the_trace_and_says_what_is_left(tiny_trace: Path, tmp_path: Path) -> None:
+def test_redact_writes_the_trace_and_reports_what_remains(tiny_trace: Path, tmp_path: Path) -> None:
     command = ("opgrip", "trace", "redact", tiny_trace, "-o", tmp_path / "r.jsonl.gz")
     done = run_command(*command, "--report", tmp_path / "left.json")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
@@ -49,14 +49,14 @@ def test_full_values_beside_a_trace_are_left_out(tmp_path: Path) -> None:
         (("-o", "r.jsonl", "--salt-file", os.devnull), "holds no salt"),
     ],
 )
-def test_mistakes_are_one_line(tiny_trace: Path, tmp_path: Path, words: tuple[str, ...], problem: str) -> None:
+def test_usage_errors_are_one_line(tiny_trace: Path, tmp_path: Path, words: tuple[str, ...], problem: str) -> None:
     (tmp_path / "t.jsonl").write_bytes(tiny_trace.read_bytes())
     error = refusal("opgrip", "trace", "redact", "t.jsonl", *words, cwd=tmp_path, in_one_line=True)
     assert problem in error
     assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
 
 
-def test_a_redacted_trace_says_so(tiny_trace: Path, tmp_path: Path) -> None:
+def test_info_reports_that_a_trace_is_redacted(tiny_trace: Path, tmp_path: Path) -> None:
     for name, options in (("a", ()), ("b", ("--keep", "modules,labels", "--hide-operators"))):
         run_command("opgrip", "trace", "redact", tiny_trace, "-o", f"{name}.jsonl", *options, cwd=tmp_path)
     told = [run_command("opgrip", "trace", "info", f"{name}.jsonl", cwd=tmp_path).stdout for name in "ab"]
@@ -65,7 +65,7 @@ def test_a_redacted_trace_says_so(tiny_trace: Path, tmp_path: Path) -> None:
     assert "redacted" not in run_command("opgrip", "trace", "info", tiny_trace).stdout
 
 
-def test_a_file_of_another_tool_without_times_stays_one(tmp_path: Path) -> None:
+def test_redacted_trace_of_another_tool_remains_without_times(tmp_path: Path) -> None:
     observer = torch.profiler.ExecutionTraceObserver().register_callback(str(tmp_path / "nodes.json"))
     observer.start()
     torch.randn(3).relu()
@@ -78,7 +78,7 @@ def test_a_file_of_another_tool_without_times_stays_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_check_replays_both(tmp_path: Path) -> None:
+def test_redact_check_replays_both_traces(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         x = torch.tensor([3, 0, 5, 0, 3]).nonzero()
         torch.randn(64, 64).index_select(0, x[:, 0])

@@ -151,7 +151,7 @@ print(len(list(streamed(1))), asyncio.run(awaited(2)), len(list(given_on(3))))
 """
 
 
-def test_what_cannot_be_gripped_is_told_and_runs_as_it_is(tmp_path: Path) -> None:
+def test_functions_that_cannot_be_gripped_are_reported_and_run(tmp_path: Path) -> None:
     done = run_program(REFUSED, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "1 2 1\n"
@@ -165,7 +165,7 @@ def test_what_cannot_be_gripped_is_told_and_runs_as_it_is(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_program_that_fails_leaves_what_it_called(tmp_path: Path) -> None:
+def test_failing_program_leaves_its_samples(tmp_path: Path) -> None:
     text = f"{HEADER}\n\n@grip\ndef f(boxes):\n    return boxes + 1\n\n\nf(torch.ones(2))\nraise KeyError('over')\n"
     done = run_program(text, tmp_path)
     assert done.returncode == 1
@@ -174,7 +174,7 @@ def test_a_program_that_fails_leaves_what_it_called(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_function_of_another_text_gets_another_name(tmp_path: Path) -> None:
+def test_changed_function_gets_another_sample_name(tmp_path: Path) -> None:
     text = f"{HEADER}\n\n@grip\ndef f(boxes):\n    return boxes + 1\n\n\nf(torch.ones(2))\n"
     assert run_program(text, tmp_path).returncode == 0
     assert run_program(text.replace("+ 1", "+ 2"), tmp_path).returncode == 0
@@ -225,7 +225,7 @@ os._exit(7)
 
 
 @pytest.mark.slow
-def test_a_sample_is_written_as_soon_as_it_has_its_calls(tmp_path: Path) -> None:
+def test_sample_is_written_once_it_has_its_calls(tmp_path: Path) -> None:
     assert run_program(KILLED, tmp_path).returncode == 7
     assert (tmp_path / "grips" / "f" / "sample.json").exists()
 
@@ -243,12 +243,12 @@ def test_a_sample_is_written_as_soon_as_it_has_its_calls(tmp_path: Path) -> None
         (lambda: grip(entry="go")(gripping.scaled), "is only allowed for classes"),
     ],
 )
-def test_wrong_use_is_an_error(use: Any, problem: str) -> None:
+def test_wrong_use_of_grip_is_an_error(use: Any, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         use()
 
 
-def test_a_class_without_a_method_is_a_warning() -> None:
+def test_class_without_entry_is_a_warning() -> None:
     with pytest.warns(RuntimeWarning, match="it is a class: name the method with entry="):
         assert grip(gripping.Coder) is gripping.Coder
 
@@ -278,7 +278,7 @@ sys.exit(int(sys.argv[2]))
 
 
 @pytest.mark.slow
-def test_the_verb_grips_functions_of_a_script(tmp_path: Path) -> None:
+def test_grip_verb_grips_functions_of_a_script(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     names = ("scale", "Head.forward", "Head.forward.moved")
     flags = [word for name in names for word in ("--function", name)]
@@ -290,7 +290,7 @@ def test_the_verb_grips_functions_of_a_script(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 3
 
 
-def test_the_verb_has_the_script_s_status_and_says_what_was_not_gripped(tmp_path: Path) -> None:
+def test_grip_verb_keeps_the_exit_status_and_reports_missing_functions(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = run_command("opgrip", "grip", "script.py", "--function", "no_such", "--", "--status", "3", cwd=tmp_path)
     assert done.returncode == 3
@@ -302,7 +302,7 @@ def test_the_verb_has_the_script_s_status_and_says_what_was_not_gripped(tmp_path
 
 
 @pytest.mark.slow
-def test_opcapture_grips_functions_of_a_script_into_trace_and_folder(tmp_path: Path) -> None:
+def test_opcapture_grips_script_functions_into_trace_and_folder(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     succeed("opcapture", "--grip", "__main__:scale", "-o", "t.jsonl", "--", "script.py", "--status", "0", cwd=tmp_path)
     trace = load(tmp_path / "t.jsonl", partial=False)
@@ -327,7 +327,7 @@ def test_opcapture_grips_functions_of_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_generated_files_import_of_opgrip_is_public(tmp_path: Path) -> None:
+def test_generated_files_import_only_public_names(tmp_path: Path) -> None:
     done = run_program(
         f"{HEADER}\n@grip(tags=['Reduce'])\ndef summed(x):\n    return x.sum()\n\n\nsummed(torch.ones(3))\n", tmp_path
     )

@@ -7,7 +7,7 @@ from programs import refusal, run_command
 from opgrip.samples import Tag, samples
 
 
-def test_the_list_has_a_line_a_sample_and_can_be_narrowed() -> None:
+def test_samples_are_listed_one_per_line_and_filtered() -> None:
     lines = run_command("opgrip", "samples", "list").stdout.splitlines()
     assert [line.split("\t")[0] for line in lines] == list(samples())
     views = run_command("opgrip", "samples", "list", "--tag", "viewattribute", "--source", "MMDetection").stdout
@@ -15,7 +15,7 @@ def test_the_list_has_a_line_a_sample_and_can_be_narrowed() -> None:
     assert all("ViewAttribute" in line and "MMDetection" in line for line in views.splitlines())
 
 
-def test_what_is_not_there_is_one_line() -> None:
+def test_unknown_sample_tag_or_source_is_one_line() -> None:
     for words, told in (
         (("list", "--tag", "Fast"), "unknown tag 'Fast': choose from ForLoop, "),
         (("list", "no_such*"), "no sample matches these names and tags: "),
@@ -26,7 +26,7 @@ def test_what_is_not_there_is_one_line() -> None:
         assert error.startswith(f"opgrip samples {words[0]}: error: {told}")
 
 
-def test_a_sample_is_shown_with_its_inputs_and_source() -> None:
+def test_sample_is_shown_with_its_inputs_and_source() -> None:
     shown = run_command("opgrip", "samples", "show", "bbox2delta").stdout
     assert "float32[128,4], float32[128,4]" in shown
     assert "https://github.com/open-mmlab/" in shown

@@ -36,12 +36,12 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_of_an_operator_is_named_after_it(kept: Path) -> None:
+def test_stored_run_of_an_operator_is_named_after_it(kept: Path) -> None:
     (path,) = kept.glob("results/*/*")
     assert re.fullmatch(r"\d+T\d+-operator_aten_add_Tensor-\w+", path.stem)
 
 
-def test_a_run_s_facts_stand_apart_from_their_names(kept: Path) -> None:
+def test_results_show_separates_facts_from_their_names(kept: Path) -> None:
     done = run_command("opgrip", "results", "show", "latest", "--store", "results", cwd=kept)
     assert re.search(r"^options_hash  +\w{16}$", done.stdout, re.MULTILINE)
 
@@ -57,7 +57,7 @@ def test_a_run_s_facts_stand_apart_from_their_names(kept: Path) -> None:
         ("trace validate t.jsonl -o x.json", "all findings to x.json"),
     ],
 )
-def test_a_verb_reports_what_it_wrote(words: str, told: str, kept: Path, tmp_path: Path) -> None:
+def test_verb_reports_what_it_wrote(words: str, told: str, kept: Path, tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         torch.ones(3).sin()
     (run,) = kept.glob("results/*/*")
@@ -69,32 +69,32 @@ def test_a_verb_reports_what_it_wrote(words: str, told: str, kept: Path, tmp_pat
 
 
 @pytest.mark.parametrize("words", [(), ("trace",)])
-def test_a_command_without_a_verb_prints_its_help(words: tuple[str, ...]) -> None:
+def test_command_without_a_verb_prints_its_help(words: tuple[str, ...]) -> None:
     error = refusal("opgrip", *words)
     assert error.startswith("usage: opgrip")
     assert "export-case" in error
 
 
-def test_a_part_of_an_operator_s_name_is_completed_to_a_pattern(tmp_path: Path) -> None:
+def test_partial_operator_name_is_completed_to_a_pattern(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         torch.ones(3).sin()
     error = refusal("opreplay", "t.jsonl", "--op", "sin", cwd=tmp_path)
     assert error.endswith("; a pattern matches whole names, so try --op '*sin*'\n")
 
 
-def test_words_behind_ok_are_explained() -> None:
+def test_words_after_ok_are_explained() -> None:
     text = io.StringIO()
     print_results([made_row(0, [1.0, 2.0, 3.0], noisy=True)], text)
     assert "noisy: the middle half of the runs spreads over more than a quarter of the median\n" in text.getvalue()
 
 
-def test_a_list_of_runs_fits_a_line(kept: Path) -> None:
+def test_list_of_runs_fits_a_line(kept: Path) -> None:
     done = run_command("opgrip", "results", "list", "--store", "results", cwd=kept)
     assert "operator:aten.add.Tensor" in done.stdout
     assert max(map(len, done.stdout.splitlines())) < 200
 
 
-def test_a_trimmed_trace_is_counted_as_trace_info_counts(tmp_path: Path) -> None:
+def test_trimmed_trace_is_counted_as_in_trace_info(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"), torch.profiler.record_function("a mark"):
         torch.ones(3).sin()
     info = run_command("opgrip", "trace", "info", "t.jsonl", cwd=tmp_path).stdout
@@ -103,12 +103,12 @@ def test_a_trimmed_trace_is_counted_as_trace_info_counts(tmp_path: Path) -> None
     assert "2 of 2 calls, 2 of 2 signatures" in trimmed.stderr
 
 
-def test_a_process_that_cannot_be_asked_is_named() -> None:
+def test_process_that_cannot_be_asked_is_named() -> None:
     with pytest.raises(UserError, match=r"^process 999999999 does not accept requests to record"):
         find_processes("999999999")
 
 
-def test_names_of_missing_operators_are_folded_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_operators_are_wrapped_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     import sys
 
     names = [f"aten.operator_number_{number}" for number in range(80)]
@@ -120,12 +120,12 @@ def test_names_of_missing_operators_are_folded_in_a_pipe(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("command", [["opreplay"], ["opgrip", "trace", "info"]])
-def test_an_address_is_no_file(command: list[str], tmp_path: Path) -> None:
+def test_url_is_refused_as_a_file(command: list[str], tmp_path: Path) -> None:
     error = refusal(*command, "https://example.com/models/net.onnx", cwd=tmp_path)
     assert "https://example.com/models/net.onnx is a URL, not a file: download it first" in error
 
 
-def test_cases_of_a_trace_without_times_go_by_their_work(tmp_path: Path) -> None:
+def test_cases_of_a_trace_without_times_are_sorted_by_work(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         x = torch.ones(256, 256)
         for _ in range(5):

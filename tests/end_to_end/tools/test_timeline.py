@@ -27,14 +27,14 @@ def events(detector_trace: Path) -> list[dict[str, Any]]:
     return events_of(run_command("opgrip", "trace", "timeline", detector_trace).stdout)
 
 
-def test_every_call_is_an_event_with_its_time(detector_trace: Path, events: list[dict[str, Any]]) -> None:
+def test_every_call_is_an_event_with_its_duration(detector_trace: Path, events: list[dict[str, Any]]) -> None:
     calls = load(detector_trace).calls
     met = [event for event in events if event.get("cat") == "operator"]
     assert [event["name"] for event in met] == calls["op"].astype(str).tolist()
     assert sum(event["dur"] for event in met) == pytest.approx(calls["duration_ns"].sum() / 1e3)
 
 
-def test_slices_of_a_track_nest_and_modules_hold_their_calls(events: list[dict[str, Any]]) -> None:
+def test_track_slices_nest_and_modules_contain_their_calls(events: list[dict[str, Any]]) -> None:
     tracks = defaultdict(list)
     for event in events:
         if event["ph"] == "X":
@@ -52,19 +52,19 @@ def test_slices_of_a_track_nest_and_modules_hold_their_calls(events: list[dict[s
     assert {event["name"] for event in events if event.get("cat") == "phase"} == {"forward"}
 
 
-def test_it_goes_to_a_packed_file_too(detector_trace: Path, tmp_path: Path, events: list[dict[str, Any]]) -> None:
+def test_timeline_is_written_to_a_gzip_file(detector_trace: Path, tmp_path: Path, events: list[dict[str, Any]]) -> None:
     output = tmp_path / "timeline.json.gz"
     succeed("opgrip", "trace", "timeline", detector_trace, "-o", output)
     assert len(events_of(gzip.decompress(output.read_bytes()).decode())) == len(events)
     assert "--force" in refusal("opgrip", "trace", "timeline", detector_trace, "-o", output)
 
 
-def test_another_form_is_refused_in_a_line(detector_trace: Path, tmp_path: Path) -> None:
+def test_unknown_output_format_is_refused_in_one_line(detector_trace: Path, tmp_path: Path) -> None:
     done = run_command("opgrip", "trace", "timeline", detector_trace, "-o", tmp_path / "timeline.svg")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
-def test_a_header_that_names_its_model_in_another_form_is_passed_over(tmp_path: Path) -> None:
+def test_malformed_model_field_of_the_header_is_ignored(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl")
     header, *records = path.read_text(encoding="utf-8").splitlines(keepends=True)
     path.write_text(json.dumps(json.loads(header) | {"model": ["net"]}) + "\n" + "".join(records), encoding="utf-8")
@@ -72,7 +72,7 @@ def test_a_header_that_names_its_model_in_another_form_is_passed_over(tmp_path: 
     assert '"name": "capture"' in done.stdout
 
 
-def test_modules_that_are_deep_and_have_long_names_take_little_of_a_timeline(tmp_path: Path) -> None:
+def test_deep_modules_with_long_names_keep_the_timeline_small(tmp_path: Path) -> None:
     deep = [".".join([word] * 8000) for word in ("a", "b")]
     scopes: list[Record] = [Scope(number, name, "Net", "forward") for number, name in enumerate(deep)]
     signature = Signature(0, "operator", "aten.add.Tensor", (), {})

@@ -31,7 +31,7 @@ def test_all_verbs_are_listed_on_one_page(monkeypatch: pytest.MonkeyPatch) -> No
     assert {name.split()[0] for name in verbs.names()} <= words
 
 
-def test_findings_are_lines_and_the_exit_status(tiny_trace: Path, tmp_path: Path) -> None:
+def test_validate_prints_findings_and_sets_the_exit_status(tiny_trace: Path, tmp_path: Path) -> None:
     good = run_command("opgrip", "trace", "validate", tiny_trace)
     assert (good.returncode, good.stderr) == (0, "")
     assert good.stdout.endswith("no findings\n")
@@ -49,7 +49,7 @@ def test_findings_are_lines_and_the_exit_status(tiny_trace: Path, tmp_path: Path
     assert (missing.returncode, len(missing.stderr.splitlines())) == (2, 1)
 
 
-def test_a_part_is_written_and_what_is_cut_is_said(tiny_trace: Path, tmp_path: Path) -> None:
+def test_trim_writes_a_part_and_reports_missing_producers(tiny_trace: Path, tmp_path: Path) -> None:
     words = ("opgrip", "trace", "trim", tiny_trace, "-o", tmp_path / "part.jsonl", "--phase", "backward")
     done = succeed(*words)
     assert " a call reads the result of a removed call" in done.stderr
@@ -60,7 +60,7 @@ def test_a_part_is_written_and_what_is_cut_is_said(tiny_trace: Path, tmp_path: P
     assert "removed" not in whole.stderr
 
 
-def test_all_verbs_count_the_calls_of_operators_without_marks(tmp_path: Path) -> None:
+def test_all_verbs_count_operator_calls_without_marks(tmp_path: Path) -> None:
     for name in ("a", "b"):
         with Capture(tmp_path / f"{name}.jsonl"), torch.profiler.record_function("step"):
             torch.ones(3).add(1)
@@ -76,7 +76,7 @@ def test_all_verbs_count_the_calls_of_operators_without_marks(tmp_path: Path) ->
     )
 
 
-def test_names_of_a_trace_are_no_formulas_in_a_csv(tmp_path: Path) -> None:
+def test_names_of_a_trace_are_not_formulas_in_a_csv(tmp_path: Path) -> None:
     records = [replace(item, module="=cmd|calc") if isinstance(item, Scope) else item for item in RECORDS]
     write(tmp_path / "t.jsonl", records)
     succeed("opgrip", "trace", "info", "t.jsonl", "--by", "module", "-o", "t.csv", cwd=tmp_path)
@@ -87,7 +87,7 @@ def test_names_of_a_trace_are_no_formulas_in_a_csv(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"), [("1", (1, 2)), ("0:2", (0, 2)), ("2:", (2, None)), (":3", (0, 3)), (":", (0, None))]
 )
-def test_steps_are_one_or_a_range(text: str, expected: tuple[int, int | None]) -> None:
+def test_steps_option_takes_a_step_or_a_range(text: str, expected: tuple[int, int | None]) -> None:
     assert steps(text) == expected
 
 
@@ -101,12 +101,12 @@ def test_steps_are_one_or_a_range(text: str, expected: tuple[int, int | None]) -
         ("3ns:4ns", (3, 4)),
     ],
 )
-def test_spans_have_units(text: str, expected: tuple[int, int | None]) -> None:
+def test_time_range_option_takes_units(text: str, expected: tuple[int, int | None]) -> None:
     assert span(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "x", "2:1", "1:1", "-1", "1:2:3", "٣"])
-def test_what_is_no_range_is_refused(text: str) -> None:
+def test_invalid_range_is_refused(text: str) -> None:
     for read in (steps, span):
         if not (read is steps and text == "") and not (read is span and text in ("-1:",)):
             with pytest.raises(argparse.ArgumentTypeError):

@@ -53,7 +53,7 @@ def bad(tmp_path: Path, name: str) -> ZooTrace:
     return ZooTrace(name, "predict", "opgrip", "none", ["--model", f"{tmp_path / 'ends.py'}:{name}", "--steps", "1"])
 
 
-def test_the_list_has_a_line_a_trace_and_can_be_narrowed() -> None:
+def test_zoo_traces_are_listed_one_per_line_and_filtered() -> None:
     header, *lines = run_command("opgrip", "zoo", "list").stdout.splitlines()
     assert header.split("\t")[0::8] == ["name", "installed"]
     assert {line.split("\t")[-1] for line in lines} == {"yes"}
@@ -64,7 +64,7 @@ def test_the_list_has_a_line_a_trace_and_can_be_narrowed() -> None:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
-def test_what_the_zoo_has_is_told_without_loading_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zoo_verbs_do_not_load_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["zoo", "list", "bert-base.predict"]) == 0
     assert main(["zoo", "show", "bert-base.predict"]) == 0
@@ -78,14 +78,14 @@ def test_distinct_operators_are_counted_over_traces() -> None:
     assert f"{trace.recording.longtail} long-tail functions in 1 trace" in done.stdout
 
 
-def test_a_trace_is_shown_with_what_makes_and_replays_it() -> None:
+def test_zoo_show_prints_the_commands_that_make_and_replay_a_trace() -> None:
     shown = run_command("opgrip", "zoo", "show", "built-in_faster-rcnn.predict").stdout
     assert "made by     opcapture --model builtin:faster_rcnn" in shown
     assert "run it      opreplay zoo:built-in_faster-rcnn.predict" in shown
 
 
 @pytest.mark.slow
-def test_a_trace_is_made_with_its_figures(made: tuple[ZooTrace, Path]) -> None:
+def test_made_trace_has_its_figures_in_the_manifest(made: tuple[ZooTrace, Path]) -> None:
     trace, folder = made
     held, content = trace.recording, load(folder / f"small.predict{SUFFIX}")
     assert held is not None
@@ -100,9 +100,7 @@ def test_a_trace_is_made_with_its_figures(made: tuple[ZooTrace, Path]) -> None:
 
 
 @pytest.mark.slow
-def test_a_trace_is_current_until_its_file_or_its_recipe_is_another(
-    made: tuple[ZooTrace, Path], tmp_path: Path
-) -> None:
+def test_trace_is_current_until_its_file_or_recipe_changes(made: tuple[ZooTrace, Path], tmp_path: Path) -> None:
     trace, folder = made
     assert zoo.is_current(trace, folder)
     assert not zoo.is_current(DETECTOR, folder)
@@ -114,7 +112,7 @@ def test_a_trace_is_current_until_its_file_or_its_recipe_is_another(
 
 
 @pytest.mark.slow
-def test_a_trace_that_is_made_anew_is_the_same_and_one_of_another_recipe_is_not(made: tuple[ZooTrace, Path]) -> None:
+def test_remade_trace_is_equal_unless_its_recipe_differs(made: tuple[ZooTrace, Path]) -> None:
     trace, folder = made
     file = folder / f"small.predict{SUFFIX}"
     assert zoo.differences_anew(trace, file) == []
@@ -127,14 +125,14 @@ def test_a_trace_that_is_made_anew_is_the_same_and_one_of_another_recipe_is_not(
     ("name", "told"),
     [("killed", "ended by SIGKILL"), ("hangs", "exceeded the limit of 15 s"), ("fails", "no weights")],
 )
-def test_a_model_that_does_not_end_well_costs_its_trace_alone(tmp_path: Path, name: str, told: str) -> None:
+def test_failing_model_loses_only_its_trace(tmp_path: Path, name: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
         zoo.make_trace(bad(tmp_path, name), tmp_path / "models", timeout_s=15)
     assert not list(tmp_path.glob("models/*"))
 
 
 @pytest.mark.slow
-def test_making_goes_on_after_a_failure_and_passes_over_what_is_there(
+def test_zoo_make_continues_after_a_failure_and_skips_existing_traces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest, folder = tmp_path / "zoo.json", tmp_path / "models"
@@ -171,7 +169,7 @@ def test_making_goes_on_after_a_failure_and_passes_over_what_is_there(
 @pytest.mark.parametrize(
     ("name", "package"), [("fast-scnn.predict", "mmseg"), ("centernet_r18-dcnv2.predict", "mmdet")]
 )
-def test_a_trace_that_ships_comes_out_the_same_when_it_is_made_anew(name: str, package: str) -> None:
+def test_remade_shipped_trace_is_equal(name: str, package: str) -> None:
     optional(package)
     done = succeed("opgrip", "zoo", "make", "--check", name)
     assert f"{name}: 0 signatures differ" in done.stderr

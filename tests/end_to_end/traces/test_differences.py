@@ -39,7 +39,7 @@ def compared(before: Trace, after: Trace, tolerances: Tolerances = USUAL) -> Tra
     return compare_traces(before, after, ("a", "b"), tolerances)
 
 
-def test_a_trace_does_not_differ_from_itself(tiny_trace: Path) -> None:
+def test_trace_does_not_differ_from_itself(tiny_trace: Path) -> None:
     trace = load(tiny_trace)
     difference = compared(trace, trace)
     assert difference.changed == []
@@ -54,7 +54,7 @@ def test_two_captures_of_a_program_have_the_same_signatures(tiny_trace: Path, tm
     assert [row for row in difference.changed if set(row.kinds) & {"came", "went", "counts"}] == []
 
 
-def test_numbers_do_not_matter(tiny_trace: Path) -> None:
+def test_signature_numbers_do_not_affect_the_difference(tiny_trace: Path) -> None:
     trace = load(tiny_trace)
     turned = {item.number: 1000 - item.number for item in trace.signatures}
     calls = trace.calls.assign(signature=trace.calls["signature"].map(turned))
@@ -62,7 +62,7 @@ def test_numbers_do_not_matter(tiny_trace: Path) -> None:
     assert compared(trace, replace(trace, calls=calls, signatures=signatures)).changed == []
 
 
-def test_signatures_come_and_go_and_are_called_more_often(tmp_path: Path) -> None:
+def test_added_removed_and_more_frequent_signatures_are_reported(tmp_path: Path) -> None:
     x = torch.randn(8, 8)
 
     def before() -> None:
@@ -94,7 +94,7 @@ def test_signatures_come_and_go_and_are_called_more_often(tmp_path: Path) -> Non
         (lambda x: x.relu(), {"zeros"}),
     ],
 )
-def test_values_that_changed_are_told(
+def test_changed_values_are_reported(
     tmp_path: Path, other: Callable[[torch.Tensor], torch.Tensor], statistics: set[str]
 ) -> None:
     x = torch.randn(64, 64)
@@ -108,7 +108,7 @@ def test_values_that_changed_are_told(
     assert ("values" in row.kinds) == bool(statistics)
 
 
-def test_statistics_are_of_whatever_model() -> None:
+def test_statistics_are_computed_for_every_value_model() -> None:
     spec = TensorSpec((100, 10), (10, 1), torch.bool, "cpu")
     assert statistics_of(Booleans(250, 1000), spec)["mean"] == pytest.approx(0.25)
     values = torch.arange(1000).reshape(100, 10)
@@ -118,14 +118,14 @@ def test_statistics_are_of_whatever_model() -> None:
     assert (told["low"], told["high"], told["mean"]) == (0, 999, pytest.approx(499.5))
 
 
-def test_huge_tensors_are_not_drawn() -> None:
+def test_statistics_do_not_generate_huge_tensors() -> None:
     huge = TensorSpec((1 << 40, 1 << 20), (1 << 20, 1), torch.float32, "cpu")
     model = fit(torch.randn(100))
     assert model is not None
     assert statistics_of(model, huge)["mean"] == pytest.approx(0, abs=0.3)
 
 
-def test_files_have_all_rows_or_those_that_differ(tiny_trace: Path, tmp_path: Path) -> None:
+def test_json_has_all_rows_and_markdown_the_changed_ones(tiny_trace: Path, tmp_path: Path) -> None:
     before = load(tiny_trace)
     after = captured(tmp_path / "t.jsonl", lambda: TinyNet().eval()(torch.randn(2, 3, 8, 8), torch.ones(2, 6).long()))
     difference = compared(before, after)
@@ -139,7 +139,7 @@ def test_files_have_all_rows_or_those_that_differ(tiny_trace: Path, tmp_path: Pa
     assert text.count("\n| ") == len(difference.changed) + len(difference.operators) + heads
 
 
-def test_text_of_a_trace_stays_in_its_cell(tiny_trace: Path, tmp_path: Path) -> None:
+def test_names_of_a_trace_cannot_break_a_markdown_table(tiny_trace: Path, tmp_path: Path) -> None:
     trace: TraceType = load(tiny_trace)
     strange = [replace(item, op=f"{item.op}|`<b>\n|") for item in trace.signatures]
     difference = compared(trace, replace(trace, signatures=strange))
@@ -150,7 +150,7 @@ def test_text_of_a_trace_stays_in_its_cell(tiny_trace: Path, tmp_path: Path) -> 
     assert not any("<b>" in line for line in rows)
 
 
-def test_the_verb_prints_and_fails_where_it_is_asked_to(tiny_trace: Path, tmp_path: Path) -> None:
+def test_diff_verb_prints_changes_and_fails_on_request(tiny_trace: Path, tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         nn.functional.relu(torch.randn(3, 3))
     same = run_command("opgrip", "trace", "diff", tiny_trace, tiny_trace, "--fail-on", "any")
@@ -167,7 +167,7 @@ def test_the_verb_prints_and_fails_where_it_is_asked_to(tiny_trace: Path, tmp_pa
     assert "--fail-on gone is not a kind of difference" in wrong
 
 
-def test_counts_are_those_of_a_step_where_steps_are_told(tmp_path: Path) -> None:
+def test_counts_are_per_step_if_steps_are_recorded(tmp_path: Path) -> None:
     x = torch.randn(8, 8)
     for name, steps in (("one", 1), ("three", 3)):
         with Capture(tmp_path / f"{name}.jsonl", details={"steps": steps}):
@@ -179,7 +179,7 @@ def test_counts_are_those_of_a_step_where_steps_are_told(tmp_path: Path) -> None
     assert difference.changed == []
 
 
-def test_folders_are_compared_and_what_shifted_is_told_by_operator(tmp_path: Path) -> None:
+def test_folders_are_compared_and_shifts_are_reported_by_operator(tmp_path: Path) -> None:
     x = torch.randn(64, 64)
     for day, more in (("monday", 0), ("friday", 9)):
         (tmp_path / day).mkdir()
@@ -206,7 +206,7 @@ def test_folders_are_compared_and_what_shifted_is_told_by_operator(tmp_path: Pat
     assert (empty.returncode, "holds no traces" in empty.stderr) == (2, True)
 
 
-def test_more_calls_of_the_same_are_no_shift(tmp_path: Path) -> None:
+def test_proportionally_more_calls_are_no_shift(tmp_path: Path) -> None:
     x = torch.randn(8, 8)
     sides = [
         [

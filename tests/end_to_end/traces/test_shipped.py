@@ -15,7 +15,7 @@ from opgrip.traces.io.shipped_traces import shipped_traces
 
 
 @pytest.mark.slow
-def test_a_trace_that_ships_is_named_anywhere(tmp_path: Path) -> None:
+def test_shipped_trace_is_found_from_any_folder(tmp_path: Path) -> None:
     done = succeed("opgrip", "trace", "info", "trace:faster_rcnn", "--top", "1", cwd=tmp_path)
     assert f"calls       {len(load('trace:faster_rcnn').calls):,}" in done.stdout
     fast = ("--iterations", "1", "--warmup", "0", "--op", "aten.relu*", "--top", "1", "-o", "r.json")
@@ -31,11 +31,11 @@ def test_a_trace_that_ships_is_named_anywhere(tmp_path: Path) -> None:
         ("traces/faster_rcnn.jsonl", "no such file or directory, and trace:faster_rcnn is one that ships"),
     ],
 )
-def test_a_trace_that_is_not_there_is_answered_with_the_one_that_ships(tmp_path: Path, name: str, told: str) -> None:
+def test_missing_shipped_trace_is_answered_with_a_suggestion(tmp_path: Path, name: str, told: str) -> None:
     assert told in refusal("opreplay", name, cwd=tmp_path)
 
 
-def test_examples_in_the_help_name_what_there_is_everywhere() -> None:
+def test_examples_in_the_help_name_shipped_traces() -> None:
     examples = "\n".join([EXAMPLES, *(verb.examples for _, verb in verbs.items())])
     assert "traces/" not in examples.replace("traces/*.jsonl.gz", "")
     for name in set(re.findall(r"trace:(\w+)", examples)):

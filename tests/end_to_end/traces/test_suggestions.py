@@ -13,14 +13,14 @@ from opgrip.cli.command import did_you_mean, nearest
 TRACE = SHIPPED_TRACES[0]
 
 
-def test_nearest_names_follow_the_beginning_of_a_name_or_of_its_last_part() -> None:
+def test_nearest_names_match_the_start_of_a_name_or_of_its_last_part() -> None:
     operators = ["aten.add.Tensor", "aten.index.Tensor", "aten.sort.default", "torchvision.nms.default"]
     assert nearest("aten.adn*", operators)[0] == "aten.add.Tensor"
     assert nearest("nmz*", operators)[0] == "torchvision.nms.default"
     assert nearest("*.indx*", operators)[0] == "aten.index.Tensor"
 
 
-def test_nothing_is_suggested_for_what_is_like_nothing() -> None:
+def test_nothing_is_suggested_for_a_dissimilar_name() -> None:
     assert did_you_mean("zzz", ["compile", "eager"], "there are two") == "there are two"
     assert did_you_mean("Compil", ["compile", "eager"]) == "did you mean compile?"
 
@@ -45,12 +45,12 @@ def test_nothing_is_suggested_for_what_is_like_nothing() -> None:
         ("opgrip trace info TRACE --tpo 3", "opgrip trace info: error: unknown option --tpo: did you mean --top?"),
     ],
 )
-def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(tmp_path: Path, command: str, told: str) -> None:
+def test_misspelled_name_is_answered_with_the_right_one(tmp_path: Path, command: str, told: str) -> None:
     name, *words = command.replace("TRACE", str(TRACE)).split()
     assert told in refusal(name, *words, cwd=tmp_path, in_one_line=True)
 
 
-def test_a_folder_without_samples_is_said_to_be_one_and_traces_in_it_are_replayed(tmp_path: Path) -> None:
+def test_folder_without_samples_is_reported_and_its_traces_are_replayed(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     error = refusal("opreplay", "runs", cwd=tmp_path)
     assert "runs is a folder without samples: name a trace, or a folder that grip wrote" in error
@@ -59,7 +59,7 @@ def test_a_folder_without_samples_is_said_to_be_one_and_traces_in_it_are_replaye
     assert "a: not replayed: runs/a.jsonl.gz is not a trace" in told
 
 
-def test_files_stand_before_options_and_after_them(tmp_path: Path) -> None:
+def test_files_are_accepted_before_and_after_options(tmp_path: Path) -> None:
     shutil.copy(TRACE, tmp_path / "a.jsonl")
     shutil.copy(TRACE, tmp_path / "b.jsonl")
     done = run_command("opgrip", "trace", "validate", "a.jsonl", "--unbounded", "b.jsonl", cwd=tmp_path)

@@ -18,7 +18,7 @@ GOOD_ROW_AND_BAD = '{"input": [[4], ["x"]]}'
 """A file of DLOP-Bench, the table of `abs`, with a valid and an invalid row."""
 
 
-def test_a_replay_says_which_calls_of_a_file_it_leaves_out(tmp_path: Path) -> None:
+def test_replay_reports_calls_of_a_file_that_it_leaves_out(tmp_path: Path) -> None:
     (tmp_path / "abs.json").write_text(GOOD_ROW_AND_BAD)
     done = succeed("opreplay", "abs.json", "--iterations", "1", cwd=tmp_path)
     (line,) = [line for line in done.stderr.splitlines() if "not converted" in line]
@@ -26,7 +26,7 @@ def test_a_replay_says_which_calls_of_a_file_it_leaves_out(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("words", [(), ("--sequence",), ("--unit", "module")])
-def test_a_file_of_which_nothing_is_left_says_why(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_file_without_convertible_calls_reports_the_reason(words: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "mhaf.json").write_text('{"query": [[4, 2, 8]]}')
     done = run_command("opreplay", "mhaf.json", *words, cwd=tmp_path)
     (line,) = done.stderr.splitlines()
@@ -34,13 +34,13 @@ def test_a_file_of_which_nothing_is_left_says_why(words: tuple[str, ...], tmp_pa
     assert "1 mhaf: TypeError: multi_head" in line
 
 
-def test_of_a_captured_trace_nothing_is_said() -> None:
+def test_captured_trace_has_no_conversion_note() -> None:
     trace = load(SHIPPED_TRACES[0])
     assert unconverted(trace) is None
     assert "capture a program" in str(no_calls(trace))
 
 
-def test_the_most_frequent_are_told_and_others_counted() -> None:
+def test_most_frequent_unconverted_operators_are_named_and_others_counted() -> None:
     trace = load(SHIPPED_TRACES[0])
     assert trace.end is not None
     dropped = [Dropped(f"op{number}", "of another version", number) for number in range(1, 6)]
@@ -51,7 +51,7 @@ def test_the_most_frequent_are_told_and_others_counted() -> None:
     )
 
 
-def test_shares_of_a_file_without_times_are_of_calls(tmp_path: Path) -> None:
+def test_shares_of_a_file_without_times_are_shares_of_calls(tmp_path: Path) -> None:
     (tmp_path / "abs.json").write_text(GOOD_ROW_AND_BAD)
     shown = run_command("opgrip", "trace", "info", "abs.json", cwd=tmp_path).stdout
     assert "operators by share of calls" in shown

@@ -28,14 +28,14 @@ GRAPH = ("--exec-mode", "graph")
         ((*GRAPH, "--backward"), "cannot capture a backward pass, which runs on the stream of its forward pass"),
     ],
 )
-def test_a_graph_in_a_graph_is_refused_in_one_line(tiny_trace: Path, options: tuple[str, ...], told: str) -> None:
+def test_graph_inside_a_graph_is_refused_in_one_line(tiny_trace: Path, options: tuple[str, ...], told: str) -> None:
     error = refusal("opreplay", tiny_trace, *options, in_one_line=True)
     assert error.startswith("opreplay: error: --exec-mode graph ")
     assert told in error
     assert error.endswith(": time it with --exec-mode events\n")
 
 
-def test_on_a_cpu_a_row_says_what_the_mode_is(tiny_trace: Path, tmp_path: Path) -> None:
+def test_row_explains_that_graph_modes_need_a_gpu(tiny_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "rows.json"
     modes = ("--mode", "reduce-overhead,cudagraph", "--top", "1", "--iterations", "2", "--jobs", "1")
     done = run_command("opreplay", tiny_trace, *modes, "-o", output)
@@ -48,7 +48,7 @@ def test_on_a_cpu_a_row_says_what_the_mode_is(tiny_trace: Path, tmp_path: Path) 
     assert rows.loc["cudagraph", "error"] == "cudagraph runs on cuda, not on cpu"
 
 
-def test_one_thread_alone_replays_graphs(tiny_trace: Path, tmp_path: Path) -> None:
+def test_graph_mode_is_refused_with_several_streams(tiny_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "rows.json"
     several = ("--mode", "reduce-overhead", "--streams", "2", "--top", "1", "--iterations", "2", "--jobs", "1")
     done = run_command("opreplay", tiny_trace, *several, "-o", output)
@@ -59,7 +59,7 @@ def test_one_thread_alone_replays_graphs(tiny_trace: Path, tmp_path: Path) -> No
     assert row["error"] == "reduce-overhead replays CUDA graphs in one thread: remove --streams"
 
 
-def test_autotuning_makes_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_max_autotunes_without_cuda_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     options: list[dict[str, object]] = []
     monkeypatch.setattr(torch_modes, "_compiled", lambda task, **about: options.append(about))
     find_mode("compile-max")[0].make(Task(torch.relu, (torch.ones(3),), {}))
@@ -68,7 +68,7 @@ def test_autotuning_makes_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_call_that_inductor_makes_no_graph_of_says_so() -> None:
+def test_call_that_inductor_compiles_without_a_graph_has_a_note() -> None:
     """On a CPU inductor compiles the call without a graph; the test makes the call claim to be on a GPU."""
     function, args = torch.ops.aten.relu_.default, (torch.ones(3),)
     program = find_mode("reduce-overhead")[0].make(Task(function, args, {}, mutates=True, device="cuda"))

@@ -19,7 +19,7 @@ from opgrip.tools.report import make_page
 
 @needs("plotly", "itables")
 @pytest.mark.slow
-def test_the_page_of_a_store_has_its_newest_runs(tmp_path: Path) -> None:
+def test_store_page_shows_the_newest_runs(tmp_path: Path) -> None:
     for seed in range(22):
         run = made_run(seed, cases=1, repeats=1, runs=3)
         Store(tmp_path / "store").keep(run.rows, {**run.header, "trace": f"t{seed:02}.jsonl"})
@@ -33,7 +33,7 @@ def test_the_page_of_a_store_has_its_newest_runs(tmp_path: Path) -> None:
 
 
 @needs("plotly", "itables")
-def test_a_folder_of_other_json_files_is_no_store(tmp_path: Path) -> None:
+def test_folder_of_other_json_files_is_not_a_store(tmp_path: Path) -> None:
     (tmp_path / "traces" / "detector").mkdir(parents=True)
     (tmp_path / "traces" / "detector" / "notes.json").write_text("{}")
     write(tmp_path / "traces" / "t.jsonl")
@@ -42,7 +42,7 @@ def test_a_folder_of_other_json_files_is_no_store(tmp_path: Path) -> None:
 
 
 @in_browser
-def test_a_case_has_its_history(tmp_path: Path) -> None:
+def test_history_page_shows_the_history_of_a_case(tmp_path: Path) -> None:
     runs = {}
     for day in (1, 2, 3):
         run = made_run(day, cases=3)

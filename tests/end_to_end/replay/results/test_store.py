@@ -36,7 +36,7 @@ def kept(tiny_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "results"
 
 
-def test_a_kept_run_says_what_it_is_of(kept: Path, tiny_trace: Path) -> None:
+def test_stored_run_describes_its_machine_and_trace(kept: Path, tiny_trace: Path) -> None:
     first, second = Store(kept).runs()
     header = first.load().header
     assert header["command"].startswith("opreplay ")
@@ -71,7 +71,7 @@ def test_runs_are_listed_and_shown(kept: Path) -> None:
     assert "3 cases timed in both" in compared.stdout, compared.stderr
 
 
-def test_a_run_is_found_by_what_only_it_begins_or_ends_with(kept: Path) -> None:
+def test_run_is_found_by_a_unique_prefix_or_suffix(kept: Path) -> None:
     store = Store(kept)
     first, second = store.runs()
     assert store.find("latest") == second.path
@@ -84,13 +84,13 @@ def test_a_run_is_found_by_what_only_it_begins_or_ends_with(kept: Path) -> None:
             store.find(name)
 
 
-def test_results_that_a_replay_has_not_written_yet_are_told(tmp_path: Path) -> None:
+def test_results_of_an_unfinished_replay_are_reported(tmp_path: Path) -> None:
     (tmp_path / "zoo.parquet.parts").mkdir()
     with pytest.raises(UserError, match=r"has not ended: wait for it, .* with opreplay \.\.\. --resume"):
         Store(tmp_path).find(str(tmp_path / "zoo.parquet"))
 
 
-def test_runs_are_kept_in_one_folder_of_the_user(tiny_trace: Path, tmp_path: Path) -> None:
+def test_default_store_is_in_the_data_folder_of_the_user(tiny_trace: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OPGRIP_STORE"}
     environment["XDG_DATA_HOME"] = str(tmp_path / "data")
     project = tmp_path / "project"
@@ -113,14 +113,14 @@ def test_all_but_the_newest_runs_are_pruned(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_kept_where_nobody_asks(tiny_trace: Path, tmp_path: Path) -> None:
+def test_nothing_is_stored_without_a_store(tiny_trace: Path, tmp_path: Path) -> None:
     done = run_command("opreplay", tiny_trace, *FAST, cwd=tmp_path)
     assert (done.returncode, list(tmp_path.iterdir())) == (0, [])
     assert len(replay(tiny_trace, top=1, iterations=1, cache="warm", store=tmp_path / "s")) == 1
     assert len(Store(tmp_path / "s").runs()) == 1
 
 
-def test_a_store_that_cannot_be_written_costs_no_results(tiny_trace: Path, tmp_path: Path) -> None:
+def test_unwritable_store_does_not_lose_results(tiny_trace: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     environment = os.environ | {"OPGRIP_STORE": str(tmp_path / "file")}
     done = succeed("opreplay", tiny_trace, *FAST, env=environment)
@@ -129,19 +129,19 @@ def test_a_store_that_cannot_be_written_costs_no_results(tiny_trace: Path, tmp_p
     assert (done.returncode, "cannot be written" in done.stderr) == (2, True)
 
 
-def test_no_run_replaces_another(tmp_path: Path) -> None:
+def test_stored_runs_never_replace_each_other(tmp_path: Path) -> None:
     results = made_run(1, cases=2)
     paths = {Store(tmp_path).keep(results.rows, results.header) for _ in range(20)}
     assert len(paths) == len(Store(tmp_path).runs()) == 20
 
 
-def test_a_damaged_run_is_listed_as_one(kept: Path, tmp_path: Path) -> None:
+def test_damaged_run_is_listed_as_damaged(kept: Path, tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "x.json").write_text("{")
     assert [run.summary().trace for run in Store(tmp_path).runs()] == ["(damaged)"]
 
 
-def test_parts_stand_beside_each_other_and_repeats_become_one(tmp_path: Path) -> None:
+def test_parts_are_concatenated_and_repeats_are_merged(tmp_path: Path) -> None:
     whole = made_run(1, cases=4, repeats=1)
     parts = [Results(whole.rows[:2], HEADER), Results(whole.rows[2:], HEADER)]
     with pytest.raises(UserError, match="two of the files are the same run"):
@@ -168,13 +168,13 @@ def test_parts_stand_beside_each_other_and_repeats_become_one(tmp_path: Path) ->
         {"environment": {**HEADER["environment"], "threads": 4}},
     ],
 )
-def test_times_of_other_machines_do_not_mix(changed: dict[str, object]) -> None:
+def test_runs_of_different_machines_are_not_merged(changed: dict[str, object]) -> None:
     run = made_run(1, cases=2)
     with pytest.raises(UserError, match="the files have different"):
         merge_runs([run, Results(run.rows, {**HEADER, **changed})])
 
 
-def test_repeats_count_alike_however_many_runs_they_made() -> None:
+def test_merged_repeats_have_equal_weight() -> None:
     few, many = made_row(0, [10.0, 10.0]), made_row(0, [20.0] * 98)
     (row,) = merge_runs([Results([few], HEADER), Results([many], HEADER)]).rows
     assert (row.p10_us, row.p90_us, row.mean_us) == (10.0, 20.0, pytest.approx(15.0))
@@ -183,7 +183,7 @@ def test_repeats_count_alike_however_many_runs_they_made() -> None:
     assert row.status == "failed"
 
 
-def test_cases_are_repeated_until_it_is_sure_how_they_differ() -> None:
+def test_cases_are_repeated_until_their_difference_is_decided() -> None:
     base = made_run(1, cases=40, repeats=5)
     asked: list[tuple[str, set[int]]] = []
 
@@ -206,7 +206,7 @@ def test_cases_are_repeated_until_it_is_sure_how_they_differ() -> None:
     assert len({number for number in range(40) if 10 ** (3 * number / 40) > 50} - set(slower)) <= 1
 
 
-def test_cases_that_a_base_ran_once_are_not_repeated_in_vain() -> None:
+def test_cases_that_the_base_ran_once_are_not_repeated_in_vain() -> None:
     base = made_run(1, cases=40, repeats=1)
     asked: list[int] = []
 
@@ -221,13 +221,13 @@ def test_cases_that_a_base_ran_once_are_not_repeated_in_vain() -> None:
     assert sum(asked[2:]) < 40
 
 
-def test_a_name_that_no_file_can_have_is_told(tmp_path: Path) -> None:
+def test_overlong_run_name_is_reported(tmp_path: Path) -> None:
     for name in ("a" * 5000, "a/" * 3000):
         with pytest.raises(UserError, match="is neither a file nor a run in"):
             Store(tmp_path).find(name)
 
 
-def test_what_is_decided_by_is_found_before_anything_runs(tiny_trace: Path, tmp_path: Path) -> None:
+def test_missing_base_of_until_decided_is_reported_before_anything_runs(tiny_trace: Path, tmp_path: Path) -> None:
     done = run_command("opreplay", tiny_trace, "--until-decided", tmp_path / "none.json")
     assert (done.returncode, "is neither a file nor a run in" in done.stderr) == (2, True)
     base = made_run(1, cases=2)

@@ -21,7 +21,7 @@ from opgrip.traces.formats.param import MOST_CASES
 FAST = ("--iterations", "1", "--warmup", "0", "--device", "cpu")
 
 
-def test_value_ranges_give_each_case_a_value_that_does_not_depend_on_the_others(tmp_path: Path) -> None:
+def test_value_of_a_range_does_not_depend_on_other_cases(tmp_path: Path) -> None:
     argument = {"type": "int", "value_range": [100, 1 << 40]}
     operators = {"aten::add": operator(entry(ranged([1, 50, 1]), argument), input_iterator=RANGES)}
     values = [signature.args[1] for signature in read(tmp_path, operators).signatures]
@@ -30,7 +30,7 @@ def test_value_ranges_give_each_case_a_value_that_does_not_depend_on_the_others(
     assert [item.args[1] for item in read(tmp_path, operators, Cut(7, 9)).signatures] == values[7:9]
 
 
-def test_ranges_are_all_combinations_the_last_argument_fastest(tmp_path: Path) -> None:
+def test_ranges_are_combined_with_the_last_argument_fastest(tmp_path: Path) -> None:
     operators = {
         "aten::add": operator(
             entry(
@@ -68,7 +68,7 @@ def test_lists_and_nested_ranges_are_expanded(tmp_path: Path) -> None:
     ]
 
 
-def test_sizes_are_copied_from_other_arguments_in_their_order(tmp_path: Path) -> None:
+def test_sizes_are_copied_from_other_arguments_in_order(tmp_path: Path) -> None:
     first = ranged([1, 2], -1, -1, __copy__=[{"shape": [1, [1, 1]]}, {"shape": [2, [2, 2]]}])
     second = ranged(-1, [3, 4], 5, __copy__=[{"shape": [0, [0, 0]]}])
     third = tensor(-1, -1, 6, __copy__=[{"shape": [0, [0, 0]]}, {"shape": [1, [1, 2]]}])
@@ -99,7 +99,7 @@ def ten_million(step: int = 1) -> dict[str, Any]:
     return {"torch.mm": operator(entry(first, second), input_iterator=RANGES)}
 
 
-def test_of_ten_million_cases_those_are_made_that_are_asked_for(tmp_path: Path) -> None:
+def test_only_requested_cases_of_ten_million_are_generated(tmp_path: Path) -> None:
     assert shapes(read(tmp_path, ten_million(), Cut(9_999_998))) == [
         [(1000, 100), (100, 99)],
         [(1000, 100), (100, 100)],
@@ -113,7 +113,7 @@ def test_of_ten_million_cases_those_are_made_that_are_asked_for(tmp_path: Path) 
     assert [item[0][0] for item in shapes(sampled)] == [1 + place // 10_000 for place in places]
 
 
-def test_without_a_part_so_many_cases_are_refused_with_their_count_and_the_flags(tmp_path: Path) -> None:
+def test_too_many_cases_are_refused_with_their_count_and_options(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(ten_million()))
     told = f"represents 10,000,000 cases, of which {MOST_CASES:,} are read at most: .*--start and --stop.*--sample"
     with pytest.raises(UserError, match=told):
@@ -122,7 +122,7 @@ def test_without_a_part_so_many_cases_are_refused_with_their_count_and_the_flags
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
-def test_a_part_of_a_trace_of_calls_is_refused(tmp_path: Path) -> None:
+def test_part_of_a_trace_of_calls_is_refused(tmp_path: Path) -> None:
     reader = TraceReader(SHIPPED_TRACES[0], cut=Cut(3))
     with pytest.raises(UserError, match="has no cases to select with --start"):
         list(reader)
