@@ -160,6 +160,15 @@ CLASSES = ("CUDAGraph", "XPUGraph", "Graph")
 """names of graph classes in the accelerators' modules; each class has `capture_begin` and `capture_end`"""
 
 
+def graph_classes() -> Iterator[tuple[str, Any]]:
+    """Yield the classes of graphs with the kinds of device that they are for."""
+    for kind in accelerators():
+        for name in CLASSES:
+            graph = getattr(getattr(torch, kind, None), name, None)
+            if hasattr(graph, "capture_begin") and hasattr(graph, "capture_end"):
+                yield kind, graph
+
+
 class GraphCaptures:
     """Mutual exclusion of device queries by the recording and graph captures by the program."""
 
@@ -173,12 +182,9 @@ class GraphCaptures:
         self._ongoing = self._questions = 0
 
     def __enter__(self) -> GraphCaptures:
-        for kind in accelerators():
-            for name in CLASSES:
-                graph = getattr(getattr(torch, kind, None), name, None)
-                if hasattr(graph, "capture_begin") and hasattr(graph, "capture_end"):
-                    self._patches.replace(graph, "capture_begin", self._beginning)
-                    self._patches.replace(graph, "capture_end", self._ending)
+        for _, graph in graph_classes():
+            self._patches.replace(graph, "capture_begin", self._beginning)
+            self._patches.replace(graph, "capture_end", self._ending)
         return self
 
     def __exit__(self, *ignored: object) -> None:

@@ -14,6 +14,7 @@ part                  contents
 `storages`            numbers of the tensors' memory
 `pending`             records to write before the calls that refer to them
 `lost`                counts of what could not be recorded
+`templates`           calls that the program made while it captured graphs
 `steps`               start times of the program's steps
 `kernels`             device times from kernel records, or None to time calls with events
 `budget`, `work`      share of the program's time that may be spent, and the work done so far
@@ -35,6 +36,7 @@ from torch import nn
 from opgrip.capture.program.accelerators import GraphCaptures
 from opgrip.capture.program.capture_choices import VALUE_SHARE
 from opgrip.capture.program.places import ModulePaths, Places, SourceLines
+from opgrip.capture.recording.graph_templates import GraphTemplates
 from opgrip.capture.recording.observations import Observations
 from opgrip.capture.recording.pending_records import LostCalls, OwnCalls, PendingRecords
 from opgrip.capture.recording.scope_table import Epochs, ScopeTable
@@ -117,6 +119,7 @@ class Recorder:
             self.epochs,
             lambda: self.leave_out(Thinning.VALUES),
         )
+        self.templates = GraphTemplates(self.signatures.add_launch)
         self._stopped = False
         self.slow_memory = SlowMemory(usual_fault_ns())
         self.thinning = Thinning.NOTHING
@@ -171,7 +174,11 @@ class Recorder:
         with self.pending.lock:
             self.scopes.prune_pairs(epochs, pairs)
             kept_pairs = self.scopes.pairs.values()
-            used = {pair[0] for pair in kept_pairs} | {signature for signature, _ in running}
+            used = (
+                self.templates.all_signatures
+                | {pair[0] for pair in kept_pairs}
+                | {signature for signature, _ in running}
+            )
             signatures = self.signatures.prune(used, epochs)
             scopes = {pair[1] for pair in kept_pairs} | {scope for _, scope in running}
             scopes.update(self.epochs.numbers(Scope, epochs))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from opgrip.capture.recording.observations import Observations
 from opgrip.capture.recording.pending_records import LostCalls, OwnCalls, PendingRecords
 from opgrip.capture.recording.scope_table import Epochs
@@ -22,7 +24,8 @@ from opgrip.capture.torch_compat.registrations import registered_by
 from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
 from opgrip.errors import one_line, raise_if_from_program
 from opgrip.traces.schema.arguments import Opaque, numbers_of, tensors
-from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Observed, Signature
+from opgrip.traces.schema.records import EXTENSION, NO_STORAGE, OPERATOR, Observed, Signature
+from opgrip.traces.table.accelerators import HOST, device_of
 from opgrip.traces.table.profiler_labels import is_mark
 
 
@@ -34,6 +37,7 @@ class SignatureTable:
     closed : number of signatures whose records were made
     differentiable : numbers of signatures with an argument that requires a gradient
     marks : numbers of signatures of `record_function` marks
+    on_accelerator : numbers of signatures with a tensor on an accelerator
     families : for each number, the first signature of the same operator with similar tensors
     """
 
@@ -50,6 +54,7 @@ class SignatureTable:
         self.closed = 0
         self.differentiable: set[int] = set()
         self.marks: set[int] = set()
+        self.on_accelerator: set[int] = set()
         self.families: dict[int, int] = {}
         self._own_calls, self._pending, self._lock = own_calls, pending, pending.lock
         self._lost, self._fitter, self._observations, self._epochs = lost, fitter, observations, epochs
@@ -69,6 +74,14 @@ class SignatureTable:
         key = call_key(name, args, kwargs)
         number = self._numbers.get(key)
         return self._add(key, kind, args, kwargs) if number is None else number
+
+    def add_launch(self, op: str, device: torch.device, graph: int) -> int:
+        """Return the number of a new signature for the launches of a graph on a device."""
+        with self._lock:
+            number = self._epochs.next(Signature)
+            self._pending.add(Signature(number, EXTENSION, op, (graph,), {"device": device}, outputs=None))
+            self.closed += 1
+        return number
 
     def is_open(self, number: int) -> bool:
         """Return True if no call of a signature has ended yet."""
@@ -184,6 +197,7 @@ class SignatureTable:
         self._unread = {number: values for number, values in self._unread.items() if number in kept}
         self.differentiable &= kept
         self.marks &= kept
+        self.on_accelerator &= kept
         return kept
 
     def _add(self, key: tuple[Any, ...], kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
@@ -206,6 +220,8 @@ class SignatureTable:
             signature = Signature(
                 number, kind, op, described_args, described_kwargs, registered_by=registered_by(key[0])
             )
+            if device_of(signature) not in HOST:
+                self.on_accelerator.add(number)
             values = numbers_of((described_args, described_kwargs))
             if kind == OPERATOR and self._fitter.is_unread(values):
                 self._unread[number] = values

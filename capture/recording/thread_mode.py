@@ -37,6 +37,7 @@ class ThreadMode(OrderlyMode):
     place : current location of the thread; hooks change it with `enter` and `leave`
     last : node of the last operator call, or the start node of the current location
     started : start of that call in ns
+    launched : start of the last launch of a graph in ns
     rows : per call: pair, start and end in ns, autograd sequence number (negative in a backward pass), and the storages
         of its tensors, inputs before outputs. A call is added in one step that cannot be interrupted
     first_sequence : autograd sequence number before the first call
@@ -61,6 +62,7 @@ class ThreadMode(OrderlyMode):
     faults: FaultCounter
     own_work: OwnWork
     ended = False
+    launched = 0
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

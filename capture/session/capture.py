@@ -19,6 +19,7 @@ from opgrip.capture.grip.patterns import parse_pattern
 from opgrip.capture.hooks.compiled import CompiledWatch, OpaqueMode
 from opgrip.capture.hooks.dispatch import RecordingMode
 from opgrip.capture.hooks.extensions import ExtensionWatch, TritonWatch
+from opgrip.capture.hooks.graphs import GraphWatch
 from opgrip.capture.hooks.scopes import ScopeWatch, ThreadWatch
 from opgrip.capture.program.capture_choices import (
     AUTO,
@@ -191,6 +192,7 @@ class Capture(CaptureReport):
             TritonWatch(recorder),
             ThreadWatch(recorder),
             recorder.graphs,
+            GraphWatch(recorder),
             CompiledWatch(recorder, compiled),
         ]
 

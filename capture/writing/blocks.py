@@ -11,6 +11,7 @@ from itertools import count, islice
 import numpy as np
 from numpy.typing import NDArray
 
+from opgrip.capture.recording.graph_templates import FOREVER_NS, GraphCalls
 from opgrip.capture.recording.observations import PlaceTimes
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadMode
@@ -58,6 +59,11 @@ class ThreadCalls:
         own, flows = slice(first, stop), slice(ends[first], ends[stop])
         open_since_ns = min(self.open_since_ns, int(self.calls[stop:, 1].min(initial=NONE_OPEN)))
         return ThreadCalls(self.mode, self.calls[own], self.tensors[own], self.flows[flows], open_since_ns)
+
+    def selected(self, flags: NDArray[np.bool_]) -> ThreadCalls:
+        """Return the flagged calls."""
+        flows = self.flows[np.repeat(flags, self.tensors)]
+        return replace(self, calls=self.calls[flags], tensors=self.tensors[flags], flows=flows)
 
     def copied(self) -> ThreadCalls:
         """Return these calls in separate memory if their arrays are views of larger ones."""
@@ -109,6 +115,9 @@ class Blocks:
         room : maximum number of calls to take in total, or None
         """
         blocks: list[ThreadCalls] = []
+        threads: list[ThreadCalls] = []
+        # all calls of these captures are in the rows
+        ended = [capture for capture in self.recorder.templates.captures if capture.ended_ns < FOREVER_NS]
         remaining_calls = room
         # Take the latest threads first: their backward calls belong to forward calls of earlier threads, which are
         # taken afterwards.
@@ -117,24 +126,53 @@ class Blocks:
             open_since_ns = min((start for start, _ in self._running(mode)), default=NONE_OPEN)
             count = len(mode.rows)
             whole, used = self._split(mode, mode.rows[:count], remaining_calls, open_since_ns)
-            own = len(whole) - int(self._describe(whole.calls[:, 0])[:, 2].sum())
+            threads[:0] = [whole]
+            own = self._own(whole)
             with self._counting:
                 integers, calls = self._counted.pop(mode.number, (0, 0))
                 del mode.rows[:used]
-                self._in_flight += own
                 if integers > used:
                     self._counted[mode.number] = integers - used, calls - own
             self.recorder.work.calls += len(whole)
             self.recorder.work.integers += used
             if len(whole):
                 self._last[mode.number] = int(whole.calls[-1, 1]), int(whole.calls[-1, 2])
+            whole = self._without_graphs(whole)
+            with self._counting:
+                self._in_flight += self._own(whole)
             if remaining_calls is not None:
                 remaining_calls -= len(whole)
             blocks[:0] = [whole.part(first, min(first + BLOCK, len(whole))) for first in range(0, len(whole), BLOCK)]
         # collect all forward calls before the first backward call is paired
-        for block in blocks:
+        for block in threads:
             self._remember_forward(block)
+        for capture in ended:
+            self.recorder.templates.captures.remove(capture)
+            self.recorder.pending.add(capture.record(self._names_of))
         return blocks
+
+    def _own(self, calls: ThreadCalls) -> int:
+        """Return the number of calls without marks."""
+        return len(calls) - int(self._describe(calls.calls[:, 0])[:, 2].sum())
+
+    def _without_graphs(self, whole: ThreadCalls) -> ThreadCalls:
+        """Return the calls that ran, and add those that the program made for a graph to its capture."""
+        for capture in reversed(self.recorder.templates.captures):
+            signatures = self._describe(whole.calls[:, 0])[:, 0]
+            is_for_graph = capture.contains(whole.mode, whole.calls[:, 1])
+            is_for_graph &= np.isin(signatures, list(self.recorder.signatures.on_accelerator))
+            if is_for_graph.any():
+                part, whole = whole.selected(is_for_graph), whole.selected(~is_for_graph)
+                starts = part.calls[:, 1].tolist()
+                part.mode.faults.take(starts)
+                part.mode.device.forget(starts)
+                capture.parts.append(GraphCalls(part.mode, part.calls, part.tensors, part.flows))
+        return whole
+
+    def _names_of(self, calls: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+        """Return the signature and scope numbers of rows of calls."""
+        signatures, scopes = self._describe(calls[:, 0])[:, :2].T.tolist()
+        return signatures, self._pair_with_forward(scopes, calls[:, 3])
 
     def records(self, block: ThreadCalls, learning: bool = False) -> Iterator[Record]:
         """Yield the records of a block that `take` returned.

@@ -11,7 +11,19 @@ from opgrip.capture.writing.blocks import ThreadCalls
 from opgrip.traces.analysis.redaction import Policy, Redaction
 from opgrip.traces.io.writer import encode_line
 from opgrip.traces.schema.arguments import numbers_of
-from opgrip.traces.schema.records import Calls, Context, Entered, Observed, Record, Scope, Signature, Thread, Values
+from opgrip.traces.schema.records import (
+    EXTENSION,
+    Calls,
+    Context,
+    Entered,
+    Graph,
+    Observed,
+    Record,
+    Scope,
+    Signature,
+    Thread,
+    Values,
+)
 
 CALL_BYTES = 48
 """size of a call in a block in bytes. The estimate is too high on purpose, so that blocks shrink before a limit"""
@@ -166,8 +178,8 @@ class Definitions:
 
 def name_of(record: Record) -> Hashable:
     """Return the name by which other records refer to a record."""
-    if isinstance(record, Observed):
-        return Observed, record.signature
+    if isinstance(record, Observed | Graph):
+        return type(record), record.signature
     return type(record), getattr(record, "number", None)
 
 
@@ -178,8 +190,13 @@ def references_of(record: Record) -> Iterator[Hashable]:
             yield from ((Values, number) for number in numbers_of((record.args, record.kwargs)) if number is not None)
             # observations of its later calls belong to the signature
             yield Observed, record.number
+            if record.kind == EXTENSION:
+                yield Graph, record.number
         case Observed():
             yield from ((Values, number) for number in record.values if number is not None)
+        case Graph():
+            yield from ((Signature, number) for number in record.calls)
+            yield from ((Scope, number) for number in record.scope)
         case Scope():
             yield Context, record.context
             if record.forward is not None:

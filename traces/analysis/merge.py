@@ -32,6 +32,8 @@ from opgrip.traces.schema.records import (
     Effects,
     End,
     Entered,
+    Graph,
+    GraphTimes,
     Header,
     Kernels,
     Observed,
@@ -39,6 +41,7 @@ from opgrip.traces.schema.records import (
     Signature,
     Thread,
     Values,
+    is_graph_launch,
     listed,
 )
 from opgrip.traces.schema.tensor_specs import map_values
@@ -154,7 +157,7 @@ class _Join:
         self.writer = writer
         self._number_by_record: dict[bytes, int] = {}
         self._counts: Counter[str] = Counter()
-        self._newest = -1
+        self._newest = self._newest_of_graphs = -1
         self._end = End(0, 0, 0)
         self._running: list[tuple[Entered, _Numbers]] = []
         self.operators: set[int] = set()
@@ -162,11 +165,13 @@ class _Join:
 
     def add(self, reader: TraceReader, process: int, shift_ns: int, partial: bool) -> None:
         """Write the records of one file, whose threads belong to one process."""
-        numbers, first_storage = _Numbers(), self._newest + 1
+        numbers, first_storage = _Numbers(), max(self._newest, self._newest_of_graphs) + 1
         for record in reader.columns():
             match record:
                 case Signature():
-                    number = self._once("signature", self._renumber(record, numbers))
+                    # graphs of two files have equal launches, and different calls
+                    only_here = is_graph_launch(record.op)
+                    number = self._once("signature", self._renumber(record, numbers), only_here)
                     numbers.signatures[record.number] = number
                     if is_operator(record.op, record.kind):
                         self.operators.add(number)
@@ -196,7 +201,9 @@ class _Join:
                     self._calls(replace(record, thread=thread), numbers, first_storage, shift_ns, reader.path)
                 case DeviceTimes():
                     self.writer.write(replace(record, thread=self._thread(record.thread, numbers, process)))
-                case Kernels():
+                case Graph():
+                    self._graph(record, numbers, first_storage)
+                case Kernels() | GraphTimes():
                     self.writer.write(replace(record, signature=numbers.signatures[record.signature]))
                 case Entered():
                     self._entered(record, numbers, process, shift_ns)
@@ -212,13 +219,15 @@ class _Join:
         self._write_running()
         return replace(self._end, calls=self._counts["calls"], signatures=self._counts["signature"])
 
-    def _once(self, kind: str, record: Any) -> int:
-        """Write a record unless an equal one was written; return the number of the written one."""
+    def _once(self, kind: str, record: Any, again: bool = False) -> int:
+        """Write a record, unless an equal one was written and it need not be written `again`; return the number of the
+        written one.
+        """
         text = json.dumps([kind, to_json(replace(record, number=0))], sort_keys=True)
         # the texts themselves would take half a gigabyte for some tens of ranks
         digest = blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).digest()
         number = self._number_by_record.get(digest)
-        if number is None:
+        if number is None or again:
             number = self._number_by_record[digest] = self._counts[kind]
             self._counts[kind] += 1
             self.writer.write(replace(record, number=number))
@@ -293,6 +302,18 @@ class _Join:
         self._newest = max(self._newest, int(storages.max(initial=NO_STORAGE)))
         self._counts["calls"] += len(block)
         self.operator_calls += int(np.isin(moved.signature, list(self.operators)).sum())
+
+    def _graph(self, record: Graph, numbers: _Numbers, first_storage: int) -> None:
+        storages = [number if number == NO_STORAGE else number + first_storage for number in record.storages]
+        moved = replace(
+            record,
+            signature=numbers.signatures[record.signature],
+            calls=[numbers.signatures[number] for number in record.calls],
+            scope=[numbers.scopes[number] for number in record.scope],
+            storages=storages,
+        )
+        self.writer.write(moved)
+        self._newest_of_graphs = max([self._newest_of_graphs, *storages])
 
     def _entered(self, record: Entered, numbers: _Numbers, process: int, shift_ns: int) -> None:
         """Keep the record of an unfinished call until all signatures have numbers.

@@ -23,6 +23,7 @@ from opgrip.traces.schema.records import (
     OPERATOR,
     Effects,
     End,
+    Graph,
     Header,
     Observed,
     Scope,
@@ -60,6 +61,7 @@ class Outline:
     thread, signature, scope, start_ns, tensors : (calls,)
     storages : storage numbers of the tensors of all calls; each call has `tensors` of them
     observed : records with values of later calls, in file order
+    graphs : graphs by the signature of their launches
     step_starts_ns : (steps,), start times in the trace's closing record
     """
 
@@ -68,6 +70,7 @@ class Outline:
     scopes: dict[int, Scope] = field(default_factory=dict)
     observed: list[Observed] = field(default_factory=list)
     effects: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    graphs: dict[int, Graph] = field(default_factory=dict)
     thread: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     signature: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     scope: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -121,6 +124,8 @@ def read_outline(reader: TraceReader, partial: bool) -> Outline:
                 outline.observed.append(record)
             case Effects():
                 outline.effects[record.signature] = tuple(_present(numbers_of((record.after, record.random_state))))
+            case Graph():
+                outline.graphs[record.signature] = record
             case CallBlock():
                 tensors_of = or_all(record.tensors, len(record), 0)
                 storages = record.storages[: len(record.storages) if len(record.tensors) else 0]

@@ -34,6 +34,8 @@ from opgrip.traces.schema.records import (
     DeviceTimes,
     Effects,
     End,
+    Graph,
+    GraphTimes,
     Header,
     Kernels,
     Observed,
@@ -149,7 +151,10 @@ class _Writing:
     def __init__(self, outline: Outline, flags: Flags) -> None:
         self._outline, self._flags = outline, flags
         self.signatures = set(outline.signature[flags].tolist()) & outline.signatures.keys()
-        scopes = _scopes(outline, set(outline.scope[flags].tolist()))
+        graphs = [outline.graphs[number] for number in self.signatures & outline.graphs.keys()]
+        self.signatures.update(number for graph in graphs for number in graph.calls)
+        scopes = {number for graph in graphs for number in graph.scope}
+        scopes = _scopes(outline, scopes | set(outline.scope[flags].tolist()))
         self._observed = _observed(outline, flags, self.signatures)
         self._numbers: dict[type, set[Any]] = {
             Signature: self.signatures,
@@ -197,6 +202,8 @@ class _Writing:
                 self._observed_place += 1
                 return record if self._observed_place - 1 in self._observed else None
             case Effects():
+                return record if record.signature in self.signatures else None
+            case Graph() | GraphTimes():
                 return record if record.signature in self.signatures else None
             case Kernels():
                 return self._kernels(record)

@@ -26,6 +26,8 @@ from opgrip.traces.schema.records import (
     Effects,
     End,
     Entered,
+    Graph,
+    GraphTimes,
     Header,
     Kernels,
     Observed,
@@ -116,7 +118,7 @@ class References:
     def see(self, place: int, record: Record) -> None:
         if isinstance(record, Signature | Scope | Context | Thread):
             self._define(place, type(record).__name__.lower(), record.number)
-        if isinstance(record, Observed | Effects | Kernels):
+        if isinstance(record, Observed | Effects | Kernels | Graph | GraphTimes):
             self._refer(place, "signature", [record.signature])
         match record:
             case Signature():
@@ -138,6 +140,9 @@ class References:
                     self._validation.add(place, REFERENCE, message)
             case Effects():
                 self._await_values(place, numbers_of((record.after, record.random_state)))
+            case Graph():
+                self._refer(place, "signature", record.calls)
+                self._refer(place, "scope", record.scope)
             case Calls():
                 self._calls(place, record)
             case DeviceTimes():

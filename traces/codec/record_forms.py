@@ -34,6 +34,8 @@ from opgrip.traces.schema.records import (
     Effects,
     End,
     Entered,
+    Graph,
+    GraphTimes,
     Header,
     Kernels,
     Observed,
@@ -58,6 +60,8 @@ RECORDS: dict[str, type] = {
     "calls": Calls,
     "device_times": DeviceTimes,
     "kernels": Kernels,
+    "graph": Graph,
+    "graph_times": GraphTimes,
     "entered": Entered,
     "end": End,
 }
@@ -137,6 +141,15 @@ def _check_kernels(record: Kernels) -> None:
         raise FormatError("kernels whose columns differ in length")
 
 
+def _check_graph(record: Graph) -> None:
+    if not len(record.calls) == len(record.scope) == len(record.tensors):
+        raise FormatError("a graph whose columns differ in length")
+    if sum(record.tensors) != len(record.storages):
+        raise FormatError("a graph with the storages of other calls")
+    if record.signature in record.calls:
+        raise FormatError("a graph that contains its own launch")
+
+
 _READERS: dict[type, Callable[[Mapping[str, Json]], Record]] = {
     Header: _read_header,
     Values: _read_values,
@@ -146,6 +159,7 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     Context: lambda record: check_finite(record.settings),
     Effects: _check_effects,
     End: lambda record: check_finite(record.accelerator),
+    Graph: _check_graph,
     Kernels: _check_kernels,
 }
 readers[OpenedSignature] = lambda form: convert(form, Signature, "opened")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeAlias
@@ -60,7 +61,7 @@ class ValueModel(Drawable, Protocol):
 
 
 FORMAT = "opgrip-trace"
-MAJOR, MINOR = 1, 5
+MAJOR, MINOR = 1, 6
 
 OPERATOR = "operator"
 EXTENSION = "extension"
@@ -72,6 +73,14 @@ PHASES = ("forward", "backward", "optimizer")
 
 HIGHER_ORDER = "torch.ops.higher_order:"
 """prefix of operators that take functions, whose calls are of kind `function`"""
+
+_LAUNCH = re.compile(r"torch\.\w{1,32}:\w{0,32}Graph\.replay")
+
+
+def is_graph_launch(op: str) -> bool:
+    """Return True for the name of the launches of a graph, such as `torch.cuda:CUDAGraph.replay`."""
+    return _LAUNCH.fullmatch(op) is not None
+
 
 ON_META, ON_FAKE = "on meta tensors", "on fake tensors"
 """reasons why calls do no work"""
@@ -282,6 +291,38 @@ class Kernels:
     device_ns: Public[list[Count]]
 
 
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The calls that each launch of a graph runs again, recorded once, while the graph was captured.
+
+    Each launch is a call, in the blocks of calls, of a signature that only this graph has.
+
+    signature : number of the signature of the graph's launches
+    calls, scope : numbers of the signature and scope of each call in the graph, in start order
+    tensors, storages : as in `Calls`
+    captured : False if the graph was captured before the recording began, so that its calls are not known
+    """
+
+    signature: Public[Count]
+    calls: Public[list[Count]] = field(default_factory=list)
+    scope: Public[list[Count]] = field(default_factory=list)
+    tensors: Public[list[Count]] = field(default_factory=list)
+    storages: Public[list[Int64]] = field(default_factory=list)
+    captured: Public[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class GraphTimes:
+    """Time of the kernels that each call in a graph ran, summed over launches. Several records add up.
+
+    signature : number of the signature of the graph's launches
+    device_ns : time of each call, in the order of the graph
+    """
+
+    signature: Public[Count]
+    device_ns: Public[list[Count]]
+
+
 if TYPE_CHECKING:
     OpenedSignature: TypeAlias = Signature
 else:
@@ -372,6 +413,8 @@ Record: TypeAlias = (
     | Calls
     | DeviceTimes
     | Kernels
+    | Graph
+    | GraphTimes
     | Entered
     | End
 )

@@ -17,7 +17,7 @@ import torch
 
 from opgrip.platform.machine import find_gpu, lines
 from opgrip.platform.precisions import PLACES, allows_tf32, read_precision
-from opgrip.traces.schema.arguments import tensors
+from opgrip.traces.schema.arguments import leaves, tensors
 from opgrip.traces.schema.records import Signature
 
 if TYPE_CHECKING:
@@ -119,8 +119,14 @@ HOST = ("cpu", "meta")
 
 
 def device_of(signature: Signature) -> str:
-    """Return the device of a signature's tensors: that of the first tensor on an accelerator, else the host."""
+    """Return the device of a signature's tensors: that of the first tensor on an accelerator, else the host.
+
+    A signature without tensors has the device that it names.
+    """
     devices = [spec.device for spec in tensors([signature.args, signature.kwargs, signature.outputs])]
+    devices = devices or [
+        str(leaf) for leaf in leaves([signature.args, signature.kwargs]) if type(leaf) is torch.device
+    ]
     return next((device for device in devices if device not in HOST), devices[0] if devices else "cpu")
 
 

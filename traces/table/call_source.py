@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from opgrip.errors import UserError
 from opgrip.traces.codec.call_blocks import CallBlock, Integers, perturbed_flags
-from opgrip.traces.schema.records import DeviceTimes
+from opgrip.traces.schema.records import DeviceTimes, Signature
+from opgrip.traces.table.graph_launches import GraphLaunches
 
 
 class NumberSet:
@@ -46,7 +47,8 @@ Select = Callable[[CallBlock], CallBlock]
 
 
 class CallSource:
-    """Selected blocks of calls, completed with the device times that later records report.
+    """Selected blocks of calls, with the device times that later records report, and with the calls of each graph in
+    place of its launches.
 
     Parameters
     ----------
@@ -62,7 +64,9 @@ class CallSource:
         self._later: list[tuple[int, int, Integers]] = []
         self._later_by_thread: dict[int, Integers] | None = None
         self._blocks = 0
-        self.calls = 0
+        self._calls = 0
+        self._calls_with_graphs: int | None = None
+        self.graphs = GraphLaunches()
 
     def add(self, block: CallBlock) -> None:
         """Register a block that is read for the first time."""
@@ -70,15 +74,40 @@ class CallSource:
         self._blocks += 1
         if self._select is not None:
             block = self._select(block)
-        self.calls += len(block)
+        self._calls += len(block)
         if self._kept is not None and len(block):
             self._kept.append(block)
-            if self.calls > KEPT_CALLS:
+            if self._calls > KEPT_CALLS:
                 self._kept = None
 
     def add_times(self, record: DeviceTimes) -> None:
         """Register device times that were recorded after their calls."""
         self._later.append((record.thread, record.first, np.asarray(record.device_ns, dtype=np.int64)))
+
+    def weigh_graphs(self, signatures: Iterable[Signature]) -> None:
+        """Determine how the time of launches is divided, after all records were read."""
+        if self.graphs.graphs:
+            self.graphs.weigh(signatures, self._usual_ns)
+
+    def _usual_ns(self) -> dict[int, float]:
+        """Return mean device times by signature of the calls outside of graphs."""
+        totals: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
+        for block in self._recorded():
+            timed = block.device_ns >= 0
+            for number, time in zip(block.signature[timed].tolist(), block.device_ns[timed].tolist(), strict=True):
+                totals[number] += time
+                counts[number] += 1
+        return {number: totals[number] / count for number, count in counts.items()}
+
+    @property
+    def calls(self) -> int:
+        """Number of calls."""
+        if not self.graphs.graphs:
+            return self._calls
+        if self._calls_with_graphs is None:
+            self._calls_with_graphs = sum(map(len, self._selected_again()))
+        return self._calls_with_graphs
 
     @property
     def has_later_times(self) -> bool:
@@ -88,19 +117,32 @@ class CallSource:
     @property
     def is_kept(self) -> bool:
         """Return True if the calls are in memory."""
-        return self._kept is not None
+        return self._kept is not None and self.calls <= KEPT_CALLS
 
     def __iter__(self) -> Iterator[CallBlock]:
-        if self._kept is not None and not (self._later and self._select is not None):
-            yield from self._with_later_times(self._kept)
-            return
-        blocks: Iterable[CallBlock] = self._with_later_times(islice(self._read(), self._blocks))
-        calls = 0
-        for block in blocks if self._select is None else map(self._select, blocks):
-            calls += len(block)
+        if self._kept is not None and not self._later and not self.graphs.graphs:
+            yield from self._kept
+        else:
+            yield from self._selected_again()
+
+    def _selected_again(self) -> Iterator[CallBlock]:
+        """Yield the selected part of each block, with later device times and the calls of launches."""
+        for recorded in self._recorded():
+            block = self.graphs.expand(recorded) if self.graphs.graphs else recorded
+            block = block if self._select is None else self._select(block)
             if len(block):
                 yield block
-        if calls != self.calls:
+
+    def _recorded(self) -> Iterator[CallBlock]:
+        """Yield the blocks of the file with later device times."""
+        if self._kept is not None and self._select is None:
+            yield from self._with_later_times(self._kept)
+            return
+        calls = 0
+        for block in self._with_later_times(islice(self._read(), self._blocks)):
+            calls += len(block)
+            yield block
+        if calls != self._all_by_thread.total():
             raise UserError("the trace was changed while it was read", "read it after the capture has ended")
 
     def _with_later_times(self, blocks: Iterable[CallBlock]) -> Iterator[CallBlock]:

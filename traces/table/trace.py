@@ -25,6 +25,8 @@ from opgrip.traces.schema.records import (
     Effects,
     End,
     Entered,
+    Graph,
+    GraphTimes,
     Header,
     Kernels,
     Observed,
@@ -361,6 +363,8 @@ class _Contents:
                 fields["contexts"][record.number] = record.settings
             case Observed():
                 fields["observed"].setdefault(record.signature, []).append(record)
+            case Graph() | GraphTimes():
+                self._source.graphs.add(record)
             case Effects():
                 fields["effects"][record.signature] = record
             case Kernels():
@@ -373,6 +377,7 @@ class _Contents:
         """Return the trace made of the collected records."""
         fields = self._fields
         names = CallNames(fields["signatures"], fields["scopes"], fields["threads"])
+        self._source.weigh_graphs(fields["signatures"])
         return Trace(
             **fields,
             calls=lambda: calls_table(self._source, names),

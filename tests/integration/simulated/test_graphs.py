@@ -10,6 +10,8 @@ from simulation import on_simulator
 
 from opgrip.capture import Capture
 from opgrip.replay.command.opreplay import main as opreplay
+from opgrip.traces import load, read
+from opgrip.traces.schema.records import Graph
 
 
 @on_simulator(SIM_DURATIONS="aten::sin=700", SIM_ONE_FAILED_CAPTURE="1")
@@ -29,3 +31,48 @@ def test_a_call_that_no_graph_holds_costs_one_row_and_spoils_none_after_it(tmp_p
     for operator in ("aten.sin.default", "aten.mul.Tensor"):
         assert (rows[operator]["status"], rows[operator]["method"]) == ("ok", "graph")
     assert 700 <= rows["aten.sin.default"]["median_us"] < 800
+
+
+@on_simulator(SIM_DURATIONS="aten::sin=40000;aten::cos=20000")
+def test_calls_of_a_graph_count_in_each_launch_and_not_in_its_capture(tmp_path: Path) -> None:
+    x, y = (torch.ones(1000, device="sim") for _ in range(2))
+    graph = torch.sim.Graph()
+    with Capture(tmp_path / "t.jsonl") as capture:
+        x.sin()
+        y.cos()
+        with torch.sim.graph(graph):
+            x.sin().view(10, 100)
+            y.cos()
+            torch.ones(3)
+        for _ in range(5):
+            graph.replay()
+    assert capture.dropped == 0
+    (template,) = (record for record in read(tmp_path / "t.jsonl") if isinstance(record, Graph))
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    ops = {signature.number: signature.op for signature in trace.signatures}
+    names = ["aten.sin.default", "aten.view.default", "aten.cos.default"]
+    assert [ops[number] for number in template.calls] == names
+    calls = trace.calls["op"].tolist()
+    assert calls == ["aten.sin.default", "aten.cos.default", "aten.ones.default", *names * 5]
+    table = trace.summary().set_index("op")
+    assert table["calls"][names].tolist() == [6, 5, 6]
+    assert trace.call_count == len(calls)
+    launched = trace.calls[trace.calls["device"] == "sim:0"].tail(15)
+    times = launched.groupby("op", observed=True)["device_ns"].sum()[names].tolist()
+    assert times[1] == 0
+    assert 300e6 <= sum(times) < 400e6
+    assert 1.6 < times[0] / times[2] < 2.4
+
+
+@on_simulator(SIM_DURATIONS="aten::sin=2000")
+def test_launches_of_a_graph_captured_earlier_are_recorded(tmp_path: Path) -> None:
+    x, graph = torch.ones(1000, device="sim"), torch.sim.Graph()
+    with torch.sim.graph(graph):
+        x.sin()
+    with Capture(tmp_path / "t.jsonl"):
+        for _ in range(3):
+            graph.replay()
+    calls = load(tmp_path / "t.jsonl", partial=False).calls
+    assert calls["op"].tolist() == ["torch.sim:Graph.replay"] * 3
+    assert calls["device"].tolist() == ["sim:0"] * 3
+    assert calls["device_ns"].between(2e6, 3e6).all()

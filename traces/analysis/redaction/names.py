@@ -14,7 +14,14 @@ import torch
 
 from opgrip.traces.analysis.redaction.policy import FILES, FUNCTIONS, LABELS, MODULES, SCALARS, Policy
 from opgrip.traces.schema.python_objects import PACKERS
-from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER, ON_FAKE, ON_META, PHASES
+from opgrip.traces.schema.records import (
+    FUNCTION,
+    HIGHER_ORDER,
+    ON_FAKE,
+    ON_META,
+    PHASES,
+    is_graph_launch,
+)
 from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS, STORAGE
 from opgrip.traces.table.profiler_labels import STEP_LABEL
 
@@ -68,7 +75,7 @@ _OTHER_EXCEPTIONS = frozenset(("OutOfMemoryError", "AcceleratorError", "LinAlgEr
 
 def is_public_operator(op: str) -> bool:
     """Return True for an operator of torch, or of an extension that anyone can install."""
-    if op.startswith((*EXTENSIONS, HIGHER_ORDER)):
+    if op.startswith((*EXTENSIONS, HIGHER_ORDER)) or is_graph_launch(op):
         return True
     namespace, dot, _ = op.partition(".")
     return bool(dot) and ":" not in op and namespace in OPERATOR_NAMESPACES

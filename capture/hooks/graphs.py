@@ -1,0 +1,126 @@
+"""Recording of graphs: the calls of each graph's capture, once, and each launch as one call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from opgrip.capture.program.accelerators import graph_classes, with_index
+from opgrip.capture.program.patches import Patches
+from opgrip.capture.program.places import Location
+from opgrip.capture.recording.graph_templates import GraphCapture
+from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadMode
+from opgrip.errors import raise_if_from_program
+from opgrip.traces.schema.records import Graph
+
+Launch = tuple[int, int, int, Callable[[Any], Any]]
+"""epoch, signature and pair numbers, and the function that runs and times a launch"""
+
+
+class GraphWatch:
+    """A context in which captures of graphs become templates, and each launch of a graph is recorded as one call.
+
+    A graph whose capture was not seen has launches, and a record without calls.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._patches = Patches()
+        self._captures: WeakKeyDictionary[Any, GraphCapture] = WeakKeyDictionary()
+        self._launches: WeakKeyDictionary[Any, dict[tuple[ThreadMode, Location], Launch]] = WeakKeyDictionary()
+
+    def __enter__(self) -> GraphWatch:
+        for kind, graph in graph_classes():
+            self._patches.replace(graph, "capture_begin", functools.partial(self._beginning, kind))
+            self._patches.replace(graph, "capture_end", self._ending)
+            if hasattr(graph, "replay"):
+                self._patches.replace(graph, "replay", functools.partial(self._launching, kind))
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        self._patches.undo()
+
+    def _beginning(self, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(graph, *args, **kwargs)
+            try:
+                mode = self.recorder.threads.in_step()
+                if mode is not None and not mode.idle:
+                    device = with_index(torch.device(kind))
+                    self._launches.pop(graph, None)
+                    self._captures[graph] = self.recorder.templates.begin(graph, device, mode)
+            except Exception as error:
+                self.recorder.lost.drop("capture of a graph", error)
+            return result
+
+        return capture_begin
+
+    def _ending(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            capture = self._captures.pop(graph, None)
+            if capture is not None:
+                capture.ended_ns = perf_counter_ns()
+            return original(graph, *args, **kwargs)
+
+        return capture_end
+
+    def _launching(self, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        threads = self.recorder.threads
+
+        @functools.wraps(original)
+        def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            mode = threads.in_step()
+            if mode is None or mode.idle:
+                return original(graph, *args, **kwargs)
+            try:
+                epoch, number, pair, run = self._launches[graph][mode, mode.place]
+                if epoch != self.recorder.epochs.current:
+                    raise KeyError
+            except KeyError:
+                launch = self._prepare(kind, original, graph, mode)
+                if launch is None:
+                    return original(graph, *args, **kwargs)
+                _, number, pair, run = launch
+            if self.recorder.write_ahead is not None:
+                self.recorder.write_ahead_of(number)
+            mode.launched = start = perf_counter_ns()
+            # what a launch runs on the host, such as the update of random seeds, is part of it
+            mode.idle = True
+            try:
+                result = run(graph, *args, **kwargs)
+            finally:
+                mode.idle = threads.idle
+            mode.rows += (pair, start, perf_counter_ns(), UNPAIRED)
+            return result
+
+        return replay
+
+    def _prepare(self, kind: str, original: Callable[..., Any], graph: Any, mode: ThreadMode) -> Launch | None:
+        """Return what launches of a graph from the current location need, or None if they cannot be recorded."""
+        recorder = self.recorder
+        try:
+            device = with_index(torch.device(kind))
+            number = recorder.templates.signatures.get(graph)
+            if number is None:
+                number = recorder.templates.add(graph, device)
+                recorder.pending.add(Graph(number, captured=False))
+            epoch = recorder.epochs.current
+            _, pair = recorder.scopes.point(number, mode.place, 0)
+            run = original
+            if recorder.kernels is None or not recorder.kernels.expect(number, device, recorder.graphs):
+                run = mode.device.timed(original, device, lambda: mode.launched)
+            launch = epoch, number, pair, run
+            self._launches.setdefault(graph, {})[mode, mode.place] = launch
+            return launch
+        except Exception as error:
+            raise_if_from_program(error)
+            recorder.lost.drop("launch of a graph", error)
+            return None

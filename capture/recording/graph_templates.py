@@ -1,0 +1,108 @@
+"""The graphs of a recording: calls that a program makes while it captures a graph belong to it, and not to a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from opgrip.traces.schema.records import Graph
+
+if TYPE_CHECKING:
+    from opgrip.capture.recording.thread_mode import ThreadMode
+
+FOREVER_NS = (1 << 63) - 1
+ENGINE = "autograd"
+"""name of the threads in which autograd runs the backward pass that another thread captures"""
+
+Columns = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCalls:
+    """Calls that one thread made for a graph, as in `ThreadCalls`."""
+
+    mode: ThreadMode
+    calls: Columns
+    tensors: Columns
+    flows: Columns
+
+
+@dataclass(slots=True, eq=False)
+class GraphCapture:
+    """The capture of a graph by the program.
+
+    Attributes
+    ----------
+    signature : number of the signature of the graph's launches
+    mode : mode of the capturing thread
+    started_ns, ended_ns : times by `perf_counter_ns`
+    parts : calls for the graph
+    """
+
+    signature: int
+    mode: ThreadMode
+    started_ns: int
+    ended_ns: int = FOREVER_NS
+    parts: list[GraphCalls] = field(default_factory=list)
+
+    def contains(self, mode: ThreadMode, starts: Columns) -> NDArray[np.bool_]:
+        """Return a mask of the calls of a thread that were made while the graph was captured."""
+        if mode is not self.mode and mode.thread_name != ENGINE:
+            return np.zeros(len(starts), dtype=np.bool_)
+        mask: NDArray[np.bool_] = (starts >= self.started_ns) & (starts < self.ended_ns)
+        return mask
+
+    def record(self, describe: Callable[[Columns], tuple[Sequence[int], Sequence[int]]]) -> Graph:
+        """Return the record of the graph.
+
+        Parameters
+        ----------
+        describe : returns the signature and scope numbers of calls
+        """
+        if not self.parts:
+            return Graph(self.signature)
+        calls = np.concatenate([part.calls for part in self.parts])
+        tensors = np.concatenate([part.tensors for part in self.parts])
+        pieces = np.split(np.concatenate([part.flows for part in self.parts]), np.cumsum(tensors)[:-1])
+        order = np.argsort(calls[:, 1], kind="stable")
+        storages = np.concatenate([pieces[place] for place in order.tolist()])
+        signature, scope = describe(calls[order])
+        return Graph(self.signature, list(signature), list(scope), tensors[order].tolist(), storages.tolist())
+
+
+class GraphTemplates:
+    """Graphs that the program captured or launched while calls were recorded.
+
+    Attributes
+    ----------
+    signatures : by graph, the number of the signature of its launches
+    all_signatures : these numbers, also of graphs that no longer exist
+    captures : captures whose calls were not all taken, in order
+    """
+
+    def __init__(self, add_signature: Callable[[str, torch.device, int], int]) -> None:
+        self._add_signature = add_signature
+        self.signatures: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self.all_signatures: set[int] = set()
+        self.captures: list[GraphCapture] = []
+
+    def add(self, graph: Any, device: torch.device) -> int:
+        """Return the number of a new signature for the launches of a graph on a device."""
+        name = f"torch.{device.type}:{type(graph).__qualname__}.replay"
+        number = self._add_signature(name, device, len(self.all_signatures) + 1)
+        self.all_signatures.add(number)
+        self.signatures[graph] = number
+        return number
+
+    def begin(self, graph: Any, device: torch.device, mode: ThreadMode) -> GraphCapture:
+        """Note that the program captures a graph in a thread from now on."""
+        capture = GraphCapture(self.add(graph, device), mode, perf_counter_ns())
+        self.captures.append(capture)
+        return capture
