@@ -34,7 +34,7 @@ def audit_model(path: Path, source: str, options: ModelOptions) -> list[CountDif
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ["predict", "train"])
-def test_the_built_in_detector_leaves_nothing_unexplained(tmp_path: Path, run: str) -> None:
+def test_audit_explains_every_difference_of_the_builtin_detector(tmp_path: Path, run: str) -> None:
     options = ModelOptions(run=run, input_size=(64, 64), batch_size=1)
     found = audit_model(tmp_path / "t.jsonl", "builtin:faster_rcnn", options)
     assert found
@@ -45,7 +45,7 @@ def test_the_built_in_detector_leaves_nothing_unexplained(tmp_path: Path, run: s
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ["predict", "train"])
 @pytest.mark.parametrize("source", NARROW)
-def test_detectors_of_openmmlab_leave_nothing_unexplained(tmp_path: Path, source: str, run: str) -> None:
+def test_audit_explains_every_difference_of_openmmlab_detectors(tmp_path: Path, source: str, run: str) -> None:
     options = ModelOptions(run=run, input_size=(64, 64), cfg_options=NARROW[source])
     found = audit_model(tmp_path / "t.jsonl", source, options)
     assert [item for item in found if item.explained is None] == []
@@ -64,7 +64,7 @@ AUDITED = sorted({*SMALL_PROGRAMS, *TRANSFORMERS_PROGRAMS} - {*APART, *AUDITED_A
     # importing transformers takes three seconds; `test_undisturbed.py` counts the operators of one of its models
     slow_except([name for name in AUDITED if name not in TRANSFORMERS_PROGRAMS], AUDITED),
 )
-def test_small_models_leave_nothing_unexplained(tmp_path: Path, name: str, run: str) -> None:
+def test_audit_explains_every_difference_of_small_models(tmp_path: Path, name: str, run: str) -> None:
     if name in TRANSFORMERS_PROGRAMS:
         optional("transformers")
     build = {**SMALL_PROGRAMS, **TRANSFORMERS_PROGRAMS}[name]
@@ -83,7 +83,7 @@ def test_small_models_leave_nothing_unexplained(tmp_path: Path, name: str, run: 
     assert [item for item in found if item.explained is None] == []
 
 
-def test_what_a_capture_misses_is_named(tmp_path: Path) -> None:
+def test_audit_names_operators_that_a_capture_misses(tmp_path: Path) -> None:
     x = torch.ones(3)
     with Capture(tmp_path / "t.jsonl"):
         x.sin()
@@ -91,7 +91,7 @@ def test_what_a_capture_misses_is_named(tmp_path: Path) -> None:
     assert missed == CountDifference("aten::cos", 1, 0)
 
 
-def test_what_an_operator_is_made_of_counts_where_the_trace_lacks_it(tmp_path: Path) -> None:
+def test_audit_counts_parts_of_an_operator_missing_from_the_trace(tmp_path: Path) -> None:
     linear, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
     with Capture(tmp_path / "t.jsonl"):
         linear(x)
@@ -99,7 +99,7 @@ def test_what_an_operator_is_made_of_counts_where_the_trace_lacks_it(tmp_path: P
     assert audit(tmp_path / "t.jsonl", lambda: linear(x)) == []
 
 
-def test_an_overload_that_is_made_of_others_counts_as_these(tmp_path: Path) -> None:
+def test_audit_counts_a_composite_overload_as_its_parts(tmp_path: Path) -> None:
     x = torch.randn(6)
 
     def step() -> None:
@@ -111,7 +111,7 @@ def test_an_overload_that_is_made_of_others_counts_as_these(tmp_path: Path) -> N
     assert [item for item in audit(tmp_path / "t.jsonl", step) if item.explained is None] == []
 
 
-def test_what_autograd_does_otherwise_under_a_dispatch_mode_is_explained(tmp_path: Path) -> None:
+def test_audit_explains_autograd_differences_under_a_dispatch_mode(tmp_path: Path) -> None:
     weight = torch.rand(5, 4, requires_grad=True)
     factor = torch.rand(4, requires_grad=True)
 
@@ -129,7 +129,7 @@ def test_what_autograd_does_otherwise_under_a_dispatch_mode_is_explained(tmp_pat
     assert [item for item in found.values() if item.explained is None] == []
 
 
-def test_what_prints_a_tensor_does_not_count(tmp_path: Path) -> None:
+def test_audit_does_not_count_printing_of_tensors(tmp_path: Path) -> None:
     def step() -> None:
         str(torch.arange(2000.0))
         repr(torch.eye(3))
@@ -141,7 +141,7 @@ def test_what_prints_a_tensor_does_not_count(tmp_path: Path) -> None:
     assert torch.Tensor.__repr__ is printing
 
 
-def test_forms_of_an_operator_count_together() -> None:
+def test_audit_counts_forms_of_an_operator_together() -> None:
     found = differences({"aten::add_": 3, "aten::sin": 1}, {"aten::add": 1, "aten::add_": 2, "aten::sin": 1})
     assert {(item.op, item.torch_calls, item.trace_calls) for item in found} == {
         ("aten::add_", 3, 2),
@@ -151,7 +151,7 @@ def test_forms_of_an_operator_count_together() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_tells_what_differs(tmp_path: Path) -> None:
+def test_audit_command_prints_the_differences(tmp_path: Path) -> None:
     done = succeed("opcapture", "--audit", *SMALL, "-o", tmp_path / "t.jsonl")
     assert re.search(
         r"audit: aten::to: torch counts \d+, the trace 0: a composite operator that called no other", done.stderr

@@ -65,7 +65,7 @@ def small_model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 4))).eval()
 
 
-def test_values_are_left_out_first_then_scopes_and_then_steps() -> None:
+def test_budget_omits_values_first_then_scopes_and_then_steps() -> None:
     clock = Clock()
     budget = clock.budget()
     seen = []
@@ -75,7 +75,7 @@ def test_values_are_left_out_first_then_scopes_and_then_steps() -> None:
     assert seen == [Thinning.NOTHING, Thinning.NOTHING, Thinning.VALUES, Thinning.SCOPES, Thinning.STEPS]
 
 
-def test_time_that_passes_pays_for_what_was_spent_and_no_more_is_saved_than_at_the_begin() -> None:
+def test_budget_recovers_over_time_up_to_the_initial_burst() -> None:
     clock = Clock()
     budget = clock.budget()
     clock.spent_ns = 1.1 * WHOLE_NS
@@ -92,7 +92,7 @@ def test_time_that_passes_pays_for_what_was_spent_and_no_more_is_saved_than_at_t
     assert budget.is_overdrawn
 
 
-def test_what_begins_anew_as_a_forked_process_does_has_spent_nothing() -> None:
+def test_budget_restarts_in_a_forked_process() -> None:
     clock = Clock()
     budget = clock.budget()
     clock.spent_ns = 1.1 * WHOLE_NS
@@ -105,7 +105,7 @@ def test_what_begins_anew_as_a_forked_process_does_has_spent_nothing() -> None:
     assert budget.thinning() is Thinning.STEPS
 
 
-def test_costs_are_those_of_this_machine_and_draw_no_random_numbers() -> None:
+def test_cost_measurement_draws_no_random_numbers() -> None:
     before = torch.get_rng_state()
     costs = measure_costs()
     assert torch.equal(torch.get_rng_state(), before)
@@ -113,14 +113,12 @@ def test_costs_are_those_of_this_machine_and_draw_no_random_numbers() -> None:
     assert costs.passed < costs.call
 
 
-def test_costs_are_measured_whatever_device_tensors_are_made_on() -> None:
+def test_cost_measurement_ignores_the_default_device() -> None:
     with torch.device("meta"):
         assert measure_costs().call > 0
 
 
-def test_a_capture_that_spends_too_much_leaves_out_whole_steps_and_says_so(
-    tmp_path: Path, spend: Callable[[float], None]
-) -> None:
+def test_capture_over_budget_omits_whole_steps_and_reports_it(tmp_path: Path, spend: Callable[[float], None]) -> None:
     path, model = tmp_path / "t.jsonl", small_model()
     with torch.no_grad(), Capture(path, max_overhead=SHARE) as capture:
         for step in range(6):
@@ -136,9 +134,7 @@ def test_a_capture_that_spends_too_much_leaves_out_whole_steps_and_says_so(
     assert set(replay(path, iterations=1, warmup=0).frame["status"]) == {"ok"}
 
 
-def test_values_of_new_signatures_are_left_out_and_the_trace_replays(
-    tmp_path: Path, spend: Callable[[float], None]
-) -> None:
+def test_trace_without_values_of_new_signatures_replays(tmp_path: Path, spend: Callable[[float], None]) -> None:
     path = tmp_path / "t.jsonl"
     with Capture(path, max_overhead=SHARE) as capture:
         torch.ones(2).neg()
@@ -155,7 +151,7 @@ def test_values_of_new_signatures_are_left_out_and_the_trace_replays(
     assert trace.end.thinned["values"] == 2
 
 
-def test_scopes_of_modules_are_left_out_but_for_the_outermost(tmp_path: Path, spend: Callable[[float], None]) -> None:
+def test_capture_over_budget_keeps_only_outermost_module_scopes(tmp_path: Path, spend: Callable[[float], None]) -> None:
     path, model = tmp_path / "t.jsonl", small_model()
     with torch.no_grad(), Capture(path, model=model, max_overhead=SHARE) as capture:
         model(torch.ones(2, 4))
@@ -167,9 +163,7 @@ def test_scopes_of_modules_are_left_out_but_for_the_outermost(tmp_path: Path, sp
     assert list(relus["module"]) == ["1.0", ""]
 
 
-def test_a_program_without_steps_is_told_that_it_has_to_tell_of_them(
-    tmp_path: Path, spend: Callable[[float], None]
-) -> None:
+def test_max_overhead_warns_if_the_program_marks_no_steps(tmp_path: Path, spend: Callable[[float], None]) -> None:
     with pytest.warns(RuntimeWarning, match=r"call step\(\)"), Capture(tmp_path / "t.jsonl", max_overhead=SHARE) as it:
         torch.ones(2).neg()
         spend(2.5)
@@ -177,7 +171,7 @@ def test_a_program_without_steps_is_told_that_it_has_to_tell_of_them(
     assert it.calls == 2
 
 
-def test_a_recording_on_demand_leaves_out_steps(tmp_path: Path, spend: Callable[[float], None]) -> None:
+def test_on_demand_recording_over_budget_omits_steps(tmp_path: Path, spend: Callable[[float], None]) -> None:
     model = small_model()
     settings = AgentSettings("tested", str(tmp_path / "t-%n.jsonl"))
     request = RecordingRequest(steps=2, warmup=0, options={"max_overhead": SHARE})
@@ -199,7 +193,7 @@ def test_a_recording_on_demand_leaves_out_steps(tmp_path: Path, spend: Callable[
     assert end.thinned["steps"] == 3
 
 
-def test_counts_are_added_up_where_traces_are_merged(tmp_path: Path, spend: Callable[[float], None]) -> None:
+def test_merge_adds_up_counts_of_omitted_steps(tmp_path: Path, spend: Callable[[float], None]) -> None:
     paths = [tmp_path / f"{name}.jsonl" for name in "ab"]
     for path in paths:
         with Capture(path, max_overhead=SHARE) as capture:
@@ -215,7 +209,7 @@ def test_counts_are_added_up_where_traces_are_merged(tmp_path: Path, spend: Call
     assert end.thinned == {"steps": 2}
 
 
-def test_a_redacted_trace_says_what_was_left_out(tmp_path: Path, spend: Callable[[float], None]) -> None:
+def test_redacted_trace_reports_omitted_steps(tmp_path: Path, spend: Callable[[float], None]) -> None:
     path = tmp_path / "t.jsonl"
     with Capture(path, max_overhead=SHARE, private=True) as capture:
         torch.ones(2).neg()
@@ -226,7 +220,7 @@ def test_a_redacted_trace_says_what_was_left_out(tmp_path: Path, spend: Callable
     assert end.thinned == {"steps": 1}
 
 
-def test_a_recording_ends_where_it_keeps_too_much_and_the_program_goes_on(tmp_path: Path) -> None:
+def test_memory_limit_ends_the_recording_and_not_the_program(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     with Capture(path, max_memory=1 << 20) as capture:
         sizes = [torch.ones(size).neg().numel() for size in range(1, 400)]
@@ -240,12 +234,12 @@ def test_a_recording_ends_where_it_keeps_too_much_and_the_program_goes_on(tmp_pa
     assert (500,) not in {spec.shape for item in trace.signatures for spec in item.args if hasattr(spec, "shape")}
 
 
-def test_the_last_calls_are_kept_without_end() -> None:
+def test_memory_limit_is_refused_with_last_calls() -> None:
     with pytest.raises(UserError, match="--max-memory end a recording"):
         Capture("t.jsonl", last=5, max_memory=1 << 20)
 
 
-def test_a_share_is_a_part_or_percent() -> None:
+def test_overhead_option_takes_a_fraction_or_a_percentage() -> None:
     assert percent("5%") == percent("0.05") == 0.05
     for text in ("0%", "101%", "5", "x%", "nan"):
         with pytest.raises(argparse.ArgumentTypeError):

@@ -27,7 +27,7 @@ def ops(trace: Trace) -> list[str]:
     return trace.calls["op"].astype(str).tolist()
 
 
-def test_calls_know_their_module_and_phase(tiny_trace: Path) -> None:
+def test_calls_have_their_module_and_phase(tiny_trace: Path) -> None:
     calls = load(tiny_trace).calls
     places = {(row.op, row.module, row.phase) for row in calls.itertuples()}
     assert ("aten.convolution.default", "features.0", "forward") in places
@@ -52,7 +52,7 @@ def test_thousands_of_calls_share_a_signature(tmp_path: Path) -> None:
     ("first", "second"),
     [(1, 1.0), (1, True), (0.0, -0.0), (2.0, 3.0), (float("inf"), float("-inf")), (1.0, 1 + 0j)],
 )
-def test_scalars_that_python_calls_equal_are_told_apart(tmp_path: Path, first: Any, second: Any) -> None:
+def test_scalars_that_python_compares_equal_have_distinct_signatures(tmp_path: Path, first: Any, second: Any) -> None:
     x = torch.ones(3)
     trace = captured(tmp_path, lambda: (x * first, x * second, x * first))
     scalars = [signature.args[1] for signature in trace.signatures]
@@ -66,7 +66,7 @@ def test_nan_arguments_share_a_signature(tmp_path: Path) -> None:
     assert len(trace.signatures) == 1
 
 
-def test_the_layout_of_tensors_is_recorded(tmp_path: Path) -> None:
+def test_tensor_layout_is_recorded(tmp_path: Path) -> None:
     base = torch.arange(24.0).reshape(4, 6)
     trace = captured(tmp_path, lambda: torch.add(base.t()[1:], base.expand(1, 4, 6)[0].t()[1:]))
     add = next(signature for signature in trace.signatures if signature.op == "aten.add.Tensor")
@@ -75,27 +75,27 @@ def test_the_layout_of_tensors_is_recorded(tmp_path: Path) -> None:
     assert add.args[1].storage == 0
 
 
-def test_lists_of_tensors_keep_every_one(tmp_path: Path) -> None:
+def test_lists_of_tensors_keep_every_tensor(tmp_path: Path) -> None:
     tensors = [torch.ones(size) for size in range(1, 40)]
     trace = captured(tmp_path, lambda: torch._foreach_mul_(tensors, 2.0))
     (signature,) = trace.signatures
     assert [spec.shape for spec in signature.args[0]] == [(size,) for size in range(1, 40)]
 
 
-def test_generators_are_kept_by_device_and_seed(tmp_path: Path) -> None:
+def test_generators_are_recorded_by_device_and_seed(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(5)
     trace = captured(tmp_path, lambda: torch.randn(3, generator=generator))
     assert GeneratorSpec("cpu", 5) in [*trace.signatures[0].args, *trace.signatures[0].kwargs.values()]
 
 
-def test_arguments_that_a_trace_cannot_hold_are_named(tmp_path: Path) -> None:
+def test_unsupported_arguments_are_recorded_by_type(tmp_path: Path) -> None:
     handle = torch.ops.profiler._record_function_enter_new("step")
     trace = captured(tmp_path, lambda: torch.ops.profiler._record_function_exit(handle))
     kinds = [leaf.type_name for signature in trace.signatures for leaf in signature.args if isinstance(leaf, Opaque)]
     assert kinds == ["profiler._RecordFunction"]
 
 
-def test_a_call_that_raises_is_recorded_and_the_program_gets_its_error(tmp_path: Path) -> None:
+def test_call_that_raises_is_recorded_and_its_error_reaches_the_program(tmp_path: Path) -> None:
     x = torch.ones(3)
 
     def program() -> None:
@@ -107,7 +107,7 @@ def test_a_call_that_raises_is_recorded_and_the_program_gets_its_error(tmp_path:
     assert "must match" in trace.signatures[-1].raised
 
 
-def test_an_error_of_the_program_leaves_a_whole_trace(tmp_path: Path) -> None:
+def test_program_error_leaves_a_complete_trace(tmp_path: Path) -> None:
     x = torch.ones(3)
     with pytest.raises(ZeroDivisionError), Capture(tmp_path / "t.jsonl"):
         x + 1
@@ -116,9 +116,7 @@ def test_an_error_of_the_program_leaves_a_whole_trace(tmp_path: Path) -> None:
     assert ops(trace) == ["aten.add.Tensor"]
 
 
-def test_a_fault_in_a_hook_costs_a_counted_record_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hook_error_drops_only_the_record_and_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> Any:
         raise OSError("planted")
 
@@ -133,9 +131,7 @@ def test_a_fault_in_a_hook_costs_a_counted_record_and_nothing_else(
     assert [(item.op, item.reason, item.count) for item in end.dropped] == [("aten.add.Tensor", "OSError: planted", 1)]
 
 
-def test_values_that_cannot_be_read_are_counted_and_the_call_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_values_are_counted_and_the_call_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(op: str, argument: str, tensor: torch.Tensor) -> Any:
         raise OSError("planted")
 
@@ -147,9 +143,7 @@ def test_values_that_cannot_be_read_are_counted_and_the_call_is_kept(
     assert trace.end.without_values[0].reason == "OSError: planted"
 
 
-def test_a_trace_that_cannot_be_written_is_a_warning_not_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_trace_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(3)
     watched = Capture(tmp_path / "t.jsonl")
     with pytest.warns(RuntimeWarning, match="could not be written: planted"), watched:
@@ -160,12 +154,12 @@ def test_a_trace_that_cannot_be_written_is_a_warning_not_an_error(
     assert not (tmp_path / "t.jsonl").exists()
 
 
-def test_hooks_are_gone_after_the_block(tmp_path: Path) -> None:
+def test_hooks_are_removed_after_the_block(tmp_path: Path) -> None:
     train_tiny_net(tmp_path / "t.jsonl")
     assert nn.Module.__call__ is UNWATCHED
 
 
-def test_a_module_that_is_no_child_is_named_under_its_caller(tmp_path: Path) -> None:
+def test_module_that_is_not_a_child_is_named_under_its_caller(tmp_path: Path) -> None:
     class Outer(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return nn.ReLU()(x)
@@ -174,7 +168,7 @@ def test_a_module_that_is_no_child_is_named_under_its_caller(tmp_path: Path) -> 
     assert {row.op: row.module for row in trace.calls.itertuples()}["aten.relu.default"] == "(ReLU)"
 
 
-def test_the_scope_is_right_again_after_a_module_failed(tmp_path: Path) -> None:
+def test_scope_is_restored_after_a_module_failed(tmp_path: Path) -> None:
     class Fails(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise ValueError
@@ -194,7 +188,7 @@ def test_the_scope_is_right_again_after_a_module_failed(tmp_path: Path) -> None:
     ]
 
 
-def test_functions_of_an_extension_are_calls_of_their_own(tmp_path: Path) -> None:
+def test_extension_functions_are_recorded_as_calls(tmp_path: Path) -> None:
     # any module of builtin functions works here; the tests with mmcv use its real extension
     import math
 
@@ -206,14 +200,14 @@ def test_functions_of_an_extension_are_calls_of_their_own(tmp_path: Path) -> Non
     assert math.hypot is original
 
 
-def test_an_extension_that_the_capture_itself_calls_does_not_wait_for_itself(tmp_path: Path) -> None:
+def test_extension_used_by_the_capture_itself_does_not_deadlock(tmp_path: Path) -> None:
     # the capture itself calls math.isfinite to fit values, and functions of struct and zlib to write
     watched = ["math", "zlib", "_struct"]
     trace = captured(tmp_path, lambda: torch.ones(100) * 2, extensions=watched)
     assert set(ops(trace)) == {"aten.ones.default", "aten.mul.Tensor"}
 
 
-def test_two_captures_at_once_both_see_operators_and_extensions(tmp_path: Path) -> None:
+def test_two_captures_both_record_operators_and_extensions(tmp_path: Path) -> None:
     import cmath
 
     x = torch.ones(3)
@@ -225,7 +219,7 @@ def test_two_captures_at_once_both_see_operators_and_extensions(tmp_path: Path) 
         assert ops(load(path)) == ["aten.add.Tensor", "cmath:phase"]
 
 
-def test_a_compiled_function_runs_and_the_compiler_sees_nothing_of_ours(tmp_path: Path) -> None:
+def test_compiled_function_is_recorded_as_its_eager_operators(tmp_path: Path) -> None:
     graphs: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -253,7 +247,7 @@ def test_nested_tensors_are_recorded_by_their_buffer(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_calls_of_a_tensor_subclass_are_those_that_it_makes_inside(tmp_path: Path) -> None:
+def test_tensor_subclass_is_recorded_by_its_inner_calls(tmp_path: Path) -> None:
     parts = [torch.ones(2), torch.ones(3)]
     trace = captured(tmp_path, lambda: torch.nested.nested_tensor(parts, layout=torch.jagged) * 2)
     (mul,) = (signature for signature in trace.signatures if signature.op == "aten.mul.Tensor")
@@ -263,7 +257,7 @@ def test_calls_of_a_tensor_subclass_are_those_that_it_makes_inside(tmp_path: Pat
     assert ("aten.mul.Tensor", "run by NestedTensor") in [(item.op, item.reason) for item in trace.end.passed_by]
 
 
-def test_outputs_that_cannot_be_described_do_not_cost_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_is_recorded_if_its_outputs_cannot_be_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(result: Any) -> Any:
         raise OSError("planted")
 
@@ -274,7 +268,7 @@ def test_outputs_that_cannot_be_described_do_not_cost_the_call(tmp_path: Path, m
     assert trace.signatures[0].outputs == Opaque("OSError: planted")
 
 
-def test_a_capture_that_runs_cannot_be_entered_again(tmp_path: Path) -> None:
+def test_running_capture_cannot_be_entered_again(tmp_path: Path) -> None:
     watched = Capture(tmp_path / "t.jsonl")
     with watched, pytest.raises(UserError, match="already running"):
         watched.__enter__()
@@ -282,7 +276,7 @@ def test_a_capture_that_runs_cannot_be_entered_again(tmp_path: Path) -> None:
     assert (tmp_path / "t.jsonl").exists()
 
 
-def test_a_program_that_starts_again_writes_another_trace(tmp_path: Path) -> None:
+def test_reentered_capture_writes_another_trace(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("precious", encoding="utf-8")
     watched = Capture(path, values="full")
@@ -298,7 +292,7 @@ def test_a_program_that_starts_again_writes_another_trace(tmp_path: Path) -> Non
     assert len(load(path).calls) == 1
 
 
-def test_a_name_may_have_the_time_and_the_process(tmp_path: Path) -> None:
+def test_trace_name_may_contain_time_and_process(tmp_path: Path) -> None:
     with Capture(tmp_path / "t-%t-%p-100%.jsonl") as watched:
         torch.ones(3)
     assert re.fullmatch(rf"t-\d{{8}}T\d{{6}}-{os.getpid()}-100%\.jsonl", Path(watched.path).name)
@@ -321,13 +315,13 @@ with Capture(sys.argv[1]):
 
 
 @pytest.mark.slow
-def test_a_forked_child_leaves_the_parents_trace_alone(tmp_path: Path) -> None:
+def test_forked_child_does_not_change_the_parent_trace(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     assert run_python("-c", FORKED, path).returncode == 0
     assert [op for op in ops(load(path, partial=False)) if "ones" not in op] == ["aten.add.Tensor", "aten.sub.Tensor"]
 
 
-def test_calls_reach_the_file_while_the_program_idles(tmp_path: Path) -> None:
+def test_calls_are_written_while_the_program_idles(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     x = torch.ones(3)
     with Capture(path):

@@ -35,7 +35,7 @@ def groups_in(path: Path) -> dict[str, object]:
 
 
 @needs_groups
-def test_a_functional_collective_is_recorded_with_its_group(tmp_path: Path, group: Any) -> None:
+def test_functional_collective_is_recorded_with_its_group(tmp_path: Path, group: Any) -> None:
     operators = torch.ops._c10d_functional
     with Capture(tmp_path / "t.jsonl"):
         result = operators.all_reduce(torch.ones(4), "sum", group.group_name)
@@ -45,7 +45,7 @@ def test_a_functional_collective_is_recorded_with_its_group(tmp_path: Path, grou
     assert groups_in(tmp_path / "t.jsonl")["_c10d_functional.all_reduce.default"] == expected
 
 
-def test_without_groups_a_functional_collective_has_the_name_that_it_was_given(tmp_path: Path) -> None:
+def test_functional_collective_of_an_unknown_group_keeps_its_name(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"), pytest.raises(RuntimeError):
         torch.ops._c10d_functional.all_reduce(torch.ones(4), "sum", "nobody")
     assert groups_in(tmp_path / "t.jsonl")["_c10d_functional.all_reduce.default"] == "nobody"

@@ -43,9 +43,7 @@ class Backend:
 
 @pytest.mark.parametrize("fullgraph", [False, True])
 @pytest.mark.parametrize("before", [False, True])
-def test_a_compiled_function_is_recorded_and_still_compiled_afterwards(
-    tmp_path: Path, fullgraph: bool, before: bool
-) -> None:
+def test_compiled_function_is_recorded_and_remains_compiled(tmp_path: Path, fullgraph: bool, before: bool) -> None:
     backend = Backend()
     compiled = torch.compile(layer, backend=backend, fullgraph=fullgraph)
     if before:
@@ -74,7 +72,7 @@ def test_flex_attention_runs_under_a_capture(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_opaque_regions_are_one_call_with_the_kernels_that_they_launch(tmp_path: Path) -> None:
+def test_opaque_region_is_one_call_with_its_kernels(tmp_path: Path) -> None:
     compiled = torch.compile(layer)
     with Capture(tmp_path / "t.jsonl", compiled="opaque"):
         first = compiled(X, W)
@@ -97,7 +95,7 @@ def test_opaque_regions_are_one_call_with_the_kernels_that_they_launch(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not leaves_compiled_code_under_modes(), reason="this torch compiles again under a mode")
-def test_what_is_compiled_stays_compiled_where_regions_are_recorded(tmp_path: Path) -> None:
+def test_compiled_program_remains_compiled_with_opaque_regions(tmp_path: Path) -> None:
     program = ROOT / "tests/support/models/compiled_programs.py"
     alone = run_python(program, cwd=tmp_path, status=0)
     assert alone.stdout.count('"unique_graphs"') == 7
@@ -106,7 +104,7 @@ def test_what_is_compiled_stays_compiled_where_regions_are_recorded(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_compiled_module_is_recorded_region_by_region(tmp_path: Path) -> None:
+def test_compiled_module_is_recorded_by_region(tmp_path: Path) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
     with Capture(tmp_path / "t.jsonl", compiled="opaque"):
         compiled = torch.compile(net)

@@ -31,11 +31,11 @@ def storages(trace: Trace) -> list[list[int]]:
 
 
 @given(st.lists(st.integers(NO_STORAGE, 5000)), st.integers(-1, 5000))
-def test_numbers_of_storages_survive_the_file(numbers: list[int], newest: int) -> None:
+def test_storage_numbers_survive_encoding(numbers: list[int], newest: int) -> None:
     assert decode_storages(encode_storages(numbers, newest), newest) == numbers
 
 
-def test_a_result_is_known_again_as_an_argument(tmp_path: Path) -> None:
+def test_result_has_the_same_storage_as_a_later_argument(tmp_path: Path) -> None:
     x = torch.ones(3)
     sine, cosine, both = storages(captured(tmp_path, lambda: x.sin() + x.cos()))
     assert sine[0] == cosine[0]
@@ -43,7 +43,7 @@ def test_a_result_is_known_again_as_an_argument(tmp_path: Path) -> None:
     assert both[:2] == [sine[1], cosine[1]]
 
 
-def test_views_and_results_of_operators_in_place_are_the_memory_they_are_of(tmp_path: Path) -> None:
+def test_views_and_in_place_results_have_the_storage_of_their_base(tmp_path: Path) -> None:
     x = torch.ones(4)
 
     def program() -> None:
@@ -54,7 +54,7 @@ def test_views_and_results_of_operators_in_place_are_the_memory_they_are_of(tmp_
         assert len(set(call)) == 1
 
 
-def test_an_address_that_is_used_again_is_another_storage(tmp_path: Path) -> None:
+def test_reused_address_is_another_storage(tmp_path: Path) -> None:
     addresses, x = [], torch.ones(1000)
 
     def program() -> None:
@@ -69,7 +69,7 @@ def test_an_address_that_is_used_again_is_another_storage(tmp_path: Path) -> Non
     assert len({call[-1] for call in calls}) == 50
 
 
-def test_memory_that_no_call_made_is_told_from_what_had_its_address(tmp_path: Path) -> None:
+def test_storages_created_outside_of_calls_are_distinguished(tmp_path: Path) -> None:
     import numpy as np
 
     def program() -> None:
@@ -92,7 +92,7 @@ def test_storages_are_freed_when_the_program_frees_them() -> None:
     known.close()
 
 
-def test_the_table_of_storages_does_not_grow_with_the_calls(tmp_path: Path) -> None:
+def test_storage_table_does_not_grow_with_the_calls(tmp_path: Path) -> None:
     x = torch.ones(3)
     with Capture(tmp_path / "t.jsonl") as watched:
         for _ in range(5000):
@@ -100,7 +100,7 @@ def test_the_table_of_storages_does_not_grow_with_the_calls(tmp_path: Path) -> N
         assert len(watched._recorder.storages.numbers) < 1000
 
 
-def test_backward_calls_take_what_forward_calls_made(tmp_path: Path) -> None:
+def test_backward_calls_take_results_of_forward_calls(tmp_path: Path) -> None:
     def program() -> None:
         torch.ones(3, requires_grad=True).sin().exp().sum().backward()
 
@@ -111,7 +111,7 @@ def test_backward_calls_take_what_forward_calls_made(tmp_path: Path) -> None:
     assert any(result in numbers for op, numbers in calls if op == "aten.mul.Tensor")
 
 
-def test_a_graph_follows_results_and_writes(tmp_path: Path) -> None:
+def test_graph_follows_results_and_writes(tmp_path: Path) -> None:
     def program() -> None:
         x = torch.ones(1000)  # 0
         y = x.sin()  # 1
@@ -129,7 +129,7 @@ def test_a_graph_follows_results_and_writes(tmp_path: Path) -> None:
     assert graph.facts.peak_at == 2
 
 
-def test_memory_is_sized_by_what_takes_it_where_results_vary(tmp_path: Path) -> None:
+def test_graph_sizes_memory_by_its_consumer_if_results_vary(tmp_path: Path) -> None:
     few, more = torch.arange(5000) > 4990, torch.arange(5000) > 4899
 
     def program() -> None:
@@ -144,9 +144,7 @@ def test_memory_is_sized_by_what_takes_it_where_results_vary(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("numbers", [(0, 1), (1 << 40, 3), (5, (1 << 61) + 7), (2_000_000_000, 2_000_000_001)])
-def test_whatever_numbers_memory_has_there_is_a_graph_in_little_memory(
-    tmp_path: Path, numbers: tuple[int, int]
-) -> None:
+def test_graph_of_arbitrary_storage_numbers_needs_little_memory(tmp_path: Path, numbers: tuple[int, int]) -> None:
     spec = TensorSpec((8,), (1,), torch.float32, "cpu")
     signature = Signature(0, "operator", "aten.sin.default", (spec,), {}, spec)
     first, second = numbers
@@ -164,7 +162,7 @@ def test_whatever_numbers_memory_has_there_is_a_graph_in_little_memory(
 
 
 @pytest.mark.parametrize("op", ["aten.\ud800.default", "\udfff", "aten.sin.\udc00", "aten.ß.default", "a\0.b.c", ""])
-def test_whatever_a_stranger_calls_an_operator_there_is_a_graph(tmp_path: Path, op: str) -> None:
+def test_graph_accepts_any_operator_name(tmp_path: Path, op: str) -> None:
     spec = TensorSpec((8,), (1,), torch.float32, "cpu")
     records = [Signature(0, "operator", op, (spec,), {}, spec), Scope(0, "", "", "forward"), Thread(0, "MainThread")]
     trace = load(write(tmp_path / "t.jsonl", [*records, Calls(0, [0], [0], [0], [5], [2], [0, 1])]))
@@ -175,7 +173,7 @@ def test_whatever_a_stranger_calls_an_operator_there_is_a_graph(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_the_graph_verb_writes_json_and_dot(tmp_path: Path) -> None:
+def test_graph_verb_writes_json_and_dot(tmp_path: Path) -> None:
     train_tiny_net(tmp_path / "t.jsonl")
     done = succeed("opgrip", "trace", "graph", tmp_path / "t.jsonl", "-o", tmp_path / "g.json")
     assert "critical path" in done.stdout
@@ -186,7 +184,7 @@ def test_the_graph_verb_writes_json_and_dot(tmp_path: Path) -> None:
     assert run_command("opgrip", "trace", "graph", tmp_path / "t.jsonl", "-o", tmp_path / "g.svg").returncode == 2
 
 
-def test_large_tensors_that_a_program_frees_do_not_add_up(tmp_path: Path) -> None:
+def test_freed_large_tensors_do_not_accumulate(tmp_path: Path) -> None:
     def resident_mb() -> float:
         return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * 4096 / 1e6
 

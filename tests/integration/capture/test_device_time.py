@@ -56,7 +56,7 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_device")
-def test_calls_on_a_device_have_their_time_there_and_others_none(tmp_path: Path) -> None:
+def test_only_calls_on_a_device_have_device_times(tmp_path: Path) -> None:
     large, small = torch.ones(20), torch.ones(3)
     with Capture(tmp_path / "t.jsonl", device_time="events"):
         for _ in range(40):
@@ -70,7 +70,7 @@ def test_calls_on_a_device_have_their_time_there_and_others_none(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("_device")
-def test_events_are_used_again(tmp_path: Path) -> None:
+def test_device_events_are_reused(tmp_path: Path) -> None:
     large = torch.ones(20)
     with Capture(tmp_path / "t.jsonl", device_time="events") as watched:
         for _ in range(10):
@@ -82,7 +82,7 @@ def test_events_are_used_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_device")
-def test_an_operator_that_fails_on_a_device_is_recorded(tmp_path: Path) -> None:
+def test_operator_that_fails_on_a_device_is_recorded(tmp_path: Path) -> None:
     large = torch.ones(20)
     with Capture(tmp_path / "t.jsonl", device_time="events") as watched:
         with pytest.raises(RuntimeError):
@@ -93,7 +93,7 @@ def test_an_operator_that_fails_on_a_device_is_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_gpu_is_timed(tmp_path: Path) -> None:
+def test_calls_on_a_gpu_are_timed(tmp_path: Path) -> None:
     x = torch.rand(2048, 2048, device="cuda")
     with Capture(tmp_path / "t.jsonl"):
         for _ in range(20):

@@ -33,14 +33,12 @@ assert watched.failure is None and watched.dropped == 0 and watched.calls > 3, (
 
 
 @pytest.mark.slow
-def test_a_capture_starts_no_gpu_and_does_not_ask_for_one(tmp_path: Path) -> None:
+def test_capture_initializes_no_gpu(tmp_path: Path) -> None:
     done = run_python("-c", STARTED_BY_NOBODY, tmp_path / "t.jsonl", fresh=True, status=0)
     assert "warn" not in done.stderr.lower()
 
 
-def test_devices_that_the_program_has_started_are_in_the_header(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_started_by_the_program_are_in_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Capture(tmp_path / "t.jsonl"):
         torch.ones(3).sin()
         # the device starts in the middle of the capture
@@ -75,7 +73,7 @@ def may_ask(graphs: GraphCaptures) -> bool:
         return answer
 
 
-def test_devices_are_asked_between_captures_of_graphs_only(graphs: GraphCaptures) -> None:
+def test_devices_are_queried_only_between_graph_captures(graphs: GraphCaptures) -> None:
     with graphs:
         graph = Graph()
         assert may_ask(graphs)
@@ -90,7 +88,7 @@ def test_devices_are_asked_between_captures_of_graphs_only(graphs: GraphCaptures
     assert not hasattr(Graph.capture_begin, "__wrapped__")
 
 
-def test_a_graph_is_captured_after_a_question_that_was_asked_before(graphs: GraphCaptures) -> None:
+def test_graph_capture_waits_for_a_running_device_query(graphs: GraphCaptures) -> None:
     began = threading.Event()
 
     def capture() -> None:

@@ -36,7 +36,7 @@ def add_until_it_fails(calls: int) -> None:
 
 
 @pytest.mark.parametrize("write_ahead", [False, True])
-def test_the_last_calls_before_an_error_are_a_whole_trace(tmp_path: Path, write_ahead: bool) -> None:
+def test_last_calls_before_an_error_are_a_complete_trace(tmp_path: Path, write_ahead: bool) -> None:
     path = tmp_path / "t.jsonl"
     with pytest.raises(RuntimeError), Capture(path, last=10, write_ahead=write_ahead) as capture:
         add_until_it_fails(100)
@@ -52,14 +52,14 @@ def test_the_last_calls_before_an_error_are_a_whole_trace(tmp_path: Path, write_
 
 
 @pytest.mark.parametrize("write_ahead", [False, True])
-def test_a_program_to_which_nothing_happens_leaves_no_file(tmp_path: Path, write_ahead: bool) -> None:
+def test_flight_recorder_writes_no_file_without_an_event(tmp_path: Path, write_ahead: bool) -> None:
     capture = train_tiny_net(tmp_path / "t.jsonl", last=10, write_ahead=write_ahead)
     assert not capture.dumps
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("write_ahead", [False, True])
-def test_what_the_program_asks_for_has_each_call_once(tmp_path: Path, write_ahead: bool) -> None:
+def test_each_requested_dump_has_only_the_calls_since_the_previous_one(tmp_path: Path, write_ahead: bool) -> None:
     with Capture(tmp_path / "t.jsonl", last=100, write_ahead=write_ahead) as capture:
         numbers = torch.ones(3)
         first = capture.dump("first")
@@ -84,7 +84,7 @@ class Failing(nn.Module):
         return self.inner(numbers + 1)
 
 
-def test_an_error_that_leaves_a_module_is_written_once_though_the_program_handles_it(tmp_path: Path) -> None:
+def test_handled_error_that_leaves_a_module_is_dumped_once(tmp_path: Path) -> None:
     model = Failing()
     with suppress(ValueError), Capture(tmp_path / "t.jsonl", last=100) as capture:
         try:
@@ -96,7 +96,7 @@ def test_an_error_that_leaves_a_module_is_written_once_though_the_program_handle
     assert "mat1" in load(capture.dumps[0]).header["flight"]["reason"]
 
 
-def test_a_service_that_fails_all_day_does_not_fill_the_disk(tmp_path: Path) -> None:
+def test_number_of_dumps_is_limited(tmp_path: Path) -> None:
     model = Failing()
     with pytest.warns(RuntimeWarning, match="2 other times"), Capture(tmp_path / "t.jsonl", last=5) as capture:
         for _ in range(flight_recorder.MOST_DUMPS + 2):
@@ -105,7 +105,7 @@ def test_a_service_that_fails_all_day_does_not_fill_the_disk(tmp_path: Path) -> 
     assert len(capture.dumps) == len(list(tmp_path.iterdir())) == flight_recorder.MOST_DUMPS
 
 
-def test_what_the_program_does_not_survive_is_written_however_often_it_failed_before(tmp_path: Path) -> None:
+def test_fatal_error_is_dumped_beyond_the_limit_of_dumps(tmp_path: Path) -> None:
     model = Failing()
     before = signal.signal(signal.SIGHUP, lambda number, frame: None)
     raised, warned = pytest.raises(RuntimeError, match="mat1"), pytest.warns(RuntimeWarning, match="other time")
@@ -119,7 +119,7 @@ def test_what_the_program_does_not_survive_is_written_however_often_it_failed_be
     assert len(capture.dumps) == flight_recorder.MOST_DUMPS + 1
 
 
-def test_a_signal_that_the_program_handles_hides_no_later_end_of_it(tmp_path: Path) -> None:
+def test_handled_signal_does_not_suppress_a_later_dump(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, lambda number, frame: None)
     try:
         with pytest.raises(SystemExit), Capture(tmp_path / "t.jsonl", last=5) as capture:
@@ -133,14 +133,14 @@ def test_a_signal_that_the_program_handles_hides_no_later_end_of_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize("code", [None, 0])
-def test_a_program_that_ends_well_by_sys_exit_leaves_no_file(tmp_path: Path, code: int | None) -> None:
+def test_successful_sys_exit_writes_no_dump(tmp_path: Path, code: int | None) -> None:
     with pytest.raises(SystemExit), Capture(tmp_path / "t.jsonl", last=5):
         torch.ones(3)
         sys.exit(code)
     assert not list(tmp_path.iterdir())
 
 
-def test_calls_of_all_threads_are_kept_by_when_they_ended(tmp_path: Path) -> None:
+def test_last_calls_of_all_threads_are_kept_by_end_time(tmp_path: Path) -> None:
     def add() -> None:
         for _ in range(30):
             torch.ones(2) + 1
@@ -167,7 +167,7 @@ def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_tables")
 @pytest.mark.parametrize("write_ahead", [False, True])
-def test_tables_do_not_grow_where_every_step_has_new_signatures(tmp_path: Path, write_ahead: bool) -> None:
+def test_tables_do_not_grow_if_every_step_has_new_signatures(tmp_path: Path, write_ahead: bool) -> None:
     steady = torch.ones(7)
     turns, ready = threading.Semaphore(0), threading.Semaphore(0)
 
@@ -234,7 +234,7 @@ with Capture("t.jsonl", last=20):
 """
 
 
-def test_a_signal_leaves_the_last_calls_before_the_programs_own_handler_runs(tmp_path: Path) -> None:
+def test_signal_is_dumped_before_the_handler_of_the_program_runs(tmp_path: Path) -> None:
     dumps: list[Path] = []
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -258,7 +258,7 @@ def test_a_signal_leaves_the_last_calls_before_the_programs_own_handler_runs(tmp
         ("none", signal.SIGQUIT, -3),
     ],
 )
-def test_a_signal_that_ends_the_program_does_so_as_ever_and_leaves_the_last_calls(
+def test_fatal_signal_ends_the_program_unchanged_and_is_dumped(
     tmp_path: Path, handler: str, number: signal.Signals, status: int
 ) -> None:
     def heed() -> None:
@@ -280,7 +280,7 @@ def test_a_signal_that_ends_the_program_does_so_as_ever_and_leaves_the_last_call
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_handlers_are_the_programs_again_after_the_block(tmp_path: Path) -> None:
+def test_signal_handlers_are_restored_after_the_block(tmp_path: Path) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     replaced = signal.signal, signal.getsignal
 
@@ -298,7 +298,7 @@ def test_handlers_are_the_programs_again_after_the_block(tmp_path: Path) -> None
         signal.signal(signal.SIGTERM, before[signal.SIGTERM])
 
 
-def test_a_handler_that_is_put_back_is_the_one_that_the_program_saw(tmp_path: Path) -> None:
+def test_program_can_restore_the_signal_handler_that_it_saw(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         with Capture(tmp_path / "t.jsonl", last=5):
@@ -328,7 +328,7 @@ with Capture("t.jsonl", last=10, write_ahead=sys.argv[2] == "ahead") as capture:
 """
 
 
-def test_ring_file_holds_the_last_calls_at_any_time_if_written_ahead(tmp_path: Path) -> None:
+def test_ring_file_has_the_last_calls_at_any_time_if_written_ahead(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl", last=10, write_ahead=True):
         numbers = torch.ones(3)
         for call in range(1, 60):
@@ -363,7 +363,7 @@ class Layers(nn.Module):
         return self.second(self.first(numbers).relu())
 
 
-def test_ring_file_has_what_a_trace_has_of_the_same_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ring_file_has_the_same_contents_as_a_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if a file was full before, and in a backward pass, whose calls have the scope of the forward call."""
     monkeypatch.setattr(ring_file, "LEAST_BYTES", 4096)
     model, tables = Layers(), []
@@ -393,7 +393,7 @@ def test_ring_file_has_what_a_trace_has_of_the_same_calls(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("damage", ["cut", "zeros", "sizes"])
-def test_damaged_ring_file_costs_a_message(tmp_path: Path, damage: str) -> None:
+def test_damaged_ring_file_is_reported(tmp_path: Path, damage: str) -> None:
     with Capture(tmp_path / "t.jsonl", last=10, write_ahead=True):
         for _ in range(20):
             torch.ones(3)
@@ -411,7 +411,7 @@ def test_damaged_ring_file_costs_a_message(tmp_path: Path, damage: str) -> None:
         assert load(part).missing
 
 
-def test_a_folder_that_goes_costs_the_trace_and_nothing_else(tmp_path: Path) -> None:
+def test_deleted_folder_loses_only_the_dump(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
     with pytest.warns(RuntimeWarning, match="could not be written"), Capture(folder / "t.jsonl", last=5) as capture:
@@ -426,9 +426,7 @@ def test_a_folder_that_goes_costs_the_trace_and_nothing_else(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("write_ahead", [False, True])
-def test_a_full_disk_costs_the_trace_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_ahead: bool
-) -> None:
+def test_full_disk_loses_only_the_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_ahead: bool) -> None:
     def write(lines: bytes) -> int:
         raise OSError(errno.ENOSPC, "no space left on device")
 
@@ -451,9 +449,7 @@ def test_a_full_disk_costs_the_trace_and_nothing_else(
     assert not list(tmp_path.glob("*.part*"))
 
 
-def test_a_fault_in_the_ring_costs_the_recording_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ring_error_loses_only_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Ring, blocks: object) -> None:
         raise ZeroDivisionError("planted")
 
@@ -467,18 +463,18 @@ def test_a_fault_in_the_ring_costs_the_recording_and_nothing_else(
 @pytest.mark.parametrize(
     "options", [{"last": 0}, {"last": 5, "max_calls": 9}, {"last": 5, "values": "full"}, {"last": 5, "path": "-"}]
 )
-def test_what_does_not_go_with_the_last_calls_is_refused(tmp_path: Path, options: dict[str, object]) -> None:
+def test_options_incompatible_with_last_calls_are_refused(tmp_path: Path, options: dict[str, object]) -> None:
     with pytest.raises(UserError):
         Capture(**{"path": tmp_path / "t.jsonl", **options})  # type: ignore[arg-type]
 
 
-def test_only_a_capture_of_last_calls_can_be_asked_for_them(tmp_path: Path) -> None:
+def test_dump_is_refused_without_last_calls(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl") as capture, pytest.raises(UserError, match="does not keep its last calls"):
         capture.dump()
 
 
 @pytest.mark.slow
-def test_the_command_keeps_the_last_calls_of_a_script_that_fails(tmp_path: Path) -> None:
+def test_opcapture_dumps_the_last_calls_of_a_failing_script(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text("import torch\nx = torch.ones(3)\nfor _ in range(50):\n    x = x + 1\nx[7]\n")
     done = run_command("opcapture", "--last", 4, "--", "fails.py", cwd=tmp_path)
     assert done.returncode == 1
@@ -489,7 +485,7 @@ def test_the_command_keeps_the_last_calls_of_a_script_that_fails(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_the_command_says_that_nothing_happened(tmp_path: Path) -> None:
+def test_opcapture_reports_that_no_dump_was_needed(tmp_path: Path) -> None:
     (tmp_path / "works.py").write_text("import torch\ntorch.ones(3)\n")
     done = succeed("opcapture", "--last", 4, "--", "works.py", cwd=tmp_path)
     assert "nothing happened: the last calls were not written" in done.stderr
@@ -522,7 +518,7 @@ with Capture("t.jsonl", last=10, write_ahead=sys.argv[1] == "ahead") as capture:
 @pytest.mark.slow
 @pytest.mark.parametrize("write_ahead", ["ahead", "ring"])
 @pytest.mark.parametrize(("how", "status", "reason"), [("signal", -15, "SIGTERM"), ("error", 1, "RuntimeError: mat1")])
-def test_a_forked_process_keeps_last_calls_of_its_own(
+def test_forked_process_keeps_separate_last_calls(
     tmp_path: Path, write_ahead: str, how: str, status: int, reason: str
 ) -> None:
     done = run_python("-c", FORKED, write_ahead, how, cwd=tmp_path)
@@ -538,7 +534,7 @@ def test_a_forked_process_keeps_last_calls_of_its_own(
 
 
 @pytest.mark.slow
-def test_a_process_that_is_forked_after_a_dump_keeps_last_calls_of_its_own(tmp_path: Path) -> None:
+def test_process_forked_after_a_dump_keeps_separate_last_calls(tmp_path: Path) -> None:
     done = run_python("-c", FORKED, "ring", "error", "dumped", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     assert "Exception ignored" not in done.stderr
@@ -547,7 +543,7 @@ def test_a_process_that_is_forked_after_a_dump_keeps_last_calls_of_its_own(tmp_p
     assert {path.name for path in tmp_path.iterdir()} == {"t.jsonl", child.name}
 
 
-def test_traces_of_several_processes_together_lack_what_each_of_them_lacks(tmp_path: Path) -> None:
+def test_merge_adds_up_the_forgotten_calls_of_dumps(tmp_path: Path) -> None:
     for name in ("a", "b"):
         with Capture(tmp_path / f"{name}.jsonl", last=5) as capture:
             for _ in range(9):

@@ -45,7 +45,7 @@ def check_redacted(path: Path) -> None:
 
 
 @pytest.mark.parametrize("write_ahead", [False, True])
-def test_the_last_calls_of_a_private_capture_are_redacted(
+def test_last_calls_of_a_private_capture_are_redacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_ahead: bool
 ) -> None:
     monkeypatch.setattr(flight_recorder, "MOST_OF_EPOCH", dict.fromkeys(flight_recorder.MOST_OF_EPOCH, 20))
@@ -75,7 +75,7 @@ def test_the_last_calls_of_a_private_capture_are_redacted(
     assert trace.header["redacted"]
 
 
-def test_of_a_private_capture_signals_and_errors_of_python_are_told(tmp_path: Path) -> None:
+def test_private_dump_names_only_signals_and_builtin_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="SECRET"), Capture(tmp_path / "t.jsonl", last=40, private=True) as capture:
         SecretNet()(torch.tensor([7, 3]))
         capture.dump("SIGTERM")

@@ -164,7 +164,7 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_replayed_arguments_are_the_programs_bit_for_bit(tmp_path: Path, program: Callable[[], None]) -> None:
+def test_replayed_arguments_equal_those_of_the_program_bit_for_bit(tmp_path: Path, program: Callable[[], None]) -> None:
     torch.manual_seed(0)
     spy = Spy()
 
@@ -189,7 +189,7 @@ def test_replayed_arguments_are_the_programs_bit_for_bit(tmp_path: Path, program
     assert lost(trace) == set()
 
 
-def test_a_sketch_would_not_give_them(tmp_path: Path) -> None:
+def test_sketched_values_differ_from_those_of_the_program(tmp_path: Path) -> None:
     x = torch.randn(100)
     with Capture(tmp_path / "t.jsonl"):
         x.sin()
@@ -197,7 +197,7 @@ def test_a_sketch_would_not_give_them(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
 
 
-def test_the_same_content_is_stored_once(tmp_path: Path) -> None:
+def test_equal_contents_are_stored_once(tmp_path: Path) -> None:
     x = torch.randn(30, 40)
     trace = capture(tmp_path / "t.jsonl", lambda: (x.sin(), x.clone().cos(), x.reshape(1200).tan(), x.t().t().exp()))
     (path,) = trace.tensor_files
@@ -205,13 +205,13 @@ def test_the_same_content_is_stored_once(tmp_path: Path) -> None:
     assert path.stat().st_size < 2 * x.nbytes + 2000
 
 
-def test_the_same_bytes_of_another_dtype_are_other_values(tmp_path: Path) -> None:
+def test_equal_bytes_of_another_dtype_are_separate_values(tmp_path: Path) -> None:
     x = torch.randn(100)
     trace = capture(tmp_path / "t.jsonl", lambda: (x.abs(), x.view(torch.int32).abs()))
     assert len(set(trace.tensors.values())) == 2
 
 
-def test_an_expanded_tensor_takes_the_room_of_its_memory(tmp_path: Path) -> None:
+def test_expanded_tensor_is_stored_in_the_size_of_its_memory(tmp_path: Path) -> None:
     row = torch.randn(100)
     with Capture(tmp_path / "t.jsonl", values="full") as watched:
         row.expand(50_000, 100).sum()
@@ -220,7 +220,7 @@ def test_an_expanded_tensor_takes_the_room_of_its_memory(tmp_path: Path) -> None
     assert watched.full_values.bytes_written <= 4 * row.nbytes
 
 
-def test_what_is_expanded_otherwise_has_another_key(tmp_path: Path) -> None:
+def test_differently_expanded_tensors_have_different_keys(tmp_path: Path) -> None:
     kept, row = FullValues(tmp_path / "t"), torch.randn(5)
     tensors = [row, row.expand(5, 5), row[:, None].expand(5, 5), row.expand(3, 5), row.expand(1, 5)]
     keys = [kept.keep(tensor, "", Counter()) for tensor in tensors]
@@ -229,7 +229,7 @@ def test_what_is_expanded_otherwise_has_another_key(tmp_path: Path) -> None:
     assert keys[0] == keys[4]
 
 
-def test_the_program_runs_as_if_nobody_watched(tmp_path: Path) -> None:
+def test_program_with_full_values_runs_unchanged(tmp_path: Path) -> None:
     def steps() -> list[torch.Tensor]:
         torch.manual_seed(3)
         program = lstm()
@@ -245,7 +245,7 @@ def test_the_program_runs_as_if_nobody_watched(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "suffix", ["", pytest.param(".gz", marks=pytest.mark.slow), pytest.param(".zst", marks=pytest.mark.slow)]
 )
-def test_the_command_keeps_the_weights_and_says_so(tmp_path: Path, suffix: str) -> None:
+def test_opcapture_stores_the_weights_and_reports_it(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "nets.py").write_text(NETS, encoding="utf-8")
     done = succeed("opcapture", "--model", "nets.py:net", "--values", "full", "-o", f"t.jsonl{suffix}", cwd=tmp_path)
     assert "to t.values.safetensors: they can be private data" in done.stderr
@@ -268,7 +268,9 @@ def test_the_command_keeps_the_weights_and_says_so(tmp_path: Path, suffix: str) 
         (["-o", "t.jsonl"], "t.values.safetensors exists"),
     ],
 )
-def test_where_values_cannot_go_no_model_is_built(tmp_path: Path, args: list[str], told: str) -> None:
+def test_unwritable_values_file_is_refused_before_the_model_is_built(
+    tmp_path: Path, args: list[str], told: str
+) -> None:
     (tmp_path / "nets.py").write_text(NETS, encoding="utf-8")
     (tmp_path / "t.values.safetensors").write_text("precious", encoding="utf-8")
     error = refusal("opcapture", "--model", "nets.py:net", "--values", "full", *args, cwd=tmp_path)
@@ -290,12 +292,12 @@ def test_force_replaces_both_files_and_a_discarded_capture_neither(tmp_path: Pat
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_capture_of_nothing_has_an_empty_file(tmp_path: Path) -> None:
+def test_capture_without_calls_has_an_empty_values_file(tmp_path: Path) -> None:
     trace = capture(tmp_path / "t.jsonl", lambda: None)
     assert TensorFile(*trace.tensor_files).keys() == frozenset()
 
 
-def test_no_other_way_to_keep_values_is_taken() -> None:
+def test_unknown_values_option_is_refused() -> None:
     with pytest.raises(UserError, match="unknown values='all': choose sketch or full"):
         Capture("t.jsonl", values="all")
 
@@ -311,7 +313,7 @@ def test_full_values_count_to_the_limit_of_bytes(tmp_path: Path) -> None:
     assert end.stopped == "100000 bytes"
 
 
-def test_a_full_disk_costs_the_values_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_loses_only_the_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, written = FullValues._write, []
 
     def fill_up(self: FullValues, *args: Any) -> Any:
@@ -330,9 +332,7 @@ def test_a_full_disk_costs_the_values_alone(tmp_path: Path, monkeypatch: pytest.
     assert not list(tmp_path.glob("*.part*"))
 
 
-def test_values_that_cannot_be_assembled_leave_a_trace_that_replays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trace_replays_if_its_values_file_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -349,7 +349,7 @@ def run_program(text: str, folder: Path, **env: str) -> subprocess.CompletedProc
     return run_python("-c", text, cwd=folder, env=whole)
 
 
-def test_a_killed_capture_leaves_a_trace_that_replays(tmp_path: Path) -> None:
+def test_trace_of_a_killed_capture_with_full_values_replays(tmp_path: Path) -> None:
     program = """
 import os, signal, torch
 from opgrip.capture import Capture
@@ -370,7 +370,7 @@ with Capture("t.jsonl", values="full", write_ahead=True):
     assert not (tmp_path / "t.values.safetensors").exists()
 
 
-def test_a_forked_process_and_a_rank_have_values_of_their_own_and_a_merged_trace_finds_them(tmp_path: Path) -> None:
+def test_merged_trace_finds_the_values_files_of_processes_and_ranks(tmp_path: Path) -> None:
     program = """
 import os, torch
 from opgrip.capture import Capture
@@ -402,7 +402,7 @@ with Capture("t.jsonl", values="full"):
     }
 
 
-def test_a_case_can_go_to_another_process(tmp_path: Path) -> None:
+def test_case_with_full_values_can_be_pickled(tmp_path: Path) -> None:
     x = torch.randn(100)
     (case,) = make_cases(capture(tmp_path / "t.jsonl", x.sin))
     (values,) = pickle.loads(pickle.dumps(case)).values.values()

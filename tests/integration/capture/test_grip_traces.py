@@ -82,14 +82,14 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Trace]:
     return plain, gripped
 
 
-def test_no_operator_is_lost_or_added(traces: tuple[Trace, Trace]) -> None:
+def test_gripping_neither_loses_nor_adds_operators(traces: tuple[Trace, Trace]) -> None:
     plain, gripped = traces
     assert rows(gripped) == rows(plain)
     assert gripped.end is not None
     assert gripped.end.dropped == []
 
 
-def test_functions_are_calls_with_their_operators_inside(traces: tuple[Trace, Trace]) -> None:
+def test_gripped_functions_are_calls_with_their_operators_inside(traces: tuple[Trace, Trace]) -> None:
     _, trace = traces
     functions = trace.calls[trace.calls["kind"] == FUNCTION]
     assert functions["op"].astype(str).value_counts().to_dict() == {
@@ -107,7 +107,7 @@ def test_functions_are_calls_with_their_operators_inside(traces: tuple[Trace, Tr
     assert call.duration_ns > inside["duration_ns"].sum()
 
 
-def test_a_function_has_its_arguments_results_and_errors(traces: tuple[Trace, Trace]) -> None:
+def test_gripped_function_has_its_arguments_results_and_errors(traces: tuple[Trace, Trace]) -> None:
     _, trace = traces
     signatures = {signature.op: signature for signature in trace.signatures if signature.kind == FUNCTION}
     head = signatures["gripping:Head.forward"].args[0]
@@ -122,7 +122,7 @@ def test_a_function_has_its_arguments_results_and_errors(traces: tuple[Trace, Tr
     assert signatures["gripping:noisy"].outputs.shape == (6, 4)
 
 
-def test_the_number_of_tensors_is_that_of_the_signatures(traces: tuple[Trace, Trace]) -> None:
+def test_tensor_count_of_a_function_call_equals_its_signature(traces: tuple[Trace, Trace]) -> None:
     _, trace = traces
     signatures = {signature.number: signature for signature in trace.signatures}
     for call in trace.calls[trace.calls["kind"] == FUNCTION].itertuples():
@@ -135,7 +135,7 @@ def test_the_number_of_tensors_is_that_of_the_signatures(traces: tuple[Trace, Tr
         assert call.tensors == len(specs)
 
 
-def test_replay_and_graph_are_of_the_same_operators(traces: tuple[Trace, Trace]) -> None:
+def test_gripped_functions_do_not_change_replay_and_graph(traces: tuple[Trace, Trace]) -> None:
     plain, gripped = traces
     cases = [sorted((case.op, case.count) for case in make_cases(trace)) for trace in traces]
     assert cases[0] == cases[1]
@@ -148,7 +148,7 @@ def test_replay_and_graph_are_of_the_same_operators(traces: tuple[Trace, Trace])
         find_operator(function)
 
 
-def test_every_record_has_the_form_of_the_schema(tmp_path: Path) -> None:
+def test_every_record_of_gripped_calls_conforms_to_the_schema(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl", grip=["gripping:*"]):
         gripping.summed(
             gripping.Boxes(torch.ones(2)),
@@ -174,7 +174,7 @@ def test_traces_with_functions_merge(tmp_path: Path) -> None:
     assert len(both.own_calls) == 2 * len(one.own_calls)
 
 
-def test_what_cannot_be_held_stands_as_its_type(tmp_path: Path) -> None:
+def test_unsupported_argument_is_recorded_as_its_type(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl", grip=["gripping:scaled"]):
         gripping.scaled(torch.ones(1), by=torch.ones(1).to_sparse())  # type: ignore[arg-type]
     trace = load(tmp_path / "t.jsonl")
@@ -182,7 +182,7 @@ def test_what_cannot_be_held_stands_as_its_type(tmp_path: Path) -> None:
     assert signature.kwargs == {"by": Opaque("torch.Tensor")}
 
 
-def test_steps_between_are_not_gripped(tmp_path: Path) -> None:
+def test_functions_are_gripped_only_in_recorded_steps(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl", grip=["gripping:scaled"], schedule=Schedule(skip=1, active=1, repeat=2)) as it:
         for rows in range(1, 6):
             gripping.scaled(torch.ones(rows))
@@ -192,13 +192,13 @@ def test_steps_between_are_not_gripped(tmp_path: Path) -> None:
     assert shapes == [(2,), (3,)]
 
 
-def test_a_wrong_pattern_is_an_error(tmp_path: Path) -> None:
+def test_invalid_grip_pattern_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a function pattern"):
         Capture(tmp_path / "t.jsonl", grip=["delta2bbox"])
     assert "--grip-to without --grip" in refusal("opcapture", "--grip-to", "x", "-o", tmp_path / "t.jsonl")
 
 
-def test_the_info_of_a_trace_tells_of_gripped_functions(tmp_path: Path) -> None:
+def test_trace_info_reports_gripped_functions(tmp_path: Path) -> None:
     captured(tmp_path / "t.jsonl", "gripping:*")
     done = run_command("opgrip", "trace", "info", tmp_path / "t.jsonl")
     trace = load(tmp_path / "t.jsonl")

@@ -42,7 +42,7 @@ def again(gripped: Gripped, folder: Path, classes: Mapping[str, Any] = CLASSES) 
     return call
 
 
-def test_recorded_calls_run_again_and_give_what_they_gave(tmp_path: Path) -> None:
+def test_recorded_calls_repeat_with_equal_results(tmp_path: Path) -> None:
     head = gripping.Head().eval()
     names = ("Head.forward", "noisy", "filled", "kept", "Coder.made")
     with Grips([parse_pattern(f"gripping:{name}") for name in names], to=tmp_path) as grips:
@@ -72,16 +72,14 @@ def test_recorded_calls_run_again_and_give_what_they_gave(tmp_path: Path) -> Non
             assert difference(call.after, (call.args, call.kwargs)) is None
 
 
-def test_what_a_call_changes_is_kept_as_it_was_before(tmp_path: Path) -> None:
+def test_argument_is_recorded_as_before_the_call_changes_it(tmp_path: Path) -> None:
     names = {"boxes", "labels"}
     tree = take(names).tree
     names.remove("boxes")
     assert tree == {"boxes", "labels"}
 
 
-def test_random_numbers_come_first_where_there_is_no_room_for_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_state_has_priority_within_the_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = torch.get_rng_state()
     call = GrippedCall((torch.rand(5000),), {}, torch.rand(5000), None, state, 0, 0, 1)
     for limit, expected in ((state.nbytes + 100, state), (8, None)):
@@ -107,7 +105,7 @@ def test_the_files_are_a_trace_with_full_values_beside(tmp_path: Path) -> None:
         schema.validate(json.loads(line))
 
 
-def test_beyond_the_limit_models_and_specs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_beyond_the_limit_are_kept_as_value_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_calls, "WHOLE_BYTES", 100)
     call = again(kept(torch.rand(1000, 4), results=torch.ones(3)), tmp_path)
     assert call.args[0].shape == (1000, 4)
@@ -134,21 +132,21 @@ def test_beyond_the_limit_models_and_specs_are_kept(tmp_path: Path, monkeypatch:
     ],
     ids=lambda tensor: f"{tensor.dtype}{list(tensor.shape)}",
 )
-def test_tensors_come_back_bit_for_bit_in_the_same_layout(tmp_path: Path, tensor: torch.Tensor) -> None:
+def test_tensors_are_restored_bit_for_bit_in_the_same_layout(tmp_path: Path, tensor: torch.Tensor) -> None:
     (back,) = again(kept(tensor), tmp_path).args
     assert (back.shape, back.stride(), back.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
     assert back.requires_grad == tensor.requires_grad
     assert alike(back, tensor)
 
 
-def test_memory_that_arguments_share_is_shared_again(tmp_path: Path) -> None:
+def test_memory_shared_by_arguments_is_shared_again(tmp_path: Path) -> None:
     base = torch.arange(24.0).reshape(4, 6)
     whole, part = again(kept(base, base.t()[2]), tmp_path).args
     whole[0, 2] = 99
     assert part[0] == 99
 
 
-def test_arrays_come_back_with_their_strides_and_memory(tmp_path: Path) -> None:
+def test_numpy_arrays_are_restored_with_strides_and_shared_memory(tmp_path: Path) -> None:
     table = np.arange(12, dtype=np.int16).reshape(3, 4)
     given = (table, table[1:, ::2], table[::-1], np.empty((0, 2)), np.array(1.5), np.ones(3, order="F")[None])
     back = again(kept(*given), tmp_path).args
@@ -186,7 +184,7 @@ values = st.recursive(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values)
-def test_whatever_is_held_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
+def test_any_supported_value_is_restored(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
     folder = tmp_path_factory.mktemp("calls")
     (back,) = again(kept(value), folder).args
     assert alike(take(back).tree, take(value).tree)
@@ -204,12 +202,12 @@ def test_whatever_is_held_comes_back_as_it_was(tmp_path_factory: pytest.TempPath
         ([torch.ones(2), {"a": 1.0}], "the result is [tensor([1., 1.]), {'a': 1.0}], not (tensor([1., 1.])"),
     ],
 )
-def test_where_results_differ_is_told(got: Any, reason: str | None) -> None:
+def test_first_difference_of_results_is_reported(got: Any, reason: str | None) -> None:
     found = difference((torch.ones(2), {"a": 1.0}), got)
     assert found == reason or (found is not None and reason is not None and found.startswith(reason))
 
 
-def test_objects_differ_in_their_fields() -> None:
+def test_objects_are_compared_by_their_fields() -> None:
     one, other = gripping.Coder(), gripping.Coder()
     assert difference(one, other) is None
     del other.lock
@@ -221,13 +219,13 @@ def test_objects_differ_in_their_fields() -> None:
     assert difference(float("nan"), float("nan")) is None
 
 
-def test_a_class_that_is_not_given_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_missing_class_is_an_error_that_names_it(tmp_path: Path) -> None:
     write_calls(tmp_path, kept(gripping.Sizes(1, 2)))
     with pytest.raises(UserError, match="Sizes of gripping is not known here"):
         recorded_calls(tmp_path, {})
 
 
-def test_a_field_whose_class_is_not_given_is_left_unset(tmp_path: Path) -> None:
+def test_field_of_a_missing_class_remains_unset(tmp_path: Path) -> None:
     (boxes,) = again(
         kept(gripping.Boxes(torch.ones(1), gripping.Coder())),  # type: ignore[arg-type]
         tmp_path,
@@ -237,7 +235,7 @@ def test_a_field_whose_class_is_not_given_is_left_unset(tmp_path: Path) -> None:
     assert "scores" not in vars(boxes)
 
 
-def test_nothing_that_a_trace_names_is_imported(tmp_path: Path) -> None:
+def test_names_in_a_trace_are_never_imported(tmp_path: Path) -> None:
     write_calls(tmp_path, kept(gripping.Sizes(1, 2)))
     trace = tmp_path / "calls.jsonl"
     trace.write_text(trace.read_text().replace("gripping:Sizes", "antigravity:Sizes"))
@@ -251,7 +249,7 @@ def test_nothing_that_a_trace_names_is_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["torch:load", "mine:os.system", "mine:os", "mine:Coder.__init__.__globals__"])
-def test_a_trace_cannot_name_what_is_reached_through_a_module(tmp_path: Path, name: str) -> None:
+def test_trace_cannot_name_objects_reached_through_a_module(tmp_path: Path, name: str) -> None:
     write_calls(tmp_path, kept(gripping.Corner.TOP))
     trace = tmp_path / "calls.jsonl"
     trace.write_text(trace.read_text().replace("gripping:Corner.TOP", name))
@@ -260,7 +258,7 @@ def test_a_trace_cannot_name_what_is_reached_through_a_module(tmp_path: Path, na
         recorded_calls(tmp_path, namespace)
 
 
-def test_code_of_classes_does_not_run(tmp_path: Path) -> None:
+def test_code_of_recorded_classes_does_not_run(tmp_path: Path) -> None:
     class Loud:
         def __new__(cls, *ignored: Any) -> Loud:
             raise AssertionError
@@ -278,7 +276,7 @@ def test_code_of_classes_does_not_run(tmp_path: Path) -> None:
     assert object.__getattribute__(back, "__dict__") == {"x": 1}
 
 
-def test_settings_are_those_of_the_call(tmp_path: Path) -> None:
+def test_recorded_call_restores_its_torch_settings(tmp_path: Path) -> None:
     with Grips([parse_pattern("gripping:scaled")], to=tmp_path) as grips, torch.no_grad():
         gripping.scaled(torch.ones(1, requires_grad=True))
     (watched,) = grips.watched

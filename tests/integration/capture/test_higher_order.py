@@ -98,7 +98,7 @@ def equal(actual: Any, expected: Any) -> bool:
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize(("program", "name", "inner", "compiled"), CASES)
-def test_the_operators_inside_are_recorded_and_results_are_the_same(
+def test_operators_inside_are_recorded_and_results_are_equal(
     tmp_path: Path, program: Callable[[], Any], name: str, inner: set[str], compiled: str
 ) -> None:
     expected = program()
@@ -116,7 +116,7 @@ def test_the_operators_inside_are_recorded_and_results_are_the_same(
     assert set(inside["op"]) <= {case.op for case in make_cases(trace)}
 
 
-def test_a_generic_associative_scan_is_plain_operators(tmp_path: Path) -> None:
+def test_generic_associative_scan_is_recorded_as_plain_operators(tmp_path: Path) -> None:
     expected = scanned_associatively()
     actual, trace = captured(scanned_associatively, tmp_path / "t.jsonl")
     assert equal(actual, expected)
@@ -144,7 +144,7 @@ class Gate(nn.Module):
         return result
 
 
-def test_calls_inside_have_the_module_and_line_that_the_operator_is_called_from(tmp_path: Path) -> None:
+def test_inner_calls_have_the_module_and_line_of_the_outer_call(tmp_path: Path) -> None:
     model = nn.Sequential(Gate(), nn.Linear(3, 1))
 
     def program() -> Any:
@@ -162,7 +162,7 @@ def test_calls_inside_have_the_module_and_line_that_the_operator_is_called_from(
     assert (inside["phase"] == "backward").any()
 
 
-def test_the_compiler_is_as_it_was_afterwards(tmp_path: Path) -> None:
+def test_compiler_state_is_restored_afterwards(tmp_path: Path) -> None:
     compiled: list[int] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -174,7 +174,7 @@ def test_the_compiler_is_as_it_was_afterwards(tmp_path: Path) -> None:
     assert compiled == [1]
 
 
-def test_a_program_that_compiles_nothing_goes_on_so(tmp_path: Path) -> None:
+def test_operator_runs_uncompiled_if_the_program_compiles_nothing(tmp_path: Path) -> None:
     def program() -> Any:
         # torch refuses to compile a branch that returns its argument
         return torch.cond(X.sum() > 1, lambda x: x, lambda x: x.cos(), (X,))
@@ -188,7 +188,7 @@ def test_a_program_that_compiles_nothing_goes_on_so(tmp_path: Path) -> None:
     assert "aten.is_nonzero.default" in set(trace.own_calls["op"])
 
 
-def test_under_another_mode_of_the_program_the_operator_is_one_call(tmp_path: Path) -> None:
+def test_higher_order_operator_is_one_call_under_another_mode(tmp_path: Path) -> None:
     seen: list[str] = []
 
     class Other(TorchDispatchMode):
@@ -208,7 +208,7 @@ def test_under_another_mode_of_the_program_the_operator_is_one_call(tmp_path: Pa
     assert "cond" in set(load(tmp_path / "t.jsonl").own_calls["op"])
 
 
-def test_an_error_inside_reaches_the_program_and_the_place_is_left(tmp_path: Path) -> None:
+def test_error_inside_reaches_the_program_and_the_scope_is_left(tmp_path: Path) -> None:
     def inverse(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.inv(x).contiguous()
 

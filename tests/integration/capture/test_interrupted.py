@@ -58,7 +58,7 @@ def test_each_asynchronous_exception_is_raised_exactly_once(tmp_path: Path, mode
 
 
 @pytest.mark.parametrize("mode", [item for item in slowly if item.values[0] != "last 100"])
-def test_threads_that_meet_everything_at_once_leave_a_valid_trace(tmp_path: Path, mode: str) -> None:
+def test_concurrent_threads_with_new_signatures_leave_a_valid_trace(tmp_path: Path, mode: str) -> None:
     sys.setswitchinterval(threads_at_once.SWITCH_S)
     assert [item for number in range(4) for item in threads_at_once.check(mode, number, tmp_path)] == []
 
@@ -83,7 +83,7 @@ def is_programs(run: Callable[[], object]) -> list[bool]:
 
 
 @pytest.mark.parametrize("handler", [raise_with_arguments, raise_without_arguments, lambda *_: int("x")])
-def test_an_exception_of_a_signal_handler_is_the_programs(handler: Callable[..., None]) -> None:
+def test_exception_of_a_signal_handler_belongs_to_the_program(handler: Callable[..., None]) -> None:
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         assert is_programs(lambda: signal.raise_signal(signal.SIGUSR1)) == [True]
@@ -97,7 +97,7 @@ class TakesSeconds(Exception):
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, RuntimeError("no class"), TakesSeconds])
-def test_what_python_raises_for_an_asynchronous_exception_is_the_programs(kind: object) -> None:
+def test_error_from_raising_an_asynchronous_exception_belongs_to_the_program(kind: object) -> None:
     set_error, ident = ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.c_ulong(threading.get_ident())
     assert is_programs(lambda: set_error(ident, ctypes.py_object(kind))) == [True]
 
@@ -118,7 +118,7 @@ FAULTS: list[Callable[[], object]] = [
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_an_exception_that_called_code_raises_is_a_fault_of_the_hook(fault: Callable[[], object]) -> None:
+def test_exception_of_called_code_is_a_hook_error(fault: Callable[[], object]) -> None:
     assert is_programs(fault) == [False]
 
 
@@ -148,7 +148,7 @@ HOOKS = [
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("owner", "hook"), HOOKS, ids=[f"{owner.__name__}.{hook}" for owner, hook in HOOKS])
-def test_a_signal_in_a_hook_reaches_the_program_and_leaves_a_valid_trace(
+def test_signal_in_a_hook_reaches_the_program_and_the_trace_is_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, hook: str, after: bool
 ) -> None:
     original, armed, raised = getattr(owner, hook), threading.Event(), []
@@ -195,7 +195,7 @@ def test_a_signal_in_a_hook_reaches_the_program_and_leaves_a_valid_trace(
     assert "1.1" in set(calls["module"])
 
 
-def test_an_interrupt_of_closing_leaves_a_whole_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_while_closing_leaves_a_complete_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finish = Flusher.finish
 
     def interrupting(flusher: Flusher) -> None:
@@ -211,7 +211,7 @@ def test_an_interrupt_of_closing_leaves_a_whole_trace(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
-def test_a_limit_of_pytest_timeout_ends_a_captured_loop(tmp_path: Path) -> None:
+def test_pytest_timeout_ends_a_captured_loop(tmp_path: Path) -> None:
     (tmp_path / "test_endless.py").write_text(
         "import pytest, torch\nfrom opgrip.capture import Capture\n"
         "@pytest.mark.timeout(2, method='signal')\n"
@@ -241,7 +241,7 @@ def run_program(name: str, mode: str, folder: Path) -> tuple[int, str]:
 @pytest.mark.skipif(not PROGRAMS.is_dir(), reason="the programs of the field are not there")
 @pytest.mark.parametrize("mode", [pytest.param(mode, marks=pytest.mark.slow) for mode in OPTIONS])
 @pytest.mark.parametrize("name", ["p31_threads.py", "p32_signals.py"])
-def test_programs_with_threads_and_signals_run_as_without_a_capture(tmp_path: Path, name: str, mode: str) -> None:
+def test_programs_with_threads_and_signals_run_unchanged(tmp_path: Path, name: str, mode: str) -> None:
     command = [sys.executable, str(PROGRAMS / name)]
     plain = [subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(3)]
     # torch's own threads abort many runs of p31 at exit, without a capture too

@@ -24,7 +24,7 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_device")
-def test_a_program_may_profile_itself(tmp_path: Path) -> None:
+def test_program_may_profile_itself(tmp_path: Path) -> None:
     large = torch.ones(LARGE)
     with pytest.warns(RuntimeWarning, match=r"lacks times of kernels: the program started its profiler"):  # noqa: SIM117
         with Capture(tmp_path / "t.jsonl", device_time="kernels"):
@@ -37,7 +37,7 @@ def test_a_program_may_profile_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_device")
-def test_a_program_may_emit_ranges_for_another_profiler(tmp_path: Path) -> None:
+def test_program_may_emit_nvtx_ranges(tmp_path: Path) -> None:
     large = torch.ones(LARGE)
     with pytest.warns(RuntimeWarning, match=r"lacks times of kernels: the program started its profiler"):  # noqa: SIM117
         with Capture(tmp_path / "t.jsonl"):
@@ -48,7 +48,7 @@ def test_a_program_may_emit_ranges_for_another_profiler(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_device")
-def test_a_profile_of_another_thread_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_of_another_thread_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Profile(ProfileWithoutRecords):
         pass
 
@@ -72,7 +72,7 @@ def test_a_profile_of_another_thread_is_left_alone(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.usefixtures("_device")
 @pytest.mark.parametrize("device_time", ["auto", "kernels"])
-def test_no_records_begin_while_another_thread_profiles(
+def test_kernel_records_do_not_start_while_another_thread_profiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device_time: str
 ) -> None:
     class Profile(ProfileWithoutRecords):
@@ -87,7 +87,7 @@ def test_no_records_begin_while_another_thread_profiles(
 
 
 @pytest.mark.usefixtures("_device")
-def test_kernels_are_the_default_where_they_are_recorded(tmp_path: Path) -> None:
+def test_kernel_times_are_the_default_if_kernels_are_recorded(tmp_path: Path) -> None:
     large = torch.ones(LARGE)
     with Capture(tmp_path / "t.jsonl"):
         large.sin()
@@ -100,7 +100,9 @@ def test_kernels_are_the_default_where_they_are_recorded(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("_device")
-def test_records_begin_when_the_program_starts_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_records_start_when_the_program_initializes_its_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[str] = []
     monkeypatch.setattr(kernel_times, "is_started", lambda kind: kind in started)
     asked: list[str] = []
@@ -122,7 +124,7 @@ def test_records_begin_when_the_program_starts_its_device(tmp_path: Path, monkey
 
 
 @pytest.mark.usefixtures("_device")
-def test_records_do_not_begin_while_a_graph_is_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_records_do_not_start_during_a_graph_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
     monkeypatch.setattr(kernel_times, "is_started", lambda kind: kind in started)
     monkeypatch.setattr(kernel_times, "is_capturing", lambda kind: len(started) == 1)
@@ -137,7 +139,9 @@ def test_records_do_not_begin_while_a_graph_is_captured(tmp_path: Path, monkeypa
 
 
 @pytest.mark.usefixtures("_device")
-def test_records_wait_for_the_graph_of_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_records_wait_for_the_graph_capture_of_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Profile(ProfileWithoutRecords):
         def stop(self) -> list[Event]:
             return [Event("cuda_runtime", 1, "cudaDeviceSynchronize", start=time_ns())]
@@ -180,20 +184,20 @@ def timed_by_events(path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
 
 
 @pytest.mark.usefixtures("_device")
-def test_under_another_profiler_events_time_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_time_the_calls_under_another_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "7")
     with pytest.warns(RuntimeWarning, match="timed by events, not by their kernels: nsys profiles the program"):
         assert timed_by_events(tmp_path / "t.jsonl", monkeypatch)
 
 
 @pytest.mark.usefixtures("_device")
-def test_without_records_events_time_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_time_the_calls_without_kernel_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_times, "recorded_activities", dict)
     assert timed_by_events(tmp_path / "t.jsonl", monkeypatch)
 
 
 @pytest.mark.usefixtures("_device")
-def test_records_of_a_long_step_are_taken_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_records_of_a_long_step_are_taken_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     windows = []
 
     class Profile:
@@ -220,7 +224,7 @@ def test_records_of_a_long_step_are_taken_in_parts(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.usefixtures("_device")
-def test_a_profile_without_records_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_without_records_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProfileOnCpu, "stop", lambda self: self._profile.stop() and [])
     with pytest.warns(RuntimeWarning, match=r"lacks times of kernels: torch's profiler returned no records"):  # noqa: SIM117
         with Capture(tmp_path / "t.jsonl"):
@@ -229,7 +233,7 @@ def test_a_profile_without_records_is_told(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("_device")
-def test_calls_after_the_last_record_are_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_after_the_last_kernel_record_have_unknown_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Profile(ProfileWithoutRecords):
         def stop(self) -> list[Event]:
             return [Event("cuda_runtime", 1, "cudaLaunchKernel", start=full_ns)]

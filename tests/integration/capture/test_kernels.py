@@ -56,7 +56,7 @@ def test_calls_have_the_times_of_the_kernels_that_they_launched(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("_device")
-def test_kernels_of_another_thread_go_to_its_calls(tmp_path: Path) -> None:
+def test_kernels_of_another_thread_belong_to_its_calls(tmp_path: Path) -> None:
     large = torch.ones(LARGE)
 
     def sines() -> None:
@@ -74,7 +74,7 @@ def test_kernels_of_another_thread_go_to_its_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_device")
-def test_an_extension_s_function_has_the_kernels_of_all_that_it_calls(tmp_path: Path) -> None:
+def test_extension_function_has_the_kernels_of_all_its_calls(tmp_path: Path) -> None:
     large = torch.ones(LARGE)
     import operator
 
@@ -101,7 +101,7 @@ def test_each_recorded_step_has_its_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_device")
-def test_a_profile_that_cannot_begin_costs_the_times_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_that_cannot_start_loses_only_the_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: ProfileOnCpu) -> None:
         raise RuntimeError("Profiler is already enabled on this thread")
 
@@ -113,7 +113,7 @@ def test_a_profile_that_cannot_begin_costs_the_times_alone(tmp_path: Path, monke
 
 
 @pytest.mark.usefixtures("_kinds")
-def test_the_work_of_a_device_goes_to_the_thread_that_launched_it() -> None:
+def test_kernel_belongs_to_the_thread_that_launched_it() -> None:
     events = [
         Event("cuda_runtime", 1, "cudaLaunchKernel", 1_100, 5, 41),
         Event("kernel", 1, "add", 5_000, 30, 7),
@@ -131,7 +131,7 @@ def test_the_work_of_a_device_goes_to_the_thread_that_launched_it() -> None:
 
 
 @pytest.mark.usefixtures("_kinds")
-def test_what_is_launched_in_a_call_within_another_counts_to_both() -> None:
+def test_kernel_of_a_nested_call_counts_for_both_calls() -> None:
     block = WrittenCalls(0, (41,), 0, [5, 6, 7], [20, 10, 70], [30, 50, 90], [-1, 0, 0])
     launched = launched_by(
         [
@@ -146,7 +146,7 @@ def test_what_is_launched_in_a_call_within_another_counts_to_both() -> None:
     assert block.device_ns == [3, 6, 0]
 
 
-def test_without_records_of_kernels_the_option_is_refused(
+def test_device_time_kernels_is_refused_without_kernel_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(kernel_times, "recorded_activities", dict)
@@ -161,13 +161,13 @@ def test_without_records_of_kernels_the_option_is_refused(
     assert not (tmp_path / "t.jsonl").exists()
 
 
-def test_an_unknown_way_to_time_a_device_is_refused(tmp_path: Path) -> None:
+def test_unknown_device_time_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="choose auto, events or kernels"):
         Capture(tmp_path / "t.jsonl", device_time="clocks")
 
 
 @pytest.mark.usefixtures("_device")
-def test_records_end_when_every_device_has_done_its_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_records_end_after_every_device_has_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
     class Profile(ProfileOnCpu):

@@ -59,14 +59,14 @@ def folder(tmp_path: Path) -> Path:
         ("--batch-size 999999999", "builtin:faster_rcnn failed: out of memory: "),
     ],
 )
-def test_a_mistake_is_answered_with_what_may_have_been_meant(folder: Path, words: str, told: str) -> None:
+def test_usage_error_suggests_what_was_meant(folder: Path, words: str, told: str) -> None:
     before = {path.name for path in folder.iterdir()}
     error = refusal("opcapture", *words.split(), cwd=folder)
     assert error.splitlines()[-1].startswith(f"opcapture: error: {told}")
     assert {path.name for path in folder.iterdir()} - {"__pycache__"} == before
 
 
-def test_a_carried_config_without_its_suffix_is_named_with_it(folder: Path) -> None:
+def test_config_without_its_suffix_is_suggested_with_it(folder: Path) -> None:
     configs = folder / "package" / ".mim" / "configs"
     configs.mkdir(parents=True)
     for name in ("retinanet_1x_coco.py", "retinanet_2x_coco.py"):
@@ -78,7 +78,7 @@ def test_a_carried_config_without_its_suffix_is_named_with_it(folder: Path) -> N
     )
 
 
-def test_an_extension_that_could_not_be_recorded_is_told(folder: Path) -> None:
+def test_extension_that_was_not_recorded_is_reported(folder: Path) -> None:
     words = ("--extension", "no_such_extension", "--extension", "json", "-o", "t.jsonl", "--", "train.py")
     done = succeed("opcapture", *words, cwd=folder)
     assert "opcapture: the extension no_such_extension was not recorded: the program did not load it\n" in done.stderr
@@ -86,14 +86,14 @@ def test_an_extension_that_could_not_be_recorded_is_told(folder: Path) -> None:
     assert "Warning" not in done.stderr
 
 
-def test_extensions_that_are_recorded_are_no_mistake(tmp_path: Path) -> None:
+def test_recorded_extension_causes_no_warning(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with Capture(tmp_path / "t.jsonl", extensions=["math", "mmcv._ext"]):
             X.sin()
 
 
-def test_a_schedule_that_is_never_reached_is_told(tmp_path: Path) -> None:
+def test_schedule_that_is_never_reached_is_reported(tmp_path: Path) -> None:
     told = "no step was recorded: the program made 2, and the schedule begins after them"
     with (
         pytest.warns(RuntimeWarning, match=told),
@@ -105,7 +105,7 @@ def test_a_schedule_that_is_never_reached_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("skip", [0, 1])
-def test_a_schedule_whose_steps_are_never_told_is_told(tmp_path: Path, skip: int) -> None:
+def test_schedule_without_step_calls_is_reported(tmp_path: Path, skip: int) -> None:
     schedule = Schedule(skip=skip, repeat=1)
     with (
         pytest.warns(RuntimeWarning, match=r"step\(\) was never called: for the schedule, the whole program was one"),
@@ -115,7 +115,7 @@ def test_a_schedule_whose_steps_are_never_told_is_told(tmp_path: Path, skip: int
     assert len(load(tmp_path / "t.jsonl").calls) == 1 - skip
 
 
-def test_a_schedule_that_is_followed_is_no_mistake(tmp_path: Path) -> None:
+def test_completed_schedule_causes_no_warning(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with Capture(tmp_path / "t.jsonl", schedule=Schedule(skip=1, repeat=1)) as watched:
@@ -124,7 +124,7 @@ def test_a_schedule_that_is_followed_is_no_mistake(tmp_path: Path) -> None:
                 watched.step()
 
 
-def test_a_file_that_exists_is_an_error_of_python_in_its_words(tmp_path: Path) -> None:
+def test_existing_file_is_a_file_exists_error(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").touch()
     with pytest.raises(FileExistsError, match="replace it with force=True") as caught:
         capture(TinyNet(), tmp_path / "t.jsonl", X)
@@ -133,12 +133,12 @@ def test_a_file_that_exists_is_an_error_of_python_in_its_words(tmp_path: Path) -
         load(tmp_path / "nothere.jsonl")
 
 
-def test_a_capture_of_what_is_no_module_says_so(tmp_path: Path) -> None:
+def test_capture_of_a_non_module_is_a_type_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"model is a str, not a torch.nn.Module: opgrip.capture.capture builds one"):
         Capture(tmp_path / "t.jsonl", model="net")  # type: ignore[arg-type]
 
 
-def test_a_driver_that_is_too_old_is_not_said_of_a_program_that_asks_for_no_gpu(
+def test_old_driver_warning_is_hidden_from_programs_without_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def warn() -> bool:
@@ -156,7 +156,7 @@ def test_a_driver_that_is_too_old_is_not_said_of_a_program_that_asks_for_no_gpu(
 
 
 @pytest.mark.slow
-def test_where_warnings_are_errors_a_capture_goes_as_ever(folder: Path) -> None:
+def test_capture_runs_with_warnings_as_errors(folder: Path) -> None:
     (folder / "uses.py").write_text(
         "import torch\nfrom opgrip import Capture\nwith Capture('t.jsonl'): torch.ones(3)\n", encoding="utf-8"
     )

@@ -27,7 +27,7 @@ def rows_of(trace: Trace, op: str) -> list[int]:
     return [output.shape[0] for output in outputs]
 
 
-def test_calls_that_find_other_counts_are_looked_at_early_and_late(tmp_path: Path) -> None:
+def test_calls_with_other_counts_are_observed_early_and_late(tmp_path: Path) -> None:
     masks = [torch.arange(1000) < count for count in range(1, 401)]
     with Capture(tmp_path / "t.jsonl") as watched:
         for place, mask in enumerate(masks):
@@ -44,7 +44,7 @@ def test_calls_that_find_other_counts_are_looked_at_early_and_late(tmp_path: Pat
     assert watched.dropped == 0
 
 
-def test_a_replay_runs_all_that_was_looked_at(tmp_path: Path) -> None:
+def test_replay_runs_all_observed_values(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         for count in (100, 900, 300, 500):
             (torch.arange(1000) < count).nonzero()
@@ -56,14 +56,14 @@ def test_a_replay_runs_all_that_was_looked_at(tmp_path: Path) -> None:
     assert found == [(100, 100), (900, 900), (500, 500)]
 
 
-def test_calls_whose_values_do_not_matter_are_not_looked_at(tmp_path: Path) -> None:
+def test_calls_with_insignificant_values_are_not_observed(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         for _ in range(20):
             torch.randn(100) + 1
     assert load(tmp_path / "t.jsonl").observed == {}
 
 
-def test_looking_takes_nothing_from_a_call_s_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observation_time_is_not_part_of_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mask = torch.rand(100) > 0.5
     # longer than any test runs
     took_ns, passed_ns = 10**13, 0
@@ -100,7 +100,7 @@ class Mark:
         pass
 
 
-def test_values_on_a_device_are_fitted_when_they_have_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_on_a_device_are_fitted_after_their_transfer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # without a GPU: the tensors' device and its events are stand-ins
     monkeypatch.setattr("opgrip.capture.signatures.fitting.is_deferred", lambda tensor: True)
     monkeypatch.setattr(deferred_values, "record_on", lambda device: Mark())
@@ -120,7 +120,7 @@ def test_values_on_a_device_are_fitted_when_they_have_come(tmp_path: Path, monke
     assert trace.values[nonzero.args[0].values].true == int(mask.sum())  # type: ignore[attr-defined]
 
 
-def test_values_are_not_those_of_a_call_that_a_number_tells_from_this_one(tmp_path: Path) -> None:
+def test_values_are_distinguished_by_scalar_arguments(tmp_path: Path) -> None:
     x = torch.randn(1000, 4)
     with Capture(tmp_path / "t.jsonl"):
         x.index_select(0, torch.tensor([900, 950, 999]))

@@ -75,7 +75,7 @@ def server() -> Iterator[Path]:
         yield folder
 
 
-def test_steps_of_threads_that_ran_before_are_recorded_whole_and_nothing_stays_on(server: Path) -> None:
+def test_steps_of_running_threads_are_recorded_completely_and_hooks_removed(server: Path) -> None:
     with running(server, *on_demand("--", "server.py")) as process:
         listed = ask(server, "list")
         assert listed.stdout.split()[-3:] == ["--on-demand", "--", "server.py"]
@@ -104,7 +104,7 @@ def test_steps_of_threads_that_ran_before_are_recorded_whole_and_nothing_stays_o
     assert not list((server / "opgrip").glob("*.sock"))
 
 
-def test_a_folder_that_others_can_enter_is_not_used(server: Path) -> None:
+def test_socket_folder_that_others_can_enter_is_refused(server: Path) -> None:
     (server / "opgrip").mkdir()
     (server / "opgrip").chmod(0o755)
     code = "from opgrip.capture.on_demand.protocol import make_folder, check_private\nfrom pathlib import Path\n"
@@ -115,7 +115,7 @@ def test_a_folder_that_others_can_enter_is_not_used(server: Path) -> None:
 
 
 @pytest.mark.slow
-def test_who_hangs_or_sends_rubbish_costs_nothing(server: Path) -> None:
+def test_hanging_or_malformed_clients_do_not_disturb_the_agent(server: Path) -> None:
     with running(server, *on_demand("--", "server.py")):
         (path,) = (server / "opgrip").glob("*.sock")
         links = [socket.socket(socket.AF_UNIX) for _ in range(5)]
@@ -134,7 +134,7 @@ def test_who_hangs_or_sends_rubbish_costs_nothing(server: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_recording_is_stopped_early_and_has_what_was_until_then(server: Path) -> None:
+def test_stopped_recording_has_the_steps_until_then(server: Path) -> None:
     with running(server, *on_demand("--", "server.py")):
         asked = threading.Thread(target=lambda: ask(server, "trigger", "server", "--steps", "1000000", "-o", "t.jsonl"))
         asked.start()
@@ -149,7 +149,7 @@ def test_a_recording_is_stopped_early_and_has_what_was_until_then(server: Path) 
 
 
 @pytest.mark.slow
-def test_a_signal_asks_for_a_recording_and_takes_no_handler_of_the_program(server: Path) -> None:
+def test_signal_starts_a_recording_unless_the_program_handles_it(server: Path) -> None:
     with running(server, *on_demand("--signal", "USR1", "--steps", "1", "-o", "s.jsonl", "--", "server.py")) as process:
         process.send_signal(signal.SIGUSR1)
         wait_for((server / "s.jsonl").exists, process)
@@ -158,7 +158,7 @@ def test_a_signal_asks_for_a_recording_and_takes_no_handler_of_the_program(serve
     assert "the program already handles SIGUSR1" in run_python("-c", code).stderr
 
 
-def test_what_is_not_there_is_said_in_a_line(server: Path) -> None:
+def test_unknown_process_is_reported_in_one_line(server: Path) -> None:
     done = ask(server, "trigger", "nobody")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "no process can" in done.stderr
@@ -168,7 +168,7 @@ def test_what_is_not_there_is_said_in_a_line(server: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_that_comes_by_no_step_is_said_to_have_none(tmp_path: Path) -> None:
+def test_program_without_steps_is_reported(tmp_path: Path) -> None:
     (tmp_path / "quiet.py").write_text("import time, torch; print('ready'); time.sleep(100)", encoding="utf-8")
     with running(tmp_path, *on_demand("--", "quiet.py")):
         done = ask(tmp_path, "trigger", "quiet", "--wait", "0.2s")
@@ -179,7 +179,7 @@ def test_a_program_that_comes_by_no_step_is_said_to_have_none(tmp_path: Path) ->
     assert not list(tmp_path.glob("*.jsonl"))
 
 
-def test_a_program_without_torch_is_waited_for_and_said_to_have_none(tmp_path: Path) -> None:
+def test_program_without_torch_is_reported(tmp_path: Path) -> None:
     (tmp_path / "quiet.py").write_text("import time; print('ready'); time.sleep(100)", encoding="utf-8")
     with running(tmp_path, *on_demand("--", "quiet.py")):
         done = ask(tmp_path, "trigger", "quiet", "--wait", "0.2s")
@@ -188,7 +188,7 @@ def test_a_program_without_torch_is_waited_for_and_said_to_have_none(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_forked_process_has_an_agent_of_its_own(tmp_path: Path) -> None:
+def test_forked_process_has_a_separate_agent(tmp_path: Path) -> None:
     program = """
 import os, time, torch
 net = torch.nn.Linear(2, 2).eval()
@@ -219,7 +219,7 @@ with torch.no_grad():
 
 
 @pytest.mark.slow
-def test_a_fork_while_a_recording_runs_leaves_it_to_the_parent(tmp_path: Path) -> None:
+def test_recording_stays_with_the_parent_after_a_fork(tmp_path: Path) -> None:
     done = run_python(
         "-c",
         """
@@ -256,7 +256,7 @@ def own_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_training_loop_is_recorded_from_one_optimizer_step_to_the_next(own_sockets: Path) -> None:
+def test_training_loop_is_recorded_between_optimizer_steps(own_sockets: Path) -> None:
     net = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     asked = opgrip.capture.trigger(own_sockets / "t.jsonl", steps=2)
@@ -278,7 +278,7 @@ def test_a_training_loop_is_recorded_from_one_optimizer_step_to_the_next(own_soc
     assert _get_current_dispatch_mode() is None
 
 
-def test_what_the_program_says_of_its_steps_goes_before_all_else(own_sockets: Path) -> None:
+def test_explicit_steps_take_precedence(own_sockets: Path) -> None:
     x, net = torch.ones(2), nn.Linear(2, 2).eval()
     opgrip.capture.step()
     asked = opgrip.capture.trigger(own_sockets / "t.jsonl", steps=2, warmup=0)
@@ -294,7 +294,7 @@ def test_what_the_program_says_of_its_steps_goes_before_all_else(own_sockets: Pa
     assert "aten.tan.default" not in called
 
 
-def test_a_step_that_is_under_way_is_not_half_recorded(own_sockets: Path) -> None:
+def test_running_step_is_not_recorded_partially(own_sockets: Path) -> None:
     class Asks(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -316,7 +316,7 @@ def test_a_step_that_is_under_way_is_not_half_recorded(own_sockets: Path) -> Non
     assert set(trace.calls["module"]) == {"", "inner"}
 
 
-def test_modules_of_a_class_are_steps_where_they_are_named(own_sockets: Path) -> None:
+def test_calls_of_the_named_module_class_are_steps(own_sockets: Path) -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.ReLU())
     asked = opgrip.capture.trigger(own_sockets / "t.jsonl", steps=2, warmup=0, step_module="ReLU")
     with torch.no_grad():
@@ -325,7 +325,7 @@ def test_modules_of_a_class_are_steps_where_they_are_named(own_sockets: Path) ->
     assert ops(own_sockets / "t.jsonl")["MainThread"] == ["aten.relu.default"] * 2
 
 
-def test_an_error_of_a_step_is_the_programs_own_and_ends_the_step(own_sockets: Path) -> None:
+def test_error_of_a_step_reaches_the_program_and_ends_the_step(own_sockets: Path) -> None:
     class Fails(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x.sin()
@@ -339,7 +339,7 @@ def test_an_error_of_a_step_is_the_programs_own_and_ends_the_step(own_sockets: P
     assert ops(own_sockets / "t.jsonl")["MainThread"] == ["aten.sin.default"]
 
 
-def test_a_recording_that_cannot_be_written_is_no_matter_of_the_program(own_sockets: Path) -> None:
+def test_unwritable_recording_does_not_affect_the_program(own_sockets: Path) -> None:
     asked = opgrip.capture.trigger(own_sockets / "nothere" / "t.jsonl")
     assert asked.wait(60)
     assert "does not exist" in str(asked.problem)
@@ -349,7 +349,7 @@ def test_a_recording_that_cannot_be_written_is_no_matter_of_the_program(own_sock
     assert nn.ReLU()(torch.ones(1)) == 1
 
 
-def test_names_say_whose_a_recording_is(tmp_path: Path) -> None:
+def test_recording_names_contain_host_process_rank_and_number(tmp_path: Path) -> None:
     path = recording_path(str(tmp_path / "a-%h-%p-%r-%n%%.jsonl"), 7)
     assert path.name == f"a-{socket.gethostname()}-{os.getpid()}-0-7%.jsonl"
     for pattern, reason in {"%q.jsonl": "%q", "t.txt": "not a trace file name"}.items():
@@ -363,7 +363,7 @@ def test_names_say_whose_a_recording_is(tmp_path: Path) -> None:
         assert not is_of_pattern(name, "x/a-%p-%n.jsonl")
 
 
-def test_a_file_that_another_process_wrote_meanwhile_stays(tmp_path: Path) -> None:
+def test_file_written_meanwhile_by_another_process_is_kept(tmp_path: Path) -> None:
     capture = StepCapture(tmp_path / "t.jsonl", warmup=False)
     capture.open()
     step = capture.enter_step(True, None)
@@ -378,7 +378,7 @@ def test_a_file_that_another_process_wrote_meanwhile_stays(tmp_path: Path) -> No
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_compiled_code_runs_as_ever_until_a_step_begins(tmp_path: Path) -> None:
+def test_compiled_code_runs_compiled_until_a_step_starts(tmp_path: Path) -> None:
     capture = StepCapture(tmp_path / "t.jsonl", warmup=False)
     capture.open()
     assert stance_here() == "default"
@@ -388,7 +388,7 @@ def test_compiled_code_runs_as_ever_until_a_step_begins(tmp_path: Path) -> None:
     assert stance_here() == "default"
 
 
-def test_the_oldest_samples_leave_and_no_other_file(tmp_path: Path) -> None:
+def test_disk_limit_deletes_only_the_oldest_samples(tmp_path: Path) -> None:
     pattern = str(tmp_path / "s-%n.jsonl")
     header = '{"type": "header", "on_demand": {"sampled": %s}}\n' + "x" * 1000
     for number in range(1, 6):
@@ -409,20 +409,20 @@ def test_the_oldest_samples_leave_and_no_other_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_records_by_itself_every_so_often(server: Path) -> None:
+def test_program_records_periodically(server: Path) -> None:
     options = ("--every", "0.2s", "--steps", "1", "-o", "e-%n.jsonl", "--max-disk", "2MB", "--", "server.py")
     with running(server, *on_demand(*options)) as process:
         wait_for((server / "e-2.jsonl").exists, process)
     assert len(load(server / "e-1.jsonl", partial=False).labels) == 1
 
 
-def test_the_agent_loads_neither_torch_nor_what_reads_traces() -> None:
+def test_agent_imports_neither_torch_nor_the_trace_reader() -> None:
     code = "import sys, opgrip.capture.on_demand.agent, opgrip.capture.on_demand.autostart\n"
     code += "print({'torch', 'numpy', 'pandas', 'rich'} & sys.modules.keys())"
     assert run_python("-c", code, fresh=True).stdout.strip() == "set()"
 
 
-def test_options_of_recordings_are_for_programs_that_go_on(tmp_path: Path) -> None:
+def test_recording_options_are_refused_without_on_demand(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print('ran')", encoding="utf-8")
     for words, said in {
         ("--signal", "USR1", "--", "a.py"): "--signal is for programs that keep running: add --on-demand",
@@ -439,7 +439,7 @@ def test_options_of_recordings_are_for_programs_that_go_on(tmp_path: Path) -> No
         assert said in done.stderr
 
 
-def test_a_sample_that_waits_for_a_step_gives_way_to_who_asks(own_sockets: Path) -> None:
+def test_waiting_sample_yields_to_a_requested_recording(own_sockets: Path) -> None:
     agent = Agent(AgentSettings("s", str(own_sockets / "%n.jsonl"), steps=1, warmup=0))
     waits = threading.Event()
     with ThreadPoolExecutor() as pool:

@@ -101,7 +101,7 @@ def names() -> list[str]:
     return [item.name for item in processes() if item.pid == os.getpid() and item.socket.parent == own]
 
 
-def test_a_process_that_had_too_many_files_open_can_be_asked_again(agent: Agent, monkeypatch: Any) -> None:
+def test_agent_recovers_from_too_many_open_files(agent: Agent, monkeypatch: Any) -> None:
     error = OSError(errno.EMFILE, "Too many open files")
     monkeypatch.setattr(socket.socket, "accept", failing_first(socket.socket.accept, 2, error))
     agent.start()
@@ -109,7 +109,7 @@ def test_a_process_that_had_too_many_files_open_can_be_asked_again(agent: Agent,
     assert agent.failures == {"OSError: [Errno 24] Too many open files": 2}
 
 
-def test_conversations_for_which_there_was_no_thread_leave_room_for_others(agent: Agent, monkeypatch: Any) -> None:
+def test_agent_recovers_if_no_thread_can_start_for_a_request(agent: Agent, monkeypatch: Any) -> None:
     agent.start()
     error = RuntimeError("can't start new thread")
     start = failing_first(threading.Thread.start, MOST_CONNECTIONS, error, of="opgrip-request")
@@ -123,7 +123,7 @@ def test_conversations_for_which_there_was_no_thread_leave_room_for_others(agent
 
 
 @pytest.mark.slow
-def test_a_signal_in_a_forked_process_asks_its_own_agent(tmp_path: Path) -> None:
+def test_signal_in_a_forked_process_reaches_its_own_agent(tmp_path: Path) -> None:
     done = run_python("-c", FORKS, cwd=tmp_path, env=environment(tmp_path))
     parent, child = done.stdout.split()
     assert {path.name for path in tmp_path.glob("*.jsonl")} == {f"s-{parent}.jsonl", f"s-{child}.jsonl"}, done.stderr
@@ -131,7 +131,7 @@ def test_a_signal_in_a_forked_process_asks_its_own_agent(tmp_path: Path) -> None
     assert load(tmp_path / f"s-{child}.jsonl", partial=False).header["pid"] == int(child)
 
 
-def test_a_signal_for_which_there_is_no_thread_reaches_no_line_of_the_program(
+def test_failed_thread_start_after_a_signal_does_not_reach_the_program(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     listen_to(signal.SIGUSR2)
@@ -144,9 +144,7 @@ def test_a_signal_for_which_there_is_no_thread_reaches_no_line_of_the_program(
     assert capfd.readouterr().err == "opgrip: no trace was written: RuntimeError: can't start new thread\n"
 
 
-def test_a_process_that_can_have_no_agent_now_may_have_one_later(
-    sockets: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agent_can_start_after_a_failed_attempt(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_module, "_agent", None)
     error = RuntimeError("can't start new thread")
     monkeypatch.setattr(threading.Thread, "start", failing_first(threading.Thread.start, 1, error, of="opgrip-agent"))
@@ -158,13 +156,13 @@ def test_a_process_that_can_have_no_agent_now_may_have_one_later(
     agent.close()
 
 
-def test_children_of_multiprocessing_leave_no_socket(tmp_path: Path) -> None:
+def test_multiprocessing_children_leave_no_socket(tmp_path: Path) -> None:
     (tmp_path / "children.py").write_text(CHILDREN, encoding="utf-8")
     done = run_python("children.py", cwd=tmp_path, env=environment(tmp_path), fresh=True)
     assert done.stdout.splitlines() == ["True True", "True"] * 3, done.stderr
 
 
-def test_what_a_process_of_that_number_has_left_is_no_agent(agent: Agent) -> None:
+def test_stale_socket_with_the_same_process_number_is_ignored(agent: Agent) -> None:
     agent.start()
     left = agent.path.with_name(f"{os.getpid()}-left.sock")
     with socket.socket(socket.AF_UNIX) as listener:

@@ -123,7 +123,7 @@ def replays(path: Path) -> None:
 
 
 @needs("fastapi", "uvicorn", "httpx", "transformers")
-def test_a_service_under_load_answers_all_requests_alike(tmp_path: Path) -> None:
+def test_service_under_load_gives_unchanged_answers(tmp_path: Path) -> None:
     (tmp_path / "service.py").write_text(SERVICE, encoding="utf-8")
     requests = tmp_path / "requests.txt"
     with running(tmp_path, *on_demand("--", "service.py")) as process:
@@ -169,7 +169,7 @@ def test_ranks_of_a_job_record_the_same_step(tmp_path: Path) -> None:
     assert seen[0] == seen[1]
 
 
-def test_a_training_with_workers_that_load_data_goes_on(tmp_path: Path) -> None:
+def test_training_with_dataloader_workers_continues(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOADER, encoding="utf-8")
     with running(tmp_path, *on_demand("--", "train.py")) as process:
         done = ask(tmp_path, "trigger", process.pid, "-o", "t.jsonl")
@@ -183,7 +183,7 @@ def test_a_training_with_workers_that_load_data_goes_on(tmp_path: Path) -> None:
     replays(tmp_path / "t.jsonl")
 
 
-def test_a_compiled_program_runs_compiled_again_afterwards(tmp_path: Path) -> None:
+def test_compiled_program_runs_compiled_after_a_recording(tmp_path: Path) -> None:
     (tmp_path / "fast.py").write_text(COMPILED, encoding="utf-8")
     with running(tmp_path, *on_demand("--", "fast.py")) as process:
         said = tmp_path / "said.txt"

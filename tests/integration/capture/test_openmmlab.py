@@ -94,7 +94,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return Run(kind, mode, plain, captured, counting.counts, load(path, partial=False))
 
 
-def test_outputs_gradients_parameters_and_random_numbers_are_bit_for_bit_the_same(run: Run) -> None:
+def test_outputs_gradients_parameters_and_random_numbers_are_identical(run: Run) -> None:
     assert len(run.plain) == len(run.captured)
     assert all(
         before.dtype == after.dtype and torch.equal(before, after)
@@ -102,7 +102,7 @@ def test_outputs_gradients_parameters_and_random_numbers_are_bit_for_bit_the_sam
     )
 
 
-def test_extension_functions_are_recorded_and_what_they_call_is_marked_theirs(run: Run) -> None:
+def test_extension_functions_are_recorded_with_their_inner_calls(run: Run) -> None:
     calls = run.trace.calls
     functions = {op for op in calls["op"].unique() if op.startswith("mmcv.")}
     assert functions == EXTENSIONS[run.kind, run.run]
@@ -117,7 +117,7 @@ def test_extension_functions_are_recorded_and_what_they_call_is_marked_theirs(ru
         assert len(around) == 1
 
 
-def test_every_signature_replays_or_says_rightly_why_not(run: Run) -> None:
+def test_every_signature_replays_or_has_a_correct_reason(run: Run) -> None:
     settings = settings_of(warmup=0, iterations=1)
     for result in rows_of(make_cases(run.trace), settings):
         if result.status == UNSUPPORTED:
@@ -127,7 +127,7 @@ def test_every_signature_replays_or_says_rightly_why_not(run: Run) -> None:
             assert (result.status, result.error) == (OK, None), result
 
 
-def test_the_command_records_what_the_model_runs(tmp_path: Path) -> None:
+def test_opcapture_records_what_the_model_runs(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     options = ("--warmup", "1", "--steps", "1", "--cfg-options", *NARROW[FASTER_RCNN])
     done = succeed("opcapture", "--model", FASTER_RCNN, "--input-size", "160x160", "-o", path, *options)
@@ -146,7 +146,7 @@ def test_the_command_records_what_the_model_runs(tmp_path: Path) -> None:
     assert Counter({op: count for op, count in operators.items() if op not in functions}) == counting.counts
 
 
-def test_a_segmentation_model_is_captured_in_training(tmp_path: Path) -> None:
+def test_segmentation_model_is_captured_in_training(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl.gz"
     step = ("--run", "train", "--input-size", "64", "--batch-size", 2)
     narrow = (BACKBONE, "model.decode_head.in_channels=256", "model.auxiliary_head.in_channels=128")
@@ -171,9 +171,7 @@ def test_a_segmentation_model_is_captured_in_training(tmp_path: Path) -> None:
         ("qdtrack_faster-rcnn_r50_fpn_8xb2-4e_mot17halftrain_test-mot17halfval.py", 128, ()),
     ],
 )
-def test_a_model_trains_that_asks_for_more_than_images_and_boxes(
-    config: str, size: int, options: tuple[str, ...]
-) -> None:
+def test_model_with_additional_training_inputs_trains(config: str, size: int, options: tuple[str, ...]) -> None:
     torch.manual_seed(0)
     settings = ModelOptions(run="train", batch_size=2, input_size=(size, size), cfg_options=options)
     program = load_program(config, settings)
@@ -184,19 +182,19 @@ def test_a_model_trains_that_asks_for_more_than_images_and_boxes(
 @pytest.mark.parametrize(
     ("config", "has_masks"), [(FASTER_RCNN, False), (MASK_RCNN, True), ("panoptic-fpn_r50_fpn_1x_coco.py", True)]
 )
-def test_annotations_have_masks_where_the_config_loads_them(config: str, has_masks: bool) -> None:
+def test_annotations_have_masks_if_the_config_loads_them(config: str, has_masks: bool) -> None:
     program = load_program(config, ModelOptions(run="train", input_size=SIZE, cfg_options=(BACKBONE,)))
     (sample,) = program.inputs()["data_samples"]
     assert ("masks" in sample.gt_instances) is has_masks
 
 
-def test_a_checkpoint_is_not_downloaded_however_the_config_names_it() -> None:
+def test_checkpoint_named_in_a_config_is_never_downloaded() -> None:
     # `init_cfg=dict(checkpoint=...)`, without a type
     program = load_program("retinanet_pvtv2-b0_fpn_1x_coco.py", ModelOptions(input_size=(64, 64)))
     assert program.step(program.inputs())
 
 
-def test_settings_override_the_config(tmp_path: Path) -> None:
+def test_cfg_options_override_the_config(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     succeed(
         *("opcapture", "--model", MODELS["one-stage"], "--input-size", "64", "-o", path),
@@ -211,7 +209,7 @@ def test_settings_override_the_config(tmp_path: Path) -> None:
     ("content", "told"),
     [("model = (", "is not an OpenMMLab config"), ("x = 1\n", "is not a config of a model")],
 )
-def test_a_file_that_is_no_config_is_one_line(tmp_path: Path, content: str, told: str) -> None:
+def test_file_that_is_not_a_config_is_one_line(tmp_path: Path, content: str, told: str) -> None:
     (tmp_path / "config.py").write_text(content, encoding="utf-8")
     error = refusal("opcapture", "--model", "config.py", cwd=tmp_path)
     assert told in error.splitlines()[-1]

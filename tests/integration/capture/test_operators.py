@@ -70,7 +70,7 @@ def specs_of(trace: Trace, op: str) -> list[Any]:
     return [list(tensors(item.args)) for item in trace.signatures if item.op == op]
 
 
-def test_operators_are_recorded_forward_and_backward_and_replays(tmp_path: Path) -> None:
+def test_operators_are_recorded_forward_and_backward_and_replay(tmp_path: Path) -> None:
     path = tmp_path / "pooling.jsonl"
     done = succeed("opcapture", "--model", "opinfo:nn.functional.avg_pool2d", "--per-dtype", "1", "-o", path)
     assert "operators by" in done.stderr
@@ -86,13 +86,13 @@ def test_operators_are_recorded_forward_and_backward_and_replays(tmp_path: Path)
     assert set(frame["status"]) == {"ok"}
 
 
-def test_a_name_stands_for_its_variants_and_what_it_writes_into_itself(tmp_path: Path) -> None:
+def test_operator_name_includes_variants_and_in_place_forms(tmp_path: Path) -> None:
     trace = capture("opinfo:div", tmp_path / "div.jsonl")
     assert {"aten.div.Tensor", "aten.div.Tensor_mode", "aten.div_.Tensor"} <= {item.op for item in trace.signatures}
     assert {"div.floor_rounding", "div.no_rounding_mode"} <= set(trace.calls["module"])
 
 
-def test_the_same_seed_gives_the_same_samples_whatever_else_is_run(tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_samples_in_any_selection(tmp_path: Path) -> None:
     one = capture("opinfo:floor", tmp_path / "one.jsonl", seed=3)
     two = capture("opinfo:ceil,floor", tmp_path / "two.jsonl", seed=3)
     other = capture("opinfo:floor", tmp_path / "other.jsonl", seed=4)
@@ -104,7 +104,7 @@ def test_the_same_seed_gives_the_same_samples_whatever_else_is_run(tmp_path: Pat
     assert values(one) == values(two) != values(other)
 
 
-def test_captures_of_operators_leave_random_numbers_as_they_were(tmp_path: Path) -> None:
+def test_operator_capture_restores_the_random_state(tmp_path: Path) -> None:
     before = torch.get_rng_state()
     with seeded(0, "one"):
         torch.rand(3)
@@ -124,7 +124,7 @@ def test_captures_of_operators_leave_random_numbers_as_they_were(tmp_path: Path)
         ("opinfo:aten.from_file", {}, "no samples of aten.from_file.default can be created"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path: Path, model: str, options: dict[str, Any], problem: str) -> None:
+def test_usage_error_is_one_line(tmp_path: Path, model: str, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(UserError) as raised:
         capture(model, tmp_path / "x.jsonl", **options)
     assert problem in str(raised.value)
@@ -149,7 +149,7 @@ def test_random_shapes_follow_the_seed(tmp_path: Path) -> None:
     assert one == same != other
 
 
-def test_operators_are_run_as_a_trace_calls_them(tmp_path: Path) -> None:
+def test_operators_run_with_the_shapes_of_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "tiny.jsonl"
     train_tiny_net(path)
     trace = capture("opinfo:nn.functional.embedding,convolution", tmp_path / "from.jsonl", shapes_from=path)
@@ -161,7 +161,7 @@ def test_operators_are_run_as_a_trace_calls_them(tmp_path: Path) -> None:
         capture("opinfo:bucketize", tmp_path / "none.jsonl", shapes_from=path)
 
 
-def test_operators_of_other_packages_are_run_and_those_without_samples_named(tmp_path: Path) -> None:
+def test_custom_operators_run_and_those_without_samples_are_listed(tmp_path: Path) -> None:
     (tmp_path / "own_ops.py").write_text(CUSTOM.format(name="own_ops"))
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     words = ("--model", "opinfo:custom", "--import", "own_ops", "-o", "own.jsonl", "--uncovered", "own.json")
@@ -177,7 +177,7 @@ def test_operators_of_other_packages_are_run_and_those_without_samples_named(tmp
     succeed("opreplay", *words, cwd=tmp_path, env=env)
 
 
-def test_a_sample_that_fails_does_not_stop_the_others() -> None:
+def test_failing_sample_does_not_stop_the_others() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         if x.dim() == 2:
             raise ValueError("not of two dimensions")
@@ -191,14 +191,14 @@ def test_a_sample_that_fails_does_not_stop_the_others() -> None:
     assert {str(item) for item in coverage.operators} == {"aten.add.Tensor"}
 
 
-def test_samples_that_call_nothing_new_are_passed_over() -> None:
+def test_samples_without_new_calls_are_skipped() -> None:
     samples = [((torch.ones(3),), {})] * 3
     coverage = Coverage()
     SampleRunner("cpu", 0, 0, coverage).run(make_entry(torch.neg, samples), SampleScope())
     assert coverage.samples == 1
 
 
-def test_gradients_that_fail_leave_the_forward_call() -> None:
+def test_failing_gradients_keep_the_forward_call() -> None:
     class Broken(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -216,7 +216,7 @@ def test_gradients_that_fail_leave_the_forward_call() -> None:
     assert [reason for _, _, reason in coverage.failures] == ["backward: ValueError: no gradient"]
 
 
-def test_the_first_samples_are_those_that_differ_most() -> None:
+def test_first_samples_differ_most() -> None:
     x, empty = torch.ones(3), torch.ones(0)
     samples = [((empty,), {}), ((x,), {}), ((x,), {}), ((x, 2), {}), ((x,), {"alpha": 1})]
     order = [next(place for place, item in enumerate(samples) if item is other) for other in spread(samples)]
@@ -224,14 +224,14 @@ def test_the_first_samples_are_those_that_differ_most() -> None:
     assert order[-1] == 0
 
 
-def test_what_ends_the_process_is_a_reason_and_the_next_is_tried() -> None:
+def test_sample_that_ends_its_process_is_reported_and_the_next_runs() -> None:
     outcomes = list(try_all([lambda: 1, lambda: os._exit(3), lambda: 1 / 0, lambda: 2]))
     assert [value for value, _ in outcomes] == [1, None, None, 2]
     assert outcomes[1][1] == ENDS
     assert outcomes[2][1].startswith("ZeroDivisionError")
 
 
-def test_samples_by_schema_run() -> None:
+def test_samples_generated_from_schemas_run() -> None:
     function = torch.ops.aten.celu.default
     places = find_samples(function, 0)
     assert {"float32", "bfloat16"} <= places.keys()
@@ -244,7 +244,7 @@ def test_samples_by_schema_run() -> None:
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (2, 1), (3, 4, 5)])
-def test_a_grown_tensor_repeats_its_values(shape: tuple[int, ...]) -> None:
+def test_enlarged_tensor_repeats_its_values(shape: tuple[int, ...]) -> None:
     tensor = torch.arange(6).reshape(3, 2) if len(shape) == 2 else torch.arange(24).reshape(2, 3, 4)
     larger = grown(tensor, shape)
     assert larger.shape == shape
@@ -252,7 +252,7 @@ def test_a_grown_tensor_repeats_its_values(shape: tuple[int, ...]) -> None:
     assert larger.data_ptr() != tensor.data_ptr()
 
 
-def test_kernels_do_not_grow_with_their_images() -> None:
+def test_enlarging_images_keeps_convolution_kernels() -> None:
     sample = ((torch.ones(2, 3, 8, 8), torch.ones(4, 3, 3, 3)), {})
     entry = make_entry(torch.conv2d, [], categories=frozenset({"convolution"}))
     ((image, kernel), _), *_ = enlarge(entry, sample)
@@ -268,20 +268,20 @@ def test_every_category_has_operators() -> None:
     assert used == set(CATEGORIES) - {"all", "custom", "schema"}
 
 
-def test_importing_the_table_leaves_settings_of_torch_changeable() -> None:
+def test_importing_the_operator_table_keeps_torch_settings_changeable() -> None:
     list(torch_tables.table_entries())
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = before
     assert torch.backends.cudnn.benchmark == before
 
 
-def test_private_places_have_fall_backs() -> None:
+def test_private_torch_names_have_fallbacks() -> None:
     assert all(state.strip() for state in torch_tables.private_places().values())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_nearly_all_that_is_recorded_of_many_operators_replays(tmp_path: Path) -> None:
+def test_nearly_all_captured_operators_replay(tmp_path: Path) -> None:
     path = tmp_path / "many.jsonl.gz"
     names = "opinfo:unary,reduction,nn,indexing,sorting,random,optimizer,schema"
     succeed("opcapture", "--model", names, "--per-dtype", "1", "-o", path)
@@ -290,7 +290,7 @@ def test_nearly_all_that_is_recorded_of_many_operators_replays(tmp_path: Path) -
     assert (frame["status"] == "ok").mean() >= 0.98
 
 
-def test_a_trace_of_shapes_that_cannot_be_read_is_said_before_the_table_is_made(
+def test_unreadable_shapes_trace_is_reported_before_the_table_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

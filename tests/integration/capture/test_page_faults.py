@@ -36,7 +36,7 @@ for _ in range(40):
 """
 
 
-def test_a_call_that_gets_fresh_memory_says_so_and_one_that_reuses_it_does_not(tmp_path: Path) -> None:
+def test_page_faults_distinguish_new_from_reused_memory(tmp_path: Path) -> None:
     # a separate program, because results get huge pages in a process in which NumPy has had large arrays
     (tmp_path / "program.py").write_text(KEPT_AND_GIVEN_BACK)
     succeed("opcapture", "-o", "t.jsonl", "--", "program.py", cwd=tmp_path)
@@ -47,7 +47,7 @@ def test_a_call_that_gets_fresh_memory_says_so_and_one_that_reuses_it_does_not(t
     assert (faults["cos"] < 0.1 * PAGES).any()
 
 
-def test_small_calls_and_views_are_not_counted(tmp_path: Path) -> None:
+def test_small_calls_and_views_have_no_page_faults(tmp_path: Path) -> None:
     large, small = torch.ones(1 << 20), torch.ones(8)
     with Capture(tmp_path / "t.jsonl") as watched:
         for _ in range(20):
@@ -58,7 +58,7 @@ def test_small_calls_and_views_are_not_counted(tmp_path: Path) -> None:
     assert (calls["page_faults"] == 0).all()
 
 
-def test_calls_lie_within_those_that_made_them_however_long_counting_takes(
+def test_inner_calls_lie_within_outer_calls_if_counting_is_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage, waits = page_faults._usage, iter([0.02])

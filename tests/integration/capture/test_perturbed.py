@@ -38,7 +38,7 @@ def marks_of(trace: Trace, op: str) -> list[bool]:
 
 
 @pytest.mark.usefixtures("slow_looks")
-def test_the_call_after_a_look_is_marked_and_those_after_it_are_not(tmp_path: Path) -> None:
+def test_only_calls_right_after_an_observation_are_perturbed(tmp_path: Path) -> None:
     x = torch.randn(1000)
     with Capture(tmp_path / "t.jsonl"):
         for _ in range(40):
@@ -48,7 +48,7 @@ def test_the_call_after_a_look_is_marked_and_those_after_it_are_not(tmp_path: Pa
     assert not any(marks[-10:])
 
 
-def test_a_hiccup_of_the_capture_is_not_the_first_row(tmp_path: Path) -> None:
+def test_perturbed_call_is_not_the_most_expensive_operator(tmp_path: Path) -> None:
     x, small = torch.randn(1 << 22), torch.randn(1 << 10)
     with Capture(tmp_path / "t.jsonl") as watched:
         for _ in range(3):
@@ -72,7 +72,7 @@ def test_a_hiccup_of_the_capture_is_not_the_first_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("slow_looks")
-def test_where_all_calls_of_a_signature_are_marked_their_times_are_used(tmp_path: Path) -> None:
+def test_perturbed_times_are_used_if_a_signature_has_no_others(tmp_path: Path) -> None:
     x = torch.randn(1000)
     with Capture(tmp_path / "t.jsonl"):
         x.cos()
@@ -84,7 +84,7 @@ def test_where_all_calls_of_a_signature_are_marked_their_times_are_used(tmp_path
 
 
 @pytest.mark.usefixtures("slow_looks")
-def test_after_a_step_that_warms_up_no_call_is_marked(tmp_path: Path) -> None:
+def test_no_call_is_perturbed_after_warmup_steps(tmp_path: Path) -> None:
     x, y = torch.randn(1000), torch.randn(2000)
 
     def step() -> None:
@@ -108,7 +108,7 @@ def test_after_a_step_that_warms_up_no_call_is_marked(tmp_path: Path) -> None:
     assert trace.end.signatures == 4
 
 
-def test_a_recorded_step_knows_the_values_that_were_learnt_before(tmp_path: Path) -> None:
+def test_recorded_step_has_values_observed_in_warmup(tmp_path: Path) -> None:
     x = torch.randn(1000) * 7 + 100
     with Capture(tmp_path / "t.jsonl", schedule=Schedule(warmup=1)) as watched:
         for _ in range(2):
@@ -119,7 +119,7 @@ def test_a_recorded_step_knows_the_values_that_were_learnt_before(tmp_path: Path
     assert 90 < trace.values[signature.args[0].values].mean < 110  # type: ignore[attr-defined, index]
 
 
-def test_own_work_marks_what_follows_it_and_what_it_is_within() -> None:
+def test_own_work_marks_the_following_and_the_enclosing_call() -> None:
     work = OwnWork()
     work._intervals = [100, 100 + PERTURBING_NS, 200_000, 200_010, 300_000, 300_000 + PERTURBING_NS]
     starts = np.array([0, 100 + PERTURBING_NS, 250_000, 290_000])
@@ -127,14 +127,14 @@ def test_own_work_marks_what_follows_it_and_what_it_is_within() -> None:
     assert work.take(starts, ends) == [(1, 1), (3, 1)]
 
 
-def test_own_work_after_the_last_call_marks_the_first_of_the_next_block() -> None:
+def test_own_work_after_the_last_call_marks_the_next_block() -> None:
     work = OwnWork()
     work._intervals = [100, 100 + PERTURBING_NS]
     assert work.take(np.array([0]), np.array([50])) == []
     assert work.take(np.array([100 + PERTURBING_NS + 5]), np.array([900_000])) == [(0, 1)]
 
 
-def test_own_work_within_a_call_that_ends_in_a_later_block_marks_it() -> None:
+def test_own_work_in_a_call_that_ends_in_a_later_block_marks_it() -> None:
     work = OwnWork()
     work._intervals = [1_000_000, 4_000_000]
     assert work.take(np.array([5_000_000]), np.array([6_000_000]), open_since_ns=500_000) == [(0, 1)]
@@ -142,7 +142,7 @@ def test_own_work_within_a_call_that_ends_in_a_later_block_marks_it() -> None:
     assert not len(work._within)
 
 
-def test_what_looks_may_take_is_a_share_of_the_time_that_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observation_budget_is_a_share_of_the_recorded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0
     monkeypatch.setattr(observations, "perf_counter_ns", lambda: now)
     looks = Observations(0.2)
@@ -162,6 +162,6 @@ def test_what_looks_may_take_is_a_share_of_the_time_that_is_recorded(monkeypatch
     assert not looks.is_affordable()
 
 
-def test_places_stand_in_runs() -> None:
+def test_positions_are_grouped_into_runs() -> None:
     assert runs_of(np.array([0, 1, 2, 7, 9, 10])) == [(0, 3), (7, 1), (9, 2)]
     assert runs_of(np.array([], dtype=np.int64)) == []

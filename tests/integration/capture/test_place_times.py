@@ -36,7 +36,7 @@ def note(times: PlaceTimes, *calls: tuple[int, int, int, int]) -> set[tuple[int,
     return set(times.note(signatures, scopes, memory, durations * 1000))
 
 
-def test_places_whose_times_differ_are_looked_at_once() -> None:
+def test_places_with_different_times_are_observed_once() -> None:
     times = PlaceTimes()
     step = [(0, 0, memory, 200 if memory == 7 else 40) for memory in (5, 6, 7, 8)]
     assert note(times, *step) == set()
@@ -44,7 +44,7 @@ def test_places_whose_times_differ_are_looked_at_once() -> None:
     assert note(times, *step) == set()
 
 
-def test_places_that_take_as_long_are_not_looked_at() -> None:
+def test_places_with_similar_times_are_not_observed() -> None:
     times = PlaceTimes()
     step = [(0, 0, memory, 40 + memory) for memory in (5, 6, 7, 8)]
     assert note(times, *step, *step) == set()
@@ -52,13 +52,13 @@ def test_places_that_take_as_long_are_not_looked_at() -> None:
     assert note(times, *short, *short) == set()
 
 
-def test_scopes_are_places_where_memory_does_not_come_again() -> None:
+def test_scopes_are_places_if_memory_is_not_reused() -> None:
     times = PlaceTimes()
     calls = [(0, scope, 100 + 10 * step + scope, 50 * scope**2) for step in range(2) for scope in (1, 2)]
     assert note(times, *calls) == {(0, (1, ANY)), (0, (2, ANY))}
 
 
-def test_scopes_are_told_apart_however_many_activations_they_have() -> None:
+def test_scopes_are_distinguished_with_any_number_of_activations() -> None:
     times = PlaceTimes()
     steps = [[(0, scope, 1000 * step + scope, 400 if scope >= 20 else 40) for scope in range(24)] for step in range(20)]
     note(times, *steps[0])
@@ -67,7 +67,7 @@ def test_scopes_are_told_apart_however_many_activations_they_have() -> None:
 
 
 @pytest.mark.parametrize("parameters", [36, 300])
-def test_the_last_of_many_parameters_of_a_shape_are_looked_at(parameters: int) -> None:
+def test_slow_parameters_among_many_of_one_shape_are_observed(parameters: int) -> None:
     times = PlaceTimes()
     step = [(0, 0, memory, 400 if memory >= parameters - 5 else 40) for memory in range(parameters)]
     note(times, *step)
@@ -76,7 +76,7 @@ def test_the_last_of_many_parameters_of_a_shape_are_looked_at(parameters: int) -
     assert note(times, *step) == set()
 
 
-def test_parameters_that_become_slow_are_looked_at_among_those_that_came_often() -> None:
+def test_parameters_that_become_slow_are_observed() -> None:
     times = PlaceTimes()
     usual = [(0, 0, memory, 40) for memory in range(MOST_PLACES + 10)]
     later = [(0, 0, 1000 + memory, 400) for memory in range(5)]
@@ -85,7 +85,7 @@ def test_parameters_that_become_slow_are_looked_at_among_those_that_came_often()
     assert any(memory >= 1000 for _, (_, memory) in note(times, *usual, *later))
 
 
-def test_calls_that_were_interrupted_once_do_not_hide_a_slow_parameter() -> None:
+def test_interrupted_calls_do_not_hide_a_slow_parameter() -> None:
     times = PlaceTimes()
     parameters = [(0, 0, memory, 300 if memory == 39 else 40) for memory in range(40)]
     interrupted = [(0, 1, 1000 + call, 900) for call in range(10)]
@@ -94,7 +94,7 @@ def test_calls_that_were_interrupted_once_do_not_hide_a_slow_parameter() -> None
     assert (0, (0, 39)) in note(times, *parameters)
 
 
-def test_places_are_bounded() -> None:
+def test_number_of_places_is_bounded() -> None:
     times = PlaceTimes()
     calls = [(0, memory % 100, memory, 30 + memory % 7 * 100) for memory in range(4000)]
     assert len(note(times, *calls, *calls)) <= MOST_LOOKS
@@ -102,7 +102,7 @@ def test_places_are_bounded() -> None:
 
 
 @pytest.mark.usefixtures("_one_thread")
-def test_an_optimizer_s_states_of_one_shape_are_looked_at_where_they_differ(tmp_path: Path) -> None:
+def test_optimizer_states_of_one_shape_are_observed_if_times_differ(tmp_path: Path) -> None:
     tiny = torch.full((512, 128), DENORMAL)
     tensors = [torch.rand(512, 128), tiny, *(torch.rand(512, 128) for _ in range(3))]
     # NumPy changes them, without a call of torch
@@ -134,7 +134,7 @@ def test_an_optimizer_s_states_of_one_shape_are_looked_at_where_they_differ(tmp_
 
 
 @pytest.mark.usefixtures("_one_thread")
-def test_an_error_in_a_look_does_not_reach_the_program(tmp_path: Path) -> None:
+def test_observation_error_does_not_reach_the_program(tmp_path: Path) -> None:
     tensors = [torch.rand(512, 128), torch.full((512, 128), DENORMAL)]
     with Capture(tmp_path / "t.jsonl", schedule=Schedule(warmup=2, active=3)) as watched:
         for step in range(5):
@@ -148,9 +148,7 @@ def test_an_error_in_a_look_does_not_reach_the_program(tmp_path: Path) -> None:
     assert [name for name, _ in watched._recorder.lost.without_values] == ["aten.sqrt.default"]
 
 
-def test_a_call_is_looked_at_once_however_many_places_are_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_call_is_observed_once_for_several_waiting_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, looks = torch.rand(100), []
     with Capture(tmp_path / "t.jsonl") as watched:
         for _ in range(20):
@@ -167,7 +165,7 @@ def test_a_call_is_looked_at_once_however_many_places_are_waited_for(
         assert looks == [0]
 
 
-def test_what_a_later_look_met_is_let_go_with_it() -> None:
+def test_storage_of_a_discarded_observation_is_released() -> None:
     spec = TensorSpec((2,), (1,), torch.float32, "cpu", values=0)
     definitions = Definitions(keeps_written=False)
     definitions.add(

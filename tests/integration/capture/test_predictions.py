@@ -57,7 +57,7 @@ def recorded(path: Path, names: list[str]) -> list[tuple[str, str]]:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(names=st.lists(st.sampled_from(sorted(CALLS)), min_size=1, max_size=6))
-def test_every_call_has_its_own_signature_however_it_is_recognized(
+def test_predicted_calls_have_the_same_signatures_as_examined_ones(
     names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = names * 24
@@ -67,7 +67,7 @@ def test_every_call_has_its_own_signature_however_it_is_recognized(
         assert recorded(tmp_path / "t.jsonl", program) == foreseen
 
 
-def test_a_loop_is_recognized_without_looking_at_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_is_recognized_without_computing_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from opgrip.capture.recording import signature_table
 
     keys = []
@@ -87,7 +87,7 @@ def _counting(function: Callable[..., Any], calls: list[Any]) -> Callable[..., A
     return counted
 
 
-def test_a_test_of_arguments_keeps_no_tensor_alive() -> None:
+def test_arguments_check_keeps_no_tensor_alive() -> None:
     import weakref
 
     x = torch.ones(3)
@@ -99,7 +99,7 @@ def test_a_test_of_arguments_keeps_no_tensor_alive() -> None:
 
 
 @pytest.mark.parametrize("other", [(1, True), (1, 1.0), (0.0, -0.0), ([1, 2], [1, True]), (None, 0), ((1,), [1])])
-def test_values_that_python_holds_equal_are_told_apart(other: tuple[Any, Any]) -> None:
+def test_arguments_check_distinguishes_values_that_compare_equal(other: tuple[Any, Any]) -> None:
     this, that = other
     check = arguments_check((this,))
     assert check is not None
@@ -107,7 +107,7 @@ def test_values_that_python_holds_equal_are_told_apart(other: tuple[Any, Any]) -
     assert not check((that,))
 
 
-def test_keywords_are_told_apart_by_name_and_value() -> None:
+def test_keywords_check_compares_names_and_values() -> None:
     check = keywords_check({"dim": 0, "dtype": torch.float32})
     assert check is not None
     assert check({"dim": 0, "dtype": torch.float32})

@@ -15,7 +15,7 @@ from opgrip.traces import UserError, load
 INPUTS = (torch.ones(2, 3, 8, 8), torch.zeros(2, 6, dtype=torch.long))
 
 
-def test_a_module_is_captured_and_its_trace_replayed(tmp_path: Path) -> None:
+def test_module_is_captured_and_its_trace_replayed(tmp_path: Path) -> None:
     model = TinyNet()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trace = capture(model, tmp_path / "t.jsonl", INPUTS, steps=2)
@@ -28,7 +28,7 @@ def test_a_module_is_captured_and_its_trace_replayed(tmp_path: Path) -> None:
     assert all(row.status == "ok" for row in replay(tmp_path / "t.jsonl", top=2, iterations=1))
 
 
-def test_a_layer_that_is_frozen_stays_so(tmp_path: Path) -> None:
+def test_frozen_layer_stays_frozen(tmp_path: Path) -> None:
     model = TinyNet()
     model.features[0].eval()
     capture(model, tmp_path / "t.jsonl", INPUTS)
@@ -37,7 +37,7 @@ def test_a_layer_that_is_frozen_stays_so(tmp_path: Path) -> None:
     assert all(module.training for module in model.features[1:])
 
 
-def test_a_training_step_of_a_module_has_its_three_phases(tmp_path: Path) -> None:
+def test_training_step_of_a_module_has_three_phases(tmp_path: Path) -> None:
     trace = capture(TinyNet(), tmp_path / "t.jsonl", dict(zip(("images", "words"), INPUTS, strict=True)), run="loss")
     assert set(trace.calls["phase"]) == {"forward"}
     trace = capture(TinyNet(), tmp_path / "train.jsonl", INPUTS, run="train")
@@ -45,7 +45,7 @@ def test_a_training_step_of_a_module_has_its_three_phases(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_source_is_captured_as_by_the_command(tmp_path: Path) -> None:
+def test_capture_function_and_opcapture_record_the_same(tmp_path: Path) -> None:
     options = {"input_size": "64x64", "batch_size": 1, "warmup": 0}
     trace = capture("builtin:faster_rcnn", tmp_path / "call.jsonl", **options)
     words = ("--input-size", "64x64", "--batch-size", 1, "--warmup", 0)
@@ -55,7 +55,7 @@ def test_a_source_is_captured_as_by_the_command(tmp_path: Path) -> None:
     assert trace.header["model"] == command.header["model"]
 
 
-def test_what_does_not_go_together_is_one_line_in_words_of_python(tmp_path: Path) -> None:
+def test_invalid_arguments_are_one_line_in_python_terms(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     with pytest.raises(UserError, match="a module needs inputs"):
         capture(TinyNet(), path)
@@ -74,7 +74,7 @@ def test_what_does_not_go_together_is_one_line_in_words_of_python(tmp_path: Path
         capture(torch.nn.Softmax(dim=0), tmp_path / "other.jsonl", torch.ones(3), run="train")
 
 
-def test_functions_and_extensions_are_named_in_a_list_or_one_alone(tmp_path: Path) -> None:
+def test_functions_and_extensions_are_given_as_a_list_or_a_string(tmp_path: Path) -> None:
     names = ["programs:TinyNet.forward", "torch.nn.modules.linear:Linear.forward"]
     for grip in (names, names[0]):
         options = {"grip": grip, "grip_to": tmp_path / "samples", "extension": ["math"], "force": True}

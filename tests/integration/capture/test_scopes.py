@@ -42,7 +42,7 @@ class Model(nn.Module):
         return self.head.loss(x.sin())
 
 
-def test_calls_know_the_line_of_the_program_that_made_them(tmp_path: Path) -> None:
+def test_calls_have_the_line_of_the_program_that_made_them(tmp_path: Path) -> None:
     def program() -> None:
         x = torch.ones(3)
         nn.functional.gelu(x)
@@ -54,7 +54,7 @@ def test_calls_know_the_line_of_the_program_that_made_them(tmp_path: Path) -> No
     assert gelu[2] == line_of(program, "gelu")
 
 
-def test_the_callers_are_kept_as_deep_as_was_asked(tmp_path: Path) -> None:
+def test_callers_are_recorded_up_to_the_stack_depth(tmp_path: Path) -> None:
     def inner() -> torch.Tensor:
         return torch.ones(3)
 
@@ -67,7 +67,7 @@ def test_the_callers_are_kept_as_deep_as_was_asked(tmp_path: Path) -> None:
     assert scope.callers[0].endswith("program")
 
 
-def test_a_method_that_is_not_forward_counts_to_its_module(tmp_path: Path) -> None:
+def test_method_other_than_forward_belongs_to_its_module(tmp_path: Path) -> None:
     model = Model()
     trace = captured(tmp_path, lambda: model(torch.ones(2, 3)), model=model)
     modules = by_op(trace, "module")
@@ -76,7 +76,7 @@ def test_a_method_that_is_not_forward_counts_to_its_module(tmp_path: Path) -> No
     assert modules["aten.addmm.default"] == ("head.linear",)
 
 
-def test_backward_calls_carry_the_scope_of_the_forward_call_that_caused_them(tmp_path: Path) -> None:
+def test_backward_calls_have_the_scope_of_their_forward_call(tmp_path: Path) -> None:
     model = Model()
 
     def program() -> None:
@@ -94,7 +94,7 @@ def test_backward_calls_carry_the_scope_of_the_forward_call_that_caused_them(tmp
     assert all(origins[scope.forward].phase == "forward" for scope in paired if scope.forward is not None)
 
 
-def test_backward_is_paired_in_the_thread_that_it_runs_in(tmp_path: Path) -> None:
+def test_backward_is_paired_in_the_thread_that_runs_it(tmp_path: Path) -> None:
     import threading
 
     losses = []
@@ -113,7 +113,7 @@ def test_backward_is_paired_in_the_thread_that_it_runs_in(tmp_path: Path) -> Non
     assert backward["line"].tolist() == [line_of(forward, "sin")]
 
 
-def test_double_backward_is_backward_too(tmp_path: Path) -> None:
+def test_double_backward_has_the_backward_phase(tmp_path: Path) -> None:
     def program() -> None:
         x = torch.ones(3, requires_grad=True)
         (first,) = torch.autograd.grad(x.sin().sum(), x, create_graph=True)
@@ -125,7 +125,7 @@ def test_double_backward_is_backward_too(tmp_path: Path) -> None:
     assert row.phase == "backward"
 
 
-def test_an_optimizer_whose_step_fails_is_left(tmp_path: Path) -> None:
+def test_failed_optimizer_step_leaves_the_optimizer_phase(tmp_path: Path) -> None:
     class Fails(torch.optim.SGD):
         @torch.no_grad()
         def step(self, closure: Any = None) -> None:
@@ -143,7 +143,7 @@ def test_an_optimizer_whose_step_fails_is_left(tmp_path: Path) -> None:
     assert phases["aten.zeros.default"] == ("forward",)
 
 
-def test_a_closure_of_an_optimizer_goes_backward_and_comes_back(tmp_path: Path) -> None:
+def test_optimizer_closure_has_a_backward_phase(tmp_path: Path) -> None:
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.LBFGS([weight], max_iter=1)
 
@@ -158,7 +158,7 @@ def test_a_closure_of_an_optimizer_goes_backward_and_comes_back(tmp_path: Path) 
     assert phases["aten.abs.default"] == ("optimizer",)
 
 
-def test_modules_may_compare_as_they_like(tmp_path: Path) -> None:
+def test_modules_may_override_equality(tmp_path: Path) -> None:
     class Alike(nn.ReLU):
         def __eq__(self, other: object) -> bool:
             return True
@@ -171,7 +171,7 @@ def test_modules_may_compare_as_they_like(tmp_path: Path) -> None:
     assert trace.calls[trace.calls["op"] == "aten.relu.default"]["module"].tolist() == ["0", "1.0"]
 
 
-def test_settings_are_kept_with_the_calls_where_they_change(tmp_path: Path) -> None:
+def test_settings_are_recorded_where_they_change(tmp_path: Path) -> None:
     x = torch.ones(4, 4)
 
     def program() -> None:
@@ -193,7 +193,7 @@ def test_settings_are_kept_with_the_calls_where_they_change(tmp_path: Path) -> N
     assert settings["aten.sin.default"]["threads"] == torch.get_num_threads()
 
 
-def test_settings_that_change_between_steps_are_noticed(tmp_path: Path) -> None:
+def test_settings_that_change_between_steps_are_recorded(tmp_path: Path) -> None:
     model, x = nn.ReLU(), torch.ones(3)
 
     def program() -> None:
@@ -208,7 +208,7 @@ def test_settings_that_change_between_steps_are_noticed(tmp_path: Path) -> None:
     assert [settings[scope]["deterministic"] for scope in trace.calls["scope"]] == [False] * 10 + [True] * 10
 
 
-def test_looking_for_a_method_keeps_no_local_variable_alive(tmp_path: Path) -> None:
+def test_method_lookup_keeps_no_local_variable_alive(tmp_path: Path) -> None:
     import weakref
 
     class Frees(nn.Module):
@@ -224,7 +224,7 @@ def test_looking_for_a_method_keeps_no_local_variable_alive(tmp_path: Path) -> N
     captured(tmp_path, lambda: [model(torch.ones(3)) for _ in range(3)])
 
 
-def test_a_function_of_ones_own_is_not_taken_for_what_follows_it(tmp_path: Path) -> None:
+def test_custom_autograd_function_is_not_confused_with_later_calls(tmp_path: Path) -> None:
     class Double(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -245,7 +245,7 @@ def test_a_function_of_ones_own_is_not_taken_for_what_follows_it(tmp_path: Path)
     assert found["aten.asinh.default"] != line_of(program, "zeros")
 
 
-def test_backward_of_what_other_threads_ran_forward_is_paired(tmp_path: Path) -> None:
+def test_backward_of_forward_calls_in_other_threads_is_paired(tmp_path: Path) -> None:
     import threading
 
     results = []
@@ -267,7 +267,7 @@ def test_backward_of_what_other_threads_ran_forward_is_paired(tmp_path: Path) ->
     assert set(cosines["line"]) == {line_of(forward, "sin()")}
 
 
-def test_lines_of_like_layers_are_told_apart(tmp_path: Path) -> None:
+def test_lines_of_similar_layers_are_distinguished(tmp_path: Path) -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -294,7 +294,7 @@ def factory():
 
 
 @pytest.mark.parametrize("command", [("--model", "encoder.py:factory"), ("--", "encoder.py")], ids=["model", "script"])
-def test_functions_of_opgrip_are_not_functions_of_the_program(command: tuple[str, str], tmp_path: Path) -> None:
+def test_functions_of_opgrip_are_not_in_scopes(command: tuple[str, str], tmp_path: Path) -> None:
     text = MODEL + "\nif __name__ == '__main__':\n    net, rows = factory()\n    net(rows)\n"
     (tmp_path / "encoder.py").write_text(text, encoding="utf-8")
     succeed("opcapture", "-o", "t.jsonl", *command, cwd=tmp_path)

@@ -58,7 +58,7 @@ def recording(path: Path, *sizes: int) -> Path:
     return path
 
 
-def test_what_was_called_before_is_known_also_after_a_restart_and_on_another_day(tmp_path: Path) -> None:
+def test_known_signatures_persist_across_restarts_and_days(tmp_path: Path) -> None:
     service = SeenSignatures(tmp_path, "server")
     assert service.add(recording(tmp_path / "1.jsonl", 2, 3)) == 4
     assert service.add(recording(tmp_path / "2.jsonl", 3, 2, 2)) == 0
@@ -71,7 +71,7 @@ def test_what_was_called_before_is_known_also_after_a_restart_and_on_another_day
     assert day.traces == 4
 
 
-def test_a_service_whose_name_begins_alike_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_with_a_similar_name_is_separate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SeenSignatures(tmp_path, "server").add(recording(tmp_path / "1.jsonl", 2))
     monkeypatch.setattr(seen.socket, "gethostname", lambda: "web-2")
     SeenSignatures(tmp_path, "server").add(recording(tmp_path / "2.jsonl", 7))
@@ -79,7 +79,7 @@ def test_a_service_whose_name_begins_alike_is_another(tmp_path: Path, monkeypatc
     assert SeenSignatures(tmp_path, "server").add(recording(tmp_path / "3.jsonl", 7)) == 2
 
 
-def test_a_day_that_cannot_be_read_is_set_aside_and_costs_no_other(
+def test_unreadable_day_file_is_set_aside(
     tmp_path: Path, go_to_day: Callable[[int], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     service = SeenSignatures(tmp_path, "server")
@@ -96,7 +96,7 @@ def test_a_day_that_cannot_be_read_is_set_aside_and_costs_no_other(
     assert capfd.readouterr().err.count("are not counted in the daily file") == 1
 
 
-def test_a_private_service_is_named_by_no_file(tmp_path: Path) -> None:
+def test_private_service_name_is_in_no_file_name(tmp_path: Path) -> None:
     options = {"private": True}
     agent = SimpleNamespace(
         settings=AgentSettings("server", str(tmp_path / "s-%n.jsonl"), new_only=True, options=options)
@@ -105,7 +105,7 @@ def test_a_private_service_is_named_by_no_file(tmp_path: Path) -> None:
     assert sorted(path.name[:7] for path in tmp_path.iterdir()) == [".privat", "private", "s-1.jso"]
 
 
-def test_a_day_counts_the_steps_of_its_recordings(tmp_path: Path) -> None:
+def test_day_file_counts_recorded_steps(tmp_path: Path) -> None:
     service = SeenSignatures(tmp_path, "server")
     for number in range(2):
         with Capture(tmp_path / f"{number}.jsonl", details={"on_demand": {"sampled": True}}):
@@ -116,7 +116,7 @@ def test_a_day_counts_the_steps_of_its_recordings(tmp_path: Path) -> None:
     assert read_day(service.day_file()).steps == 6
 
 
-def test_processes_of_a_service_count_into_one_file(tmp_path: Path) -> None:
+def test_processes_of_a_service_share_one_day_file(tmp_path: Path) -> None:
     one, other = SeenSignatures(tmp_path, "server"), SeenSignatures(tmp_path, "server")
     one.add(recording(tmp_path / "1.jsonl", 2))
     assert other.add(recording(tmp_path / "2.jsonl", 2)) == 0
@@ -126,7 +126,7 @@ def test_processes_of_a_service_count_into_one_file(tmp_path: Path) -> None:
     assert read_day(one.day_file()).calls == 8
 
 
-def test_days_are_held_against_each_other(tmp_path: Path, go_to_day: Callable[[int], None]) -> None:
+def test_days_are_compared(tmp_path: Path, go_to_day: Callable[[int], None]) -> None:
     service, files = SeenSignatures(tmp_path, "server"), []
     for day, sizes in enumerate([(200_000, 3), (200_000, 7)]):
         go_to_day(day)
@@ -157,7 +157,7 @@ def test_days_are_held_against_each_other(tmp_path: Path, go_to_day: Callable[[i
     ],
     ids=range(8),
 )
-def test_another_file_is_refused_in_a_line(content: str, tmp_path: Path) -> None:
+def test_file_that_is_not_a_day_file_is_refused_in_one_line(content: str, tmp_path: Path) -> None:
     path = tmp_path / "a.shapes.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match="was not written by --new-only") as raised:
@@ -165,7 +165,7 @@ def test_another_file_is_refused_in_a_line(content: str, tmp_path: Path) -> None
     assert "\n" not in str(raised.value)
 
 
-def test_a_recording_without_anything_new_leaves(tmp_path: Path) -> None:
+def test_recording_without_new_signatures_is_deleted(tmp_path: Path) -> None:
     agent = SimpleNamespace(settings=AgentSettings("server", str(tmp_path / "s-%n.jsonl"), new_only=True))
     sampler = Sampler(agent)  # type: ignore[arg-type]
     paths = [recording(tmp_path / f"s-{number}.jsonl", *sizes) for number, sizes in enumerate([(2,), (2,), (3,)])]
@@ -175,7 +175,7 @@ def test_a_recording_without_anything_new_leaves(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_service_keeps_what_is_new_and_counts_the_rest(tmp_path: Path) -> None:
+def test_service_keeps_new_recordings_and_counts_the_rest(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(SERVER, encoding="utf-8")
     options = ("--every", "0.2s", "--steps", "1", "--new-only", "-o", "e-%n.jsonl", "--", "server.py")
     days = lambda: list(tmp_path.glob("server-*.shapes.json"))  # noqa: E731
@@ -186,7 +186,7 @@ def test_a_service_keeps_what_is_new_and_counts_the_rest(tmp_path: Path) -> None
     assert day.calls == day.traces * len(load(tmp_path / "e-1.jsonl", partial=False).own_calls)
 
 
-def test_only_recordings_of_its_own_are_sorted_out(tmp_path: Path) -> None:
+def test_new_only_is_refused_without_every(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("", encoding="utf-8")
     done = run_command("opcapture", "--on-demand", "--new-only", "--", "a.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")

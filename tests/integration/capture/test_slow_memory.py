@@ -43,7 +43,7 @@ def counted(cost_ns: float, calls: int, work_ns: int = WORK_NS, pages: int = PAG
 
 
 @given(calls=st.integers(2, 40), cost_ns=st.floats(2.5 * USUAL_NS, 100 * USUAL_NS), threads=st.integers(1, 64))
-def test_the_excess_of_slow_faults_is_estimated(calls: int, cost_ns: float, threads: int) -> None:
+def test_excess_time_of_slow_page_faults_is_estimated(calls: int, cost_ns: float, threads: int) -> None:
     found = SlowMemory(USUAL_NS).slow_calls(counted(cost_ns, calls), [0] * calls)
     expected = PAGES * (cost_ns - USUAL_NS)
     if expected * calls < 15 * TICK_NS:
@@ -59,14 +59,14 @@ def test_the_excess_of_slow_faults_is_estimated(calls: int, cost_ns: float, thre
     work_ns=st.integers(0, 10**9),
     cost_ns=st.floats(0, 1.5 * USUAL_NS),
 )
-def test_calls_on_memory_at_hand_are_not_marked(calls: int, pages: int, work_ns: int, cost_ns: float) -> None:
+def test_calls_with_fast_page_faults_are_not_marked(calls: int, pages: int, work_ns: int, cost_ns: float) -> None:
     memory = SlowMemory(USUAL_NS)
     assert memory.slow_calls(counted(cost_ns, calls, work_ns, pages), [0] * calls) == []
     assert memory.excess_ns == 0
     assert SlowMemory(None).slow_calls(counted(50 * SLOW_NS, calls), [0] * calls) == []
 
 
-def test_a_call_that_computes_for_long_is_not_marked_beside_slow_ones() -> None:
+def test_long_computing_call_is_not_marked_among_slow_ones() -> None:
     slow, computing = counted(SLOW_NS, 20), counted(USUAL_NS, 20, 500_000_000)
     block = slow | {20 + place: call for place, call in computing.items()}
     found = SlowMemory(USUAL_NS).slow_calls(block, [0] * 20 + [1] * 20)
@@ -89,7 +89,7 @@ def trace_with(path: Path, slow: list[int], calls: int = 4) -> Path:
 
 
 @pytest.mark.parametrize(("slow", "is_marked"), [([], False), ([0, 2], False), ([0, 1, 2, 3], True)])
-def test_slow_memory_is_not_in_medians_and_shares(slow: list[int], is_marked: bool, tmp_path: Path) -> None:
+def test_medians_and_shares_exclude_slow_memory(slow: list[int], is_marked: bool, tmp_path: Path) -> None:
     trace = load(trace_with(tmp_path / "t.jsonl", slow))
     assert trace.calls["time_ns"].tolist() == trace.distinct_calls["time_ns"].tolist() == [1_000_000] * 4
     assert trace.summary()["time_us"].tolist() == [4_000]
@@ -105,7 +105,7 @@ def slow_faults(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("slow_faults")
-def test_a_capture_on_slow_memory_says_so(tmp_path: Path) -> None:
+def test_capture_on_slow_memory_reports_it(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl") as capture:
         for _ in range(60):
             # larger than blocks that the C library keeps
@@ -130,7 +130,7 @@ class Busy:
         pass
 
 
-def test_a_capture_on_a_busy_machine_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capture_on_a_busy_machine_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flushing, "Contention", Busy)
     monkeypatch.setattr("opgrip.capture.writing.blocks.INTERRUPTED_NS", 1)
     with Capture(tmp_path / "t.jsonl") as capture:
@@ -142,7 +142,7 @@ def test_a_capture_on_a_busy_machine_says_so(tmp_path: Path, monkeypatch: pytest
     assert trace.calls["perturbed"].all()
 
 
-def test_the_usual_cost_of_a_page_fault_is_of_memory_at_hand() -> None:
+def test_usual_page_fault_cost_is_plausible() -> None:
     if contention._has_huge_pages():
         pytest.skip("this system provides huge pages unasked")
     usual = usual_fault_ns()
@@ -150,7 +150,7 @@ def test_the_usual_cost_of_a_page_fault_is_of_memory_at_hand() -> None:
     assert 10 < usual < 1_000_000
 
 
-def test_slow_memory_of_this_machine_is_found(tmp_path: Path) -> None:
+def test_slow_memory_of_this_machine_is_detected(tmp_path: Path) -> None:
     """Memory is slow on some virtual machines with free page reporting; elsewhere the test is skipped."""
     usual = usual_fault_ns()
     if usual is None:

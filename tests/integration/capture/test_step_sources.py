@@ -54,7 +54,7 @@ def trigger(folder: Path, loop: str, *words: str) -> subprocess.CompletedProcess
         (FOREVER, "are called inside a call that began before, and no optimizer steps: such calls are steps now"),
     ],
 )
-def test_other_calls_of_modules_are_steps_if_no_optimizer_steps(tmp_path: Path, loop: str, reason: str) -> None:
+def test_module_calls_are_steps_if_no_optimizer_steps(tmp_path: Path, loop: str, reason: str) -> None:
     done = trigger(tmp_path, loop, "--wait", "10s")
     (line,) = [line for line in done.stderr.splitlines() if "no step has begun yet: modules (" in line]
     assert "Net" in line
@@ -77,9 +77,7 @@ def test_other_calls_of_modules_are_steps_if_no_optimizer_steps(tmp_path: Path, 
         ((), f"import opgrip.capture\nopgrip.capture.step()\n{TRAINING}", "has not called opgrip.capture.step() again"),
     ],
 )
-def test_a_program_without_steps_is_told_the_reason(
-    tmp_path: Path, words: tuple[str, ...], loop: str, reason: str
-) -> None:
+def test_program_without_steps_gets_the_reason(tmp_path: Path, words: tuple[str, ...], loop: str, reason: str) -> None:
     done = trigger(tmp_path, loop, "--wait", "3s", *words)
     waiting, problem = done.stderr.splitlines()[-2:]
     assert "no step has begun yet" in waiting

@@ -40,11 +40,11 @@ def steps_of(path: Path, schedule: Schedule, steps: int = 12) -> list[int]:
         (Schedule(skip=20), []),
     ],
 )
-def test_the_steps_that_a_schedule_names_are_recorded(tmp_path: Path, schedule: Schedule, expected: list[int]) -> None:
+def test_steps_selected_by_a_schedule_are_recorded(tmp_path: Path, schedule: Schedule, expected: list[int]) -> None:
     assert steps_of(tmp_path / "t.jsonl", schedule) == expected
 
 
-def test_between_recorded_steps_nothing_watches(tmp_path: Path) -> None:
+def test_no_hook_is_active_between_recorded_steps(tmp_path: Path) -> None:
     from torch.utils._python_dispatch import _get_current_dispatch_mode
 
     before = torch.nn.Module.__call__
@@ -55,24 +55,24 @@ def test_between_recorded_steps_nothing_watches(tmp_path: Path) -> None:
         assert _get_current_dispatch_mode() is not None
 
 
-def test_a_schedule_without_steps_is_refused() -> None:
+def test_schedule_without_active_steps_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 active step"):
         Schedule(active=0)
 
 
 @pytest.mark.parametrize("name", ["active", "wait", "skip", "repeat", "warmup"])
 @pytest.mark.parametrize("value", [1.5, 2.0, "x", None, float("nan")])
-def test_a_schedule_of_parts_of_steps_is_refused(name: str, value: Any) -> None:
+def test_schedule_with_fractional_steps_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{name}={value!r} is not an integer number of steps"):
         Schedule(**{name: value})
 
 
-def test_a_schedule_takes_whole_numbers_of_numpy() -> None:
+def test_schedule_accepts_numpy_integers() -> None:
     schedule = Schedule(active=np.int64(1), wait=np.int32(2))
     assert [step for step in range(7) if schedule.records(step)] == [2, 5]
 
 
-def test_the_trace_is_whole_as_soon_as_its_schedule_is_over(tmp_path: Path) -> None:
+def test_trace_is_complete_when_its_schedule_ends(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl", schedule=Schedule(repeat=1)) as watched:
         X + 1
         watched.step()
@@ -98,7 +98,7 @@ def test_limits_end_the_recording_and_not_the_program(tmp_path: Path) -> None:
     assert "stopped     at 20000 bytes" in done.stdout
 
 
-def test_a_decorated_function_records_all_its_calls_and_nothing_else(tmp_path: Path) -> None:
+def test_decorated_function_records_exactly_its_calls(tmp_path: Path) -> None:
     watched = Capture(tmp_path / "t.jsonl")
 
     @watched
@@ -114,7 +114,7 @@ def test_a_decorated_function_records_all_its_calls_and_nothing_else(tmp_path: P
     assert load(tmp_path / "t.jsonl", partial=False).calls["op"].tolist() == ["aten.add.Tensor"] * 2
 
 
-def test_a_function_that_fails_when_decorated_fails_as_it_did(tmp_path: Path) -> None:
+def test_failing_decorated_function_raises_its_own_error(tmp_path: Path) -> None:
     watched = Capture(tmp_path / "t.jsonl")
 
     @watched
@@ -135,7 +135,7 @@ def various_calls(number: int) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 7, 30])
-def test_a_trace_that_ends_at_a_limit_of_calls_has_no_more_than_these_need(tmp_path: Path, most: int) -> None:
+def test_trace_cut_by_max_calls_has_only_needed_records(tmp_path: Path, most: int) -> None:
     with Capture(tmp_path / "t.jsonl", max_calls=most) as watched:
         various_calls(50)
     trace = load(tmp_path / "t.jsonl", partial=False)
@@ -149,7 +149,7 @@ def test_a_trace_that_ends_at_a_limit_of_calls_has_no_more_than_these_need(tmp_p
 
 
 @pytest.mark.parametrize("most", [1, 4_000, 20_000, 50_000])
-def test_a_limit_of_bytes_is_passed_by_no_more_than_a_call(tmp_path: Path, most: int) -> None:
+def test_trace_exceeds_max_bytes_by_at_most_one_call(tmp_path: Path, most: int) -> None:
     with Capture(tmp_path / "t.jsonl", max_bytes=most) as watched:
         various_calls(2000)
     size = (tmp_path / "t.jsonl").stat().st_size
@@ -160,7 +160,7 @@ def test_a_limit_of_bytes_is_passed_by_no_more_than_a_call(tmp_path: Path, most:
     assert {item.number for item in trace.signatures} == set(trace.calls["signature"])
 
 
-def test_a_backward_pass_within_a_limit_is_as_without_one(tmp_path: Path) -> None:
+def test_backward_pass_within_a_limit_is_recorded_unchanged(tmp_path: Path) -> None:
     for name, limit in (("free", None), ("limited", 10_000_000)):
         train_tiny_net(tmp_path / f"{name}.jsonl", max_bytes=limit)
     free, limited = (load(tmp_path / f"{name}.jsonl", partial=False) for name in ("free", "limited"))
@@ -170,7 +170,7 @@ def test_a_backward_pass_within_a_limit_is_as_without_one(tmp_path: Path) -> Non
     assert set(free.values) == set(limited.values)
 
 
-def test_the_command_says_that_a_limit_was_reached(tmp_path: Path) -> None:
+def test_opcapture_reports_a_reached_limit(tmp_path: Path) -> None:
     (tmp_path / "steps.py").write_text("import torch\nfor size in range(9): torch.ones(size)\n", encoding="utf-8")
     done = succeed("opcapture", "--max-calls", "1", "--", "steps.py", cwd=tmp_path)
     lines = done.stderr.splitlines()
@@ -192,7 +192,7 @@ def test_counts_are_current_while_the_program_runs(tmp_path: Path) -> None:
     assert watched.calls == len(load(tmp_path / "t.jsonl").calls) == made
 
 
-def test_counts_leave_out_marks_and_warm_up_steps(tmp_path: Path) -> None:
+def test_counts_exclude_marks_and_warmup_steps(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl", schedule=Schedule(warmup=1, active=2)) as watched:
         for step in range(3):
             for _ in range(4):
@@ -203,7 +203,7 @@ def test_counts_leave_out_marks_and_warm_up_steps(tmp_path: Path) -> None:
     assert (watched.calls, watched.signatures, watched.marks) == (8, 2, 16)
 
 
-def test_counts_end_at_the_limit(tmp_path: Path) -> None:
+def test_counts_stop_at_the_limit(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl", max_calls=50) as watched:
         for _ in range(80):
             X + 1
@@ -211,7 +211,7 @@ def test_counts_end_at_the_limit(tmp_path: Path) -> None:
     assert watched.calls == 50
 
 
-def test_lost_calls_are_counted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropped_calls_are_counted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> Any:
         raise OSError("planted")
 
@@ -221,7 +221,7 @@ def test_lost_calls_are_counted_at_once(tmp_path: Path, monkeypatch: pytest.Monk
         assert (watched.calls, watched.dropped) == (0, 1)
 
 
-def test_the_child_of_a_fork_counts_its_own_calls(tmp_path: Path) -> None:
+def test_forked_child_counts_its_own_calls(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl") as watched:
         X + 1
         child = os.fork()

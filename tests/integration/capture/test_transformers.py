@@ -47,7 +47,7 @@ def test_models_of_all_kinds_run(kind: str, run: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "mamba"])
-def test_a_text_is_generated_token_by_token(name: str, tmp_path: Path) -> None:
+def test_text_is_generated_token_by_token(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     program = load_program(f"transformers:{name}", options("generate", new_tokens=3))
     decoded = []
@@ -59,7 +59,7 @@ def test_a_text_is_generated_token_by_token(name: str, tmp_path: Path) -> None:
     assert len(load(tmp_path / "t.jsonl").calls) > 100
 
 
-def test_settings_reach_the_config_and_those_within_it() -> None:
+def test_cfg_options_reach_nested_configs() -> None:
     settings = ("small", "text_config.num_hidden_layers=1", "projection_dim=32")
     model = load_program("transformers:CLIPModel", ModelOptions(cfg_options=settings)).model
     assert model.config.text_config.num_hidden_layers == 1
@@ -67,7 +67,7 @@ def test_settings_reach_the_config_and_those_within_it() -> None:
     assert model.config.projection_dim == 32
 
 
-def test_autocast_holds_for_the_model_alone(tmp_path: Path) -> None:
+def test_autocast_applies_only_to_the_model(tmp_path: Path) -> None:
     program = load_program("transformers:bert", options("train", autocast="bfloat16"))
     with Capture(tmp_path / "t.jsonl", model=program.model):
         program.step(program.inputs())
@@ -79,14 +79,14 @@ def test_autocast_holds_for_the_model_alone(tmp_path: Path) -> None:
     assert program.details["autocast"] == "bfloat16"
 
 
-def test_autocast_ends_where_a_model_fails() -> None:
+def test_autocast_ends_if_the_model_fails() -> None:
     program = load_program("transformers:bert", options("predict", autocast="bfloat16"))
     with pytest.raises(ValueError, match="exactly one of"):
         program.step({"no_such_input": 1})
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_each_model_type_has_a_usual_head() -> None:
+def test_each_model_type_has_a_default_head() -> None:
     assert {name: usual_class(name) for name in ("bert", "llama", "bart")} == {
         "bert": "BertForMaskedLM",
         "llama": "LlamaForCausalLM",
@@ -113,7 +113,7 @@ def test_each_model_type_has_a_usual_head() -> None:
         ("bert", {"new_tokens": 3}, "--new-tokens is for --run generate"),
     ],
 )
-def test_a_mistake_is_one_line(name: str, request_: dict[str, object], problem: str) -> None:
+def test_usage_error_is_one_line(name: str, request_: dict[str, object], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         load_program(f"transformers:{name}", ModelOptions(**request_))  # type: ignore[arg-type]
 
@@ -125,6 +125,6 @@ def test_a_mistake_is_one_line(name: str, request_: dict[str, object], problem: 
         (("--new-tokens", "3"), "--new-tokens does not apply to builtin:faster_rcnn"),
     ],
 )
-def test_sources_without_texts_refuse_what_is_for_texts(flags: tuple[str, str], problem: str) -> None:
+def test_text_options_are_refused_for_other_sources(flags: tuple[str, str], problem: str) -> None:
     error = refusal("opcapture", *flags)
     assert error.splitlines()[-1].startswith(f"opcapture: error: {problem}")

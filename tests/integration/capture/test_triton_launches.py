@@ -33,7 +33,7 @@ def signatures_of(trace: Trace, name: str) -> list[Any]:
     return [item for item in trace.signatures if item.op == f"launched_kernels:{name}"]
 
 
-def test_a_launch_is_a_call_with_grid_constants_options_and_arguments(kernels: ModuleType, tmp_path: Path) -> None:
+def test_launch_is_a_call_with_grid_constants_options_and_arguments(kernels: ModuleType, tmp_path: Path) -> None:
     expected = kernels.add(X, Y)
     grids = kernels.grids
     with Capture(tmp_path / "t.jsonl") as capture:
@@ -55,7 +55,7 @@ def test_a_launch_is_a_call_with_grid_constants_options_and_arguments(kernels: M
     assert (call["function"], call["file"]) == ("add", "launched_kernels.py")
 
 
-def test_of_an_autotuned_kernel_the_chosen_configuration_is_recorded(kernels: ModuleType, tmp_path: Path) -> None:
+def test_chosen_configuration_of_an_autotuned_kernel_is_recorded(kernels: ModuleType, tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         results = [kernels.count(7) for _ in range(2)]
     assert all(torch.equal(result, torch.arange(1.0, 8)) for result in results)
@@ -69,7 +69,7 @@ def test_of_an_autotuned_kernel_the_chosen_configuration_is_recorded(kernels: Mo
     assert "autotuner" in dropped.reason
 
 
-def test_a_launch_that_an_operator_makes_is_inside_it(kernels: ModuleType, tmp_path: Path) -> None:
+def test_launch_by_an_operator_is_inside_its_call(kernels: ModuleType, tmp_path: Path) -> None:
     expected = kernels.plus(X, Y)
     with Capture(tmp_path / "t.jsonl"):
         result = kernels.plus(X, Y)
@@ -80,7 +80,7 @@ def test_a_launch_that_an_operator_makes_is_inside_it(kernels: ModuleType, tmp_p
     assert trace.own_calls["op"].tolist() == ["launched_kernels.plus.default"]
 
 
-def test_a_kernel_that_fails_fails_as_unwatched_and_is_recorded(kernels: ModuleType, tmp_path: Path) -> None:
+def test_failing_kernel_raises_its_own_error_and_is_recorded(kernels: ModuleType, tmp_path: Path) -> None:
     def program() -> None:
         kernels.add_kernel[(1,)](X, Y, torch.empty(100), 100, "two", BLOCK=32)
 
@@ -93,13 +93,13 @@ def test_a_kernel_that_fails_fails_as_unwatched_and_is_recorded(kernels: ModuleT
     assert signature.raised is not None
 
 
-def test_a_launch_with_arguments_that_it_does_not_take_fails_as_unwatched(kernels: ModuleType, tmp_path: Path) -> None:
+def test_launch_with_missing_arguments_raises_its_own_error(kernels: ModuleType, tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl") as capture, pytest.raises(TypeError):
         kernels.add_kernel[(1,)](X, Y, BLOCK=32)
     assert capture.dropped == 1
 
 
-def test_kernels_are_as_before_after_a_capture(kernels: ModuleType, tmp_path: Path) -> None:
+def test_kernel_class_is_restored_after_a_capture(kernels: ModuleType, tmp_path: Path) -> None:
     kind = type(kernels.add_kernel)
     before = kind.run
     with Capture(tmp_path / "t.jsonl"):

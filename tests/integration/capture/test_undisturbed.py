@@ -162,12 +162,12 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return run_of(build, mode, tmp_path_factory.mktemp("undisturbed") / "t.jsonl")
 
 
-def test_all_that_a_program_sees_is_bit_for_bit_the_same(run: Run) -> None:
+def test_program_results_are_bit_for_bit_identical(run: Run) -> None:
     assert run.plain["outputs"]
     assert differences(run.plain, run.captured) == []
 
 
-def test_the_trace_is_whole_and_nothing_was_dropped(run: Run) -> None:
+def test_trace_is_complete_and_nothing_was_dropped(run: Run) -> None:
     assert run.capture.failure is None
     assert run.capture.dropped == 0
     assert run.trace.missing is None
@@ -239,7 +239,7 @@ def error_of(where: str, error: BaseException, watch: Watch) -> BaseException:
     "error", [Broken("a", 3, None), KeyboardInterrupt(7), StopIteration([1]), KeyError("k")], ids=repr
 )
 @pytest.mark.parametrize("where", ["forward", "backward", "gradient hook"])
-def test_an_error_of_the_program_reaches_it_as_it_was_raised(tmp_path: Path, where: str, error: BaseException) -> None:
+def test_program_error_reaches_it_unchanged(tmp_path: Path, where: str, error: BaseException) -> None:
     capture = Capture(tmp_path / "t.jsonl")
     plain = error_of(where, error, without_capture)
     told = type(plain), str(plain), plain.args, plain.__cause__, plain.__context__
@@ -267,7 +267,7 @@ class Stepping(nn.Module):
 
 
 @pytest.mark.timeout(10)
-def test_the_program_goes_on_after_an_optimizer_failed_inside_a_module(tmp_path: Path) -> None:
+def test_program_continues_after_an_optimizer_failed_in_a_module(tmp_path: Path) -> None:
     model = Stepping()
     with Capture(tmp_path / "t.jsonl", model=model) as capture:
         with pytest.raises(Broken):
@@ -306,7 +306,7 @@ def resize_memory() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("values", ["sketch", "full"])
-def test_memory_is_freed_and_grows_as_without_a_capture(tmp_path: Path, values: Any) -> None:
+def test_memory_is_freed_and_resized_as_without_a_capture(tmp_path: Path, values: Any) -> None:
     plain = [as_seen(tensor) for tensor in resize_memory()]
     with Capture(tmp_path / "t.jsonl", values=values) as capture:
         captured = [as_seen(tensor) for tensor in resize_memory()]
@@ -338,7 +338,7 @@ FAULTS = [(hook, every) for hook in range(len(HOOKS)) for every in (1, 3)]
     ],
 )
 @pytest.mark.parametrize("name", ["u-net", pytest.param("transformer encoder", marks=pytest.mark.slow)])
-def test_a_fault_of_a_hook_is_counted_and_the_program_does_not_notice(
+def test_hook_error_is_counted_and_invisible_to_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: tuple[int, int], name: str
 ) -> None:
     place, every = fault

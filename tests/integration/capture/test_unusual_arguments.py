@@ -59,7 +59,7 @@ def assert_replays(trace: Trace) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_storage_is_made_again_with_its_size(tmp_path: Path, mode: str) -> None:
+def test_storage_is_recreated_with_its_size(tmp_path: Path, mode: str) -> None:
     x = torch.arange(6.0)
     program = lambda: torch.empty(0).set_(x.untyped_storage(), 2, (2,), (2,))  # noqa: E731
     trace = captured(tmp_path, program, **MODES[mode])
@@ -71,7 +71,7 @@ def test_a_storage_is_made_again_with_its_size(tmp_path: Path, mode: str) -> Non
     assert_replays(trace)
 
 
-def test_a_tensor_and_its_own_storage_share_memory_again(tmp_path: Path) -> None:
+def test_tensor_and_its_storage_share_memory_again(tmp_path: Path) -> None:
     x = torch.arange(6.0)
     trace = captured(tmp_path, lambda: x.set_(x.untyped_storage(), 1, (4,), (1,)))
     tensor, storage, *_ = remade(trace, "aten.set_.source_Storage_storage_offset")
@@ -79,7 +79,7 @@ def test_a_tensor_and_its_own_storage_share_memory_again(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("of_tensor", [False, True], ids=["storage", "tensor"])
-def test_set_gives_a_tensor_the_memory_of_its_source_at_every_call(tmp_path: Path, of_tensor: bool) -> None:
+def test_set_connects_a_tensor_with_its_source_at_every_call(tmp_path: Path, of_tensor: bool) -> None:
     x = torch.arange(6.0)
 
     def program() -> None:
@@ -95,7 +95,7 @@ def test_set_gives_a_tensor_the_memory_of_its_source_at_every_call(tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_an_operator_of_plain_tensors_is_recorded_for_nested_ones_too(tmp_path: Path) -> None:
+def test_operator_is_recorded_for_plain_and_nested_tensors(tmp_path: Path) -> None:
     plain, nested = torch.ones(2, 3), torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
     trace = captured(tmp_path, lambda: [torch.relu(x) for _ in range(8) for x in (plain, plain, nested)])
     assert trace.end is not None
@@ -127,7 +127,7 @@ def use_logged() -> int:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_tensors_of_a_subclass_replay_as_plain_tensors(tmp_path: Path, mode: str) -> None:
+def test_tensor_subclasses_replay_as_plain_tensors(tmp_path: Path, mode: str) -> None:
     trace = captured(tmp_path, use_logged, **MODES[mode])
     specs = [leaf for item in trace.signatures for leaf in item.args if isinstance(leaf, TensorSpec)]
     assert {spec.cls for spec in specs} == {None}
@@ -135,15 +135,13 @@ def test_tensors_of_a_subclass_replay_as_plain_tensors(tmp_path: Path, mode: str
     assert_replays(trace)
 
 
-def test_a_capture_does_not_call_the_functions_of_a_subclass(tmp_path: Path) -> None:
+def test_capture_does_not_call_functions_of_a_subclass(tmp_path: Path) -> None:
     expected, seen = use_logged(), []
     captured(tmp_path, lambda: seen.append(use_logged()))
     assert seen == [expected]
 
 
-def test_calls_with_a_subclass_are_recognized_without_their_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_subclass_calls_are_recognized_without_their_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from opgrip.capture.recording import signature_table
 
     x, keys = torch.ones(3).as_subclass(Logged), []
@@ -217,7 +215,7 @@ def test_packed_parameters_are_packed_again(tmp_path: Path, name: str, mode: str
 
 
 @PACKS
-def test_a_packed_weight_has_the_same_values_if_they_are_kept(tmp_path: Path) -> None:
+def test_packed_weight_has_the_same_values_with_full_values(tmp_path: Path) -> None:
     packed = pack_linear()
     x = torch.randn(2, 8)
     trace = captured(tmp_path, lambda: [torch.ops.quantized.linear_dynamic(x, packed) for _ in range(6)], values="full")
@@ -232,7 +230,7 @@ def test_a_packed_weight_has_the_same_values_if_they_are_kept(tmp_path: Path) ->
 
 
 @PACKS
-def test_layers_with_different_packed_weights_have_different_signatures(tmp_path: Path) -> None:
+def test_different_packed_weights_have_different_signatures(tmp_path: Path) -> None:
     weights = [torch.quantize_per_tensor(torch.randn(rows, 8), 0.1, 0, torch.qint8) for rows in (4, 5)]
     layers = [torch.ops.quantized.linear_prepack(weight, None) for weight in weights]
     x = torch.randn(2, 8)
@@ -268,7 +266,9 @@ def use_fake() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("program", "reason"), [(use_meta, ON_META), (use_fake, ON_FAKE)], ids=["meta", "fake"])
-def test_calls_without_work_are_counted_apart(tmp_path: Path, program: Any, reason: str, mode: str) -> None:
+def test_calls_on_meta_and_fake_tensors_are_counted_separately(
+    tmp_path: Path, program: Any, reason: str, mode: str
+) -> None:
     trace = captured(tmp_path, program, **MODES[mode])
     assert set(trace.calls["op"]) <= {"aten.ones.default", "aten.add.Tensor"}
     assert without_work(trace)[reason] >= 24
@@ -278,7 +278,7 @@ def test_calls_without_work_are_counted_apart(tmp_path: Path, program: Any, reas
     assert f" calls {reason}" in succeed("opgrip", "trace", "info", tmp_path / "t.jsonl").stdout
 
 
-def test_a_predicted_call_under_a_fake_mode_is_not_recorded(tmp_path: Path) -> None:
+def test_predicted_call_under_a_fake_mode_is_not_recorded(tmp_path: Path) -> None:
     def program() -> None:
         for is_fake in [False] * 8 + [True] * 3:
             if is_fake:
@@ -291,6 +291,6 @@ def test_a_predicted_call_under_a_fake_mode_is_not_recorded(tmp_path: Path) -> N
     assert (len(trace.calls), without_work(trace)) == (8, Counter({ON_FAKE: 3}))
 
 
-def test_an_audit_counts_calls_on_meta_tensors(tmp_path: Path) -> None:
+def test_audit_counts_calls_on_meta_tensors(tmp_path: Path) -> None:
     captured(tmp_path, use_meta)
     assert count_calls(tmp_path / "t.jsonl")["aten::addmm"] == 6

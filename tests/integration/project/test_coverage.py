@@ -31,9 +31,7 @@ def coverage() -> ModuleType:
     return module
 
 
-def test_a_crash_is_of_the_stage_that_ran_and_what_came_before_stays(
-    coverage: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crash_is_attributed_to_the_running_stage(coverage: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(about: dict[str, Any], folder: str, answers: Connection) -> None:
         for part in ({"native": {}}, {"counted": {"is_repeatable": True}}, {"captured": CAPTURED}):
             answers.send(part)
@@ -49,7 +47,7 @@ def test_a_crash_is_of_the_stage_that_ran_and_what_came_before_stays(
     assert is_whole(outcome)
 
 
-def test_a_model_is_tried_with_the_next_config_and_setting_until_one_runs_natively(
+def test_model_is_tried_with_configs_and_settings_until_one_runs(
     coverage: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[tuple[str, str, int | None]] = []
@@ -75,7 +73,7 @@ def test_a_model_is_tried_with_the_next_config_and_setting_until_one_runs_native
     assert of_unbuilt["reason"].startswith("UserError")
 
 
-def test_of_a_model_that_never_runs_the_failure_with_its_own_images_is_told_and_all_others_are_kept(
+def test_model_that_never_runs_reports_its_most_informative_failure(
     coverage: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(about: dict[str, Any], timeout: int) -> dict[str, Any]:
@@ -101,7 +99,7 @@ def test_of_a_model_that_never_runs_the_failure_with_its_own_images_is_told_and_
     }
 
 
-def test_a_time_limit_is_told_only_where_no_attempt_ended_otherwise(coverage: ModuleType) -> None:
+def test_time_limit_is_reported_only_without_another_reason(coverage: ModuleType) -> None:
     failures = [
         {"model": "detr.py", "size": "160x160", "reason": "ValueError: low >= high"},
         {"model": "detr.py", "size": "", "reason": "it takes more than 900 s"},
@@ -110,13 +108,13 @@ def test_a_time_limit_is_told_only_where_no_attempt_ended_otherwise(coverage: Mo
     assert coverage.most_telling(failures[1:]) == failures[1]
 
 
-def test_the_page_is_what_the_journal_gives(coverage: ModuleType) -> None:
+def test_coverage_page_equals_its_journal(coverage: ModuleType) -> None:
     outcomes = list(coverage.read_journal(coverage.JOURNAL).values())
     available = json.loads(coverage.AVAILABLE.read_text())
     assert (ROOT / "docs/coverage.md").read_text(encoding="utf-8") == page(outcomes, available)
 
 
-def test_the_page_says_of_how_many_and_which_reasons_are_of_first_attempts() -> None:
+def test_coverage_page_shows_totals_and_marks_first_attempts() -> None:
     failed = {"run": "train", "model": "ssd300.py", "size": "160x160", "failed": "native", "reason": "ValueError: low"}
     available = {name: {"version": "3.3.0", "models": 115} for name in ("mmdet", "transformers")}
     again = {"name": "ssd", "library": "mmdet", "attempts": 4, **failed}
@@ -128,7 +126,7 @@ def test_the_page_says_of_how_many_and_which_reasons_are_of_first_attempts() -> 
     assert "*first attempt*" in text
 
 
-def test_a_trial_that_takes_too_long_is_of_the_stage_that_ran(coverage: ModuleType) -> None:
+def test_timeout_is_attributed_to_the_running_stage(coverage: ModuleType) -> None:
     answers, questions = multiprocessing.Pipe(duplex=False)
     with answers, questions:
         questions.send({"native": {}})
@@ -137,7 +135,7 @@ def test_a_trial_that_takes_too_long_is_of_the_stage_that_ran(coverage: ModuleTy
     assert coverage.running_stage(outcome) == "counted"
 
 
-def test_half_a_last_line_of_the_journal_gives_way_to_the_next(coverage: ModuleType, tmp_path: Path) -> None:
+def test_incomplete_last_journal_line_is_replaced(coverage: ModuleType, tmp_path: Path) -> None:
     journal = tmp_path / "outcomes.jsonl"
     outcomes = [{"library": "mmdet", "name": name, "run": "train"} for name in ("dino", "ssd")]
     coverage.append(journal, outcomes[0])
@@ -148,6 +146,6 @@ def test_half_a_last_line_of_the_journal_gives_way_to_the_next(coverage: ModuleT
     assert list(coverage.read_journal(journal).values()) == outcomes
 
 
-def test_an_error_is_told_without_the_folders_of_a_machine() -> None:
+def test_reported_errors_contain_no_folders_of_the_machine() -> None:
     text = "/root/lib/site-packages/mmdet/a.py is no config:\nImportError, the current sys.path is: /root /tmp"
     assert told(text) == "mmdet/a.py is no config: ImportError"

@@ -50,13 +50,15 @@ def raising(error: Exception) -> Step:
         (AssertionError(), Verdict.WRONG, "AssertionError: "),
     ],
 )
-def test_what_a_step_raises_is_its_verdict(error: Exception, verdict: Verdict, reason: str, tmp_path: Path) -> None:
+def test_error_of_a_step_determines_its_verdict(
+    error: Exception, verdict: Verdict, reason: str, tmp_path: Path
+) -> None:
     outcome = run_step(raising(error), place_in(tmp_path))
     assert (outcome.verdict, outcome.reason) == (verdict, reason)
     assert outcome.facts == {"us": 3, "names": ["add"]}
 
 
-def test_a_number_out_of_its_bounds_is_wrong_and_so_is_none() -> None:
+def test_value_out_of_bounds_or_nan_is_wrong() -> None:
     expect_between(2.0, 1.0, 2.0, "the time")
     for value in (0.9, 2.1, float("nan")):
         with pytest.raises(WrongError, match=r"the time is .*, not between 1 and 2"):
@@ -66,7 +68,7 @@ def test_a_number_out_of_its_bounds_is_wrong_and_so_is_none() -> None:
 
 
 @pytest.mark.slow
-def test_a_step_that_hangs_or_dies_is_wrong(tmp_path: Path) -> None:
+def test_step_that_hangs_or_dies_is_wrong(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     place = place_in(tmp_path / "hangs")
     outcome = StepProcess(Step(next(iter(STEPS)), lambda place: None, timeout_s=0.01), place, log).run(60)
@@ -76,7 +78,7 @@ def test_a_step_that_hangs_or_dies_is_wrong(tmp_path: Path) -> None:
     assert outcome.reason == "its process ended with status 1: KeyError: 'unknown'"
 
 
-def test_steps_that_need_cuda_or_time_are_not_taken(tmp_path: Path) -> None:
+def test_steps_that_need_cuda_or_more_time_are_skipped(tmp_path: Path) -> None:
     on_cuda = Step("on CUDA", lambda place: None, needs_cuda="it reads NVML")
     late = Step("late", lambda place: None, least_s=60)
     outcomes = list(run_steps([on_cuda, late], place_in(tmp_path), 59.9))
@@ -86,21 +88,21 @@ def test_steps_that_need_cuda_or_time_are_not_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_next_step_imports_while_one_runs(tmp_path: Path) -> None:
+def test_next_step_imports_while_one_runs(tmp_path: Path) -> None:
     steps = [CHECKS[name] for name in ("capture on two devices", "replay on the second device")]
     outcomes = list(run_steps(steps, place_in(tmp_path), 100, imports_ahead=True))
     assert [outcome.name for outcome in outcomes] == [step.name for step in steps]
     assert {(outcome.verdict, outcome.reason) for outcome in outcomes} == {(Verdict.NOT_HERE, "there is one device")}
 
 
-def test_names_of_steps_that_begin_with_dashes_can_be_selected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_names_with_leading_dashes_can_be_selected(monkeypatch: pytest.MonkeyPatch) -> None:
     for words in (["--only", "--sequence"], ["--only=--sequence"]):
         monkeypatch.setattr("sys.argv", ["gpu_check.py", *words, "--seconds", "60"])
         args = gpu_check.parse_arguments()
         assert (args.only, args.seconds) == ("--sequence", 60)
 
 
-def test_a_plan_captures_a_model_before_it_replays_it() -> None:
+def test_plan_captures_a_model_before_replaying_it() -> None:
     for plan in PLANS.values():
         captured = set()
         for step in plan:
@@ -113,7 +115,7 @@ def test_a_plan_captures_a_model_before_it_replays_it() -> None:
     assert not MEASUREMENTS.keys() & CHECKS.keys()
 
 
-def test_a_runtime_that_is_not_for_cuda_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_without_cuda_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
     of_cpu = SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider"])
     monkeypatch.setitem(sys.modules, "onnxruntime", of_cpu)
     for name in ("onnxruntime", "tensorrt"):
@@ -125,9 +127,7 @@ def test_a_runtime_that_is_not_for_cuda_is_not_here(monkeypatch: pytest.MonkeyPa
     check_runtime("compile")
 
 
-def test_a_mode_that_multiplies_in_tf32_is_held_against_an_eager_that_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tf32_mode_is_compared_with_tf32_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     precisions: list[str] = []
 
     def rows_of(place: Place, trace: str, mode: list[str], timeout: int) -> list[SimpleNamespace]:
@@ -148,9 +148,7 @@ def test_a_mode_that_multiplies_in_tf32_is_held_against_an_eager_that_does(
     assert precisions == ["high", "highest"]
 
 
-def test_times_of_kernels_are_held_against_those_of_the_profiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernel_times_are_compared_with_the_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {"aten.mm.default": ("gemm", 300_000), "aten.add.Tensor": ("add", 1_500)}
     calls = pd.DataFrame({"op": list(seen), "device_ns": [float(ns) for _, ns in seen.values()]})
     kernels = pd.DataFrame({"op": list(seen), "kernel": [name for name, _ in seen.values()]})
@@ -174,7 +172,7 @@ def test_times_of_kernels_are_held_against_those_of_the_profiler(
         times.check_times_of_kernels(place_in(tmp_path))
 
 
-def test_each_step_has_a_name_of_its_own() -> None:
+def test_step_names_are_unique() -> None:
     assert len(CHECKS) == sum(len(room.STEPS) for room in ROOMS)
     assert len({step.slug for step in STEPS.values()}) == len(STEPS)
 
@@ -197,7 +195,7 @@ def test_clocks_are_raised_before_reference_times_are_taken(monkeypatch: pytest.
     assert order == ["cuda:0", "run"]
 
 
-def test_kernels_of_a_timeline_are_in_their_order() -> None:
+def test_timeline_kernels_are_sorted_by_time() -> None:
     events = [
         {"cat": "kernel", "name": "second", "ts": 20.5, "dur": 3},
         {"cat": "cpu_op", "name": "aten::add", "ts": 1, "dur": 9},
@@ -210,7 +208,7 @@ def test_kernels_of_a_timeline_are_in_their_order() -> None:
     assert kernel_names(kernels) == {"first": 1, "second": 1}
 
 
-def test_a_kernel_that_another_profiler_does_not_know_is_wrong() -> None:
+def test_kernel_unknown_to_another_profiler_is_wrong() -> None:
     names = {"void at::native::reduce_kernel<512, 1>(float)": 1}
     _expect_kernels("reduce_kernel x1", names)
     with pytest.raises(WrongError, match="gemm_f32"):
@@ -219,7 +217,7 @@ def test_a_kernel_that_another_profiler_does_not_know_is_wrong() -> None:
         _expect_kernels(None, names)
 
 
-def test_a_report_that_is_cut_has_what_opgrip_reads(tmp_path: Path) -> None:
+def test_report_excerpt_has_everything_that_opgrip_reads(tmp_path: Path) -> None:
     kernel = {"start": 210, "end": 220, "correlationId": 1, "name": "reduce_kernel"}
     path = write_report(tmp_path / "whole", [(200, 300, "aten.sum.default", 7)], [(205, 1)], {"KERNEL": [kernel]})
     cut(path, tmp_path / "cut.sqlite")
@@ -228,7 +226,7 @@ def test_a_report_that_is_cut_has_what_opgrip_reads(tmp_path: Path) -> None:
     assert (excerpt.spans, excerpt.work) == (whole.spans, whole.work)
 
 
-def test_a_small_report_goes_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_report_is_included_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_report(tmp_path / "whole", [(200, 300, "aten.sum.default", 7)])
     stand_in = NsysStandIn(tmp_path / "bin", [path])
     monkeypatch.setenv("PATH", f"{stand_in.binary.parent}:/usr/bin:/bin")
@@ -241,9 +239,7 @@ def test_a_small_report_goes_with_its_rows(tmp_path: Path, monkeypatch: pytest.M
     assert read_report(step / "nsys.sqlite").spans
 
 
-def test_the_file_has_the_end_of_what_steps_printed_and_no_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archive_has_the_end_of_step_logs_without_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "node", lambda: "cluster-17")
     (tmp_path / "a-step.txt").write_text(f"{'x' * gpu_check.MOST_LOG_BYTES}\n{Path.home()}/a.py on cluster-17\n")
     path = tmp_path / "check.zip"
@@ -257,9 +253,7 @@ def test_the_file_has_the_end_of_what_steps_printed_and_no_names(
     assert check["machine"]["torch"]["version"]
 
 
-def test_where_there_is_no_such_device_nothing_is_checked(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_device_skips_the_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["gpu_check.py", "--device", "nowhere:0"])
     assert gpu_check.main() == 0
     assert "sees no nowhere:0: nothing is checked" in capsys.readouterr().out

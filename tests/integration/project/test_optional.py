@@ -53,7 +53,7 @@ def modules_of_extras() -> dict[str, set[str]]:
     return {module: names for module, names in extras.items() if names.isdisjoint({"dev", *optional.EVERYBODY})}
 
 
-def test_what_may_not_be_missing_is_installed_by_all_targets() -> None:
+def test_required_packages_are_installed_by_all_targets() -> None:
     dev = next(requirement for requirement in all_extras()["dev"] if distribution(requirement) == "opgrip")
     assert set(optional.EVERYBODY) <= set(re.findall(r"\w+", dev))
     targets = re.findall(r"-e '\.\[([\w,]+)\]'", (ROOT / "Makefile").read_text())
@@ -66,13 +66,13 @@ def test_each_module_of_an_extra_may_be_missing() -> None:
     assert sorted(modules_of_extras().keys() - optional.COMMANDS.keys()) == []
 
 
-def test_what_is_always_installed_is_not_listed() -> None:
+def test_required_packages_are_not_listed_as_optional() -> None:
     always = {distribution(requirement) for extra in optional.EVERYBODY for requirement in all_extras()[extra]}
     assert sorted(always & optional.COMMANDS.keys()) == []
 
 
 @pytest.mark.parametrize("name", optional.COMMANDS)
-def test_what_is_said_to_install_a_module_does(name: str) -> None:
+def test_install_command_installs_its_module(name: str) -> None:
     command = optional.COMMANDS[name]
     extras = modules_of_extras().get(name, set())
     if target := re.fullmatch(r"make (\w+)", command):
@@ -87,13 +87,13 @@ def test_what_is_said_to_install_a_module_does(name: str) -> None:
         assert name in (*OF_NO_EXTRA, *OF_SOME_VERSIONS)
 
 
-def test_tests_ask_for_what_may_be_missing_in_one_way() -> None:
+def test_tests_request_optional_packages_in_one_way() -> None:
     paths = {*(ROOT / "tests").rglob("*.py")} - {Path(__file__), Path(optional.__file__)}
     assert len(paths) > 100
     assert [path for path in paths if IN_A_WAY_OF_ITS_OWN.search(path.read_text())] == []
 
 
-def test_a_missing_package_is_installed_by_name_and_not_from_an_index_s_opgrip(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_installed_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for extra in ("plot", "onnx", "gpu"):
         command = install_command(extra)
         assert shlex.split(command) == ["pip", "install", *all_extras()[extra]]
@@ -104,9 +104,7 @@ def test_a_missing_package_is_installed_by_name_and_not_from_an_index_s_opgrip(m
         needed("no_such.part", "plot")
 
 
-def test_a_program_is_no_module_of_its_name_and_a_module_no_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_and_modules_of_one_name_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nsys", "mmdet"):
         (tmp_path / name).touch(0o755)
     monkeypatch.setattr(optional.importlib.util, "find_spec", lambda name: object() if name == "nsys" else None)
@@ -116,7 +114,7 @@ def test_a_program_is_no_module_of_its_name_and_a_module_no_program(
     assert not optional.is_installed("nsys")
 
 
-def test_a_test_without_its_package_is_skipped_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_test_without_its_package_is_skipped_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optional, "is_installed", lambda name: name != "PIL")
     module = "transformers.loss.loss_for_object_detection"
     assert optional.missing("transformers") is None

@@ -32,7 +32,7 @@ def usages(*shares_of_others: float) -> Iterator[Usage]:
         pytest.param([0.5, 0.2, 0.3], 2, True, id="never quiet"),
     ],
 )
-def test_a_part_that_others_disturb_is_measured_again(shares: list[float], value: int, is_disturbed: bool) -> None:
+def test_disturbed_part_is_measured_again(shares: list[float], value: int, is_disturbed: bool) -> None:
     tries = iter(range(1, TRIES + 1))
     part = measure_part(lambda: next(tries), TRIES, usages(*shares).__next__)
     assert (part.value, part.is_disturbed) == (value, is_disturbed)
@@ -47,7 +47,7 @@ def program(rng: np.random.Generator, rounds: int) -> list[Times]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, 5, 6])
-def test_a_capture_that_times_as_the_profiler_does_is_at_the_noise_floor(rounds: int) -> None:
+def test_capture_equal_to_the_profiler_is_at_the_noise_floor(rounds: int) -> None:
     rng = np.random.default_rng(0)
     ops = [f"op{number}" for number in range(30)]
     pairs = [errors(program(rng, rounds), program(rng, rounds), ops) for _ in range(100)]
@@ -55,20 +55,20 @@ def test_a_capture_that_times_as_the_profiler_does_is_at_the_noise_floor(rounds:
     assert capture_off / floor == pytest.approx(1, abs=0.06)
 
 
-def test_halves_are_of_one_size_and_not_too_many() -> None:
+def test_halves_have_equal_size_and_a_bounded_number() -> None:
     assert halves(2) == [((0,), (1,)), ((1,), (0,))]
     assert all(len(half) == len(rest) == 8 and {*half, *rest} == set(range(16)) for half, rest in halves(16))
     assert len(halves(16)) < 100
 
 
-def test_a_program_most_of_whose_rounds_were_disturbed_has_no_figures() -> None:
+def test_program_with_mostly_disturbed_rounds_has_no_figures() -> None:
     times: Times = {"aten::mm": [2 * LEAST_US] * 3}
     quiet, busy = Part((times, times), 0.0), Part((times, times), 0.5)
     assert compare_quiet([quiet, quiet, busy])[0] == ("1", "100%", "0.0%", "0.0%", "0.00")
     assert compare_quiet([quiet, busy, busy]) == ((DISTURBED,) * len(FIGURES), [])
 
 
-def test_an_observer_most_of_whose_watches_were_disturbed_has_no_figures() -> None:
+def test_observer_with_mostly_disturbed_watches_has_no_figures() -> None:
     watch = {NATIVE: Watch((1.0,) * STEPS, 0.0), EMPTY: Watch((1.5,) * STEPS, 0.0)}
     watches: Watches = {observer: [watch.get(observer, Watch((2.0,) * STEPS, 2.0))] * 3 for observer in OBSERVERS}
     watches[OPGRIP] = [None, None, watches[OPGRIP][2]]
@@ -89,7 +89,7 @@ def test_an_observer_most_of_whose_watches_were_disturbed_has_no_figures() -> No
         (BUSY, QUIET, [DISTURBED, DISTURBED]),
     ],
 )
-def test_a_replay_that_was_disturbed_has_shapes_and_no_error(
+def test_disturbed_replay_has_shapes_and_no_error_figure(
     rows: Part[float], floor: Part[float], cells: list[str]
 ) -> None:
     captured = pd.DataFrame({"count": [2], "us": [100.0]})

@@ -52,9 +52,7 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Any:
     return cache
 
 
-def test_quick_tests_of_rooms_that_know_no_package_and_passed_are_left_out(
-    cache: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_passed_tests_unrelated_to_new_packages_are_skipped(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passed, "installed", lambda: INSTALLED | {"jax": "0.10.2"})
     of_another_room = item("replay/test_a.py::passes")
     again = [
@@ -68,18 +66,18 @@ def test_quick_tests_of_rooms_that_know_no_package_and_passed_are_left_out(
 
 
 @pytest.mark.parametrize("installed", [{"torch": "2.13.0"}, INSTALLED | {"numpy": "2.2.0"}])
-def test_where_a_package_went_or_changed_every_test_runs_again(
+def test_every_test_runs_after_a_package_was_removed_or_changed(
     installed: dict[str, str], cache: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(passed, "installed", lambda: installed)
     assert need_not_run_again([item("traces/test_a.py::passes")], cache) == []
 
 
-def test_without_a_run_before_every_test_runs() -> None:
+def test_every_test_runs_without_an_earlier_run() -> None:
     assert need_not_run_again([item("traces/test_a.py::passes")], Cache()) == []  # type: ignore[arg-type]
 
 
-def test_each_slow_test_is_in_one_part() -> None:
+def test_each_slow_test_is_in_exactly_one_part() -> None:
     items = [item(f"replay/test_a.py::test_{number}", "slow") for number in range(90)]
     quick = item("replay/test_a.py::is_quick")
     left_out = [of_other_parts([*items, quick], *part(f"{number}/3")) for number in (1, 2, 3)]

@@ -30,9 +30,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.alone if name in MEASURES else ()) for name in DOCUMENTS]
 )
-def test_the_commands_of_a_document_run_in_their_order(
-    name: str, tmp_path: Path, cache: Path, detector_trace: Path
-) -> None:
+def test_commands_of_a_document_run_in_order(name: str, tmp_path: Path, cache: Path, detector_trace: Path) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     prepare_folder(tmp_path, name, text, detector_trace)
     problems, passed_over = [], []
@@ -48,12 +46,12 @@ def test_the_commands_of_a_document_run_in_their_order(
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_the_commands_of_a_document_have_the_options_that_there_are(name: str) -> None:
+def test_commands_of_a_document_have_existing_options(name: str) -> None:
     for pasted in commands_in((ROOT / name).read_text(encoding="utf-8")):
         parse_options(pasted)
 
 
-def test_what_the_readme_shows_first_runs(tmp_path: Path, cache: Path, detector_trace: Path) -> None:
+def test_first_readme_commands_run(tmp_path: Path, cache: Path, detector_trace: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     prepare_folder(tmp_path, "README.md", text, detector_trace)
     commands = [pasted for pasted in commands_in(text) if pasted.command.startswith("opcapture -o")]
@@ -61,7 +59,7 @@ def test_what_the_readme_shows_first_runs(tmp_path: Path, cache: Path, detector_
     assert [run_pasted(pasted, tmp_path, cache) for pasted in commands] == [""] * len(commands)
 
 
-def test_a_document_is_read_as_a_user_reads_it() -> None:
+def test_documents_are_parsed_into_commands_and_output() -> None:
     text = """
 Words, and `opreplay no command`.
 

@@ -84,7 +84,7 @@ def wordings(text: str) -> Iterator[tuple[str, str]]:
             yield found[0], hint
 
 
-def test_texts_avoid_wordings_that_readers_stumble_over_and_docstrings_need_no_body() -> None:
+def test_texts_contain_no_confusing_wordings_or_fragments() -> None:
     problems = []
     for file, line, text, is_docstring in texts():
         problems += [f"{file}:{line}: {found!r}: write {hint}" for found, hint in wordings(text)]
@@ -94,5 +94,5 @@ def test_texts_avoid_wordings_that_readers_stumble_over_and_docstrings_need_no_b
 
 
 @pytest.mark.parametrize("text", ["One line a case.", "It stands for three calls.", "Numbers of its own", "goes on"])
-def test_a_wording_that_readers_stumble_over_is_found(text: str) -> None:
+def test_confusing_wording_is_found(text: str) -> None:
     assert list(wordings(text))

@@ -27,9 +27,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 @pytest.mark.slow
 @needs("mkdocs", "material", "mkdocstrings")
-def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_site_builds_without_warnings_and_external_resources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
     done = run_python("-m", "mkdocs", "build", "--strict", "-f", ROOT / "mkdocs.yml", "-d", tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr

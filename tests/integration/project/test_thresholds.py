@@ -67,7 +67,7 @@ def run(
     return int(benchmark.main())
 
 
-def test_a_threshold_that_is_planted_too_low_fails_the_run_and_the_table_says_which(
+def test_missed_threshold_fails_the_run_and_is_named_in_the_table(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(benchmark, monkeypatch, threshold=2.5) == 0
@@ -79,7 +79,7 @@ def test_a_threshold_that_is_planted_too_low_fails_the_run_and_the_table_says_wh
     assert "1 of 1 figures miss their thresholds" in output
 
 
-def test_what_is_worse_is_measured_again_and_held_where_it_is_not_with_both_together(
+def test_worse_figure_is_measured_again_and_judged_with_all_rounds(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(benchmark, monkeypatch, threshold=1.5, arguments=["--quick"], later=[(1.0, 1.0)] * 9) == 0
@@ -88,25 +88,25 @@ def test_what_is_worse_is_measured_again_and_held_where_it_is_not_with_both_toge
     assert "reach their thresholds" in output
 
 
-def test_a_figure_is_worse_only_where_all_of_its_interval_is() -> None:
+def test_figure_is_worse_only_if_its_whole_interval_is() -> None:
     assert verdict(COST, STEADY, threshold=1.9) is Verdict.WORSE
     assert verdict(COST, NOISY, threshold=1.9) is Verdict.NOISE
     assert verdict(COST, NOISY, threshold=0.4) is Verdict.WORSE
     assert verdict(COST, STEADY, threshold=2.1) is Verdict.REACHED
 
 
-def test_where_larger_is_better_a_threshold_is_the_least() -> None:
+def test_threshold_is_a_minimum_if_larger_is_better() -> None:
     assert verdict(SHARE, STEADY, threshold=2.1) is Verdict.WORSE
     assert verdict(SHARE, NOISY, threshold=2.1) is Verdict.NOISE
     assert verdict(SHARE, STEADY, threshold=1.9) is Verdict.REACHED
 
 
-def test_a_figure_that_became_better_says_that_its_threshold_can_be_lowered() -> None:
+def test_improved_figure_reports_that_its_threshold_can_be_lowered() -> None:
     assert verdict(COST, STEADY, threshold=3.0, when_set=2.9) is Verdict.BETTER
     assert verdict(COST, NOISY, threshold=3.0, when_set=2.9) is Verdict.REACHED
 
 
-def test_a_figure_without_threshold_and_an_experiment_that_breaks_fail_the_run(benchmark: ModuleType) -> None:
+def test_missing_threshold_or_failing_experiment_fails_the_run(benchmark: ModuleType) -> None:
     assert judge(COST, read_figure(COST, STEADY), None).fails
     broken = Experiment("broken", (COST,), {}.__getitem__, rounds=3)
     (outcome,) = benchmark.run_experiment(broken, 3, {})
@@ -114,7 +114,7 @@ def test_a_figure_without_threshold_and_an_experiment_that_breaks_fail_the_run(b
     assert "KeyError" in outcome.why
 
 
-def test_a_figure_that_cannot_be_measured_is_said_and_does_not_fail_the_run(
+def test_unmeasurable_figure_is_reported_and_does_not_fail_the_run(
     benchmark: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     experiment = Experiment("made up", (COST,), partial(read_time, "nothing"), rounds=1)
@@ -125,12 +125,12 @@ def test_a_figure_that_cannot_be_measured_is_said_and_does_not_fail_the_run(
     assert "not measured: build/times.json has no time of nothing" in capsys.readouterr().out
 
 
-def test_a_difference_that_is_lost_in_noise_bounds_nothing() -> None:
+def test_difference_lost_in_noise_has_no_upper_bound() -> None:
     lost = read_figure(COST, [(2.0, -1.0), (2.0, 1.0), (2.0, -0.5), (2.0, 0.5)])
     assert lost.high == float("inf")
 
 
-def test_what_is_added_is_told_from_rounds_of_which_half_are_disturbed() -> None:
+def test_ratio_of_added_time_tolerates_half_disturbed_rounds() -> None:
     added = Figure("added", "", statistic=ratio_of_added)
     quiet = [(3.0, 1.0, 2.0, 1.0)] * 4
     slowed = [(6.0, 1.0, 2.0, 1.0), (3.0, 2.0, 4.0, 1.0), (3.0, 1.0, 4.0, 2.0), (6.0, 2.0, 2.0, 2.0)]
@@ -138,12 +138,12 @@ def test_what_is_added_is_told_from_rounds_of_which_half_are_disturbed() -> None
     assert read_figure(added, [(3.0, 1.0, 1.0, 1.0)]).value == float("inf")
 
 
-def test_an_offset_is_as_large_above_one_as_below() -> None:
+def test_offset_is_symmetric_around_one() -> None:
     offset = Figure("offset", "", "", offset_of_ratios)
     assert read_figure(offset, [(1.1, 1.0)]).value == pytest.approx(read_figure(offset, [(0.9, 1.0)]).value)
 
 
-def test_a_threshold_is_the_worst_of_several_runs_and_only_goes_down() -> None:
+def test_threshold_is_the_worst_of_several_runs_and_never_rises() -> None:
     old = {"cost": Threshold("cost", 2.0, 1.9, "2025-01-01")}
     assert new_threshold(COST, [1.2041, 1.1, 1.0], "today") == Threshold("cost", 1.21, 1.1, "today")
     assert new_threshold(SHARE, [0.98761, 1.0, 1.0], "today").threshold == 0.987
@@ -152,7 +152,7 @@ def test_a_threshold_is_the_worst_of_several_runs_and_only_goes_down() -> None:
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the project's history is not here")
-def test_a_threshold_that_goes_up_says_why(benchmark: ModuleType, tmp_path: Path) -> None:
+def test_raised_threshold_has_a_note(benchmark: ModuleType, tmp_path: Path) -> None:
     path = table_module.TABLE.relative_to(ROOT)
     commits = git("log", "--format=%H", "--", str(path)).split()
     tables = [table_module.TABLE.read_text(), *(git("show", f"{commit}:{path}") for commit in commits)]
@@ -170,11 +170,11 @@ def git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-def test_every_threshold_names_a_figure_that_is_measured_and_every_figure_has_one(benchmark: ModuleType) -> None:
+def test_thresholds_and_measured_figures_have_the_same_names(benchmark: ModuleType) -> None:
     assert list(read_thresholds()) == list(benchmark.FIGURES)
 
 
-def test_a_processor_s_own_rows_are_of_figures_that_the_table_has_and_say_why() -> None:
+def test_processor_specific_thresholds_exist_in_the_table_and_have_notes() -> None:
     common = read_thresholds()
     assert thresholds_on("DEFAULT") == common
     own = read_thresholds(table_module.TABLE.with_name("thresholds-avx2.csv"))
@@ -183,7 +183,7 @@ def test_a_processor_s_own_rows_are_of_figures_that_the_table_has_and_say_why() 
     assert all(threshold.note for threshold in own.values())
 
 
-def test_runs_lower_the_rows_of_their_own_processor(
+def test_runs_lower_only_the_thresholds_of_their_processor(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(table_module, "TABLE", tmp_path / "thresholds.csv")
@@ -206,15 +206,13 @@ def test_runs_lower_the_rows_of_their_own_processor(
 
 
 @pytest.mark.parametrize("table", [table_module.TABLE, table_module.table_of("AVX2")], ids=["common", "AVX2"])
-def test_a_table_is_written_as_it_is_read(table: Path, tmp_path: Path) -> None:
+def test_threshold_table_is_written_as_it_is_read(table: Path, tmp_path: Path) -> None:
     path = tmp_path / "thresholds.csv"
     write_thresholds(read_thresholds(table), path)
     assert path.read_text() == table.read_text()
 
 
-def test_the_time_of_a_command_is_kept_beside_that_of_an_import_of_torch(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_command_time_is_stored_with_the_import_time_of_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(times, "TIMES_FILE", tmp_path / "build/times.json")
     monkeypatch.setattr(times, "import_seconds", lambda python: 2.0)
     monkeypatch.setattr(times.signal, "signal", lambda number, handler: None)

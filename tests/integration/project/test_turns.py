@@ -8,7 +8,7 @@ from pathlib import Path
 from turns import turn
 
 
-def test_one_alone_waits_for_all_and_those_after_it_wait_behind_it(tmp_path: Path) -> None:
+def test_exclusive_test_waits_for_running_tests_and_blocks_later_ones(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.touch()
     order: list[str] = []

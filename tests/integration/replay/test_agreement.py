@@ -168,7 +168,7 @@ def encoder(heads: int, bias: torch.Tensor) -> tuple[Any, ...]:
         ),
     ],
 )
-def test_sizes_that_do_not_agree_are_refused(op: str, args: Any, kwargs: dict[str, Any], told: str) -> None:
+def test_inconsistent_sizes_are_refused(op: str, args: Any, kwargs: dict[str, Any], told: str) -> None:
     packet, _, overload = op.partition(".")
     if not hasattr(ATEN, packet):
         pytest.skip(f"torch {torch.__version__} has no {op}")
@@ -176,7 +176,7 @@ def test_sizes_that_do_not_agree_are_refused(op: str, args: Any, kwargs: dict[st
         check_agreement(getattr(getattr(ATEN, packet), overload or "default"), args, kwargs)
 
 
-def test_a_backward_of_an_lstm_takes_the_workspace_of_its_forward() -> None:
+def test_lstm_backward_requires_the_workspace_of_its_forward() -> None:
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
     states = (f(2, 6), f(2, 6), f(5, 2, 6), f(2, 6), f(2, 6), f(5, 2, 6), None, None)
@@ -189,7 +189,7 @@ def test_a_backward_of_an_lstm_takes_the_workspace_of_its_forward() -> None:
         )
 
 
-def test_what_a_packed_table_is_read_by_is_held_against_it() -> None:
+def test_packed_embedding_arguments_are_checked_against_the_table() -> None:
     lookup = torch.ops.quantized.embedding_bag_4bit_rowwise_offsets.default
     with pytest.raises(Unsupported, match="per_sample_weights"):
         check_agreement(lookup, (TABLE, n(4), n(2), False, 0, False, f(1)), {})
@@ -271,13 +271,13 @@ def step(optimizer: type[torch.optim.Optimizer], **options: Any) -> torch.Tensor
         lambda: image() + torch.linalg.ldl_solve(*torch.linalg.ldl_factor(image().detach()), torch.rand(6, 2)).sum(),
     ],
 )
-def test_what_torch_itself_calls_is_admitted(program: Callable[[], torch.Tensor]) -> None:
+def test_calls_made_by_torch_pass_the_checks(program: Callable[[], torch.Tensor]) -> None:
     with _Checking() as mode:
         program().sum().backward()
     assert mode.names or not torch.backends.mkldnn.is_available()
 
 
-def test_indices_of_an_embedding_s_gradient_are_brought_into_bounds() -> None:
+def test_embedding_gradient_indices_are_clamped() -> None:
     indices = torch.full((2,), 10**9)
     bound_indices(ATEN.embedding_dense_backward.default, (f(2, 4), indices, 10, -1, True), {})
     assert indices.tolist() == [9, 9]
@@ -298,17 +298,17 @@ def test_indices_of_an_embedding_s_gradient_are_brought_into_bounds() -> None:
         ("linalg_eigvals", [torch.full((1, 1), torch.inf)], 0, [[torch.finfo().max]]),
     ],
 )
-def test_values_that_are_trusted_are_brought_into_bounds(op: str, args: Any, name: int, bounded: list[Any]) -> None:
+def test_unchecked_indices_are_clamped(op: str, args: Any, name: int, bounded: list[Any]) -> None:
     bound_indices(getattr(ATEN, op).default, tuple(args), {})
     assert args[name].tolist() == bounded
 
 
-def test_an_index_into_nothing_is_refused() -> None:
+def test_index_into_an_empty_tensor_is_refused() -> None:
     with pytest.raises(Unsupported, match="an index into nothing"):
         bound_indices(ATEN.embedding_dense_backward.default, (f(2, 4), n(2), 0, -1, True), {})
 
 
-def test_a_call_that_an_operator_makes_is_checked() -> None:
+def test_inner_call_of_an_operator_is_checked() -> None:
     model = nn.LSTM(4, 6)
     weights = [weight.detach() for weight in model.parameters()]
     flags = (True, 1, 0.0, False, False, False)
@@ -319,7 +319,7 @@ def test_a_call_that_an_operator_makes_is_checked() -> None:
 
 
 @pytest.mark.slow
-def test_a_case_is_unsupported_where_a_call_that_it_makes_does_not_agree(tmp_path: Path) -> None:
+def test_case_with_an_inconsistent_inner_call_is_unsupported(tmp_path: Path) -> None:
     weight = TensorSpec((64, 4), (4, 1), torch.float32, "cpu")
     norm = TensorSpec((1,), (1,), torch.float32, "cpu")
     signature = Signature(0, OPERATOR, "aten._weight_norm.default", (weight, norm), {}, weight)
@@ -332,7 +332,7 @@ def test_a_case_is_unsupported_where_a_call_that_it_makes_does_not_agree(tmp_pat
     assert "g has 1 where 64 fits" in row["error"]
 
 
-def test_a_call_in_a_unit_that_brings_indices_into_bounds_is_checked_too() -> None:
+def test_clamped_call_in_a_unit_is_checked() -> None:
     graph = torch.fx.Graph()
     grad = graph.placeholder("grad")
     args = (grad, graph.call_function(ATEN.ones.default, ([1, 1, 4, 4],)), graph.placeholder("indices"))
@@ -343,7 +343,7 @@ def test_a_call_in_a_unit_that_brings_indices_into_bounds_is_checked_too() -> No
         check_graph(module, (f(9, 1, 2, 2), n(9, 1, 2, 2)))
 
 
-def test_a_unit_whose_results_differ_from_those_recorded_is_refused() -> None:
+def test_unit_with_unexpected_inner_results_is_refused() -> None:
     graph = torch.fx.Graph()
     image = graph.placeholder("image")
     weight = graph.call_function(ATEN.ones.default, ([1],))
@@ -352,7 +352,7 @@ def test_a_unit_whose_results_differ_from_those_recorded_is_refused() -> None:
         check_graph(torch.fx.GraphModule(nn.Module(), graph), (f(1, 64, 1, 1),))
 
 
-def test_operators_of_this_torch_version_were_reviewed_for_unchecked_sizes_and_indices() -> None:
+def test_operators_of_this_torch_version_were_reviewed_for_unchecked_sizes() -> None:
     version = tuple(map(int, torch.__version__.split(".")[:2]))
     assert min(REVIEWED) <= version <= max(REVIEWED), (
         "call the new and changed operators with sizes and indices that do not fit, each tensor up against "

@@ -121,7 +121,7 @@ def calls_scaled(trace: Trace, factor: int) -> Counter[str]:
 @pytest.mark.parametrize("way", [trained, predicted])
 @pytest.mark.parametrize(("model", "data"), [(ConvNet, images), (Block, words)])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_a_scaled_batch_has_the_calls_of_a_larger_one(
+def test_scaled_batch_has_the_calls_of_a_larger_one(
     tmp_path: Path, model: type[nn.Module], data: Any, way: Any, layout: torch.memory_format
 ) -> None:
     traces = []
@@ -137,7 +137,7 @@ def test_a_scaled_batch_has_the_calls_of_a_larger_one(
     assert got - wanted == wanted - got == Counter()
 
 
-def test_a_part_of_a_signature_s_calls_grows_as_all_of_them(tmp_path: Path) -> None:
+def test_part_of_the_calls_of_a_signature_scales_as_all_of_them(tmp_path: Path) -> None:
     trace = captured(tmp_path, predicted(ConvNet(), images(2), torch.zeros(2, dtype=torch.int64)))
     batches = BatchScale(trace)
     for case in make_cases(trace):
@@ -146,7 +146,7 @@ def test_a_part_of_a_signature_s_calls_grows_as_all_of_them(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("length", [4, 2])
-def test_the_batch_is_followed_into_rows_of_a_larger_dimension(tmp_path: Path, length: int) -> None:
+def test_batch_is_followed_into_a_flattened_dimension(tmp_path: Path, length: int) -> None:
     # different widths, so that the two have no signature in common
     linear, other, x = nn.Linear(5, 3), nn.Linear(5, 4), torch.randn(2, length, 5)
 
@@ -165,7 +165,7 @@ def test_the_batch_is_followed_into_rows_of_a_larger_dimension(tmp_path: Path, l
     assert calls_scaled(small, 3) == wanted
 
 
-def test_what_a_program_makes_of_the_batchs_size_grows_with_it(tmp_path: Path) -> None:
+def test_sizes_computed_from_the_batch_scale_with_it(tmp_path: Path) -> None:
     cell, table = nn.LSTMCell(5, 6), nn.Linear(6, 2)
 
     def program(batch: int) -> Callable[[], object]:
@@ -186,7 +186,7 @@ def test_what_a_program_makes_of_the_batchs_size_grows_with_it(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("way", [list, lambda x: [x[place] for place in range(len(x))]])
-def test_calls_for_each_element_of_the_batch_stay_and_what_puts_them_together_grows(tmp_path: Path, way: Any) -> None:
+def test_calls_per_batch_element_keep_their_size_and_stacking_grows(tmp_path: Path, way: Any) -> None:
     conv = nn.Conv2d(3, 4, 1)
 
     def program() -> Tensor:
@@ -204,7 +204,7 @@ def test_calls_for_each_element_of_the_batch_stay_and_what_puts_them_together_gr
     assert cases["aten.relu.default"][1].signature.args[0].shape == (8, 4, 25)
 
 
-def test_what_depends_on_values_is_not_known_and_neither_is_what_follows(tmp_path: Path) -> None:
+def test_data_dependent_shapes_and_their_consumers_are_not_scaled(tmp_path: Path) -> None:
     conv = nn.Conv2d(3, 4, 1)
 
     def program() -> None:
@@ -223,7 +223,7 @@ def test_what_depends_on_values_is_not_known_and_neither_is_what_follows(tmp_pat
     assert scaled(cases["aten.abs.default"], 2, batches) is cases["aten.abs.default"]
 
 
-def test_a_call_of_unknown_growth_costs_no_row_of_calls_before_it(tmp_path: Path) -> None:
+def test_unscalable_call_does_not_affect_calls_before_it(tmp_path: Path) -> None:
     conv = nn.Conv2d(3, 4, 1)
 
     def program() -> None:
@@ -237,13 +237,13 @@ def test_a_call_of_unknown_growth_costs_no_row_of_calls_before_it(tmp_path: Path
     assert scaled(case, 2, BatchScale(trace)).signature.args[0].shape == (4, 4, 5, 5)
 
 
-def test_a_trace_without_a_network_does_not_tell_its_batch(tmp_path: Path) -> None:
+def test_batch_of_a_trace_without_a_network_is_unknown(tmp_path: Path) -> None:
     trace = captured(tmp_path, lambda: torch.ones(2, 3).sin())
     with pytest.raises(Unsupported, match="batch size of the trace is unknown"):
         scaled(make_cases(trace)[0], 2, BatchScale(trace))
 
 
-def test_results_of_a_scaled_case_are_those_that_it_gives(tmp_path: Path) -> None:
+def test_scaled_case_returns_the_expected_shapes(tmp_path: Path) -> None:
     torch.manual_seed(0)
     trace = captured(tmp_path, trained(ConvNet(), images(2), torch.zeros(2, dtype=torch.int64)))
     batches = BatchScale(trace)
@@ -253,7 +253,7 @@ def test_results_of_a_scaled_case_are_those_that_it_gives(tmp_path: Path) -> Non
         assert (row.status, row.error, row.faithful) in (("ok", None, True), ("ok", None, None)), row.op
 
 
-def test_the_shipped_detector_is_known_but_for_what_follows_its_proposals() -> None:
+def test_shipped_detector_scales_except_for_calls_after_its_proposals() -> None:
     trace = load(SHIPPED)
     batches = BatchScale(trace)
     assert batches.batch == 1
@@ -286,7 +286,7 @@ def test_the_shipped_detector_is_known_but_for_what_follows_its_proposals() -> N
         ((3, 2), (2, 1), [1], (0,)),
     ],
 )
-def test_strides_grow_that_step_over_the_batch(
+def test_strides_across_the_batch_grow(
     shape: tuple[int, ...], stride: tuple[int, ...], grows: list[int], steps: tuple[int, ...]
 ) -> None:
     assert grown_steps(shape, stride, grows) == steps

@@ -40,7 +40,7 @@ def write_out_of_sight(x: Tensor) -> Tensor:
     return result
 
 
-def test_an_operator_is_timed_on_shapes_with_its_gradients() -> None:
+def test_operator_is_timed_on_shapes_with_its_gradients() -> None:
     results = benchmark(
         torch.add, [{"self": (8, 4), "other": (8, 4)}, {"self": (2,), "other": 1}], backward=True, **FAST
     )
@@ -55,7 +55,7 @@ def test_an_operator_is_timed_on_shapes_with_its_gradients() -> None:
     assert repr(results) == "<Results: 2 cases in 4 rows: 4 ok>"
 
 
-def test_several_functions_run_on_the_same_inputs_under_modes() -> None:
+def test_several_functions_run_on_the_same_inputs_in_all_modes() -> None:
     meta = torch.empty(5, 4, device="meta", dtype=torch.bfloat16).t()
     results = list(benchmark([functional.gelu, sigmoid_gelu], [[(8, 5)], [meta]], mode=["eager", "jit"], **FAST))
     assert [(row.shapes, row.mode, row.status) for row in results] == [
@@ -73,7 +73,7 @@ def test_several_functions_run_on_the_same_inputs_under_modes() -> None:
     assert all(row.allocated_bytes and row.peak_bytes for row in results)
 
 
-def test_values_are_what_they_are_given_as() -> None:
+def test_values_reach_the_function_unchanged() -> None:
     seen: list[object] = []
 
     def look(x: Tensor, sizes: list[int], *, mask: Tensor, ids: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def test_values_are_what_they_are_given_as() -> None:
     assert set(map(str, seen)) == {str(([1.5], [2, 3], torch.bool, [0]))}
 
 
-def test_a_function_that_fails_costs_its_row_alone() -> None:
+def test_failing_function_fails_only_in_its_row() -> None:
     results = benchmark([lambda x: 1 // 0, torch.neg], [[(3,)]], **FAST)
     assert [(row.status, row.error) for row in results] == [
         ("failed", "ZeroDivisionError: integer division or modulo by zero"),
@@ -134,7 +134,7 @@ CANDIDATES: dict[str, tuple[Any, Any, str, str]] = {
 
 
 @pytest.mark.parametrize("name", CANDIDATES)
-def test_a_candidate_is_compared_with_the_first_function(name: str) -> None:
+def test_candidate_is_compared_with_the_first_function(name: str) -> None:
     reference, candidate, status, said = CANDIDATES[name]
     _, row, last = benchmark([reference, candidate, reference], [[(8, 16)]], threads=1, **FAST)
     assert row.status == status
@@ -159,7 +159,7 @@ def test_gradients_of_a_candidate_are_compared() -> None:
     assert [row.status for row in results if row.direction == "backward"] == ["ok", "ok", "wrong"]
 
 
-def test_functions_of_one_name_have_rows_of_their_own_and_are_printed(tmp_path: Path) -> None:
+def test_functions_of_one_name_have_separate_printed_rows(tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     results = benchmark([torch.neg, lambda x: -x, lambda x: x], [[(3,)]], output=output, **FAST)
     assert [row.op for row in results] == ["torch.neg", f"{__name__}.<lambda>", f"{__name__}.<lambda> (2)"]
@@ -193,7 +193,7 @@ def test_functions_of_a_generator_are_compared() -> None:
     assert [row.status for row in results] == ["ok", "ok"]
 
 
-def test_what_is_not_for_it_is_refused() -> None:
+def test_options_of_replay_are_refused_by_benchmark() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'top'"):
         benchmark(torch.neg, [[(3,)]], top=3)
     with pytest.raises(TypeError, match=r"'profile': it is an option of replay\(\) only"):

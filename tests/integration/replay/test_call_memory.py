@@ -30,7 +30,7 @@ def workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
 
 
 @pytest.mark.parametrize("op", ["aten.add_.Tensor", "aten._fused_adamw_.default"])
-def test_a_call_that_writes_needs_its_arguments_twice(workload: Workload, op: str) -> None:
+def test_mutating_call_needs_its_arguments_twice(workload: Workload, op: str) -> None:
     case = next(case for case in workload.cases if case.op == op)
     needed, rows = peak_of(case, workload)
     assert [row.status for _, row, _ in rows] == [OK]
@@ -39,7 +39,7 @@ def test_a_call_that_writes_needs_its_arguments_twice(workload: Workload, op: st
     assert needed <= 2.1 * arguments
 
 
-def test_a_mode_with_its_reference_needs_them_three_times(workload: Workload) -> None:
+def test_mutating_call_with_a_reference_mode_needs_bounded_memory(workload: Workload) -> None:
     workload = workload.with_request(modes=request_with("none.jsonl", mode=["jit"]).modes)
     case = next(case for case in workload.cases if case.op == "aten.add_.Tensor")
     needed, rows = peak_of(case, workload)
@@ -53,7 +53,7 @@ def peak_of(case: Case, workload: Workload) -> tuple[int, list[Prepared]]:
     return memory.peak, rows
 
 
-def test_runs_of_a_prepared_call_begin_with_the_same_values(workload: Workload) -> None:
+def test_runs_of_a_prepared_call_start_with_the_same_values(workload: Workload) -> None:
     case = next(case for case in workload.cases if case.op == "aten.add_.Tensor")
     ((_, _, subject),) = prepare(case, workload)
     assert subject is not None

@@ -40,7 +40,7 @@ def case_of(path: Path, durations_us: Sequence[int], perturbed: Sequence[tuple[i
     return case
 
 
-def test_a_perturbed_call_counts_as_the_others_and_its_own_time_is_in_the_sum(tmp_path: Path) -> None:
+def test_perturbed_call_counts_fully_but_not_in_the_median(tmp_path: Path) -> None:
     case = case_of(tmp_path / "t.jsonl", [900, 10, 12, 14], [(0, 1)])
     assert (case.count, case.captured_us, case.captured_total_us, case.perturbed) == (4, 12, 936, 1)
     assert case.captured_spread == pytest.approx(2 / 12)
@@ -56,7 +56,7 @@ def test_a_perturbed_call_counts_as_the_others_and_its_own_time_is_in_the_sum(tm
         ([10, 10, 10], [(0, 3)], True),
     ],
 )
-def test_a_captured_time_that_is_doubtful_is_marked_and_the_mark_explained(
+def test_doubtful_captured_time_is_marked_and_the_mark_explained(
     durations: list[int], perturbed: list[tuple[int, int]], is_marked: bool, tmp_path: Path
 ) -> None:
     case = case_of(tmp_path / "t.jsonl", durations, perturbed)
@@ -68,7 +68,7 @@ def test_a_captured_time_that_is_doubtful_is_marked_and_the_mark_explained(
     assert (f"{DOUBTFUL} doubtful: a single call" in text.getvalue()) is is_marked
 
 
-def test_the_manual_explains_the_mark_as_the_table_does(tmp_path: Path) -> None:
+def test_manual_and_table_explain_the_mark_identically(tmp_path: Path) -> None:
     case, settings = case_of(tmp_path / "t.jsonl", [10]), settings_of()
     text = io.StringIO()
     print_results([empty_row(case, settings.ways(case)[0], settings)], text)

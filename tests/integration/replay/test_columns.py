@@ -21,7 +21,7 @@ ROW = Result(3, "aten.mm.default", "float32[2,2]", 2, 1.0, "eager", "cpu", "ok",
 
 
 @pytest.mark.parametrize("suffix", [".json", ".csv"])
-def test_files_and_frames_have_all_columns_in_their_order_and_give_the_rows_again(tmp_path: Path, suffix: str) -> None:
+def test_files_and_frames_have_all_columns_in_order_and_round_trip(tmp_path: Path, suffix: str) -> None:
     rows = [ROW.adding(NsysColumns(nsys_us=2.0, nsys_runs=4)), ROW]
     results = Results(rows, {"trace": "t.jsonl"})
     results.save(tmp_path / f"out{suffix}")
@@ -34,20 +34,20 @@ def test_files_and_frames_have_all_columns_in_their_order_and_give_the_rows_agai
     assert (first.case, first.flops, second.threads) == (3, 16, None)
 
 
-def test_the_table_shows_an_added_column_whose_cells_are_all_zero() -> None:
+def test_table_shows_added_columns_except_empty_ones() -> None:
     text = io.StringIO()
     print_results([ROW.adding(NsysColumns(nsys_us=2.0, nsys_gap_us=0.0))], text)
     assert "gaps us" in text.getvalue()
     assert "gpu us" not in text.getvalue()
 
 
-def test_a_file_without_limits_is_not_drawn(tmp_path: Path) -> None:
+def test_roofline_drawing_requires_limits(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="replay with roofline="):
         Results([ROW], {"trace": "t.jsonl"}).save(tmp_path / "out.svg")
     assert not list(tmp_path.iterdir())
 
 
-def test_saying_what_is_usual_makes_no_other_job(tiny_trace: Path) -> None:
+def test_explicit_default_options_do_not_change_the_identity(tiny_trace: Path) -> None:
     plain = identity(request_with(tiny_trace))
     assert identity(request_with(tiny_trace, cache="program", mode="eager", timeout=7, memory_limit="8GB")) == plain
     assert (
@@ -58,7 +58,7 @@ def test_saying_what_is_usual_makes_no_other_job(tiny_trace: Path) -> None:
     assert identity(request_with(tiny_trace, top=3)) != plain
 
 
-def test_analyses_that_fork_run_before_those_that_use_torch_here() -> None:
+def test_analyses_that_fork_run_before_those_that_use_torch() -> None:
     names = [analysis.__name__ for analysis in in_order()]
     assert names[:3] == ["TimelineAnalysis", "NsysAnalysis", "NcuAnalysis"]
     assert names[-1] == "RooflineAnalysis"

@@ -29,7 +29,7 @@ def settings_now() -> dict[str, Any]:
     }
 
 
-def test_settings_hold_in_the_block_and_are_as_before_after_it() -> None:
+def test_settings_apply_in_the_block_and_are_restored() -> None:
     before = settings_now()
     wanted = {
         "inference": True,
@@ -45,13 +45,13 @@ def test_settings_hold_in_the_block_and_are_as_before_after_it() -> None:
     assert settings_now() == before
 
 
-def test_settings_of_a_stranger_are_passed_over() -> None:
+def test_invalid_settings_of_an_untrusted_trace_are_ignored() -> None:
     before = settings_now()
     with restored({"threads": -3, "matmul_precision": "rm -rf", "default_dtype": "int64", "inference": "yes", "x": 1}):
         assert settings_now() == before
 
 
-def test_a_case_runs_under_its_own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_runs_under_its_captured_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = torch.ones(3), torch.ones(4)
     with Capture(tmp_path / "t.jsonl"):
         x.sin()
@@ -86,7 +86,7 @@ def tf32() -> Iterator[None]:
 
 @PRECISION
 @pytest.mark.usefixtures("tf32")
-def test_a_program_that_sets_precisions_place_by_place_is_captured(tmp_path: Path) -> None:
+def test_per_backend_precisions_are_captured(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         torch.get_float32_matmul_precision()
     with Capture(tmp_path / "t.jsonl") as watched:
@@ -97,7 +97,7 @@ def test_a_program_that_sets_precisions_place_by_place_is_captured(tmp_path: Pat
 
 
 @PRECISION
-def test_precisions_of_places_hold_in_the_block_and_are_as_before_after_it() -> None:
+def test_per_backend_precisions_apply_in_the_block_and_are_restored() -> None:
     before = describe_precisions()
     with restored({"fp32_precision": "cuda.matmul:tf32,mkldnn.conv:bf16,os.system:tf32,cudnn.rnn:rm -rf"}):
         assert describe_precisions() == "cuda.matmul:tf32,mkldnn.conv:bf16"

@@ -62,7 +62,7 @@ def rows(folder: Path, *words: str, env: dict[str, str] | None = None) -> dict[s
     return {row["op"]: row for row in found["results"]}
 
 
-def test_a_trace_has_the_module_or_file_that_registered_an_operator(program: Path) -> None:
+def test_trace_has_the_module_or_file_that_registered_an_operator(program: Path) -> None:
     origins = {item.op: item.registered_by for item in load(program / "t.jsonl", partial=False).signatures}
     assert origins["own.half.default"] == str(program / "my programs" / "train.py")
     assert origins["first.twice.default"] == "mypackage.deep.ops"
@@ -74,7 +74,7 @@ def test_a_trace_has_the_module_or_file_that_registered_an_operator(program: Pat
 
 
 @pytest.mark.slow
-def test_the_row_of_a_custom_operator_has_the_command_that_runs_it(program: Path) -> None:
+def test_row_of_a_custom_operator_shows_the_command_that_runs_it(program: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(program / "my programs")}
     words: list[str] = ["t.jsonl"]
     for op in ("own.half.default", "first.twice.default", "_C.thrice.default"):
@@ -93,7 +93,7 @@ def test_the_row_of_a_custom_operator_has_the_command_that_runs_it(program: Path
 
 
 @pytest.mark.slow
-def test_an_extension_that_cannot_be_imported_is_the_reason(program: Path) -> None:
+def test_extension_import_failure_is_the_reason_in_the_row(program: Path) -> None:
     (program / "broken.py").write_text("raise SystemExit(3)", encoding="utf-8")
     row = rows(program, "t.jsonl", "--extension", "./broken.py")["own.half.default"]
     assert row["status"] == "unsupported"
@@ -102,13 +102,13 @@ def test_an_extension_that_cannot_be_imported_is_the_reason(program: Path) -> No
     assert f"--extension {program / 'absent.py'} does not exist" in done.stderr
 
 
-def test_a_file_is_named_by_its_module() -> None:
+def test_module_name_of_a_file_is_its_stem() -> None:
     assert module_of("/a/kernels.cpython-311-x86_64-linux-gnu.so") == "kernels"
     assert module_of("/a/train.py") == "train"
     assert module_of("vllm._C") == "vllm._C"
 
 
-def test_the_module_of_a_triton_operator_is_found() -> None:
+def test_module_of_a_triton_operator_is_found() -> None:
     @torch.library.triton_op("own_triton::twice", mutates_args={})
     def twice(x: torch.Tensor) -> torch.Tensor:
         return x * 2

@@ -32,7 +32,7 @@ def nothing() -> None:
     pass
 
 
-def test_energy_is_that_of_a_gpu_that_is_kept_busy_although_reading_it_takes_long() -> None:
+def test_energy_of_a_busy_gpu_is_correct_if_readings_are_slow() -> None:
     nvml = Nvml(query_s=0.02)
     runs = list[float]()
 
@@ -51,14 +51,14 @@ def test_energy_is_that_of_a_gpu_that_is_kept_busy_although_reading_it_takes_lon
     assert (energy.clock_mhz, energy.throttled) == (1500, ("SwPowerCap",))
 
 
-def test_nothing_is_read_between_runs_but_by_another_thread() -> None:
+def test_energy_is_read_only_before_and_after_the_runs() -> None:
     nvml = Nvml()
     Meter(Gpu(nvml, "GPU")).measure(nvml.run, nothing, **QUICK)
     # readings before and after the idle time, and before and after the runs
     assert nvml.readings == [COUNTER] * 4
 
 
-def test_the_idle_gpu_is_watched_once() -> None:
+def test_idle_power_is_measured_once() -> None:
     nvml = Nvml()
     meter = Meter(Gpu(nvml, "GPU"))
     first, second = (meter.measure(nvml.run, nothing, **QUICK) for _ in range(2))
@@ -66,7 +66,7 @@ def test_the_idle_gpu_is_watched_once() -> None:
     assert nvml.readings == [COUNTER] * 6
 
 
-def test_a_gpu_that_counts_no_energy_has_that_of_power_and_time() -> None:
+def test_energy_is_power_times_time_without_an_energy_counter() -> None:
     nvml = Nvml(COUNTER)
     energy = Meter(Gpu(nvml, "GPU")).measure(nvml.run, nothing, **QUICK)
     assert energy.millijoules is not None
@@ -76,7 +76,7 @@ def test_a_gpu_that_counts_no_energy_has_that_of_power_and_time() -> None:
 
 
 @pytest.mark.parametrize("lacks", [(CLOCK,), (REASONS,), (POWER,), (COUNTER, POWER), (COUNTER, POWER, CLOCK, REASONS)])
-def test_what_a_virtual_machine_does_not_tell_is_empty_and_the_rest_is_there(lacks: tuple[str, ...]) -> None:
+def test_values_that_a_virtual_machine_hides_are_empty(lacks: tuple[str, ...]) -> None:
     nvml = Nvml(*lacks)
     energy = Meter(Gpu(nvml, "GPU")).measure(nvml.run, nothing, seconds=0.0, idle_s=0.06)
     assert (energy.clock_mhz is None) is (CLOCK in lacks)
@@ -85,11 +85,11 @@ def test_what_a_virtual_machine_does_not_tell_is_empty_and_the_rest_is_there(lac
     assert (energy.millijoules is None) is (COUNTER in lacks and POWER in lacks)
 
 
-def test_older_names_of_reasons_are_known() -> None:
+def test_older_names_of_throttle_reasons_are_known() -> None:
     assert Gpu(OldNvml(), "GPU").throttle_reasons() == ["SwThermalSlowdown"]
 
 
-def test_an_instance_of_a_shared_gpu_has_the_clock_of_the_whole_and_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mig_instance_has_the_clock_of_the_gpu_and_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml(kind="MIG")
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties_of)
@@ -100,21 +100,21 @@ def test_an_instance_of_a_shared_gpu_has_the_clock_of_the_whole_and_no_energy(mo
     assert nvml.closed
 
 
-def test_without_nvml_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_nvml_reports_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(UserError, match="--energy needs pynvml: pip install 'nvidia-ml-py"):
         open_meter("cuda:0")
     assert find_gpu("cuda:0") is None
 
 
-def test_a_gpu_that_nvml_does_not_know_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_unknown_to_nvml_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml(kind="other"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties_of)
     with pytest.raises(UserError, match="NVML does not report cuda:0: not found"):
         open_gpu("cuda:0")
 
 
-def test_rows_stay_ok_where_the_meter_tells_nothing(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_remain_ok_if_the_meter_returns_nothing(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = load_workload(request_with(tiny_trace, top=1)).cases
     settings = settings_of(iterations=2, warmup=0, cache="warm", energy=True)
     monkeypatch.setattr(metering, "open_meter", lambda device: Meter(Gpu(Nvml(COUNTER, POWER, CLOCK, REASONS), "GPU")))
@@ -129,7 +129,7 @@ def test_rows_stay_ok_where_the_meter_tells_nothing(tiny_trace: Path, monkeypatc
     assert (row.status, row.added) == (OK, {})
 
 
-def test_rows_have_the_clock_that_they_were_timed_at(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_have_the_clock_at_which_they_were_timed(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml()
     monkeypatch.setattr(measure, "find_gpu", lambda device: Gpu(nvml, "GPU"))
     rows = rows_of(load_workload(request_with(tiny_trace, top=3)).cases, settings_of(iterations=2, warmup=0))
@@ -137,7 +137,7 @@ def test_rows_have_the_clock_that_they_were_timed_at(tiny_trace: Path, monkeypat
     assert nvml.closed
 
 
-def test_clocks_are_read_before_runs_now_and_then_and_each_row_has_those_of_its_time(
+def test_clocks_are_read_periodically_and_assigned_to_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nvml, now = Nvml(), [0.0]
@@ -154,7 +154,7 @@ def test_clocks_are_read_before_runs_now_and_then_and_each_row_has_those_of_its_
     assert watch.of_row(7, 0) == (None, None)
 
 
-def test_nothing_is_read_and_nobody_is_in_the_way_where_there_is_no_gpu() -> None:
+def test_clocks_are_not_read_without_a_gpu() -> None:
     watch = Clocks(None)
 
     def announce(number: int, row: int) -> None:
@@ -164,7 +164,7 @@ def test_nothing_is_read_and_nobody_is_in_the_way_where_there_is_no_gpu() -> Non
     assert watch.of_row(0, 0) == (None, None)
 
 
-def test_a_device_is_kept_busy_once_before_anything_is_timed_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_is_warmed_up_once_before_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     products = list[str]()
     # run the GPU's work on the CPU
     monkeypatch.setattr(devices, "synchronizer", lambda device: nothing)
@@ -182,7 +182,7 @@ def test_a_device_is_kept_busy_once_before_anything_is_timed_on_it(monkeypatch: 
     warm_up.cache_clear()
 
 
-def test_a_device_without_room_for_it_is_timed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_without_free_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*size: int, device: str) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 

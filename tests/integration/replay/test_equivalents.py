@@ -67,7 +67,7 @@ def expect(equivalent: Equivalent | None) -> Equivalent:
 
 
 @pytest.mark.parametrize("signature", [FORWARD, BACKWARD], ids=["forward", "backward"])
-def test_attention_captured_on_cuda_is_a_case_of_the_cpu(signature: Signature) -> None:
+def test_cuda_attention_is_a_case_of_the_cpu(signature: Signature) -> None:
     for own, remark in ((signature, ""), (with_dropout(signature), ", without dropout")):
         case = Case(own, {}, 1, 0.0, 0.0, 1.0)
         ((_, row, subject),) = prepare(case, workload_for(request_with("none.jsonl", device="cpu")))
@@ -78,7 +78,7 @@ def test_attention_captured_on_cuda_is_a_case_of_the_cpu(signature: Signature) -
         assert row.note == f"as {signature.op.replace('cudnn_attention', 'flash_attention_for_cpu')}{remark}"
 
 
-def test_attention_captured_on_cuda_flows_through_a_step_on_the_cpu(tmp_path: Path) -> None:
+def test_cuda_attention_flows_through_a_step_on_the_cpu(tmp_path: Path) -> None:
     copy = Signature(9, OPERATOR, "aten.exp.default", (QUERY,), {}, QUERY)
     # query, key, value, output, log sums, seeds; the backward takes all of them
     storages = [[0, 1, 2, 3, 4, 5, 6], [3, 7], [7, 0, 1, 2, 3, 4, 5, 6, 8, 9, 10]]
@@ -93,7 +93,7 @@ def test_attention_captured_on_cuda_flows_through_a_step_on_the_cpu(tmp_path: Pa
     assert (result.replayed, result.calls) == (3, 3), result.not_replayed
 
 
-def test_attention_on_the_cpu_computes_what_the_program_did() -> None:
+def test_cpu_equivalent_of_attention_computes_the_same() -> None:
     torch.manual_seed(0)
     query, key, value = (torch.randn(item.shape, requires_grad=True) for item in (QUERY, KEY, KEY))
     expected = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.5, enable_gqa=True)
@@ -123,7 +123,7 @@ def run(equivalent: Equivalent, recorded: Sequence[Tensor]) -> Any:
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "resnet"])
-def test_every_operator_of_an_h100s_traces_runs_on_the_cpu(name: str, tmp_path: Path) -> None:
+def test_every_operator_of_the_h100_traces_runs_on_the_cpu(name: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(H100) as archive:
         path = Path(archive.extract(f"{name}.jsonl", tmp_path))
     for signature in load(path).signatures:
@@ -148,9 +148,7 @@ def zoo_signatures() -> Sequence[Signature]:
 
 
 @pytest.mark.parametrize("kind", [*ATTENTIONS, SDPBackend.MATH], ids=lambda kind: kind.name)
-def test_attention_captured_on_the_cpu_runs_as_what_a_device_chooses(
-    kind: SDPBackend, elsewhere: list[SDPBackend]
-) -> None:
+def test_cpu_attention_runs_as_the_kernel_that_a_device_chooses(kind: SDPBackend, elsewhere: list[SDPBackend]) -> None:
     elsewhere.append(kind)
     count = 0
     for signature in zoo_signatures():
@@ -184,7 +182,7 @@ def on_meta(tree: Any) -> Any:
     )
 
 
-def test_batch_norm_of_cudnn_runs_as_that_of_torch() -> None:
+def test_cudnn_batch_norm_runs_as_native_batch_norm() -> None:
     image, channel = spec(4, 3, 5, 5), spec(3)
     reserve = spec(0, dtype=torch.uint8)
     forward = Signature(
@@ -205,7 +203,7 @@ def test_batch_norm_of_cudnn_runs_as_that_of_torch() -> None:
         assert same_outputs(equivalent.signature.outputs, results)
 
 
-def test_norms_of_16_bits_have_the_statistics_of_the_device() -> None:
+def test_norms_of_16_bits_have_the_statistics_dtype_of_the_device() -> None:
     rows, row, column = (spec(4, 8, dtype=torch.bfloat16), spec(8, dtype=torch.bfloat16), spec(4, 1))
     forward = Signature(
         *(0, OPERATOR, "aten.native_layer_norm.default", (rows, [8], row, row, 1e-5), {}, (rows, column, column)),
@@ -226,7 +224,7 @@ def test_norms_of_16_bits_have_the_statistics_of_the_device() -> None:
 
 
 @pytest.mark.parametrize("op", [f"{CUDNN}.default", f"{FOR_CPU}.default", "mmcv._ext:nms", "mmcv._ext:no_such"])
-def test_calls_that_no_program_makes_have_no_equivalent(op: str, elsewhere: list[SDPBackend]) -> None:
+def test_malformed_calls_have_no_equivalent(op: str, elsewhere: list[SDPBackend]) -> None:
     elsewhere.append(SDPBackend.FLASH_ATTENTION)
     kind = EXTENSION if ":" in op else OPERATOR
     for args in ((), (1, 2, 3), (spec(2), spec(2), spec(2)), (None,) * 3, ([QUERY],) * 3):
@@ -320,7 +318,7 @@ def torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_functions_of_mmcv_run_as_operators_of_torchvision(
+def test_mmcv_functions_run_as_torchvision_operators(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], op: str, expected: tuple[Any, ...]
 ) -> None:
     equivalent = expect(equivalent_on(Signature(0, EXTENSION, f"mmcv._ext:{name}", args, kwargs, None), "cpu"))
@@ -330,7 +328,7 @@ def test_functions_of_mmcv_run_as_operators_of_torchvision(
 
 
 @pytest.mark.usefixtures("torchvision")
-def test_variants_of_mmcv_that_torchvision_lacks_are_its_own() -> None:
+def test_mmcv_variants_missing_in_torchvision_have_no_equivalent() -> None:
     largest = Signature(
         *(0, EXTENSION, "mmcv._ext:roi_align_forward"),
         *((IMAGE, ROIS, REGIONS, REGIONS, REGIONS), {**REGION, "pool_mode": 0}),
@@ -339,7 +337,7 @@ def test_variants_of_mmcv_that_torchvision_lacks_are_its_own() -> None:
     assert equivalent_on(largest, "cpu") is equivalent_on(pixels, "cpu") is None
 
 
-def test_where_mmcv_is_its_functions_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_mmcv_functions_are_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalents, "is_installed", lambda name: True)
     signature = Signature(0, EXTENSION, "mmcv._ext:nms", (spec(9, 4), spec(9)), {"iou_threshold": 0.7, "offset": 0})
     assert equivalent_on(signature, "cpu") is None

@@ -96,21 +96,19 @@ def exported(folder: Path) -> str:
     ],
     ids=["tritonbench", "execution_trace", "chakra", "backendbench", "flashinfer", "dlop", "chrome", "onnx", "pt2"],
 )
-def test_a_file_that_does_not_say_which_tensors_require_gradients_has_backward_rows(
-    make: Callable[[Path], str], tmp_path: Path
-) -> None:
+def test_files_without_requires_grad_have_backward_rows(make: Callable[[Path], str], tmp_path: Path) -> None:
     if make is not flashinfer:
         assert backward_rows(make(tmp_path))[RELU].status == "ok"
     else:
         assert backward_rows(make(tmp_path))[MATRIX].status == "ok"
 
 
-def test_a_capture_says_which_tensors_require_gradients(tmp_path: Path) -> None:
+def test_captures_record_which_tensors_require_gradients(tmp_path: Path) -> None:
     captured(tmp_path)
     assert backward_rows(str(tmp_path / "own.jsonl"))[RELU].error == "no argument required a gradient"
 
 
-def test_gradients_change_no_key_of_a_case(tmp_path: Path) -> None:
+def test_backward_does_not_change_case_keys(tmp_path: Path) -> None:
     path = written("tritonbench")(tmp_path)
     keys = [
         {case.key for case in load_workload(replace(plan, trace=str(path))).cases}
@@ -134,7 +132,7 @@ def with_backward() -> RunRequest:
         ("aten.view.default|((T([2, 3], f32), [6]), {})", None),
     ],
 )
-def test_an_operator_without_gradients_says_why(call: str, reason: str | None, tmp_path: Path) -> None:
+def test_operator_without_gradients_reports_the_reason(call: str, reason: str | None, tmp_path: Path) -> None:
     op, _, arguments = call.partition("|")
     (tmp_path / "inputs.txt").write_text(f"Operator: {op}\ncnt: 1, {arguments}\n", encoding="utf-8")
     row = backward_rows(str(tmp_path / "inputs.txt"))[op]
@@ -152,6 +150,6 @@ def test_an_operator_without_gradients_says_why(call: str, reason: str | None, t
         ("aten.nll_loss_forward.default", "T([4, 5], f32), T([4], i64), T([5], f32), 1, -100"),
     ],
 )
-def test_an_argument_without_a_derivative_requires_no_gradient(op: str, arguments: str, tmp_path: Path) -> None:
+def test_argument_without_a_derivative_requires_no_gradient(op: str, arguments: str, tmp_path: Path) -> None:
     (tmp_path / "inputs.txt").write_text(f"Operator: {op}\ncnt: 1, (({arguments}), {{}})\n", encoding="utf-8")
     assert backward_rows(str(tmp_path / "inputs.txt"))[op].status == "ok"

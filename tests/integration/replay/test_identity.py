@@ -47,7 +47,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_every_option_says_what_it_changes() -> None:
+def test_every_option_declares_its_role() -> None:
     options = {word: about for declared in option_classes() for _, word, _, about in options_in(declared)}
     unsaid = [word for word, about in options.items() if about.role not in (IDENTITY, RUN, CASES, EFFORT, OUTPUT)]
     assert not unsaid, f"declare a role of {unsaid}"
@@ -56,13 +56,13 @@ def test_every_option_says_what_it_changes() -> None:
 
 
 @pytest.mark.parametrize("column", VARIANT_COLUMNS)
-def test_rows_that_differ_in_a_column_have_another_identity(column: str) -> None:
+def test_rows_that_differ_in_a_variant_column_have_another_identity(column: str) -> None:
     row = made_row(1, TIMES)
     other = replace(row, **{column: "cuda" if column == "device" else "other"})
     assert row.identity != other.identity
 
 
-def test_an_option_that_no_row_says_is_in_the_header() -> None:
+def test_options_without_a_column_are_in_the_header() -> None:
     words = [
         "trace.jsonl",
         "--reference",
@@ -80,7 +80,7 @@ def test_an_option_that_no_row_says_is_in_the_header() -> None:
     assert not run_settings(make_parser().parse_args(["trace.jsonl", "--dtype", "float64"]))
 
 
-def test_a_row_says_in_which_dtype_it_ran(program: Path) -> None:
+def test_row_has_the_dtype_in_which_it_ran(program: Path) -> None:
     recorded, cast = rows_with(program), rows_with(program, dtype="float64")
     relu, cast_relu = recorded["aten.relu.default eager"], cast["aten.relu.default eager"]
     assert (relu.shapes, relu.dtype, relu.bytes_in) == ("float32[4,8]", "", 128)
@@ -95,7 +95,7 @@ def test_a_row_says_in_which_dtype_it_ran(program: Path) -> None:
 
 
 @needs_mode("tvm")
-def test_a_row_says_how_its_compiler_searched(program: Path) -> None:
+def test_row_has_the_search_settings_of_its_compiler(program: Path) -> None:
     rows = rows_with(program, mode=["eager", "tvm"], tune=8, tuner="replay-trace")
     assert rows["aten.relu.default tvm"].tune == "8 replay-trace"
     assert not rows["aten.relu.default eager"].tune
@@ -111,7 +111,7 @@ def test_a_row_says_how_its_compiler_searched(program: Path) -> None:
         ("values", "recorded", "zeros", ("values", "recorded", "zeros")),
     ],
 )
-def test_runs_that_differ_as_a_whole_are_compared_and_that_is_said(
+def test_runs_with_one_differing_setting_are_compared_and_it_is_reported(
     column: str, old: object, new: object, said: tuple[str, ...]
 ) -> None:
     base, other = ([made_row(number, TIMES, **{column: value}) for number in (1, 2)] for value in (old, new))
@@ -128,7 +128,7 @@ def test_rows_of_two_dtypes_in_one_run_are_joined_by_dtype() -> None:
 
 
 @pytest.mark.parametrize("column", ["dtype", "tune", "method"])
-def test_rows_that_were_run_in_two_ways_are_not_pooled(column: str) -> None:
+def test_rows_of_different_variants_are_not_pooled(column: str) -> None:
     base, other = made_row(1, TIMES), made_row(1, TIMES[::-1], **{column: "other"})
     merged = merge_runs([run_of(base), run_of(other)])
     assert [row.repeats for row in merged.rows] == [None, None]
@@ -153,12 +153,12 @@ def test_results_of_earlier_versions_are_read_and_compared(tmp_path: Path) -> No
     assert not comparison.differs
 
 
-def test_a_list_of_runs_names_the_dtype_and_the_tuning() -> None:
+def test_run_list_shows_dtype_and_tuning() -> None:
     summary = summary_of(run_of(made_row(1, TIMES, dtype="float64"), made_row(1, TIMES, mode="tvm", tune="64")))
     assert (summary.modes, summary.dtypes) == (("eager", "tvm (tune 64)"), ("float64",))
 
 
-def test_a_row_that_failed_is_joined_with_one_that_ran(program: Path) -> None:
+def test_failed_row_is_joined_with_one_that_ran(program: Path) -> None:
     rows = list(rows_with(program).values())
     ran = [replace(row, median_us=1.0, times_us=[1.0]) for row in rows]
     failed = [replace(row, status="failed", error="it broke") for row in rows]

@@ -35,7 +35,7 @@ def linked(path: Path) -> None:
 
 @pytest.mark.parametrize("make", [linked, os.mkfifo, Path.mkdir])
 @pytest.mark.parametrize("force", [False, True])
-def test_a_journal_that_is_no_ordinary_file_is_neither_written_nor_waited_for(
+def test_journal_that_is_not_a_regular_file_is_refused(
     tmp_path: Path, job: RunRequest, make: Callable[[Path], None], force: bool
 ) -> None:
     (tmp_path / "precious").write_text("precious")
@@ -45,7 +45,7 @@ def test_a_journal_that_is_no_ordinary_file_is_neither_written_nor_waited_for(
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-def test_a_journal_whose_first_line_was_cut_begins_anew(tmp_path: Path, job: RunRequest) -> None:
+def test_journal_with_an_incomplete_header_is_restarted(tmp_path: Path, job: RunRequest) -> None:
     path = tmp_path / "r.json.journal"
     path.write_text('{"trace"')
     journal = open_journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
@@ -55,7 +55,7 @@ def test_a_journal_whose_first_line_was_cut_begins_anew(tmp_path: Path, job: Run
     assert not path.exists()
 
 
-def test_rows_of_another_kind_of_machine_are_not_gone_on_with(tmp_path: Path, job: RunRequest) -> None:
+def test_resume_refuses_rows_of_another_machine_kind(tmp_path: Path, job: RunRequest) -> None:
     with open_journal(tmp_path / "r.json", job, "A100", resume=False, force=False) as journal:
         journal.add([made_row(0, [1.0])])
     with open_journal(tmp_path / "r.json", job, "A100", resume=True, force=False) as journal:
@@ -77,7 +77,7 @@ def test_rows_of_another_kind_of_machine_are_not_gone_on_with(tmp_path: Path, jo
     ],
     ids=str,
 )
-def test_a_row_that_no_replay_writes_is_damage(tmp_path: Path, job: RunRequest, cells: dict[str, Any]) -> None:
+def test_invalid_journal_row_is_reported_as_damage(tmp_path: Path, job: RunRequest, cells: dict[str, Any]) -> None:
     with open_journal(tmp_path / "r.json", job, "cpu", resume=False, force=False) as journal:
         journal.add([made_row(0, [1.0])])
     path = tmp_path / "r.json.journal"
@@ -87,9 +87,7 @@ def test_a_row_that_no_replay_writes_is_damage(tmp_path: Path, job: RunRequest, 
         open_journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
 
 
-def test_rows_of_another_torch_are_not_gone_on_with(
-    tmp_path: Path, job: RunRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_refuses_rows_of_another_torch(tmp_path: Path, job: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "r.json.journal"
     path.write_text(json.dumps({**identity(job), "machine_kind": "cpu"}) + "\n")
     monkeypatch.setattr(torch, "__version__", "1.0")
@@ -98,7 +96,7 @@ def test_rows_of_another_torch_are_not_gone_on_with(
 
 
 @pytest.mark.parametrize("fact", ["torch", "trace_hash", "options_hash"])
-def test_results_that_are_whole_are_of_one_torch_and_one_file(tmp_path: Path, fact: str) -> None:
+def test_complete_results_are_reused_only_for_the_same_torch_and_trace(tmp_path: Path, fact: str) -> None:
     header = {
         "trace": "t.jsonl",
         "trace_hash": "00",
@@ -116,7 +114,7 @@ def test_results_that_are_whole_are_of_one_torch_and_one_file(tmp_path: Path, fa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".json", ".csv"])
-def test_results_that_are_whole_are_gone_on_with_by_the_same_replay_alone(tmp_path: Path, suffix: str) -> None:
+def test_complete_results_are_reused_only_by_the_same_replay(tmp_path: Path, suffix: str) -> None:
     trace, output = write(tmp_path / "t.jsonl"), tmp_path / f"r{suffix}"
     same: dict[str, Any] = {"op": ["aten.*"], "values": "recorded,zeros", "iterations": 1, "output": output}
     rows = replay(trace, **same)
@@ -150,7 +148,7 @@ sys.exit(main(sys.argv[2:]))
 
 @pytest.mark.parametrize("size", [6_000, 13_000])
 @pytest.mark.slow
-def test_a_full_disk_leaves_what_ran_and_says_how_to_go_on(tmp_path: Path, tiny_trace: Path, size: int) -> None:
+def test_full_disk_keeps_the_journal_and_prints_how_to_resume(tmp_path: Path, tiny_trace: Path, size: int) -> None:
     words = [str(tiny_trace), "--top", "8", "--iterations", "1", "--warmup", "0", "-o", "r.json"]
     done = run_python("-c", WITHIN, size, *words, cwd=tmp_path)
     assert done.returncode == 2

@@ -49,7 +49,7 @@ def detached(path: Path, tensor: torch.Tensor) -> Inputs:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, id=name) for name in ALL])
-def test_a_tensor_of_any_layout_is_made_as_it_was(tmp_path: Path, name: str) -> None:
+def test_tensor_of_any_layout_is_recreated(tmp_path: Path, name: str) -> None:
     tensor = ALL[name]()
     inputs = detached(tmp_path, tensor)
     for _ in range(2):
@@ -58,12 +58,12 @@ def test_a_tensor_of_any_layout_is_made_as_it_was(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["small", "csr without elements", "hybrid csr", "without sparse dimensions"])
-def test_a_small_sparse_tensor_has_its_values_again(tmp_path: Path, name: str) -> None:
+def test_small_sparse_tensor_has_its_recorded_values(tmp_path: Path, name: str) -> None:
     (again,), _ = detached(tmp_path, SPARSE[name]()).make()
     assert torch.equal(again.to_dense(), SPARSE[name]().to_dense())
 
 
-def test_rows_of_a_sparse_tensor_are_as_uneven_as_they_were(tmp_path: Path) -> None:
+def test_sparse_tensor_has_its_recorded_row_lengths(tmp_path: Path) -> None:
     rows = torch.rand(500, generator=torch.Generator().manual_seed(0)) < 0.1
     matrix = (torch.ones(500, 40) * rows[:, None]).to_sparse_csr()
     (again,), _ = detached(tmp_path, matrix).make()
@@ -71,7 +71,7 @@ def test_rows_of_a_sparse_tensor_are_as_uneven_as_they_were(tmp_path: Path) -> N
     assert sorted(lengths.tolist()) == sorted(matrix.crow_indices().diff().tolist())
 
 
-def test_each_row_of_sparse_indices_keeps_its_own_range(tmp_path: Path) -> None:
+def test_each_row_of_sparse_indices_keeps_its_range(tmp_path: Path) -> None:
     (again,), _ = detached(tmp_path, SPARSE["uncoalesced"]()).make()
     rows, columns = again._indices()
     assert sorted(rows.unique().tolist()) == [0, 1, 2]
@@ -79,25 +79,25 @@ def test_each_row_of_sparse_indices_keeps_its_own_range(tmp_path: Path) -> None:
     assert len(columns.unique()) > 100
 
 
-def test_a_quantized_tensor_draws_its_stored_numbers(tmp_path: Path) -> None:
+def test_quantized_tensor_draws_its_stored_integers(tmp_path: Path) -> None:
     tensor = torch.quantize_per_tensor(torch.rand(40, 50), 0.1, 100, torch.quint8)
     (again,), _ = detached(tmp_path, tensor).make()
     stored = again.int_repr()
     assert (int(stored.min()), int(stored.max())) == (100, 110)
 
 
-def test_an_expanded_tensor_takes_no_more_memory_than_it_had(tmp_path: Path) -> None:
+def test_expanded_tensor_takes_no_additional_memory(tmp_path: Path) -> None:
     inputs = detached(tmp_path, torch.randn(3, 1).expand(3, 1 << 20))
     assert inputs.nbytes == 12
     assert inputs.make()[0][0].shape == (3, 1 << 20)
 
 
-def test_windows_have_the_values_that_memory_had(tmp_path: Path) -> None:
+def test_overlapping_windows_have_the_recorded_values(tmp_path: Path) -> None:
     (again,), _ = detached(tmp_path, STRIDED["few windows"]()).make()
     assert torch.equal(again, STRIDED["few windows"]())
 
 
-def test_windows_take_no_more_memory_than_they_had(tmp_path: Path) -> None:
+def test_overlapping_windows_take_no_additional_memory(tmp_path: Path) -> None:
     windows = torch.randn(1 << 21).as_strided((1 << 20, 1 << 20), (1, 1))
     inputs = detached(tmp_path, windows)
     assert inputs.nbytes == windows.untyped_storage().nbytes() - 4
@@ -130,7 +130,7 @@ PROGRAMS: dict[str, tuple[str, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_an_operator_on_such_tensors_gives_what_it_gave(tmp_path: Path, name: str) -> None:
+def test_operator_on_unusual_layouts_returns_the_recorded_shapes(tmp_path: Path, name: str) -> None:
     op, program = PROGRAMS[name]
     with torch.no_grad():
         torch.manual_seed(0)
@@ -148,7 +148,7 @@ def test_an_operator_on_such_tensors_gives_what_it_gave(tmp_path: Path, name: st
         assert outline(result) == outline(expected)
 
 
-def test_views_of_the_same_memory_are_so_again_whatever_their_dtypes(tmp_path: Path) -> None:
+def test_views_of_one_memory_share_it_again_across_dtypes(tmp_path: Path) -> None:
     memory = torch.arange(40, dtype=torch.int32)
     whole = memory.float().view(5, 8)
     part = whole.view(torch.int16)[1:, 3:]
@@ -162,7 +162,7 @@ def test_views_of_the_same_memory_are_so_again_whatever_their_dtypes(tmp_path: P
     assert inputs.nbytes == 160
 
 
-def test_parts_that_another_argument_is_too_are_so_again(tmp_path: Path) -> None:
+def test_parts_of_a_tensor_shared_with_arguments_are_shared_again(tmp_path: Path) -> None:
     sparse = SPARSE["csr"]()
     case = captured(
         tmp_path, lambda: torch._foreach_add([sparse.values(), sparse.values()], 1), "aten._foreach_add.Scalar"
@@ -191,7 +191,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_whatever_an_operator_does_to_such_tensors_is_undone(tmp_path: Path, name: str) -> None:
+def test_mutations_of_unusual_layouts_are_undone(tmp_path: Path, name: str) -> None:
     kind, mutate = MUTATIONS[name]
     inputs = detached(tmp_path, ALL[kind]())
     inputs.keep()

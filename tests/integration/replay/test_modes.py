@@ -57,7 +57,7 @@ def rows_of(rows: pd.DataFrame, mode: str) -> pd.DataFrame:
     return rows[rows["mode"] == mode].set_index("op")
 
 
-def test_a_mode_of_another_package_is_run_beside_eager(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+def test_plugin_mode_runs_next_to_eager(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
     rows, done = replayed(trace, tmp_path, planted, "--mode", "planted-same")
     assert set(rows["mode"]) == {"eager", "planted-same"}
     assert set(rows["status"]) == {"ok"}
@@ -72,7 +72,7 @@ def test_a_mode_of_another_package_is_run_beside_eager(trace: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_what_a_compiler_made_is_there_in_the_next_run(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+def test_compiled_program_is_loaded_in_the_next_run(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
     environment = planted | {"OPGRIP_CACHE": str(tmp_path / "cache")}
     rows, _ = replayed(trace, tmp_path, environment, "--mode", "planted-keeps")
     assert set(rows_of(rows, "planted-keeps")["note"]) == {"made"}
@@ -81,7 +81,7 @@ def test_what_a_compiler_made_is_there_in_the_next_run(trace: Path, tmp_path: Pa
     assert not list((tmp_path / "cache").glob("*/.*"))
 
 
-def test_wrong_results_are_caught(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+def test_wrong_results_are_detected(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
     modes = ("--mode", ",".join(planted_modes.WRONG))
     rows, done = replayed(trace, tmp_path, planted, *modes, "--op", "aten.mm*", "--op", "aten.nonzero*")
     assert set(rows_of(rows, "eager")["status"]) == {"ok"}
@@ -93,7 +93,7 @@ def test_wrong_results_are_caught(trace: Path, tmp_path: Path, planted: dict[str
         assert f"{mode} wrong: " in done.stdout
 
 
-def test_an_argument_that_is_not_written_is_caught(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+def test_missing_write_to_an_argument_is_detected(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
     rows, _ = replayed(trace, tmp_path, planted, "--mode", "planted-forgets")
     found = rows_of(rows, "planted-forgets")
     assert found.pop("status").to_dict() == {
@@ -111,7 +111,7 @@ def test_random_results_are_compared_by_their_distribution(
 
 
 @pytest.mark.slow
-def test_a_mode_that_goes_bad_costs_its_row_alone(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+def test_failing_mode_fails_only_in_its_row(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
     bad = {
         "planted-refuses": ("unsupported", "ValueError: line one line two"),
         "planted-hangs": ("timeout", "it took longer than 3 s"),
@@ -132,7 +132,7 @@ def test_a_mode_that_goes_bad_costs_its_row_alone(trace: Path, tmp_path: Path, p
     assert rows_of(rows, "planted-same")["status"].tolist() == ["ok"]
 
 
-def test_a_row_that_had_no_memory_beside_others_is_compiled_again(
+def test_row_that_ran_out_of_memory_is_compiled_again_alone(
     trace: Path, tmp_path: Path, planted: dict[str, str]
 ) -> None:
     (tmp_path / "cache").mkdir()
@@ -142,7 +142,7 @@ def test_a_row_that_had_no_memory_beside_others_is_compiled_again(
 
 
 @pytest.mark.slow
-def test_the_whole_of_an_error_is_there_for_debugging(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+def test_debug_shows_the_full_error(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
     options = ("--mode", "planted-refuses", "--op", "aten.mm*")
     rows, _ = replayed(trace, tmp_path, planted, *options, status=1)
     assert rows["detail"].isna().all()
@@ -167,13 +167,13 @@ def test_the_whole_of_an_error_is_there_for_debugging(trace: Path, tmp_path: Pat
         ("planted-searches --tune 2 --tuner skill", "unknown tuner 'skill': choose from luck"),
     ],
 )
-def test_a_mode_that_cannot_be_is_one_line(trace: Path, planted: dict[str, str], mode: str, told: str) -> None:
+def test_unavailable_mode_is_one_line(trace: Path, planted: dict[str, str], mode: str, told: str) -> None:
     error = refusal("opreplay", trace, "--mode", *mode.split(), env=planted, in_one_line=True)
     assert error.startswith("opreplay: error: ")
     assert told in error
 
 
-def test_another_mode_can_be_the_reference(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+def test_any_mode_can_be_the_reference(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
     options = ("--mode", "planted-same,planted-scaled", "--reference", "planted-same", "--op", "aten.mm*")
     rows, done = replayed(trace, tmp_path, planted, *options)
     assert rows["mode"].tolist() == ["planted-same", "planted-scaled"]
@@ -181,21 +181,21 @@ def test_another_mode_can_be_the_reference(trace: Path, tmp_path: Path, planted:
     assert "beside planted-same" in done.stdout
 
 
-def test_tolerances_can_be_told(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+def test_tolerances_can_be_set(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
     options = ("--mode", "planted-scaled", "--op", "aten.mm*", "--rtol", "0.01")
     rows, _ = replayed(trace, tmp_path, planted, *options)
     assert rows["status"].tolist() == ["ok", "ok"]
 
 
 @pytest.mark.slow
-def test_usual_modes_give_what_eager_gives(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+def test_builtin_modes_return_the_results_of_eager(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
     rows, _ = replayed(trace, tmp_path, planted, "--mode", "jit,compile:aot_eager,compile-dynamic")
     assert set(rows["status"]) <= {"ok", "unsupported"}
     refused = rows[rows["status"] == "unsupported"]
     assert set(refused["op"]) == {"aten.nonzero.default", "aten.full.default"}
 
 
-def test_threads_are_rows_of_their_own(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+def test_each_number_of_threads_has_separate_rows(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
     rows, _ = replayed(trace, tmp_path, planted, "--op", "aten.mm*", "--threads", "1,2", "--mode", "planted-same")
     assert rows[["threads", "mode"]].values.tolist() == [
         [1, "eager"],
@@ -205,7 +205,7 @@ def test_threads_are_rows_of_their_own(trace: Path, tmp_path: Path, planted: dic
     ]
 
 
-def test_gradients_are_compared_too(tmp_path: Path, planted: dict[str, str]) -> None:
+def test_gradients_are_compared(tmp_path: Path, planted: dict[str, str]) -> None:
     weight = torch.randn(8, 4, requires_grad=True)
     path = tmp_path / "forward.jsonl"
     with Capture(path):

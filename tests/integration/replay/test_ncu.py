@@ -161,7 +161,7 @@ def stand_in(rows: pd.DataFrame, tmp_path: Path) -> StandIn:
     return StandIn(tmp_path, rows)
 
 
-def test_rows_get_what_ncu_measured_of_their_kernels(stand_in: StandIn, tiny_trace: Path, tmp_path: Path) -> None:
+def test_rows_have_the_ncu_measurements_of_their_kernels(stand_in: StandIn, tiny_trace: Path, tmp_path: Path) -> None:
     done = stand_in.replay(tiny_trace, tmp_path / "out.json", "--ncu-iterations", "2")
     assert done.returncode == 0, done.stderr
     table = load_results(tmp_path / "out.json")
@@ -177,7 +177,7 @@ def test_rows_get_what_ncu_measured_of_their_kernels(stand_in: StandIn, tiny_tra
     assert not list(tmp_path.glob(".opgrip*"))
 
 
-def test_ncu_is_asked_for_the_rows_ranges_alone_and_leaves_the_clocks(
+def test_ncu_profiles_only_the_ranges_of_rows_and_keeps_clocks(
     stand_in: StandIn, tiny_trace: Path, tmp_path: Path
 ) -> None:
     arguments = tmp_path / "more.txt"
@@ -199,7 +199,7 @@ def test_ncu_is_asked_for_the_rows_ranges_alone_and_leaves_the_clocks(
 
 
 @pytest.mark.slow
-def test_a_batch_that_dies_loses_itself_alone_and_resume_runs_it_again(
+def test_failed_ncu_batch_loses_only_itself_and_resume_reruns_it(
     stand_in: StandIn, tiny_trace: Path, tmp_path: Path, rows: pd.DataFrame
 ) -> None:
     output = tmp_path / "out.json"
@@ -225,7 +225,7 @@ def test_a_batch_that_dies_loses_itself_alone_and_resume_runs_it_again(
     assert not list(tmp_path.glob("*journal"))
 
 
-def test_a_user_who_may_not_read_counters_is_told_what_to_set_and_keeps_the_rows(
+def test_missing_counter_permission_is_explained_and_rows_are_kept(
     stand_in: StandIn, tiny_trace: Path, tmp_path: Path
 ) -> None:
     stand_in.tell(says="==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access counters")
@@ -240,7 +240,7 @@ def test_a_user_who_may_not_read_counters_is_told_what_to_set_and_keeps_the_rows
 
 
 @pytest.mark.slow
-def test_batches_of_a_run_with_other_metrics_are_not_gone_on_with(
+def test_resume_refuses_ncu_batches_of_other_metrics(
     stand_in: StandIn, tiny_trace: Path, tmp_path: Path, rows: pd.DataFrame
 ) -> None:
     stand_in.tell(dies=[int(rows["case"].iloc[0])])
@@ -250,7 +250,7 @@ def test_batches_of_a_run_with_other_metrics_are_not_gone_on_with(
     assert "other options" in again.stderr.splitlines()[-1]
 
 
-def test_kernels_in_no_range_are_counted(stand_in: StandIn, tiny_trace: Path, tmp_path: Path) -> None:
+def test_kernels_outside_of_ranges_are_counted(stand_in: StandIn, tiny_trace: Path, tmp_path: Path) -> None:
     stand_in.tell(tail=lines([("", "memset", 10.0), ("case 99999 aten.foreign eager", "foreign", 10.0)]))
     done = stand_in.replay(tiny_trace, tmp_path / "out.json")
     assert done.returncode == 0, done.stderr
@@ -260,9 +260,7 @@ def test_kernels_in_no_range_are_counted(stand_in: StandIn, tiny_trace: Path, tm
 
 
 @pytest.mark.slow
-def test_a_metric_that_a_chip_lacks_is_left_out_and_the_others_are_measured(
-    stand_in: StandIn, tiny_trace: Path, tmp_path: Path
-) -> None:
+def test_default_metric_that_a_chip_lacks_is_left_out(stand_in: StandIn, tiny_trace: Path, tmp_path: Path) -> None:
     tensor, memory = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active", "dram__bytes_read.sum"
     # older versions report the metric's name, newer ones the pattern that they derive from it
     stand_in.tell(lacks={tensor: tensor, memory: r"regex:^dram__bytes_read\.sum$"})
@@ -282,9 +280,7 @@ def test_a_metric_that_a_chip_lacks_is_left_out_and_the_others_are_measured(
     ]
 
 
-def test_a_metric_that_the_user_named_and_a_chip_lacks_is_one_line(
-    stand_in: StandIn, tiny_trace: Path, tmp_path: Path
-) -> None:
+def test_requested_metric_that_a_chip_lacks_is_one_line(stand_in: StandIn, tiny_trace: Path, tmp_path: Path) -> None:
     name = "sm__cyclse_active.avg"
     stand_in.tell(lacks={name: name})
     done = stand_in.replay(tiny_trace, tmp_path / "out.json", "--ncu-metrics", f"basic,{name}")
@@ -304,7 +300,7 @@ def test_a_metric_that_the_user_named_and_a_chip_lacks_is_one_line(
         ),
     ],
 )
-def test_what_would_fail_for_every_batch_is_one_line(
+def test_error_common_to_every_batch_is_one_line(
     stand_in: StandIn, tiny_trace: Path, tmp_path: Path, state: dict[str, str], said: str
 ) -> None:
     stand_in.tell(**state)
@@ -314,7 +310,7 @@ def test_what_would_fail_for_every_batch_is_one_line(
     assert "Traceback" not in done.stderr
 
 
-def test_an_empty_report_loses_its_batch_alone(stand_in: StandIn, tiny_trace: Path, tmp_path: Path) -> None:
+def test_empty_report_loses_only_its_batch(stand_in: StandIn, tiny_trace: Path, tmp_path: Path) -> None:
     stand_in.tell(kernels=dict.fromkeys(stand_in._state["kernels"], ""))  # type: ignore[call-overload]
     done = stand_in.replay(tiny_trace, tmp_path / "out.json")
     assert done.returncode == 1, done.stderr
@@ -331,11 +327,11 @@ def test_an_empty_report_loses_its_batch_alone(stand_in: StandIn, tiny_trace: Pa
         (["--ncu", "--batch-device", "cuda", "--batch-command", "'{command}"], "is not a command line"),
     ],
 )
-def test_options_that_cannot_be_are_one_line(tiny_trace: Path, options: list[str], said: str) -> None:
+def test_invalid_ncu_options_are_one_line(tiny_trace: Path, options: list[str], said: str) -> None:
     assert said in refusal("opreplay", tiny_trace, *options, in_one_line=True)
 
 
-def test_a_missing_ncu_is_one_line_that_says_where_it_was_looked_for(tiny_trace: Path) -> None:
+def test_missing_ncu_is_one_line_with_the_searched_places(tiny_trace: Path) -> None:
     elsewhere = ("--ncu", "--batch-device", "cuda", "--batch-command", "{command}")
     error = refusal("opreplay", tiny_trace, *elsewhere, "--ncu-bin", "/nowhere/ncu")
     assert "/nowhere/ncu is not an executable" in error
@@ -343,7 +339,7 @@ def test_a_missing_ncu_is_one_line_that_says_where_it_was_looked_for(tiny_trace:
     assert "ncu is neither on PATH nor at /usr/local/cuda" in error
 
 
-def test_names_that_begin_alike_are_told_apart() -> None:
+def test_ranges_with_a_common_prefix_are_distinguished() -> None:
     def row(case: int, threads: int | None) -> Result:
         return Result(case, "aten.mm", "", 1, 0.5, "eager", "cuda", "ok", 1.0, 1.0, threads=threads)
 
@@ -359,7 +355,7 @@ def test_names_that_begin_alike_are_told_apart() -> None:
     assert all(kernel.name == f"case {key[0]} aten.mm {key[1]}" for key, [kernel] in found.items())
 
 
-def test_numbers_of_a_page_are_read_with_their_thousands() -> None:
+def test_page_numbers_are_read_with_thousands_separators() -> None:
     text = "==PROF== Connected\n" + table([("case 3 aten.mm eager", "gemm<float, (int)2>", 1234567.5)])
     [kernel] = kernels_of_csv(text, BASIC)
     assert kernel.name == "gemm<float, (int)2>"
@@ -368,7 +364,7 @@ def test_numbers_of_a_page_are_read_with_their_thousands() -> None:
     assert "case 3 aten.mm eager" in kernel.ranges
 
 
-def test_a_page_of_no_kernels_and_none_at_all_hold_none() -> None:
+def test_page_without_kernels_has_none() -> None:
     assert list(kernels_of_csv(table([]), BASIC)) == []
     assert list(kernels_of_csv("==WARNING== No kernels were profiled.\n", BASIC)) == []
 
@@ -398,7 +394,7 @@ def load_report(path):
 """
 
 
-def test_the_module_that_comes_with_ncu_is_preferred_and_its_failure_is_not_ours(
+def test_ncu_report_module_is_preferred_with_the_page_as_fallback(
     stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The module is a stand-in as well, with the used part of its documented interface."""
@@ -424,13 +420,13 @@ def test_metrics_are_sets_and_names_together() -> None:
             metrics_of(wrong)
 
 
-def test_a_command_stands_in_a_template_as_words_or_as_text() -> None:
+def test_command_template_takes_words_or_text() -> None:
     assert in_template("srun --gres=gpu:1 {command}", ["ncu", "a b"]) == ["srun", "--gres=gpu:1", "ncu", "a b"]
     assert in_template("ssh gpu 'cd /x && {command}'", ["ncu", "a b"]) == ["ssh", "gpu", "cd /x && ncu 'a b'"]
 
 
 @needs("nsys")
-def test_ranges_for_ncu_are_named_as_rows_are_looked_for(tiny_trace: Path, tmp_path: Path) -> None:
+def test_range_names_for_ncu_equal_the_row_names(tiny_trace: Path, tmp_path: Path) -> None:
     """Programs under ncu run unchanged here; nsys, which needs no GPU, sees their ranges instead of ncu."""
     job = request_with(tiny_trace, top=3, mode=["eager", "jit"], iterations=2, warmup=0)
     job = replace(job, profiled=NCU)

@@ -38,7 +38,7 @@ THREAD, AUTOGRAD = PID << 24 | 1, PID << 24 | 2
 @real
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_every_case_has_its_ranges_and_nsys_times_agree_with_ours(detector_trace: Path, tmp_path: Path) -> None:
+def test_every_case_has_ranges_and_nsys_times_agree_with_ours(detector_trace: Path, tmp_path: Path) -> None:
     if int(version("nvtx").split(".")[2]) > 11:
         pytest.skip("this nvtx needs a newer nsys than Debian's")
     output = tmp_path / "rows.json"
@@ -59,7 +59,7 @@ def test_every_case_has_its_ranges_and_nsys_times_agree_with_ours(detector_trace
 
 @real
 @pytest.mark.slow
-def test_each_row_of_a_case_has_ranges_of_its_own(detector_trace: Path, tmp_path: Path) -> None:
+def test_each_row_of_a_case_has_separate_ranges(detector_trace: Path, tmp_path: Path) -> None:
     if int(version("nvtx").split(".")[2]) > 11:
         pytest.skip("this nvtx needs a newer nsys than Debian's")
     output = tmp_path / "rows.json"
@@ -73,7 +73,7 @@ def test_each_row_of_a_case_has_ranges_of_its_own(detector_trace: Path, tmp_path
 
 @pytest.mark.slow
 @real
-def test_rows_that_the_first_report_lacks_are_run_again(
+def test_rows_missing_in_the_first_report_are_run_again(
     tiny_trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if int(version("nvtx").split(".")[2]) > 11:
@@ -108,28 +108,26 @@ def test_rows_that_the_first_report_lacks_are_run_again(
         (("--streams", "2"), "nsys cannot separate cases that run concurrently: "),
     ],
 )
-def test_what_keeps_nsys_from_running_is_told_before_anything_runs(
-    detector_trace: Path, words: Sequence[str], told: str
-) -> None:
+def test_nsys_problems_are_reported_before_anything_runs(detector_trace: Path, words: Sequence[str], told: str) -> None:
     error = refusal("opreplay", detector_trace, "--top", 1, "--nsys", *words, in_one_line=True)
     assert error.startswith(f"opreplay: error: {told}")
 
 
-def test_where_nsys_was_looked_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_nsys_error_names_the_searched_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr("glob.glob", lambda place: [])
     with pytest.raises(UserError, match=r"/opt/nvidia/nsight-systems"):
         find_program("nsys", "Nsight Systems", PLACES)
 
 
-def test_arguments_of_a_file_are_read_as_a_shell_does(tmp_path: Path) -> None:
+def test_arguments_of_a_file_are_parsed_as_in_a_shell(tmp_path: Path) -> None:
     path = tmp_path / "arguments"
     path.write_text("--stats=true  # all\n--env-var='A=1 2'\n", encoding="utf-8")
     assert arguments_in(path, nsys.FLAGS) == ["--stats=true", "--env-var=A=1 2"]
 
 
 @pytest.mark.parametrize("text", ["--output=x", "-o x", "-ox", "--stats=true --output x"])
-def test_a_file_of_arguments_does_not_name_the_report(tmp_path: Path, text: str) -> None:
+def test_arguments_file_must_not_name_the_report(tmp_path: Path, text: str) -> None:
     path = tmp_path / "arguments"
     path.write_text(text, encoding="utf-8")
     message = "sets --output, which only opgrip may set: name the report by opreplay's --output"
@@ -146,11 +144,11 @@ def test_a_file_of_arguments_does_not_name_the_report(tmp_path: Path, text: str)
         ("", "--trace=nvtx --sample=none"),
     ],
 )
-def test_a_profiler_gets_each_option_once(text: str, merged: str) -> None:
+def test_profiler_options_are_merged_into_one_each(text: str, merged: str) -> None:
     assert merged_arguments(["--trace=nvtx", "--sample=none"], text.split(), nsys.FLAGS) == merged.split()
 
 
-def test_a_profiler_gets_options_several_times_that_it_takes_so() -> None:
+def test_repeatable_profiler_options_are_all_kept() -> None:
     own = ["--nvtx", "--nvtx-include=a", "--metrics=x,y", "--clock-control=none"]
     others = ["--metrics", "y,z", "--nvtx-include", "b", "--clock-control", "base", "--set", "full"]
     merged = ["--nvtx", "--nvtx-include=a", "--metrics=x,y,z", *others[2:]]
@@ -159,7 +157,7 @@ def test_a_profiler_gets_options_several_times_that_it_takes_so() -> None:
 
 @pytest.mark.slow
 @real
-def test_arguments_of_the_documentation_are_added_to_ours(tiny_trace: Path, tmp_path: Path) -> None:
+def test_documented_nsys_arguments_work(tiny_trace: Path, tmp_path: Path) -> None:
     if int(version("nvtx").split(".")[2]) > 11:
         pytest.skip("this nvtx needs a newer nsys than Debian's")
     lines = (ROOT / "docs" / "profiling.md").read_text().splitlines()
@@ -173,7 +171,7 @@ def test_arguments_of_the_documentation_are_added_to_ours(tiny_trace: Path, tmp_
 
 
 @real
-def test_what_nsys_says_against_an_argument_is_in_the_error(tiny_trace: Path, tmp_path: Path) -> None:
+def test_nsys_message_about_an_argument_is_in_the_error(tiny_trace: Path, tmp_path: Path) -> None:
     (tmp_path / "arguments").write_text("--no-such-option=5")
     message = refusal("opreplay", tiny_trace, "--top", 1, "--nsys", "--nsys-args-file", tmp_path / "arguments")
     error = message.splitlines()[-1]
@@ -236,7 +234,7 @@ def report(tmp_path: Path) -> Path:
     return made_up_report(tmp_path / "report.sqlite")
 
 
-def test_kernels_and_copies_belong_to_the_call_that_launched_them_on_whatever_thread(report: Path) -> None:
+def test_kernels_and_copies_belong_to_the_call_that_launched_them(report: Path) -> None:
     seen, outside = joined(read_report(report))
     assert outside == 1
     met = NsysColumns.of(with_seen(row(7), row(7), seen))
@@ -250,12 +248,12 @@ def test_kernels_and_copies_belong_to_the_call_that_launched_them_on_whatever_th
     assert NsysColumns.of(with_seen(row(8), None, seen)).nsys_launches is None
 
 
-def test_phases_and_ranges_of_others_are_no_runs(report: Path) -> None:
+def test_phases_and_ranges_of_others_are_not_runs(report: Path) -> None:
     seen, _ = joined(read_report(report))
     assert {key: len(runs) for key, runs in seen.items()} == {(7, "eager"): 2, (8, "eager"): 1}
 
 
-def test_a_run_that_was_dropped_is_in_nothing(tmp_path: Path) -> None:
+def test_dropped_run_is_in_no_figure(tmp_path: Path) -> None:
     path = made_up_report(tmp_path / "report.sqlite")
     with closing(sqlite3.connect(path)) as database:
         # right after the first run
@@ -269,18 +267,18 @@ def test_a_run_that_was_dropped_is_in_nothing(tmp_path: Path) -> None:
     assert (met.nsys_copies, met.nsys_copied_bytes) == (1, 4096)
 
 
-def test_a_report_without_a_gpu_has_times_alone(tmp_path: Path) -> None:
+def test_report_without_a_gpu_has_only_times(tmp_path: Path) -> None:
     seen, outside = joined(read_report(made_up_report(tmp_path / "report.sqlite", kernels=False)))
     assert outside == 0
     assert NsysColumns.of(with_seen(row(8), None, seen)).nsys_us == 0.05
 
 
-def test_a_row_that_was_not_seen_stays_as_it_is(report: Path) -> None:
+def test_row_missing_in_the_report_is_unchanged(report: Path) -> None:
     seen, _ = joined(read_report(report))
     assert with_seen(row(9), None, seen) == row(9)
 
 
-def test_what_is_no_report_is_told_in_a_line(tmp_path: Path) -> None:
+def test_invalid_report_is_one_line(tmp_path: Path) -> None:
     foreign, empty, other = (tmp_path / name for name in ("foreign", "empty", "other"))
     foreign.write_bytes(b"no database at all, but long enough to be read as one" * 20)
     sqlite3.connect(empty).close()

@@ -58,9 +58,7 @@ def windows(tmp_path: Path) -> list[Path]:
     return [window(tmp_path / f"window{case}", case) for case in range(WINDOWS)]
 
 
-def test_a_trace_of_a_gpu_is_profiled_on_it_though_no_device_is_named(
-    tiny_trace: Path, tmp_path: Path, windows: list[Path]
-) -> None:
+def test_gpu_trace_is_profiled_on_the_gpu_by_default(tiny_trace: Path, tmp_path: Path, windows: list[Path]) -> None:
     stand_in = NsysStandIn(tmp_path / "bin", windows[:1])
     job = request_with(tiny_trace, top=1)
     loaded = load_workload(job)
@@ -74,7 +72,7 @@ def test_a_trace_of_a_gpu_is_profiled_on_it_though_no_device_is_named(
     assert "--capture-range-end=repeat" in words
 
 
-def test_kernels_of_each_part_of_the_cases_belong_to_the_parts_own(
+def test_kernels_of_each_part_belong_to_the_cases_of_the_part(
     tiny_trace: Path, tmp_path: Path, windows: list[Path]
 ) -> None:
     stand_in = NsysStandIn(tmp_path / "bin", windows)
@@ -92,7 +90,7 @@ def test_kernels_of_each_part_of_the_cases_belong_to_the_parts_own(
 
 
 @pytest.mark.parametrize(("help_text", "has"), [(HELP, True), ("\t--cuda-memory-usage=\n", False)], ids=["new", "old"])
-def test_kernels_of_cuda_graphs_are_asked_for_one_by_one_where_nsys_can(
+def test_kernels_of_cuda_graphs_are_traced_one_by_one_if_supported(
     tiny_trace: Path, tmp_path: Path, windows: list[Path], help_text: str, has: bool
 ) -> None:
     stand_in = NsysStandIn(tmp_path / "bin", windows[:1], help_text)
@@ -112,7 +110,7 @@ def test_kernels_of_a_cuda_graph_belong_to_the_run_that_launched_it(tmp_path: Pa
     assert (seen.nsys_launches, seen.nsys_gpu_us, seen.nsys_gap_us) == (3.0, 0.03, 0.01)
 
 
-def test_a_cuda_graph_that_was_traced_as_a_whole_is_one_launch(tmp_path: Path) -> None:
+def test_cuda_graph_traced_as_a_whole_is_one_launch(tmp_path: Path) -> None:
     work = {
         "GRAPH_TRACE": [{"start": 210, "end": 250, "correlationId": 1}, {"start": 320, "end": 330, "correlationId": 2}],
         # a version that traces both reports the time of the second graph twice
@@ -124,7 +122,7 @@ def test_a_cuda_graph_that_was_traced_as_a_whole_is_one_launch(tmp_path: Path) -
     assert (seen.nsys_launches, seen.nsys_gpu_us) == (1.0, 0.025)
 
 
-def test_a_memset_is_no_gap_and_no_kernel(tmp_path: Path) -> None:
+def test_memset_is_neither_a_gap_nor_a_kernel(tmp_path: Path) -> None:
     work = {
         "KERNEL": [
             {"start": 210, "end": 220, "correlationId": 1, "name": "first"},
@@ -139,7 +137,7 @@ def test_a_memset_is_no_gap_and_no_kernel(tmp_path: Path) -> None:
     assert (seen.nsys_memsets, seen.nsys_copies, seen.nsys_copied_bytes) == (1.0, 1.0, 0)
 
 
-def test_work_of_calls_before_a_run_of_flushes_and_of_restores_is_not_told_as_lost(tmp_path: Path) -> None:
+def test_work_of_preceding_calls_and_flushes_is_not_reported_as_lost(tmp_path: Path) -> None:
     ranges = [(100, 140, BEFORE, 3), (150, 190, READY, 7), (200, 300, "aten.mm", 7)]
     launches = [(90, 1), (110, 2), (160, 3), (205, 4), (350, 5)]
     kernels = [
@@ -153,7 +151,7 @@ def test_work_of_calls_before_a_run_of_flushes_and_of_restores_is_not_told_as_lo
     assert set(runs) == {(7, "eager")}
 
 
-def test_what_keeps_the_device_busy_before_a_run_is_no_kernel_of_it(tmp_path: Path) -> None:
+def test_kernel_that_keeps_the_device_busy_is_not_part_of_a_run(tmp_path: Path) -> None:
     kernels = [
         {"start": 205, "end": 230, "correlationId": 1, "name": "spin_kernel"},
         {"start": 240, "end": 250, "correlationId": 2, "name": "gemm"},
@@ -163,9 +161,7 @@ def test_what_keeps_the_device_busy_before_a_run_is_no_kernel_of_it(tmp_path: Pa
     assert (seen.nsys_kernels, seen.nsys_gpu_us, seen.nsys_gap_us) == ("gemm x1", 0.01, 0.0)
 
 
-def test_calls_that_run_before_others_stand_in_a_range_of_ours(
-    tiny_trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preceding_calls_run_in_a_separate_range(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = list[tuple[str, int]]()
 
     class Recorded(Range):
@@ -210,7 +206,7 @@ REPEATED = dedent(f"""
 
 @needs("nsys", "nvtx")
 @pytest.mark.slow
-def test_runs_of_several_reports_of_the_real_nsys_are_joined_each_alone(tmp_path: Path) -> None:
+def test_runs_of_several_real_nsys_reports_are_joined_separately(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(REPEATED)
     options = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--capture-range=nvtx", "--capture-range-end=repeat")

@@ -30,7 +30,7 @@ def signatures(operator: str, *configurations: Any) -> list[Any]:
     return [case.signature for case in OperatorSource().open(target, Selection(), ()).cases]
 
 
-def test_an_operator_is_replayed_without_a_trace() -> None:
+def test_operator_is_replayed_without_a_trace() -> None:
     inputs = json.dumps(ADD)
     done = succeed("opreplay", "--operator", "aten.add.Tensor", "--inputs", inputs, "--iterations", "1", "--strict")
     assert "float32[16,8] float32[16,8]" in done.stdout
@@ -38,14 +38,14 @@ def test_an_operator_is_replayed_without_a_trace() -> None:
 
 
 @pytest.mark.slow
-def test_the_dtype_and_the_gradients_are_those_of_other_replays() -> None:
+def test_dtype_and_backward_apply_to_operators() -> None:
     frame = replay(operator="aten.mul", inputs=json.dumps([ADD]), dtype="bfloat16", backward=True, iterations=1).frame
     assert list(frame["status"]) == ["ok", "ok"]
     assert list(frame["direction"]) == ["forward", "backward"]
     assert frame["bytes_out"][0] is not None
 
 
-def test_the_overload_is_that_which_takes_the_arguments() -> None:
+def test_overload_is_chosen_by_the_arguments() -> None:
     ops = [item.op for item in signatures("aten::add", ADD, {"self": [3], "other": 2.5})]
     assert ops == ["aten.add.Tensor", "aten.add.Scalar"]
     assert signatures("mm", {"self": [2, 3], "mat2": [3, 4]})[0].op == "aten.mm.default"
@@ -54,11 +54,11 @@ def test_the_overload_is_that_which_takes_the_arguments() -> None:
 @pytest.mark.parametrize(
     "name", ["torch.relu", "torch.nn.functional.relu", "nn.functional.relu", "F.relu", "torch.Tensor.relu", "aten.relu"]
 )
-def test_an_operator_is_known_by_the_names_that_programs_call_it_by(name: str) -> None:
+def test_operator_is_found_by_its_python_names(name: str) -> None:
     assert [item.op for item in signatures(name, {"self": [3]})] == ["aten.relu.default"]
 
 
-def test_a_name_that_is_near_one_is_told_by_whatever_name_it_is_called() -> None:
+def test_misspelled_operator_gets_a_suggestion() -> None:
     with pytest.raises(UserError, match=r"did you mean aten\.relu"):
         signatures("torch.nn.functional.reluu", {"self": [3]})
     with pytest.raises(UserError, match=r"write aten\.add\.Tensor"):
@@ -66,11 +66,11 @@ def test_a_name_that_is_near_one_is_told_by_whatever_name_it_is_called() -> None
 
 
 @pytest.mark.parametrize(("short", "name"), [("fp16", "float16"), ("half", "float16"), ("bf16", "bfloat16")])
-def test_a_dtype_is_known_by_the_names_of_other_tools(short: str, name: str) -> None:
+def test_dtype_aliases_of_other_tools_are_known(short: str, name: str) -> None:
     assert floating_dtype(short) == name
 
 
-def test_values_are_those_of_the_schema() -> None:
+def test_values_are_converted_by_the_schema() -> None:
     (signature,) = signatures("aten.sum.dim_IntList", {"self": [4, 5], "dim": [1], "keepdim": True, "dtype": "float64"})
     assert signature.args[1:] == ([1], True)
     assert signature.kwargs == {"dtype": torch.float64}
@@ -80,7 +80,7 @@ def test_values_are_those_of_the_schema() -> None:
     assert [spec.shape for spec in tensors(signature.args)] == [(2, 3), (4, 3)]
 
 
-def test_a_tensor_may_say_its_strides_and_dtype() -> None:
+def test_tensor_may_have_strides_and_dtype() -> None:
     form = {"self": {"shape": [4, 3], "stride": [1, 4], "dtype": "int32"}}
     (spec,) = tensors(signatures("aten.neg", form)[0].args)
     assert (spec.stride, spec.dtype, spec.requires_grad) == ((1, 4), torch.int32, False)
@@ -108,11 +108,11 @@ def test_a_tensor_may_say_its_strides_and_dtype() -> None:
         ([], "there is nothing to replay"),
     ],
 )
-def test_mistakes_are_one_line(words: list[str], problem: str) -> None:
+def test_usage_errors_are_one_line(words: list[str], problem: str) -> None:
     assert problem in refusal("opreplay", *words, in_one_line=True)
 
 
-def test_a_tensor_of_any_size_is_a_row() -> None:
+def test_tensor_of_any_size_is_a_row() -> None:
     frame = replay(operator="aten.neg", inputs=json.dumps({"self": [10**15]}), iterations=1).frame
     assert list(frame["status"]) == ["failed"]
     assert "out of memory" in frame["error"][0]
@@ -127,7 +127,7 @@ values = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(["aten.add", "aten.sum", "aten.cat", "aten.to", "aten.full"]), values, values)
-def test_any_configuration_is_taken_or_refused_in_a_line(operator: str, one: Any, other: Any) -> None:
+def test_any_configuration_is_accepted_or_refused_in_one_line(operator: str, one: Any, other: Any) -> None:
     with suppress(UserError):
         for signature in signatures(operator, {"self": one, "other": other}, {"tensors": one, "dim": other}):
             assert signature.op.startswith("aten.")
@@ -149,7 +149,7 @@ def own_operators(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_an_operator_of_an_extension_is_replayed(own_operators: Path) -> None:
+def test_operator_of_an_extension_is_replayed(own_operators: Path) -> None:
     words = ("--operator", "myops.twice", "--extension", "myops", "--inputs", '{"x": [8]}', "--iterations", "1")
     done = succeed("opreplay", *words, "--strict", cwd=own_operators)
     assert "myops.twice.default" in done.stdout
@@ -163,16 +163,14 @@ def test_an_operator_of_an_extension_is_replayed(own_operators: Path) -> None:
         ("import sys; sys.exit(0)", "its process ended: status 0"),
     ],
 )
-def test_an_extension_that_cannot_be_imported_is_one_line(own_operators: Path, text: str, reason: str) -> None:
+def test_extension_that_cannot_be_imported_is_one_line(own_operators: Path, text: str, reason: str) -> None:
     (own_operators / "myops.py").write_text(text)
     words = ("--operator", "myops.twice", "--extension", "myops", "--inputs", '{"x": [8]}')
     error = refusal("opreplay", *words, cwd=own_operators)
     assert error == f"opreplay: error: --extension myops cannot be imported: {reason}\n"
 
 
-def test_a_package_is_not_imported_to_see_whether_it_has_a_module(
-    own_operators: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_package_is_not_imported_to_check_for_a_module(own_operators: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = own_operators / "unsafe"
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit(3)")

@@ -23,14 +23,14 @@ def results(tiny_trace: Path) -> Results:
     return replay(tiny_trace, mode=["eager", "jit"], op=OPS, **FAST)
 
 
-def test_a_trace_is_replayed_as_by_the_command(results: Results, tiny_trace: Path, tmp_path: Path) -> None:
+def test_replay_function_and_opreplay_return_the_same_rows(results: Results, tiny_trace: Path, tmp_path: Path) -> None:
     options = ("--mode", "eager,jit", "--op", OPS[0], "--op", OPS[1], "--iterations", 1, "--warmup", 0)
     succeed("opreplay", tiny_trace, *options, "-o", tmp_path / "r.json")
     same = ["case", "op", "shapes", "count", "mode", "status", "method", "cache"]
     assert results.frame[same].to_dict("records") == load_results(tmp_path / "r.json")[same].to_dict("records")
 
 
-def test_results_say_what_they_are_and_are_kept(results: Results, tmp_path: Path) -> None:
+def test_results_have_a_summary_and_are_saved(results: Results, tmp_path: Path) -> None:
     assert repr(results).endswith("tiny.jsonl: 2 cases in 4 rows: 4 ok>")
     assert results._repr_html_().count("<tr") == 5
     assert [row.mode for row in results] == ["eager", "jit"] * 2
@@ -61,7 +61,7 @@ def test_keywords_are_the_options_of_the_command(keywords: dict[str, Any], words
     assert arguments_of(make_parser(), ["t.jsonl"], keywords) == make_parser().parse_args(["t.jsonl", *words])
 
 
-def test_inputs_and_configurations_are_dictionaries_of_python() -> None:
+def test_inputs_and_configurations_may_be_dictionaries() -> None:
     inputs = [{"self": (8, 4), "other": [8, 1]}, {"self": (2,), "other": 1.5}]
     rows = replay(operator=["aten.add", torch.ops.aten.sub], inputs=inputs, **FAST)
     assert [(row.op, row.shapes, row.status) for row in rows] == [
@@ -77,7 +77,7 @@ def test_inputs_and_configurations_are_dictionaries_of_python() -> None:
     assert repr(results) == "<Results of configuration.json: 1 case: 1 ok>"
 
 
-def test_the_commands_own_options_are_there() -> None:
+def test_command_only_options_exist() -> None:
     parser = make_parser()
     assert {action.dest for action in parser._actions} > set(OF_COMMANDS)
 
@@ -95,7 +95,7 @@ def test_the_commands_own_options_are_there() -> None:
         ({"inputs": {"self": torch.ones(2)}}, "an argument cannot be a Tensor: give the tensor's shape as a tuple"),
     ],
 )
-def test_what_an_option_does_not_take_is_one_line_in_words_of_python(
+def test_invalid_option_value_is_one_line_in_python_terms(
     tiny_trace: Path, keywords: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -104,7 +104,7 @@ def test_what_an_option_does_not_take_is_one_line_in_words_of_python(
     assert "--" not in str(caught.value)
 
 
-def test_a_keyword_that_is_no_option_and_a_file_that_is_not_there_raise_what_python_programs_catch() -> None:
+def test_unknown_keyword_and_missing_file_raise_standard_exceptions() -> None:
     with pytest.raises(TypeError, match=r"keyword argument 'modes': did you mean 'mode'"):
         replay("t.jsonl", modes="jit")
     with pytest.raises(FileNotFoundError, match="no such file"):
@@ -123,7 +123,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_that_has_used_torch_replays_and_nothing_else_is_printed(tiny_trace: Path, tmp_path: Path) -> None:
+def test_script_that_has_used_torch_replays_without_extra_output(tiny_trace: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = run_python("script.py", tiny_trace, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")

@@ -54,7 +54,7 @@ def signature(op: str, *args: Any) -> Signature:
     return Signature(0, OPERATOR, op, args, {}, None)
 
 
-def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+def test_bus_bandwidth_equals_the_definition_of_nccl_tests() -> None:
     factors = {kind: bus_factor(kind, 4) for kind in ("all_reduce", "all_gather", "reduce_scatter")}
     assert factors == {"all_reduce": 1.5, "all_gather": 0.75, "reduce_scatter": 0.75}
     assert [bus_factor(kind, 4) for kind in ("all_to_all", "broadcast", "reduce", "send")] == [0.75, 1, 1, 1]
@@ -64,7 +64,7 @@ def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
     assert size_of("all_to_all", 100, 4) == 100
 
 
-def test_a_collective_is_read_from_its_signature() -> None:
+def test_collective_is_read_from_its_signature() -> None:
     reduced = read_collective(
         signature("c10d.allreduce_.default", [tensor(8)], PAIR, ReductionSpec("MAX"), None, False)
     )
@@ -102,14 +102,14 @@ def test_a_collective_is_read_from_its_signature() -> None:
         ("c10d.monitored_barrier_.default", (tensor(1), PAIR), "not a collective that ranks can replay"),
     ],
 )
-def test_what_cannot_be_run_says_why(operator: str, args: tuple[Any, ...], reason: str) -> None:
+def test_collective_that_cannot_run_has_a_reason(operator: str, args: tuple[Any, ...], reason: str) -> None:
     assert is_exchange(signature(operator, *args))
     with pytest.raises(Unsupported, match=reason):
         read_collective(signature(operator, *args))
 
 
 @pytest.mark.parametrize("on_gloo", [True, False])
-def test_a_reduction_runs_where_torch_has_it(on_gloo: bool) -> None:
+def test_reduction_runs_if_torch_supports_it(on_gloo: bool) -> None:
     def reduced(reduction: str, dtype: torch.dtype = torch.float32) -> str:
         args = ([tensor(8, dtype=dtype)], PAIR, ReductionSpec(reduction), None, False)
         return why_not(read_collective(signature("c10d.allreduce_.default", *args)), on_gloo)
@@ -124,7 +124,7 @@ def test_a_reduction_runs_where_torch_has_it(on_gloo: bool) -> None:
     assert ("gloo does not take int16" in why_not(sent, on_gloo)) == on_gloo
 
 
-def test_what_runs_a_collective_is_given_its_tensors_alone() -> None:
+def test_collective_receives_only_its_tensors() -> None:
     record = signature("c10d.allreduce_.default", [tensor(8)], PAIR, ReductionSpec("SUM"), None)
     record = replace(record, outputs=([tensor(8)], Opaque("c10d.Work")))
     alone = as_tensors_alone(record)
@@ -139,7 +139,7 @@ def tables_of(*calls_by_rank: list[Offer]) -> list[Table]:
     return [(calls, list(range(len(calls)))) for calls in calls_by_rank]
 
 
-def test_calls_meet_by_group_and_order() -> None:
+def test_collectives_are_matched_by_group_and_order() -> None:
     both, first = (0, 1), (0, 2)
     plan = make_plan(
         tables_of(
@@ -158,7 +158,7 @@ def test_calls_meet_by_group_and_order() -> None:
     ]
 
 
-def test_what_ranks_disagree_about_is_left_out_with_all_that_follows() -> None:
+def test_disagreeing_collectives_and_their_successors_are_left_out() -> None:
     group = (0, 1)
     plan = make_plan(
         tables_of(
@@ -172,7 +172,7 @@ def test_what_ranks_disagree_about_is_left_out_with_all_that_follows() -> None:
     assert "different collectives" in plan.left_out[0][2]
 
 
-def test_a_trace_that_was_cut_leaves_out_what_the_others_have_more() -> None:
+def test_surplus_collectives_of_other_ranks_are_left_out_for_a_cut_trace() -> None:
     group = (0, 1)
     calls = [offer("all_reduce", group, rank) for rank in group]
     plan = make_plan(tables_of([calls[0]] * 3, [calls[1]]), scale=False)
@@ -180,7 +180,7 @@ def test_a_trace_that_was_cut_leaves_out_what_the_others_have_more() -> None:
     assert plan.left_out == [dict.fromkeys((1, 2), "rank 1 has recorded fewer of its group"), {}]
 
 
-def test_what_a_backend_cannot_run_keeps_its_turn() -> None:
+def test_unsupported_collective_keeps_its_position() -> None:
     group = (0, 1)
     # only rank 1 can find that it cannot run
     plan = make_plan(
@@ -199,7 +199,7 @@ def test_what_a_backend_cannot_run_keeps_its_turn() -> None:
     )
 
 
-def test_a_group_that_a_rank_is_not_in_does_not_run_with_it() -> None:
+def test_rank_outside_of_a_group_does_not_run_its_collective() -> None:
     group = (0, 1)
     calls = [offer("all_reduce", group, rank) for rank in group]
     plan = make_plan(tables_of([calls[0]], [calls[1]], [calls[0]]), scale=False)
@@ -207,7 +207,7 @@ def test_a_group_that_a_rank_is_not_in_does_not_run_with_it() -> None:
     assert list(plan.left_out[2]) == [0]
 
 
-def test_messages_meet_by_their_two_sides() -> None:
+def test_send_and_receive_are_matched_by_both_ranks() -> None:
     group = (0, 1, 2)
     plan = make_plan(
         tables_of(
@@ -242,7 +242,7 @@ def test_fewer_ranks_leave_groups_out_or_shrink_them() -> None:
 
 @given(st.data())
 @settings(suppress_health_check=[HealthCheck.too_slow])
-def test_every_call_runs_with_one_of_each_other_member_or_is_left_out(data: st.DataObject) -> None:
+def test_every_call_is_matched_with_all_members_or_left_out(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 4))
     kinds = st.sampled_from(("all_reduce", "barrier"))
     groups = st.lists(st.integers(0, 4), min_size=1, max_size=4, unique=True).map(lambda ranks: tuple(sorted(ranks)))
@@ -265,7 +265,7 @@ def test_every_call_runs_with_one_of_each_other_member_or_is_left_out(data: st.D
                 assert offers[calls[meeting.places[rank]]].kind == meeting.kind
 
 
-def test_an_offer_survives_json() -> None:
+def test_offer_survives_json() -> None:
     read = read_collective(signature("c10d.alltoall_base_.default", tensor(5), tensor(3), PAIR, [1, 4], [1, 2], False))
     plain = ["all_to_all", "0", [0, 1], 0, "", None, 12, "float32", [[1, 2], [1, 4]], ""]
     assert Offer.from_plain(plain) == offer_of(read)
@@ -276,14 +276,14 @@ def flow_of(*calls: tuple[tuple[int, ...], tuple[int, ...]]) -> ProgramFlow:
     return ProgramFlow(flowing, {}, {}, {}, [], 0, 0, 0, [])
 
 
-def test_a_collective_is_waited_for_where_its_memory_is_taken() -> None:
+def test_collective_is_waited_for_when_its_memory_is_used() -> None:
     flow = flow_of(((1,), (1,)), ((2,), (2,)), ((3,), (4,)), ((4, 2), (5,)), ((1,), (6,)))
     assert wait_points(flow, [0, 1]) == {3: [1], 4: [0]}
     # without computation between them, it waits before the next collective that runs
     assert wait_points(flow_of(((1,), (1,)), ((1,), (2,)), ((3,), (3,))), [0, 2], [0, 2]) == {1: [0]}
 
 
-def test_times_are_from_the_last_arrival_to_the_last_end() -> None:
+def test_collective_time_is_from_the_last_arrival_to_the_last_end() -> None:
     places = {0: 0, 1: 0}
     meeting = Meeting("all_reduce", ((0, 1), "g"), (0, 1), 4_000, "float32", "SUM", places)
     stamps = [
@@ -303,7 +303,7 @@ def test_times_are_from_the_last_arrival_to_the_last_end() -> None:
     assert [totals.waited_ms for totals in times.totals] == [0.004, 0.0]
 
 
-def test_a_launcher_is_known_by_its_variables() -> None:
+def test_launcher_is_recognized_by_its_variables() -> None:
     names = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     launch = launch_of(names)
     assert launch is not None
@@ -311,7 +311,7 @@ def test_a_launcher_is_known_by_its_variables() -> None:
     assert launch_of({name: value for name, value in names.items() if name != "MASTER_ADDR"}) is None
 
 
-def test_a_trace_of_one_process_has_no_part_for_a_rank() -> None:
+def test_trace_of_one_process_has_no_part_for_a_rank() -> None:
     from opgrip.replay.cases.sources import NO_TRACE
 
     with pytest.raises(UserError, match="of one process"):
@@ -324,7 +324,7 @@ def test_a_trace_of_one_process_has_no_part_for_a_rank() -> None:
         part_of(gap, 0, 2)
 
 
-def test_the_part_of_a_rank_needs_no_table_of_the_others(tmp_path: Path) -> None:
+def test_part_of_a_rank_is_loaded_without_tables_of_other_ranks(tmp_path: Path) -> None:
     for rank in range(3):
         made_rank(tmp_path / f"t.rank{rank}.jsonl", rank, 3, 100 * (rank + 1), every=10, slow=1)
     merge(sorted(tmp_path.glob("t.rank*.jsonl")), tmp_path / "t.jsonl")
@@ -350,7 +350,7 @@ def _storages(calls: pd.DataFrame, storages: Integers) -> list[list[int]]:
     ]
 
 
-def test_the_check_of_a_gpu_starts_a_collective_and_takes_that_of_nccl_on_cuda_alone(tmp_path: Path) -> None:
+def test_gpu_check_runs_a_collective_on_gloo_and_on_nccl_only_with_cuda(tmp_path: Path) -> None:
     (step,) = STEPS
     place = Place("cpu", tmp_path, 1, tmp_path / "facts.jsonl", step.name)
     check_collective(place)

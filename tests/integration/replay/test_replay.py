@@ -79,7 +79,7 @@ def test_functions_are_found_only_in_trusted_extensions(op: str, told: str) -> N
         find_operator(Signature(0, EXTENSION, op, (), {}))
 
 
-def test_extension_functions_replay_where_they_are_trusted(tmp_path: Path) -> None:
+def test_trusted_extension_functions_replay(tmp_path: Path) -> None:
     import math
 
     trusted = settings_of(warmup=1, iterations=3, extension="math")
@@ -97,7 +97,7 @@ def test_calls_on_tensors_of_unusual_layouts_are_measured(tmp_path: Path, name: 
     assert result.faithful
 
 
-def test_other_output_shapes_are_told(tmp_path: Path) -> None:
+def test_other_output_shapes_are_reported(tmp_path: Path) -> None:
     def program() -> None:
         # value models of elements do not show which rows are equal
         torch.randint(0, 10, (5, 3)).repeat(100, 1).unique(dim=0)
@@ -121,7 +121,7 @@ def test_calls_inside_an_extension_function_are_not_replayed_twice(tmp_path: Pat
     assert {(case.op, case.count) for case in cases} == {("aten.mul.Tensor", 1), ("mmcv._ext:nms", 1)}
 
 
-def test_the_top_cases_are_those_with_most_time(detector_trace: Path) -> None:
+def test_top_cases_are_those_with_the_most_time(detector_trace: Path) -> None:
     trace = load(detector_trace)
     everything, top = make_cases(trace), make_cases(trace, Selection(top=5))
     assert [case.number for case in top] == [case.number for case in everything[:5]]

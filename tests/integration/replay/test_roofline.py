@@ -106,18 +106,18 @@ F = 4
     ],
     ids=lambda value: str(value) if isinstance(value, torch._ops.OpOverload) else None,
 )
-def test_work_is_what_a_hand_counts(function: Any, args: Any, flops: int | None, moved: int) -> None:
+def test_work_equals_manual_counts(function: Any, args: Any, flops: int | None, moved: int) -> None:
     work = done(function, *args)
     assert (work.flops, work.bytes) == (flops, moved)
 
 
-def test_batch_norm_is_a_factor_and_an_offset_unless_it_is_trained() -> None:
+def test_batch_norm_work_depends_on_training() -> None:
     told = (torch.ones(2, 3, 4), *(torch.ones(3) for _ in range(4)))
     assert done(aten.native_batch_norm.default, *told, False, 0.1, 1e-5).flops == 2 * 24
     assert done(aten.native_batch_norm.default, *told, True, 0.1, 1e-5).flops == 7 * 24
 
 
-def test_functions_of_extensions_have_formulas_by_name() -> None:
+def test_extension_functions_have_formulas_by_name() -> None:
     boxes, scores = torch.rand(10, 4), torch.rand(10)
     work = work_of(lambda: None, "mmcv._ext:nms", (boxes, scores), {}, torch.arange(4))
     assert work.flops == 13 * (4 * 3 // 2 + 6) + 10 * 4
@@ -128,7 +128,7 @@ def test_functions_of_extensions_have_formulas_by_name() -> None:
     assert work.bytes == F * (2 * output.numel() + rois.numel())
 
 
-def test_a_function_has_the_work_of_its_operators_and_moves_what_it_takes_and_gives() -> None:
+def test_function_has_the_flops_of_its_operators_and_its_own_bytes() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1))
     x = torch.ones(1, 3, 10, 10)
     with torch.no_grad():
@@ -141,7 +141,7 @@ def test_a_function_has_the_work_of_its_operators_and_moves_what_it_takes_and_gi
     assert work.dtype == "float32"
 
 
-def test_gradients_have_the_work_of_the_operators_that_compute_them() -> None:
+def test_gradients_have_the_work_of_their_operators() -> None:
     weight = torch.ones(5, 6, requires_grad=True)
     product = torch.ones(4, 5) @ weight
     work = counted(torch.autograd.grad, ([product], [weight], [torch.ones(4, 6)]), {}, whole=False)
@@ -169,7 +169,7 @@ def test_gradients_have_the_work_of_the_operators_that_compute_them() -> None:
         (None, 500_000, "float32", 1, 1, False, 10.0, "bandwidth", "L2"),
     ],
 )
-def test_the_longest_of_three_times_is_the_limit(
+def test_limit_is_the_longest_of_three_times(
     flops: int | None,
     size: int,
     dtype: str | None,
@@ -185,14 +185,14 @@ def test_the_longest_of_three_times_is_the_limit(
     assert (limit.bound, limit.level) == (bound, level)
 
 
-def test_a_row_that_was_not_timed_or_whose_bytes_are_not_known_has_no_limit() -> None:
+def test_row_without_a_time_or_bytes_has_no_limit() -> None:
     rows = [row_of(), row_of(status="failed", median_us=None), row_of(bytes_moved=None), row_of(median_us=0.0)]
     limited = with_limits(rows, CEILINGS, lambda row: 1)
     assert [LimitColumns.of(row).limit_us for row in limited] == [1.0, None, None, None]
     assert LimitColumns.of(limited[0]).of_limit == pytest.approx(0.1)
 
 
-def test_the_gain_is_the_time_above_the_limit() -> None:
+def test_gain_is_the_time_above_the_limit() -> None:
     rows = [row_of(op="a", count=2, median_us=30.0), row_of(op="b", count=1, median_us=40.0)]
     first, second = nearness(with_limits(rows, CEILINGS, lambda row: 1))
     assert (first.operator, first.share, first.us, first.limit_us) == ("a", 0.6, 60.0, 2.0)
@@ -200,7 +200,7 @@ def test_the_gain_is_the_time_above_the_limit() -> None:
     assert second.of_limit == pytest.approx(1 / 40)
 
 
-def test_ceilings_are_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peaks_are_cached_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPGRIP_CACHE", str(tmp_path))
     assert read_cached_ceilings("cpu") is None
     path = keep(CEILINGS, "cpu")
@@ -211,7 +211,7 @@ def test_ceilings_are_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.M
         assert read_cached_ceilings("cpu") is None
 
 
-def test_caches_are_those_for_data(tmp_path: Path) -> None:
+def test_only_data_caches_are_listed(tmp_path: Path) -> None:
     for place, told in enumerate(
         [("1", "Data", "32K", "0"), ("1", "Instruction", "32K", "0"), ("3", "Unified", "8192K", "0-3,8")]
     ):
@@ -232,7 +232,7 @@ def parts(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
     return [item for item in root.iter(f"{SVG}g") if str(item.get("id")).startswith(f"{name} ")]
 
 
-def test_a_drawing_has_a_dot_a_case_ceilings_and_the_names_of_operators() -> None:
+def test_drawing_has_a_dot_per_case_peaks_and_operator_names() -> None:
     rows = [
         row_of(op="aten.<&>$x_1$", flops=1000, bytes_moved=100, median_us=20.0, math_dtype="float32"),
         row_of(op="moves", flops=0, bytes_moved=100),
@@ -251,13 +251,13 @@ def test_a_drawing_has_a_dot_a_case_ceilings_and_the_names_of_operators() -> Non
     assert "var(" not in ElementTree.tostring(root, encoding="unicode")
 
 
-def test_a_drawing_of_nothing_is_a_drawing() -> None:
+def test_drawing_without_cases_is_valid() -> None:
     root = drawn([], "")
     assert not parts(root, "dot")
     assert parts(root, "bandwidth")
 
 
-def test_without_matplotlib_a_drawing_names_the_package_to_install(
+def test_missing_matplotlib_is_named_with_its_install_command(
     monkeypatch: pytest.MonkeyPatch, detector_trace: Path, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -288,9 +288,7 @@ def test_opreplay_prints_and_draws_the_roofline(detector_trace: Path, tmp_path: 
     assert f"{len(dots)} cases: {len(dots)} ok" in shown.stderr
 
 
-def test_rows_have_their_limits_and_what_binds_them(
-    detector_trace: Path, tmp_path: Path, measured: dict[str, str]
-) -> None:
+def test_rows_have_their_limits_and_bounds(detector_trace: Path, tmp_path: Path, measured: dict[str, str]) -> None:
     output = tmp_path / "rows.json"
     told = ("--unit", "module", "--module", "backbone.*", "--top", "2", "--roofline", "-o", output)
     succeed("opreplay", detector_trace, *FAST, *told, env=measured)
@@ -303,7 +301,7 @@ def test_rows_have_their_limits_and_what_binds_them(
 
 
 @pytest.mark.slow
-def test_samples_have_limits_too(tmp_path: Path, measured: dict[str, str]) -> None:
+def test_samples_have_limits(tmp_path: Path, measured: dict[str, str]) -> None:
     output = tmp_path / "rows.json"
     succeed("opreplay", "sample:bbox2delta", *FAST, "--roofline", "-o", output, env=measured)
     assert (load_results(output)["operators"] > 1).all()
@@ -318,14 +316,14 @@ def test_samples_have_limits_too(tmp_path: Path, measured: dict[str, str]) -> No
         (("--sequence", "--roofline"), "--roofline is for single cases: leave it out with --sequence"),
     ],
 )
-def test_what_cannot_be_drawn_or_read_is_one_line(
+def test_invalid_roofline_output_or_input_is_one_line(
     detector_trace: Path, tmp_path: Path, told: tuple[str, ...], reason: str
 ) -> None:
     shown = run_command("opreplay", detector_trace, *told, cwd=tmp_path)
     assert (shown.returncode, shown.stderr) == (2, f"opreplay: error: {reason}\n")
 
 
-def test_opgrip_machine_prints_what_was_measured_before(tmp_path: Path, measured: dict[str, str]) -> None:
+def test_opgrip_machine_prints_cached_measurements(tmp_path: Path, measured: dict[str, str]) -> None:
     output = tmp_path / "machine.json"
     shown = run_command("opgrip", "machine", "-o", output, env=measured)
     assert (shown.returncode, shown.stderr) == (0, f"opgrip machine: wrote the machine's limits to {output}\n")
@@ -336,7 +334,7 @@ def test_opgrip_machine_prints_what_was_measured_before(tmp_path: Path, measured
 
 
 @pytest.mark.slow
-def test_a_machine_is_measured_and_the_file_kept(tmp_path: Path, measured: dict[str, str]) -> None:
+def test_machine_is_measured_again_and_the_file_is_kept(tmp_path: Path, measured: dict[str, str]) -> None:
     shown = succeed("opgrip", "machine", "--again", env=measured)
     assert "kept in" in shown.stderr
     found = read_cached_ceilings("cpu")

@@ -75,11 +75,11 @@ def limit_of(row: Result) -> LimitColumns:
         ("backbone.layer1", {"cudnn_tf32": False}, False),
     ],
 )
-def test_settings_say_whether_float32_is_rounded(operator: str, context: dict[str, Any], is_rounded: bool) -> None:
+def test_settings_determine_whether_tf32_is_used(operator: str, context: dict[str, Any], is_rounded: bool) -> None:
     assert is_tf32(operator, context) is is_rounded
 
 
-def test_a_convolution_is_held_against_what_tf32_gives_and_a_product_against_float32() -> None:
+def test_convolution_is_compared_with_tf32_and_product_with_float32() -> None:
     rows = [row_of(case=0, op=CONVOLUTION), row_of(case=1), row_of(case=2, math_dtype="float64")]
 
     class Workload:
@@ -89,7 +89,7 @@ def test_a_convolution_is_held_against_what_tf32_gives_and_a_product_against_flo
     assert [LimitColumns.of(row).limit_us for row in limited] == [10.0, 80.0, 80.0]
 
 
-def test_another_accelerator_has_no_tf32() -> None:
+def test_other_accelerators_have_no_tf32() -> None:
     class Workload:
         cases: tuple[Case, ...] = ()
 
@@ -99,7 +99,7 @@ def test_another_accelerator_has_no_tf32() -> None:
     assert {"bfloat16", "float16", "float8_e4m3fn", TF32} <= products_of("cuda").keys()
 
 
-def test_cases_are_held_against_the_ceiling_of_the_settings_that_they_run_under(tiny_trace: Path) -> None:
+def test_cases_are_compared_with_the_peak_of_their_settings(tiny_trace: Path) -> None:
     loaded = load_workload(request_with(tiny_trace, top=1))
     [case] = loaded.cases
     exact, rounded = ({"cudnn_tf32": allowed, "matmul_precision": "highest"} for allowed in (False, True))
@@ -108,7 +108,7 @@ def test_cases_are_held_against_the_ceiling_of_the_settings_that_they_run_under(
     assert dtypes == ["float32", TF32]
 
 
-def test_float8_is_held_against_its_own_ceiling_or_none() -> None:
+def test_float8_is_compared_only_with_its_own_peak() -> None:
     # all variants of the format have the same peak
     assert limit_of(row_of(math_dtype="float8_e5m2")).limit_us == 4.0
     assert limit_of(row_of(math_dtype="float8_e5m2", flops=32_000_000)).limit_us == 10.0
@@ -118,7 +118,7 @@ def test_float8_is_held_against_its_own_ceiling_or_none() -> None:
     assert from_json(to_json(CEILINGS)) == CEILINGS
 
 
-def test_a_product_in_eight_bits_computes_in_what_it_multiplies() -> None:
+def test_eight_bit_product_is_counted_in_its_input_dtype() -> None:
     matrix, one = torch.ones(16, 16).to(torch.float8_e4m3fn), torch.ones(())
     args, wider = (matrix, matrix.t(), one, one), torch.ones(16, 16, dtype=torch.bfloat16)
     work = work_of(torch.ops.aten._scaled_mm.default, "", args, {"out_dtype": torch.bfloat16}, wider)
@@ -141,17 +141,17 @@ def test_a_product_in_eight_bits_computes_in_what_it_multiplies() -> None:
         ({"operators": 9, "mode": "reduce-overhead"}, "bandwidth"),
     ],
 )
-def test_a_time_without_a_launch_is_not_bound_by_one(told: dict[str, Any], bound: str) -> None:
+def test_time_without_a_launch_is_not_launch_bound(told: dict[str, Any], bound: str) -> None:
     assert limit_of(row_of(flops=0, bytes_moved=1000, **told)).bound == bound
 
 
-def test_a_call_that_does_nothing_on_the_device_has_no_limit_there() -> None:
+def test_call_without_device_work_has_no_device_limit() -> None:
     view = row_of(flops=0, bytes_moved=0, method="events")
     assert limit_of(view) == LimitColumns()
 
 
 @pytest.mark.parametrize("product", ON_GPU.values(), ids=ON_GPU)
-def test_products_are_of_random_numbers_that_every_dtype_holds(product: measuring.Product) -> None:
+def test_peak_products_use_random_values_that_every_dtype_represents(product: measuring.Product) -> None:
     first, second = random_matrices(64, product.dtype, "cpu")
     assert first.dtype is second.dtype is product.dtype
     for matrix in (first, second):
@@ -177,7 +177,7 @@ def test_tf32_is_measured_under_the_setting_that_allows_it(monkeypatch: pytest.M
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_a_cache_is_no_slower_than_the_memory_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_bandwidth_is_at_least_the_memory_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"L2": 300.0, "memory": 320.0}
     monkeypatch.setattr(machine_ceilings, "last_cache_bytes", lambda device: 4 << 20)
     monkeypatch.setattr(machine_ceilings, "free_memory", lambda device: 16 << 30)
@@ -189,7 +189,7 @@ def test_a_cache_is_no_slower_than_the_memory_behind_it(monkeypatch: pytest.Monk
     assert cache.bandwidth == memory.bandwidth == {1: 320.0}
 
 
-def test_copies_within_a_cache_are_launched_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_within_a_cache_are_launched_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     captured, replays, runs = list[object](), list[str](), list[str]()
 
     class Graph:
@@ -212,7 +212,7 @@ def test_copies_within_a_cache_are_launched_at_once(monkeypatch: pytest.MonkeyPa
     assert (replays, len(runs)) == (["replay"], 2)
 
 
-def test_loading_a_library_is_not_part_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_loading_is_not_part_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, sizes = [0.0], list[int]()
 
     def multiply(first: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -229,7 +229,7 @@ def test_loading_a_library_is_not_part_of_a_product(monkeypatch: pytest.MonkeyPa
     assert rate == pytest.approx(2 * 32**3 / 32e-6 / 1e9)
 
 
-def test_a_rate_that_no_device_has_is_neither_kept_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_implausible_rate_is_neither_cached_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = replace(CEILINGS, rates={**CEILINGS.rates, "bfloat16": {1: 0.23}, "float8_e4m3fn": {1: 1_384_750.0}})
     monkeypatch.setattr(measuring, "_measure", lambda device, tell: wrong)
     with pytest.raises(UserError, match=r"0\.23 Gflop/s for bfloat16 and 1,384,750\.00 for float8_e4m3fn"):
@@ -242,7 +242,7 @@ def test_a_rate_that_no_device_has_is_neither_kept_nor_read(monkeypatch: pytest.
     assert measuring.measure("cpu") is slow
 
 
-def test_the_first_peaks_of_an_h100_are_refused() -> None:
+def test_implausible_first_peaks_of_an_h100_are_refused() -> None:
     file = ROOT / "benchmarks/results/h100/second.jsonl"
     stages = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     (peaks,) = (stage["ceilings"] for stage in stages if "ceilings" in stage)

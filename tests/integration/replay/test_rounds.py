@@ -66,7 +66,7 @@ def measure(subject: Subject, method: str = DISCRETE, effort: Effort = FEW, anno
 
 
 @pytest.mark.parametrize("method", [DISCRETE, CONTINUOUS])
-def test_an_operator_that_writes_into_its_argument_finds_it_in_its_first_state_at_every_run(method: str) -> None:
+def test_mutating_operator_gets_the_initial_argument_at_every_run(method: str) -> None:
     seen: list[float] = []
 
     def doubled(tensor: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_making_arguments_and_freeing_results_is_not_timed(clock: Clock) -> None:
+def test_preparing_arguments_and_freeing_results_is_not_timed(clock: Clock) -> None:
     freed: list[int] = []
 
     class Slow:
@@ -121,7 +121,7 @@ def test_making_arguments_and_freeing_results_is_not_timed(clock: Clock) -> None
 
 
 @pytest.mark.alone
-def test_many_runs_timed_as_one_take_as_long_each_as_one_alone() -> None:
+def test_blocks_of_runs_take_as_long_per_run_as_single_runs() -> None:
     tensor = torch.randn(64, 64)
     ratios, sizes, shares = [], [], []
     for _ in range(7):
@@ -139,7 +139,7 @@ def test_many_runs_timed_as_one_take_as_long_each_as_one_alone() -> None:
         assert 0.4 < statistics.median(ratios) < 1.6, ratios
 
 
-def test_a_run_that_fails_ends_its_case_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_run_ends_only_its_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[int] = []
     original = Subject.time
 
@@ -201,7 +201,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_runs_of_a_slowed_processor_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_on_a_slowed_processor_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pace, "slowed", staticmethod(lambda check: check <= 3))
     subject = subject_of(torch.sin)
     measure(subject)
@@ -209,9 +209,7 @@ def test_runs_of_a_slowed_processor_are_made_again(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_processor_that_is_always_slow_is_measured_as_it_is_and_that_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_permanently_slow_processor_is_measured_and_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Pace, "slowed", staticmethod(lambda check: True))
     row = results(tmp_path, lambda: torch.ones(300).sin())["aten.sin.default recorded forward"]
     assert (row.status, row.samples, row.dropped, row.slowed, row.is_slowed) == ("ok", 4, 4, 1.0, True)
@@ -219,7 +217,7 @@ def test_a_processor_that_is_always_slow_is_measured_as_it_is_and_that_is_said(
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("options", [{}, {"iterations": None}, {"cache": "warm"}])
-def test_a_row_all_of_whose_runs_were_contended_is_contended(
+def test_row_with_only_contended_runs_is_contended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: True))
@@ -231,7 +229,9 @@ def test_a_row_all_of_whose_runs_were_contended_is_contended(
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("reading", ["one_by_one", "in_rounds"])
-def test_clean_runs_between_contended_ones_decide(monkeypatch: pytest.MonkeyPatch, clock: Clock, reading: str) -> None:
+def test_clean_runs_between_contended_ones_are_used(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, reading: str
+) -> None:
     runs: list[int] = []
 
     def run(_: torch.Tensor) -> None:
@@ -252,7 +252,7 @@ def test_clean_runs_between_contended_ones_decide(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("quiet")
-def test_contended_cases_are_run_again_when_the_machine_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contended_cases_are_repeated_when_the_machine_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
 
     def has_room(_: Contention) -> bool:
@@ -273,7 +273,7 @@ def test_contended_cases_are_run_again_when_the_machine_is_quiet(monkeypatch: py
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_machine_that_others_use_for_long_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_quiet_machine_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: True))
     monkeypatch.setattr(Contention, "has_room", False)
     announced: list[int] = []
@@ -291,9 +291,7 @@ def test_a_machine_that_others_use_for_long_is_not_waited_for_for_ever(monkeypat
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("reading", ["one_by_one", "in_rounds"])
-def test_contended_cases_are_not_all_run_again_if_the_first_stay_contended(
-    monkeypatch: pytest.MonkeyPatch, reading: str
-) -> None:
+def test_repetition_stops_if_the_first_cases_remain_contended(monkeypatch: pytest.MonkeyPatch, reading: str) -> None:
     monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: True))
     runs: list[int] = []
     subjects = [subject_of(lambda *args: runs.append(0)) for _ in range(30)]
@@ -307,7 +305,7 @@ def test_contended_cases_are_not_all_run_again_if_the_first_stay_contended(
     assert first_runs < len(runs) < first_runs * 1.3
 
 
-def test_a_case_runs_after_the_calls_that_it_came_after_in_the_program(tmp_path: Path) -> None:
+def test_case_runs_after_its_preceding_calls_of_the_program(tmp_path: Path) -> None:
     x = torch.ones(5)
 
     def program() -> None:
@@ -327,7 +325,7 @@ def test_a_case_runs_after_the_calls_that_it_came_after_in_the_program(tmp_path:
     assert rounds_of == ["cos", "tan", "exp", "neg", "abs"] * 4
 
 
-def test_nothing_is_run_before_a_call_that_leaves_nothing_of_it_in_a_cache(tmp_path: Path) -> None:
+def test_preceding_calls_start_after_a_call_that_flushes_the_cache(tmp_path: Path) -> None:
     small, large = torch.ones(5), torch.ones(FLUSHING_BYTES // 8)
 
     def program() -> None:
@@ -346,7 +344,7 @@ def test_nothing_is_run_before_a_call_that_leaves_nothing_of_it_in_a_cache(tmp_p
 
 
 @pytest.mark.usefixtures("quiet")
-def test_the_budget_of_a_case_counts_what_runs_before_it() -> None:
+def test_budget_of_a_case_includes_its_preceding_calls() -> None:
     before, subject = subject_of(lambda *args: time.sleep(0.02)), subject_of(lambda *args: time.sleep(0.001))
     subject.places, subject.number = [CallPosition(0, (1,), ())], 2
     effort = Effort(warmup=0, iterations=None, precision=1e-9, budget_s=0.1)
@@ -356,7 +354,7 @@ def test_the_budget_of_a_case_counts_what_runs_before_it() -> None:
     assert subject.samples.done(effort) == "budget"
 
 
-def test_what_was_just_used_is_used_again_and_what_was_not_is_not(tmp_path: Path) -> None:
+def test_recently_used_arguments_are_found_by_bytes_in_between(tmp_path: Path) -> None:
     weights, other = torch.ones(1 << 20), torch.ones(1 << 22)
 
     def program() -> None:
@@ -376,7 +374,7 @@ def test_what_was_just_used_is_used_again_and_what_was_not_is_not(tmp_path: Path
     assert surroundings.places_of(case_of["aten.slice.Tensor"], near)[0].recent == ()
 
 
-def test_a_larger_cache_holds_what_was_used_longer_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_larger_cache_holds_arguments_used_longer_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights, other = torch.ones(1 << 20), torch.ones(1 << 22)
 
     def program() -> None:
@@ -410,14 +408,14 @@ print(sum(len(times) for (_, fresh), times in subject.samples.times.items() if f
 
 @pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_results_lie_in_fresh_memory_as_often_as_in_the_program(share: float) -> None:
+def test_results_get_new_memory_in_the_recorded_share_of_runs(share: float) -> None:
     folders = os.pathsep.join((str(Path(__file__).parent), SUPPORT_PATH, str(ROOT / "benchmarks")))
     done = run_python("-c", FRESH_OR_USED, share, env={**os.environ, "PYTHONPATH": folders})
     assert int(done.stdout) >= 9, done.stderr
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_flush_is_larger_than_the_cache_and_not_timed(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+def test_flush_is_larger_than_the_cache_and_not_timed(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     assert last_cache_bytes("cpu") >= 1 << 18
     flushed: list[int] = []
     monkeypatch.setattr(torch.Tensor, "fill_", lambda self, value: flushed.append(self.numel()) or clock.pass_by(1000))
@@ -432,7 +430,7 @@ def test_a_flush_is_larger_than_the_cache_and_not_timed(monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("cache", [WARM, COLD])
-def test_method_and_cache_stand_in_the_row(tmp_path: Path, cache: str) -> None:
+def test_row_has_its_method_and_cache(tmp_path: Path, cache: str) -> None:
     rows = results(tmp_path, lambda: torch.ones(300).sin(), cache=cache, iterations=5)
     row = rows["aten.sin.default recorded forward"]
     assert (row.method, row.cache, row.samples, row.runs, row.stopped) == (DISCRETE, cache, 5, 5, "iterations")
@@ -444,7 +442,7 @@ def test_method_and_cache_stand_in_the_row(tmp_path: Path, cache: str) -> None:
 
 
 @pytest.mark.alone
-def test_ways_to_draw_values_are_run_in_the_same_rounds_and_compared(tmp_path: Path) -> None:
+def test_value_variants_run_in_the_same_rounds_and_are_compared(tmp_path: Path) -> None:
     mask = torch.arange(200_000) % 100 == 0
     rows = results(tmp_path, mask.nonzero, values=("recorded", "random", "zeros"), warmup=2, iterations=15)
     recorded, random, zeros = (rows[f"aten.nonzero.default {kind} forward"] for kind in ("recorded", "random", "zeros"))
@@ -457,7 +455,7 @@ def test_ways_to_draw_values_are_run_in_the_same_rounds_and_compared(tmp_path: P
         assert zeros.ratio < 1.0
 
 
-def test_forward_and_backward_are_timed_apart(tmp_path: Path) -> None:
+def test_forward_and_backward_are_timed_separately(tmp_path: Path) -> None:
     weight = torch.randn(128, 128, requires_grad=True)
 
     def program() -> None:
@@ -473,7 +471,7 @@ def test_forward_and_backward_are_timed_apart(tmp_path: Path) -> None:
     assert (told.status, told.error) == ("unsupported", reason)
 
 
-def test_an_operator_that_writes_into_what_requires_a_gradient_runs_forward_all_the_same(tmp_path: Path) -> None:
+def test_mutating_operator_on_a_gradient_argument_runs_forward(tmp_path: Path) -> None:
     weight = torch.randn(64, 64, requires_grad=True)
 
     def program() -> None:
@@ -485,7 +483,7 @@ def test_an_operator_that_writes_into_what_requires_a_gradient_runs_forward_all_
     assert backward.error == "a call that writes into its arguments has no separate backward"
 
 
-def test_memory_is_what_a_call_allocates_and_holds(tmp_path: Path) -> None:
+def test_memory_columns_show_allocated_and_peak_bytes(tmp_path: Path) -> None:
     a, b = torch.randn(100, 50), torch.randn(50, 200)
     row = results(tmp_path, lambda: a @ b, memory=True)["aten.mm.default recorded forward"]
     assert row.allocated_bytes == row.peak_bytes == 100 * 200 * 4
@@ -494,7 +492,7 @@ def test_memory_is_what_a_call_allocates_and_holds(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("cache", ["program", "warm"])
-def test_a_case_has_its_rows_before_others_are_done(tmp_path: Path, cache: str) -> None:
+def test_case_returns_its_rows_before_others_are_done(tmp_path: Path, cache: str) -> None:
     x = torch.ones(5)
     cases = cases_of(tmp_path, lambda: (x.sin(), x.cos()))
     slow, quick = (replace(case, operator=Operator(sleep, False)) for case, sleep in zip(cases, SLEEPS, strict=True))
@@ -508,7 +506,7 @@ def test_a_case_has_its_rows_before_others_are_done(tmp_path: Path, cache: str) 
     assert announced.count(quick.number) >= early + 5
 
 
-def test_cases_whose_runs_take_long_are_in_windows_of_their_own(tmp_path: Path) -> None:
+def test_long_running_cases_have_small_windows(tmp_path: Path) -> None:
     x = torch.ones(5)
     cases = [replace(case, captured_us=4e6) for case in cases_of(tmp_path, lambda: [x + n for n in range(6)])]
     assert [len(window) for window in windows(cases, settings_of(warmup=0))] == [2, 2, 2]
@@ -516,9 +514,7 @@ def test_cases_whose_runs_take_long_are_in_windows_of_their_own(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("slow", "dropped"), [([0], 1), ([0, 1], 2), ([0, 1, 2], 2), ([], 0)])
-def test_a_run_whose_page_faults_were_slow_is_made_again(
-    slow: list[int], dropped: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_with_slow_page_faults_is_repeated(slow: list[int], dropped: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
 
     def operator(tensor: torch.Tensor) -> torch.Tensor:
@@ -531,7 +527,7 @@ def test_a_run_whose_page_faults_were_slow_is_made_again(
     assert (len(ran), subject.samples.dropped) == (dropped + 1, dropped)
 
 
-def test_page_faults_are_slow_by_what_the_kernel_took_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_faults_are_slow_by_their_kernel_time(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = SimpleNamespace(ru_minflt=0, ru_stime=0.0)
     monkeypatch.setattr(pages.resource, "getrusage", lambda who: SimpleNamespace(**vars(usage)))
     monkeypatch.setattr(pages, "usual_fault_ns", lambda: 1_000.0)

@@ -46,7 +46,7 @@ def test_heartbeat_is_at_the_last_step(heartbeat: Heartbeat) -> None:
     assert place(heartbeat.read()) == (IDLE, IDLE)
 
 
-def test_heartbeat_read_while_it_is_written_is_one_entry(heartbeat: Heartbeat) -> None:
+def test_heartbeat_read_while_it_is_written_is_consistent(heartbeat: Heartbeat) -> None:
     began = monotonic_ns()
     heartbeat.enter(0, 0)
     worker = os.fork()
@@ -71,7 +71,7 @@ def test_heartbeat_read_while_it_is_written_is_one_entry(heartbeat: Heartbeat) -
     assert heartbeat.read().part == 3 * heartbeat.read().item >= last.part
 
 
-def test_heartbeat_in_spoilt_memory_is_idle(heartbeat: Heartbeat) -> None:
+def test_heartbeat_in_corrupt_memory_is_idle(heartbeat: Heartbeat) -> None:
     heartbeat.enter(3, 4)
     os.pwrite(heartbeat.file, b"\x55" * os.fstat(heartbeat.file).st_size, 0)
     assert place(heartbeat.read()) == (IDLE, IDLE)
@@ -114,7 +114,7 @@ def test_child_that_ends_names_its_step_and_the_reason(end: Callable[[], object]
     assert result_of(run, timeout_s=0.2) == Ended(5, 2, status, reason)
 
 
-def test_program_that_takes_too_long_ends_with_all_that_it_started() -> None:
+def test_program_beyond_its_time_limit_ends_with_all_its_children() -> None:
     started = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, flush=True); sys.stdin.read(); "
     finished = run_program([sys.executable, "-c", f"{started} import signal; signal.pause()"], timeout_s=3)
     assert finished.status is None
@@ -158,7 +158,7 @@ bubblewrap_only = pytest.mark.skipif(not has_bubblewrap(), reason="bubblewrap ca
 
 
 @bubblewrap_only
-def test_confined_child_has_no_network_and_writes_to_its_folders_only(
+def test_sandboxed_child_has_no_network_and_writes_only_to_its_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "probe_of_sandbox.py").write_text(PROBE)
@@ -200,7 +200,7 @@ def test_opreplay_in_the_sandbox_measures_as_outside(
         ),
     ],
 )
-def test_sandbox_that_the_machine_cannot_have_is_refused(
+def test_unavailable_sandbox_is_refused(
     tiny_trace: Path,
     tmp_path: Path,
     program: str | None,

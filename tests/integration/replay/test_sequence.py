@@ -107,7 +107,7 @@ def train_conv_net(optimizer: Callable[..., torch.optim.Optimizer]) -> Callable[
         lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
     ],
 )
-def test_a_training_step_flows_whole_and_takes_the_memory_that_it_took(tmp_path: Path, optimizer: Any) -> None:
+def test_training_step_flows_completely_with_the_recorded_memory(tmp_path: Path, optimizer: Any) -> None:
     trace = captured(tmp_path, train_conv_net(optimizer))
     result = replay_sequence(trace, SETTINGS)
     assert not told(result)
@@ -117,7 +117,7 @@ def test_a_training_step_flows_whole_and_takes_the_memory_that_it_took(tmp_path:
     assert result.replayed_peak_bytes == pytest.approx(result.captured_peak_bytes, rel=0.03)
 
 
-def test_values_flow_to_what_the_program_came_to(tmp_path: Path) -> None:
+def test_values_flow_to_the_final_values_of_the_program(tmp_path: Path) -> None:
     torch.manual_seed(0)
     # small enough that the trace holds their values; all shapes differ, since equal ones would share a value model
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 2))
@@ -138,7 +138,7 @@ def test_values_flow_to_what_the_program_came_to(tmp_path: Path) -> None:
         assert parameter.flatten().tolist() in final
 
 
-def test_every_pass_begins_with_the_same_values(tmp_path: Path) -> None:
+def test_every_pass_starts_with_the_same_values(tmp_path: Path) -> None:
     x = torch.full((3,), 1.0)
     dry_run = after_dry_run(captured(tmp_path, lambda: x.mul_(2)))
     (number,) = dry_run.flow.outside
@@ -147,7 +147,7 @@ def test_every_pass_begins_with_the_same_values(tmp_path: Path) -> None:
     assert floats(dry_run.memory.live[number]) == [1.0] * 3
 
 
-def test_views_and_writes_in_place_reach_the_memory_that_they_are_of(tmp_path: Path) -> None:
+def test_views_and_in_place_writes_reach_their_memory(tmp_path: Path) -> None:
     x, out = torch.zeros(8), torch.zeros(4)
 
     def program() -> None:
@@ -161,7 +161,7 @@ def test_views_and_writes_in_place_reach_the_memory_that_they_are_of(tmp_path: P
     assert [3.0, 6.0, 6.0, 3.0] in final
 
 
-def test_memory_is_freed_when_no_later_call_mentions_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_freed_after_its_last_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(1000)
 
     def program() -> None:
@@ -189,7 +189,7 @@ def test_memory_is_freed_when_no_later_call_mentions_it(tmp_path: Path, monkeypa
     assert all(ref.expired() for ref in seen)
 
 
-def test_a_result_takes_the_memory_that_its_own_consumers_tell(tmp_path: Path) -> None:
+def test_result_size_is_taken_from_its_own_consumers(tmp_path: Path) -> None:
     large, small = torch.arange(5000) > 10, torch.arange(5000) > 4990
 
     def program() -> None:
@@ -203,7 +203,7 @@ def test_a_result_takes_the_memory_that_its_own_consumers_tell(tmp_path: Path) -
     assert result.replayed_peak_bytes == result.captured_peak_bytes
 
 
-def test_what_depends_on_values_is_drawn_or_substituted_and_told(tmp_path: Path) -> None:
+def test_data_dependent_values_are_drawn_or_substituted_and_reported(tmp_path: Path) -> None:
     # a seed that replays do not use
     torch.manual_seed(1234)
 
@@ -230,7 +230,7 @@ def test_what_depends_on_values_is_drawn_or_substituted_and_told(tmp_path: Path)
     assert unique.median_us > 0
 
 
-def test_calls_that_cannot_run_are_counted_and_their_results_are_there(tmp_path: Path) -> None:
+def test_calls_that_cannot_run_are_counted_and_their_results_replaced(tmp_path: Path) -> None:
     x = torch.ones(100)
 
     def program() -> None:
@@ -246,7 +246,7 @@ def test_calls_that_cannot_run_are_counted_and_their_results_are_there(tmp_path:
     assert 0 < result.unsupported_ms < result.captured_ms
 
 
-def test_indices_that_an_operator_does_not_check_stay_in_the_recorded_range(tmp_path: Path) -> None:
+def test_unchecked_indices_remain_in_the_recorded_range(tmp_path: Path) -> None:
     grad = torch.randn(100, 4)
 
     def program() -> None:
@@ -266,7 +266,7 @@ def test_indices_that_an_operator_does_not_check_stay_in_the_recorded_range(tmp_
         *(torch.arange(3.0), torch.eye(10), torch.linspace(0, 9, 100).view(10, 10).softmax(-1)),
     ],
 )
-def test_floats_that_went_astray_are_drawn_anew(tmp_path: Path, values: torch.Tensor) -> None:
+def test_diverged_floats_are_drawn_again(tmp_path: Path, values: torch.Tensor) -> None:
     def program() -> None:
         x = torch.full(values.shape, float("nan"))
         x.numpy()[:] = values
@@ -276,7 +276,7 @@ def test_floats_that_went_astray_are_drawn_anew(tmp_path: Path, values: torch.Te
     assert redrawn(dry_run) == {"aten.mul.Tensor": {0}}
 
 
-def test_floats_that_were_not_finite_flow(tmp_path: Path) -> None:
+def test_recorded_non_finite_floats_flow(tmp_path: Path) -> None:
     x = torch.tensor([1.0, float("nan"), 2.0])
     assert redrawn(after_dry_run(captured(tmp_path, lambda: (x * 2).exp()))) == {}
 
@@ -307,13 +307,13 @@ CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", sorted(CHECKED_ON_CPU))
 @pytest.mark.parametrize("index", [1 << 40, -(1 << 40), (1 << 63) - 1])
-def test_the_operators_that_are_said_to_check_indices_do(name: str, index: int) -> None:
+def test_operators_listed_as_checking_indices_check_them(name: str, index: int) -> None:
     CALLS[name](torch.ones(5, 5), torch.tensor([0]))
     with pytest.raises((IndexError, RuntimeError)):
         CALLS[name](torch.ones(5, 5), torch.tensor([index]))
 
 
-def test_whole_numbers_are_free_only_where_they_are_no_indices() -> None:
+def test_integers_are_unrestricted_only_if_they_are_not_indices() -> None:
     aten = torch.ops.aten
     assert all(takes_any_numbers(op, "cuda:0") for op in (aten.add.Tensor, aten.view.default, aten.cat.default))
     assert takes_any_numbers(aten.index.Tensor, "cpu")
@@ -328,7 +328,7 @@ def test_whole_numbers_are_free_only_where_they_are_no_indices() -> None:
     assert all(hasattr(aten, name) for name in CHECKED_ON_CPU | NO_INDICES | DIVIDE if name != "contiguous")
 
 
-def test_of_an_extensions_tensors_only_plain_floats_flow() -> None:
+def test_only_plain_floats_of_an_extension_flow() -> None:
     values = {
         0: Floats(0.0, 1.0, -3.0, 3.0, 0.0, 0.0, 0.0, 0.0),
         1: Boxes(1, [0.0] * 5, [1.0] * 5, [True] * 5),
@@ -346,7 +346,7 @@ def test_of_an_extensions_tensors_only_plain_floats_flow() -> None:
 
 
 @needs("mmdet")
-def test_an_extension_function_runs_where_its_program_called_it(tmp_path: Path) -> None:
+def test_extension_function_runs_where_the_program_called_it(tmp_path: Path) -> None:
     from mmcv.ops import roi_align
 
     features, rois = torch.randn(2, 8, 32, 32), torch.rand(40, 5) * 10
@@ -368,7 +368,7 @@ def test_calls_inside_an_extension_function_do_not_run_twice(tmp_path: Path) -> 
     assert told(result)["mmcv._ext:nms"].startswith("unsupported: it raised when it was captured")
 
 
-def test_random_numbers_and_settings_are_left_as_they_were(tmp_path: Path) -> None:
+def test_random_state_and_settings_are_restored(tmp_path: Path) -> None:
     def program() -> None:
         with torch.inference_mode():
             torch.rand(100).bernoulli_().sum()
@@ -399,7 +399,7 @@ def test_settings_change_where_those_of_the_calls_do() -> None:
     assert torch.is_grad_enabled()
 
 
-def test_what_several_threads_ran_is_one_sequence(tmp_path: Path) -> None:
+def test_calls_of_several_threads_are_one_sequence(tmp_path: Path) -> None:
     x = torch.ones(50)
 
     def program() -> None:
@@ -415,7 +415,7 @@ def test_what_several_threads_ran_is_one_sequence(tmp_path: Path) -> None:
     assert result.replayed == result.calls == 2
 
 
-def test_a_cut_trace_replays_up_to_the_cut(tmp_path: Path, tiny_trace: Path) -> None:
+def test_cut_trace_replays_up_to_the_cut(tmp_path: Path, tiny_trace: Path) -> None:
     lines = tiny_trace.read_bytes().splitlines(keepends=True)
     last = max(index for index, line in enumerate(lines) if b'"type":"calls"' in line)
     cut = tmp_path / "cut.jsonl"
@@ -427,7 +427,7 @@ def test_a_cut_trace_replays_up_to_the_cut(tmp_path: Path, tiny_trace: Path) -> 
     assert result.substituted == 0
 
 
-def test_a_trace_without_memory_runs_each_call_on_its_own(tmp_path: Path) -> None:
+def test_trace_without_storages_runs_each_call_separately(tmp_path: Path) -> None:
     train_tiny_net(tmp_path / "t.jsonl", steps=1)
     trace = load(tmp_path / "t.jsonl")
     bare = replace(trace, calls=trace.calls.assign(tensors=0, first_storage=0), storages=trace.storages[:0])
@@ -436,7 +436,7 @@ def test_a_trace_without_memory_runs_each_call_on_its_own(tmp_path: Path) -> Non
     assert not told(result)
 
 
-def test_the_times_of_signatures_add_up(tiny_trace: Path) -> None:
+def test_times_of_signatures_add_up(tiny_trace: Path) -> None:
     trace = load(tiny_trace)
     result = replay_sequence(trace, replace(SETTINGS, repeats=1))
     assert result.repeats == len(result.replayed_wall_ms) == 1
@@ -456,12 +456,12 @@ def test_passes_end_with_the_budget(tiny_trace: Path) -> None:
     assert replay_sequence(load(tiny_trace), replace(spent, precision=1e9, budget_s=1e9)).repeats == 3
 
 
-def test_a_trace_without_calls_is_the_users_mistake(tmp_path: Path) -> None:
+def test_trace_without_calls_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="contains no calls"):
         replay_sequence(load(write(tmp_path / "t.jsonl", [])), SETTINGS)
 
 
-def test_a_call_that_fails_in_a_timed_pass_alone_is_given_up(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_that_fails_in_a_timed_pass_is_substituted(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     module = sys.modules["opgrip.replay.sequences.step_replay"]
@@ -510,12 +510,14 @@ def hostile(folder: Path, signature: Signature, storages: list[int], values: lis
     ],
 )
 @pytest.mark.parametrize("storages", [[0, 3], [3, 4], [HUGE, HUGE + 1], [-5, -7], [0], [], [0, 1, 2, 3, 4]])
-def test_a_strangers_call_ends_in_a_reason(tmp_path: Path, spec: TensorSpec, reason: str, storages: list[int]) -> None:
+def test_invalid_call_of_an_untrusted_trace_has_a_reason(
+    tmp_path: Path, spec: TensorSpec, reason: str, storages: list[int]
+) -> None:
     result = hostile(tmp_path, Signature(0, "operator", "aten.cos.default", (spec,), {}, spec), storages)
     assert reason in told(result).get("aten.cos.default", "")
 
 
-def test_calls_that_a_strangers_call_is_made_of_are_checked(tmp_path: Path) -> None:
+def test_inner_calls_of_an_untrusted_call_are_checked(tmp_path: Path) -> None:
     weight = TensorSpec((64, 4), (4, 1), torch.float32, "cpu")
     norm = TensorSpec((1,), (1,), torch.float32, "cpu")
     signature = Signature(0, "operator", "aten._weight_norm.default", (weight, norm), {}, weight)
@@ -529,7 +531,7 @@ def test_calls_that_a_strangers_call_is_made_of_are_checked(tmp_path: Path) -> N
     st.integers(0, 9),
 )
 @settings(max_examples=40, deadline=None)
-def test_whatever_numbers_a_stranger_writes_nothing_raises_but_a_line(
+def test_arbitrary_numbers_of_an_untrusted_trace_raise_only_user_errors(
     tmp_path_factory: pytest.TempPathFactory, storages: list[int], shape: list[int], offset: int
 ) -> None:
     stride = tuple(reversed(range(1, len(shape) + 1)))
@@ -540,7 +542,7 @@ def test_whatever_numbers_a_stranger_writes_nothing_raises_but_a_line(
         hostile(tmp_path_factory.mktemp("hostile"), signature, storages, [Values(5, Exact([1, HUGE]))])
 
 
-def test_more_memory_than_may_be_taken_is_not(tmp_path: Path) -> None:
+def test_memory_limit_is_respected(tmp_path: Path) -> None:
     x = torch.ones(1 << 20)
     trace = captured(tmp_path, lambda: (x + 1, torch.ones(3).sin()))
     result = replay_sequence(trace, replace(SETTINGS, room_bytes=1 << 20))
@@ -549,7 +551,7 @@ def test_more_memory_than_may_be_taken_is_not(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ["predict", "train"])
-def test_the_built_in_detector_replays_at_its_full_size(tmp_path: Path, run: str) -> None:
+def test_builtin_detector_replays_at_full_size(tmp_path: Path, run: str) -> None:
     program = load_program("builtin:faster_rcnn", ModelOptions(run=run))
     trace = captured(tmp_path, lambda: program.step(program.inputs()), model=program.model)
     result = replay_sequence(trace, replace(SETTINGS, repeats=1))

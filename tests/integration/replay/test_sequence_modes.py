@@ -62,7 +62,7 @@ def replay_under(path: Path, mode: str) -> tuple[SequenceResult, dict[str, Resul
     return result, {row.op: row for row in rows_of(result, make_cases(trace), settings)}
 
 
-def test_calls_run_as_the_mode_makes_them_and_else_in_eager(tmp_path: Path, runs: list[str]) -> None:
+def test_calls_run_in_the_mode_or_else_in_eager(tmp_path: Path, runs: list[str]) -> None:
     result, rows = replay_under(tmp_path / "t.jsonl", "watched")
     assert (result.mode, result.replayed, result.in_eager) == ("watched", result.calls, 2)
     product = rows["aten.mul.Tensor"]
@@ -79,7 +79,7 @@ def test_calls_run_as_the_mode_makes_them_and_else_in_eager(tmp_path: Path, runs
     assert counts == {"mul": 3, "add_": 3, "sqrt_": 3, "sin": 1}
 
 
-def test_a_compiler_of_torch_runs_what_flows(tmp_path: Path) -> None:
+def test_jit_runs_a_whole_step(tmp_path: Path) -> None:
     result, rows = replay_under(tmp_path / "t.jsonl", "jit")
     assert (result.replayed, result.in_eager) == (result.calls, 0)
     assert {(row.status, row.mode, row.note) for row in rows.values()} == {(OK, "jit", "traced")}
@@ -93,6 +93,6 @@ def test_a_compiler_of_torch_runs_what_flows(tmp_path: Path) -> None:
         ("ijt", "unknown mode 'ijt'"),
     ],
 )
-def test_modes_that_a_sequence_cannot_run_under_are_refused(tiny_trace: Path, mode: Any, problem: str) -> None:
+def test_modes_that_cannot_run_a_sequence_are_refused(tiny_trace: Path, mode: Any, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         request_with(tiny_trace, sequence=True, mode=mode)

@@ -62,7 +62,7 @@ def trace_of(path: Path, *calls: tuple[Signature, int, int], values: list[Record
         ),
     ],
 )
-def test_results_that_nothing_can_stand_in_for_cost_the_calls_that_take_them_and_no_others(
+def test_missing_results_lose_only_the_calls_that_take_them(
     tmp_path: Path, spec: TensorSpec, values: list[Record], reason: str
 ) -> None:
     cos = Signature(0, OPERATOR, "aten.cos.default", (FEW,), {}, spec, raised="RuntimeError: planted")
@@ -78,14 +78,14 @@ def test_results_that_nothing_can_stand_in_for_cost_the_calls_that_take_them_and
     assert rows["aten.tan.default"].median_us
 
 
-def test_results_that_live_in_no_memory_are_found_in_the_rehearsal(tmp_path: Path) -> None:
+def test_results_without_memory_are_found_in_the_dry_run(tmp_path: Path) -> None:
     signature = Signature(0, OPERATOR, "aten.to_sparse.default", (FEW,), {}, FEW)
     calls = [(signature, 0, 1 + place) for place in range(sequence.MOST_FAILURES + 5)]
     result = replay_sequence(trace_of(tmp_path / "t.jsonl", *calls), SETTINGS)
     assert (result.substituted, result.repeats) == (result.calls, 3)
 
 
-def test_room_for_what_calls_that_cannot_run_had_drawn_is_free_again(tmp_path: Path) -> None:
+def test_memory_drawn_for_failing_calls_is_freed(tmp_path: Path) -> None:
     # the dimension is out of range
     bad = [Signature(number, OPERATOR, "aten.cumsum.default", (LARGE, 5 + number), {}, LARGE) for number in range(10)]
     sin = Signature(10, OPERATOR, "aten.sin.default", (LARGE,), {}, LARGE)
@@ -96,7 +96,7 @@ def test_room_for_what_calls_that_cannot_run_had_drawn_is_free_again(tmp_path: P
     assert "more memory than is available" not in " ".join(reasons_of(result).values())
 
 
-def test_what_stands_in_for_results_is_kept_only_where_there_is_room(tmp_path: Path) -> None:
+def test_substitutes_are_kept_only_if_memory_suffices(tmp_path: Path) -> None:
     bad = Signature(0, OPERATOR, "aten.cumsum.default", (FEW, 5), {}, LARGE)
     exp = Signature(1, OPERATOR, "aten.exp.default", (LARGE,), {}, LARGE)
     calls = [call for place in range(1, 21, 2) for call in ((bad, 0, place), (exp, place, place + 1))]
@@ -105,7 +105,7 @@ def test_what_stands_in_for_results_is_kept_only_where_there_is_room(tmp_path: P
     assert (result.replayed, result.unsupported, result.repeats) == (10, 10, 3)
 
 
-def test_more_room_never_replays_less(tmp_path: Path) -> None:
+def test_more_memory_never_replays_fewer_calls(tmp_path: Path) -> None:
     x = torch.ones(MB // 4)
     with Capture(tmp_path / "t.jsonl"):
         for _ in range(5):
@@ -118,7 +118,7 @@ def test_more_room_never_replays_less(tmp_path: Path) -> None:
     assert {result.repeats for result in results} == {3}
 
 
-def test_where_no_pass_comes_to_its_end_no_row_is_ok_and_why_is_said(
+def test_step_without_a_complete_pass_has_no_ok_rows_and_a_reason(
     tiny_trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = sequence.run_call

@@ -68,7 +68,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory, _quiet: None) -> tuple[Trace, 
     return trace, replay_sequence(trace, replace(sequence_settings(settings), repeats=1))
 
 
-def test_a_row_holds_what_all_calls_of_a_signature_took(results: Results, tiny_trace: Path) -> None:
+def test_row_contains_the_times_of_all_calls_of_a_signature(results: Results, tiny_trace: Path) -> None:
     cases = make_cases(load(tiny_trace))
     assert [(row.case, row.op, row.count, row.share, row.captured_us) for row in results] == [
         (case.number, case.op, case.count, case.share, case.captured_us) for case in cases
@@ -86,7 +86,7 @@ def test_a_row_holds_what_all_calls_of_a_signature_took(results: Results, tiny_t
     assert total_ms == pytest.approx(sum(results.header["sequence"]["passes"]["replayed_ms"]))
 
 
-def test_what_the_step_took_stands_beside_the_rows(results: Results) -> None:
+def test_step_totals_are_in_the_header(results: Results) -> None:
     step = results.header["sequence"]
     assert step["calls"] == step["replayed"] == sum(row.count for row in results)
     assert 0 < step["replayed_p10_ms"] <= step["replayed_ms"] <= step["replayed_p90_ms"]
@@ -98,7 +98,7 @@ def test_what_the_step_took_stands_beside_the_rows(results: Results) -> None:
     assert step["replayed_peak_bytes"] == pytest.approx(step["captured_peak_bytes"], rel=0.05)
 
 
-def test_the_critical_path_is_the_chain_that_waits_for_itself(tmp_path: Path) -> None:
+def test_critical_path_is_the_longest_dependent_chain(tmp_path: Path) -> None:
     x = torch.randn(300, 300)
     with Capture(tmp_path / "t.jsonl"):
         x.mm(x).mm(x).mm(x)
@@ -115,7 +115,7 @@ def test_the_critical_path_is_the_chain_that_waits_for_itself(tmp_path: Path) ->
     assert result.replayed_critical_ms == pytest.approx(mean_us / 1e3)
 
 
-def test_rows_of_a_sequence_are_written_in_every_form(results: Results, tmp_path: Path) -> None:
+def test_rows_of_a_sequence_are_written_in_every_format(results: Results, tmp_path: Path) -> None:
     for suffix in (".json", ".csv", ".md"):
         results.save(tmp_path / f"r{suffix}")
     stored = json.loads((tmp_path / "r.json").read_text())
@@ -128,7 +128,7 @@ def test_rows_of_a_sequence_are_written_in_every_form(results: Results, tmp_path
     assert "captured_peak_bytes" in totals
 
 
-def test_the_command_shows_and_writes_the_rows_that_take_most(tiny_trace: Path, tmp_path: Path) -> None:
+def test_opreplay_shows_and_writes_the_most_expensive_rows(tiny_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "r.csv"
     options = ("--sequence", "--iterations", "1", "--top", "3", "--strict")
     done = succeed("opreplay", tiny_trace, *options, "-o", output)
@@ -142,12 +142,12 @@ def test_the_command_shows_and_writes_the_rows_that_take_most(tiny_trace: Path, 
     assert len(load_results(output)) == 3
 
 
-def test_a_roofline_of_a_sequence_is_refused_in_one_line(tiny_trace: Path, tmp_path: Path) -> None:
+def test_roofline_of_a_sequence_is_refused_in_one_line(tiny_trace: Path, tmp_path: Path) -> None:
     error = refusal("opreplay", tiny_trace, "--sequence", "-o", tmp_path / "r.svg", in_one_line=True)
     assert error.endswith("r.svg needs the results of --roofline: end its name in .json\n")
 
 
-def test_rows_say_what_became_of_calls_that_did_not_run_on_what_flows(odd: tuple[Trace, SequenceResult]) -> None:
+def test_rows_report_calls_that_were_substituted_or_skipped(odd: tuple[Trace, SequenceResult]) -> None:
     trace, result = odd
     rows = {row.op: row for row in rows_of(result, make_cases(trace), workload_for(RunRequest(), trace))}
     names = ("aten.unique_dim.default", "aten.mm.default", "aten._to_dense.default")
@@ -175,7 +175,7 @@ def test_each_reason_is_printed_once(odd: tuple[Trace, SequenceResult]) -> None:
         assert (f"{len(rows)} more rows" in text) == (most == 0)
 
 
-def test_times_that_there_are_none_of_are_empty_in_files(odd: tuple[Trace, SequenceResult], tmp_path: Path) -> None:
+def test_missing_times_are_empty_in_files(odd: tuple[Trace, SequenceResult], tmp_path: Path) -> None:
     trace, result = odd
     nothing = replace(result, replayed_ms=(), replayed_host_ms=(), replayed_wall_ms=())
     totals = totals_of(replace(nothing, replayed_critical_ms=float("nan")))
@@ -185,7 +185,7 @@ def test_times_that_there_are_none_of_are_empty_in_files(odd: tuple[Trace, Seque
     assert json.loads((tmp_path / "r.json").read_text())["sequence"]["replayed_wall_ms"] is None
 
 
-def test_what_is_timed_is_the_operator_itself(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_itself_is_timed(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[object] = []
 
     class Watch(HostTimer):

@@ -79,7 +79,7 @@ def shown(result: SequenceResult, rows: list[Result]) -> str:
     return text.getvalue()
 
 
-def test_passes_of_a_busy_machine_are_made_again(tiny_trace: Path, machine: Machine) -> None:
+def test_contended_passes_are_repeated(tiny_trace: Path, machine: Machine) -> None:
     machine.contended = lambda asked: asked in (2, 4)
     result, rows = replayed(tiny_trace)
     assert (result.repeats, result.dropped_passes, result.slowed_passes) == (3, 2, 0)
@@ -90,7 +90,7 @@ def test_passes_of_a_busy_machine_are_made_again(tiny_trace: Path, machine: Mach
     assert "contended" not in shown(result, rows)
 
 
-def test_a_step_all_of_whose_passes_were_contended_is_contended(tiny_trace: Path, machine: Machine) -> None:
+def test_step_with_only_contended_passes_is_contended(tiny_trace: Path, machine: Machine) -> None:
     machine.contended = lambda asked: True
     result, rows = replayed(tiny_trace)
     assert (result.repeats, result.dropped_passes, result.is_contended) == (3, 0, True)
@@ -111,7 +111,7 @@ def test_a_step_all_of_whose_passes_were_contended_is_contended(tiny_trace: Path
     assert (result.repeats, result.is_contended) == (MOST_DROPPED, True)
 
 
-def test_calls_that_are_clean_in_some_passes_count_though_no_pass_is_clean(
+def test_clean_calls_in_contended_passes_count(
     tiny_trace: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slowdown, "CHECK_NS", 0)
@@ -138,7 +138,7 @@ def test_calls_that_are_clean_in_some_passes_count_though_no_pass_is_clean(
     assert all(row.dropped + row.samples == 6 * row.count for row in rows)
 
 
-def test_a_contended_pass_is_made_again_when_the_machine_is_quiet(tiny_trace: Path, machine: Machine) -> None:
+def test_contended_pass_is_repeated_when_the_machine_is_quiet(tiny_trace: Path, machine: Machine) -> None:
     machine.quiet_after = 3
     machine.contended = lambda asked: machine.looks <= 3
     result, rows = replayed(tiny_trace)
@@ -147,7 +147,7 @@ def test_a_contended_pass_is_made_again_when_the_machine_is_quiet(tiny_trace: Pa
     assert {row.status for row in rows} == {"ok"}
 
 
-def test_a_machine_that_others_use_for_long_is_not_waited_for_for_ever(tiny_trace: Path, machine: Machine) -> None:
+def test_waiting_for_a_quiet_machine_is_limited(tiny_trace: Path, machine: Machine) -> None:
     machine.quiet_after = None
     machine.contended = lambda asked: True
     result, _ = replayed(tiny_trace, repeats=None, budget_s=0.2)
@@ -155,9 +155,7 @@ def test_a_machine_that_others_use_for_long_is_not_waited_for_for_ever(tiny_trac
     assert 1 <= machine.looks <= 10
 
 
-def test_a_processor_that_is_always_slow_is_measured_as_it_is_and_that_is_said(
-    tiny_trace: Path, machine: Machine
-) -> None:
+def test_permanently_slow_processor_is_measured_and_reported(tiny_trace: Path, machine: Machine) -> None:
     machine.slowed = True
     result, rows = replayed(tiny_trace)
     assert (result.repeats, result.dropped_passes, result.slowed_passes) == (3, 3, 3)
@@ -167,7 +165,7 @@ def test_a_processor_that_is_always_slow_is_measured_as_it_is_and_that_is_said(
     assert "ok, slowed" in text.replace("ok, noisy, slowed", "ok, slowed")
 
 
-def test_processes_of_a_step_that_take_the_cores_from_each_other_are_not_contended(machine: Machine) -> None:
+def test_processes_of_one_step_do_not_contend_with_each_other(machine: Machine) -> None:
     machine.contended = lambda asked: True
     for processes, is_contended in ((1, True), (1000, False)):
         watch = Slowdown(processes)
@@ -177,13 +175,13 @@ def test_processes_of_a_step_that_take_the_cores_from_each_other_are_not_contend
         assert (watch.is_slowed, watch.is_contended, 0 in watch.contended_calls) == (True, is_contended, is_contended)
 
 
-def test_no_pass_is_made_again_when_the_budget_is_spent(tiny_trace: Path, machine: Machine) -> None:
+def test_passes_are_not_repeated_beyond_the_budget(tiny_trace: Path, machine: Machine) -> None:
     machine.contended = lambda asked: True
     result, _ = replayed(tiny_trace, repeats=None, budget_s=0.0)
     assert (result.repeats, result.dropped_passes, result.is_contended) == (3, 0, True)
 
 
-def test_the_machine_is_asked_outside_of_the_calls_clocks(
+def test_contention_is_checked_outside_of_timed_calls(
     tiny_trace: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slowdown, "CHECK_NS", 0)
@@ -200,9 +198,7 @@ def test_the_machine_is_asked_outside_of_the_calls_clocks(
     assert result.replayed_wall_ms[0] - result.replayed_ms[0] >= result.calls
 
 
-def test_one_short_interruption_of_a_long_pass_does_not_count(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_interruption_of_a_long_pass_does_not_count(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0
     monkeypatch.setattr(slowdown, "perf_counter_ns", lambda: now)
     monkeypatch.setattr(slowdown, "CHECK_NS", 10 * MS)

@@ -39,9 +39,7 @@ costs = st.lists(st.integers(1, 10**9), min_size=1, max_size=40)
 
 
 @given(costs, st.integers(1, 50))
-def test_each_case_is_in_exactly_one_shard_and_none_is_larger_than_its_part_and_a_case(
-    costs_us: list[int], count: int
-) -> None:
+def test_each_case_is_in_exactly_one_shard_of_bounded_size(costs_us: list[int], count: int) -> None:
     parts = [Shard(number, count).select(costs_us) for number in range(1, count + 1)]
     assert [place for part in parts for place in part] == list(range(len(costs_us)))
     for part in parts:
@@ -49,9 +47,7 @@ def test_each_case_is_in_exactly_one_shard_and_none_is_larger_than_its_part_and_
 
 
 @given(st.lists(costs, min_size=1, max_size=6), st.integers(1, 20))
-def test_of_several_traces_each_case_is_in_one_shard_which_knows_that_it_has_the_trace(
-    traces: list[list[int]], count: int
-) -> None:
+def test_each_case_of_several_traces_is_in_exactly_one_shard(traces: list[list[int]], count: int) -> None:
     total_us = sum(map(sum, traces))
     selected: list[tuple[int, int]] = []
     for number in range(1, count + 1):
@@ -65,7 +61,7 @@ def test_of_several_traces_each_case_is_in_one_shard_which_knows_that_it_has_the
     assert selected == [(trace, place) for trace, costs_us in enumerate(traces) for place in range(len(costs_us))]
 
 
-def test_shards_of_a_shipped_trace_are_balanced_by_captured_time_and_a_worker_computes_the_same() -> None:
+def test_shards_of_a_shipped_trace_are_balanced_and_equal_on_workers() -> None:
     job = request_with("trace:faster_rcnn", shard="2/4")
     whole = load_workload(replace(job, shard=None))
     parts = [take_shard(whole.cases, whole, Shard(number, 4)) for number in range(1, 5)]
@@ -95,7 +91,7 @@ def test_shards_of_a_shipped_trace_are_balanced_by_captured_time_and_a_worker_co
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "1/2"),
     ],
 )
-def test_a_launcher_says_the_shard(variables: dict[str, str], expected: str) -> None:
+def test_shard_is_read_from_launcher_variables(variables: dict[str, str], expected: str) -> None:
     short = ("MIN", "MAX", "COUNT", "STEP")
     full = {f"SLURM_ARRAY_TASK_{name}" if name in short else name: value for name, value in variables.items()}
     assert str(shard_of_environment(full)) == expected
@@ -117,18 +113,18 @@ def test_a_launcher_says_the_shard(variables: dict[str, str], expected: str) -> 
         },
     ],
 )
-def test_a_launcher_that_does_not_say_it_is_an_error(variables: dict[str, str]) -> None:
+def test_missing_or_invalid_launcher_variables_are_an_error(variables: dict[str, str]) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         shard_of_environment(variables)
 
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1/0", "1", "a/b", "1/4/2", "-1/4", ""])
-def test_what_is_no_shard_is_refused(text: str) -> None:
+def test_invalid_shard_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         shard(text)
 
 
-def test_under_torchrun_each_process_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_torchrun_process_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,6"}.items():
         monkeypatch.setenv(name, value)
     args = argparse.Namespace(shard=Shard(2, 16), output=Path("a/zoo-{shard}.json"))
@@ -137,7 +133,7 @@ def test_under_torchrun_each_process_sees_its_own_gpu(monkeypatch: pytest.Monkey
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "6"
 
 
-def test_a_name_that_asks_for_a_shard_needs_one() -> None:
+def test_shard_placeholder_requires_a_shard() -> None:
     args = argparse.Namespace(shard=None, output=Path("zoo-{shard}.json"))
     with pytest.raises(UserError, match=r"is a placeholder for a shard: add --shard"):
         settle_shard(args)
@@ -155,7 +151,7 @@ def comparable(rows: Results) -> list[tuple[object, ...]]:
     return [(row.trace, row.case, row.op, row.count, row.mode, row.status, row.share, row.key) for row in rows]
 
 
-def test_merged_shards_of_several_traces_are_what_one_replay_gives(folder: Path, tmp_path: Path) -> None:
+def test_merged_shards_of_several_traces_equal_one_replay(folder: Path, tmp_path: Path) -> None:
     options = ["--iterations", "2", "--warmup", "0", "--cache", "warm", "-o"]
     assert run_command("opreplay", folder, *options, "whole.json", cwd=tmp_path).returncode == 0
     whole = read_run(tmp_path / "whole.json")
@@ -178,7 +174,7 @@ def test_merged_shards_of_several_traces_are_what_one_replay_gives(folder: Path,
 
 
 @pytest.mark.slow
-def test_a_shard_goes_on_where_it_was_and_not_with_the_rows_of_another(folder: Path, tmp_path: Path) -> None:
+def test_shard_resumes_its_rows_and_refuses_those_of_another(folder: Path, tmp_path: Path) -> None:
     output, trace = tmp_path / "r.json", folder / "net.predict.jsonl"
     rows = replay(trace, shard="1/2", output=output, **FAST).rows
     # as left by an interrupted run
@@ -197,7 +193,7 @@ def test_a_shard_goes_on_where_it_was_and_not_with_the_rows_of_another(folder: P
 
 
 @pytest.mark.slow
-def test_shards_of_other_options_are_not_one_replay(folder: Path, tmp_path: Path) -> None:
+def test_shards_with_different_options_are_not_merged(folder: Path, tmp_path: Path) -> None:
     usable = sorted(os.sched_getaffinity(0))[-1]
     runs = []
     for number, changed in enumerate(({}, {"pin": str(usable)}, {"top": 1}), 1):
@@ -210,13 +206,13 @@ def test_shards_of_other_options_are_not_one_replay(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1,5/2", "1/9999999"])
-def test_a_file_of_a_shard_that_there_cannot_be_is_refused(shard: str) -> None:
+def test_impossible_shard_in_a_file_is_refused(shard: str) -> None:
     with pytest.raises(UserError, match=f"a file claims to be shard {shard}: replay that shard again"):
         merge_runs([Results([], {"shard": shard}), Results([], {"shard": shard})])
 
 
 @pytest.mark.slow
-def test_there_may_be_more_shards_than_cases(folder: Path, tmp_path: Path) -> None:
+def test_more_shards_than_cases_are_allowed(folder: Path, tmp_path: Path) -> None:
     runs = []
     for number in range(1, 5):
         path = tmp_path / f"{number}.json"
@@ -234,7 +230,7 @@ def shard_of(machine: Machine, number: int, rows: slice) -> Results:
     return Results([machine.marked(row) for row in run.rows[rows]], header)
 
 
-def test_shards_of_machines_of_one_kind_are_one_run_and_of_two_kinds_are_not(tmp_path: Path) -> None:
+def test_shards_of_one_machine_kind_merge_and_of_two_kinds_do_not(tmp_path: Path) -> None:
     one = shard_of(Machine("a", "a processor"), 1, slice(2))
     other = shard_of(Machine("b", "a processor"), 2, slice(2, 4))
     merged = merge_runs([one, other])
@@ -250,7 +246,7 @@ def test_shards_of_machines_of_one_kind_are_one_run_and_of_two_kinds_are_not(tmp
     assert read_run(tmp_path / "m.json").header["machines"] == {"a": "a processor", "b": "a processor"}
 
 
-def test_what_is_no_description_of_a_trace_in_a_header_is_passed_over() -> None:
+def test_invalid_trace_description_in_a_header_is_ignored() -> None:
     one, other = shard_of(Machine("a", "p"), 1, slice(2)), shard_of(Machine("a", "p"), 2, slice(2, 4))
     runs = [Results(run.rows, {**run.header, "traces": {"t": 7, "u": {"trace_hash": "00"}}}) for run in (one, other)]
     assert merge_runs(runs).header["traces"] == {"u": {"trace_hash": "00"}}

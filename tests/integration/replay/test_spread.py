@@ -44,7 +44,7 @@ def test_one_device_has_all_cases_in_one_window(trace: Path) -> None:
     assert [len(window) for window in windows.take("cpu")] == [20]
 
 
-def test_devices_begin_with_equal_parts_and_one_that_is_done_takes_from_the_other(trace: Path) -> None:
+def test_devices_start_with_equal_parts_and_a_finished_one_takes_more(trace: Path) -> None:
     loaded = loaded_on(trace, "cuda,cuda:1")
     windows = DealtWindows(loaded, done=())
     dealt = {device: len(windows.dealt_to(device)) for device in ("cuda:0", "cuda:1")}
@@ -59,7 +59,7 @@ def test_devices_begin_with_equal_parts_and_one_that_is_done_takes_from_the_othe
     )
 
 
-def test_each_process_is_told_its_device_alone(trace: Path) -> None:
+def test_each_process_gets_only_its_device(trace: Path) -> None:
     job = request_with(trace, device=["cuda:0", "cuda:1"])
     loaded = load_workload(job)
     assert loaded.devices == ("cuda:0", "cuda:1")
@@ -70,7 +70,7 @@ def test_each_process_is_told_its_device_alone(trace: Path) -> None:
 
 
 @pytest.mark.parametrize("devices", ["cpu,cpu", "cpu,meta"])
-def test_cases_are_spread_over_accelerators_alone(trace: Path, devices: str) -> None:
+def test_cases_are_spread_only_over_accelerators(trace: Path, devices: str) -> None:
     with pytest.raises(UserError, match="several devices must be different accelerators, got cpu, "):
         replay(trace, device=devices)
 
@@ -107,7 +107,7 @@ class Pipe:
                 yield [name]
 
 
-def test_rows_come_as_they_are_said_and_a_silent_process_is_looked_after_meanwhile() -> None:
+def test_rows_arrive_as_written_and_silent_processes_are_checked() -> None:
     busy, silent = Pipe(), Pipe()
     heard: list[str] = []
     lanes: Any = {

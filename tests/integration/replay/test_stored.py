@@ -34,7 +34,7 @@ def drawn(folder: Path, shape: tuple[int, ...] = (100,), dtype: torch.dtype = to
     return values.draw(shape, dtype, torch.Generator().manual_seed(0))
 
 
-def test_a_whole_file_gives_the_programs_values(folder: Path) -> None:
+def test_complete_file_returns_the_values_of_the_program(folder: Path) -> None:
     assert torch.equal(drawn(folder), VALUES)
     assert torch.equal(drawn(folder, (5, 20)), VALUES.reshape(5, 20))
 
@@ -69,7 +69,9 @@ def replace(path: Path) -> None:
         (replace, "the file next to the trace does not contain them"),
     ],
 )
-def test_a_spoiled_file_is_told_and_the_models_stand_in(folder: Path, spoil: Callable[[Path], None], told: str) -> None:
+def test_corrupt_values_file_is_reported_and_models_are_used(
+    folder: Path, spoil: Callable[[Path], None], told: str
+) -> None:
     spoil(folder / "t.values.safetensors")
     with pytest.warns(RuntimeWarning, match=f"1 of 1 full values are drawn from models: .*{told}"):
         found = drawn(folder)
@@ -77,7 +79,7 @@ def test_a_spoiled_file_is_told_and_the_models_stand_in(folder: Path, spoil: Cal
     assert not torch.equal(found, VALUES)
 
 
-def test_a_file_that_goes_later_is_no_error(folder: Path) -> None:
+def test_values_file_deleted_later_is_no_error(folder: Path) -> None:
     (case,) = make_cases(load(folder / "t.jsonl"))
     (values,) = case.values.values()
     assert isinstance(values, Stored)
@@ -85,7 +87,7 @@ def test_a_file_that_goes_later_is_no_error(folder: Path) -> None:
     assert gone.draw((10,), torch.bool, torch.Generator()).sum() == 5
 
 
-def test_windows_that_no_file_holds_are_drawn_once_from_the_model(folder: Path) -> None:
+def test_overlapping_windows_are_drawn_from_the_model(folder: Path) -> None:
     # drawing all of it would exceed the memory
     spec = TensorSpec((1 << 20, 1 << 20), (1, 1), torch.float32, "cpu", values=0)
     (case,) = make_cases(load(folder / "t.jsonl"))

@@ -131,7 +131,7 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize(("make", "shape"), BLOCKS)
-def test_a_module_as_one_gives_what_the_module_gave(
+def test_module_case_returns_the_outputs_of_the_module(
     tmp_path: Path, make: Callable[[], nn.Module], shape: tuple[int, ...]
 ) -> None:
     case, expected = block_of(tmp_path, make(), *shape)
@@ -143,7 +143,7 @@ def test_a_module_as_one_gives_what_the_module_gave(
 
 @pytest.mark.parametrize(("make", "shape"), BLOCKS)
 @pytest.mark.slow
-def test_compilers_and_exporters_take_a_unit(
+def test_compilers_and_exporters_accept_a_unit(
     tmp_path: Path, make: Callable[[], nn.Module], shape: tuple[int, ...]
 ) -> None:
     case, expected = block_of(tmp_path, make(), *shape)
@@ -170,7 +170,7 @@ class Bound(nn.Module):
         return outputs
 
 
-def test_parameters_and_inputs_come_from_outside_each_once(tmp_path: Path) -> None:
+def test_parameters_and_inputs_are_arguments_once_each(tmp_path: Path) -> None:
     case, _ = block_of(tmp_path, Residual(), 2, 4, 5, 5)
     # x, which is read twice, two kernels, and four tensors of each norm
     shapes = [(2, 4, 5, 5), (6, 4, 3, 3), (4, 6, 3, 3), *[(6,)] * 4, *[(4,)] * 4]
@@ -180,7 +180,7 @@ def test_parameters_and_inputs_come_from_outside_each_once(tmp_path: Path) -> No
     assert not case.operator.mutates
 
 
-def test_tensors_from_outside_that_share_memory_share_it_again(tmp_path: Path) -> None:
+def test_outside_tensors_that_share_memory_share_it_again(tmp_path: Path) -> None:
     class Shared(nn.Module):
         def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:
             left, right = both
@@ -199,14 +199,14 @@ def test_tensors_from_outside_that_share_memory_share_it_again(tmp_path: Path) -
     assert left.untyped_storage()._cdata == right.untyped_storage()._cdata
 
 
-def test_writing_into_what_was_made_inside_is_no_writing_outside(tmp_path: Path) -> None:
+def test_writes_to_inner_tensors_are_not_mutations(tmp_path: Path) -> None:
     case, _ = block_of(tmp_path, Writes(), 4, 4)
     assert case.operator is not None
     assert not case.operator.mutates
 
 
 @pytest.mark.parametrize(("unseen", "told"), [(lambda x: x[1:, ::2], None), (lambda x: x.view(torch.int32), "int32")])
-def test_a_view_that_no_call_gave_is_made_where_it_can_be(
+def test_unrecorded_view_is_recreated_if_possible(
     tmp_path: Path, unseen: Callable[[Tensor], Tensor], told: str | None
 ) -> None:
     def viewed(x: Tensor) -> Tensor:
@@ -240,7 +240,7 @@ def inner(boxes: Tensor) -> Tensor:
     return boxes.clamp(0, 1)
 
 
-def test_a_function_in_a_loop_is_one_case_with_a_count(tmp_path: Path) -> None:
+def test_function_in_a_loop_is_one_case_with_a_count(tmp_path: Path) -> None:
     boxes, factor = torch.rand(5, 4), torch.tensor(2.0)
     results = []
 
@@ -257,7 +257,7 @@ def test_a_function_in_a_loop_is_one_case_with_a_count(tmp_path: Path) -> None:
     assert torch.equal(run(often)[0], results[0])
 
 
-def test_captured_times_are_sums_over_a_units_calls(tmp_path: Path) -> None:
+def test_captured_time_of_a_unit_is_the_sum_over_its_calls(tmp_path: Path) -> None:
     def program() -> None:
         for _ in range(3):
             scaled(torch.ones(5, 4), torch.tensor(2.0))
@@ -274,7 +274,7 @@ def test_captured_times_are_sums_over_a_units_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("places", [[], [1], [1, 2], [0, 3, 5]])
-def test_runs_with_a_perturbed_call_are_counted(places: list[int], tmp_path: Path) -> None:
+def test_unit_runs_with_a_perturbed_call_are_counted(places: list[int], tmp_path: Path) -> None:
     signature = Signature(0, OPERATOR, "aten.neg.default", (SPEC,), {}, SPEC)
     scopes = [Scope(number, name, "M", "forward") for number, name in enumerate(("m", "n"))]
     # three runs of two calls in `m`, each followed by one in `n`
@@ -288,7 +288,7 @@ def test_runs_with_a_perturbed_call_are_counted(places: list[int], tmp_path: Pat
 
 @pytest.mark.parametrize("path", [None, *SHIPPED_TRACES], ids=str)
 @pytest.mark.parametrize("unit", [MODULE, FUNCTION])
-def test_units_share_out_all_of_a_programs_time(tiny_trace: Path, path: Path | None, unit: str) -> None:
+def test_unit_shares_add_up_to_the_whole_time(tiny_trace: Path, path: Path | None, unit: str) -> None:
     trace = load(path or tiny_trace)
     cases = make_units(trace, Selection(), unit)
     # calls inside an extension function have their own rows
@@ -300,7 +300,7 @@ def test_units_share_out_all_of_a_programs_time(tiny_trace: Path, path: Path | N
     assert make_units(trace, Selection(top=3), unit)[2].op == cases[2].op
 
 
-def test_forward_backward_and_optimizer_are_units_of_their_own(tmp_path: Path) -> None:
+def test_forward_backward_and_optimizer_are_separate_units(tmp_path: Path) -> None:
     train_tiny_net(tmp_path / "t.jsonl")
     cases = make_units(load(tmp_path / "t.jsonl"), Selection(), MODULE)
     names = {case.op: case.phase for case in cases}
@@ -319,7 +319,7 @@ def test_every_unit_of_a_training_step_runs(tiny_trace: Path) -> None:
                 assert (result.status, result.error, result.faithful) == ("ok", None, True), result.op
 
 
-def test_gradients_go_through_a_unit(tmp_path: Path) -> None:
+def test_gradients_flow_through_a_unit(tmp_path: Path) -> None:
     # in training mode, its norms write into buffers from outside
     model = Named(Residual()).eval()
     trace = captured(tmp_path, lambda: model(torch.randn(2, 4, 5, 5)).sum().backward(), model=model)
@@ -328,7 +328,7 @@ def test_gradients_go_through_a_unit(tmp_path: Path) -> None:
     assert (forward.status, backward.direction, backward.status, backward.error) == ("ok", "backward", "ok", None)
 
 
-def test_gradients_pass_what_was_detached_by(tmp_path: Path) -> None:
+def test_gradients_bypass_detached_results(tmp_path: Path) -> None:
     def partly(x: Tensor) -> Tensor:
         # autograd keeps the detached result of exp
         made = x.exp() * 1
@@ -344,7 +344,7 @@ def test_gradients_pass_what_was_detached_by(tmp_path: Path) -> None:
     assert torch.equal(found, expected)
 
 
-def test_a_module_takes_in_those_inside_it_where_a_pattern_names_it(tmp_path: Path) -> None:
+def test_module_pattern_decides_whether_inner_modules_are_included(tmp_path: Path) -> None:
     model = nn.Sequential(Named(Residual()), Named(Residual()), nn.ReLU())
     trace = captured(tmp_path, lambda: model(torch.randn(2, 4, 5, 5)), model=model)
     children = {case.op for case in make_units(trace, Selection(module=["?"]), MODULE)}
@@ -360,7 +360,7 @@ def test_a_module_takes_in_those_inside_it_where_a_pattern_names_it(tmp_path: Pa
     }
 
 
-def test_a_function_takes_in_those_that_it_calls_where_a_pattern_names_it_alone(tmp_path: Path) -> None:
+def test_function_pattern_decides_whether_callees_are_included(tmp_path: Path) -> None:
     trace = captured(tmp_path, lambda: clipped(torch.linspace(-2, 2, 9)), stack_depth=4)
     (case,) = make_units(trace, Selection(op=["*:clipped"]), FUNCTION)
     assert torch.equal(arguments(case)[0], torch.linspace(-2, 2, 9))
@@ -371,7 +371,7 @@ def test_a_function_takes_in_those_that_it_calls_where_a_pattern_names_it_alone(
     }
 
 
-def test_calls_of_a_function_from_two_lines_are_two_where_lines_are_known(tmp_path: Path) -> None:
+def test_function_calls_from_two_lines_are_separate_if_lines_are_known(tmp_path: Path) -> None:
     def program() -> None:
         boxes = torch.ones(3)
         inner(boxes)
@@ -403,7 +403,7 @@ def test_calls_of_other_threads_do_not_interrupt_a_unit(tmp_path: Path) -> None:
     assert torch.equal(run(case)[0], torch.full((3,), 8.0))
 
 
-def test_ranges_of_a_profiler_are_passed_over(tmp_path: Path) -> None:
+def test_profiler_ranges_are_ignored(tmp_path: Path) -> None:
     def marked(x: Tensor) -> Tensor:
         with torch.profiler.record_function("range"):
             return x.sin() * 2
@@ -412,7 +412,7 @@ def test_ranges_of_a_profiler_are_passed_over(tmp_path: Path) -> None:
     assert torch.equal(run(case)[0], torch.ones(3).sin() * 2)
 
 
-def test_generators_begin_as_in_the_program(tmp_path: Path) -> None:
+def test_generators_start_as_in_the_program(tmp_path: Path) -> None:
     def noisy(generator: torch.Generator) -> Tensor:
         return torch.rand(3, generator=generator) + torch.rand(3, generator=generator)
 
@@ -421,7 +421,7 @@ def test_generators_begin_as_in_the_program(tmp_path: Path) -> None:
     assert torch.equal(run(case)[0], noisy(torch.Generator().manual_seed(7)))
 
 
-def test_names_of_arguments_in_a_strangers_trace_are_not_run(tmp_path: Path) -> None:
+def test_argument_names_of_an_untrusted_trace_are_not_executed(tmp_path: Path) -> None:
     hostile = {"alpha=1) or print('run'); str(x": 1}
     records: list[Record] = [
         Scope(0, "m", "M", "forward"),
@@ -434,7 +434,7 @@ def test_names_of_arguments_in_a_strangers_trace_are_not_run(tmp_path: Path) -> 
     assert "is not an argument's name" in str(result.error)
 
 
-def test_what_decides_sizes_inside_is_taken_as_it_comes(tmp_path: Path) -> None:
+def test_unit_with_data_dependent_sizes_keeps_the_recorded_ones(tmp_path: Path) -> None:
     def selected(scores: Tensor) -> Tensor:
         found = scores[scores > 0.5]
         return found * 2
@@ -452,7 +452,7 @@ def test_what_decides_sizes_inside_is_taken_as_it_comes(tmp_path: Path) -> None:
         assert torch.equal(run(case)[0], torch.full((3,), 2.0))
 
 
-def test_devices_and_dtypes_follow_where_a_unit_is_replayed(tmp_path: Path) -> None:
+def test_device_and_dtype_of_the_replay_apply_inside_a_unit(tmp_path: Path) -> None:
     def filled(x: Tensor) -> Tensor:
         return x @ torch.full((4, 4), 0.5, dtype=torch.float32, device="cpu")
 
@@ -466,7 +466,7 @@ def test_devices_and_dtypes_follow_where_a_unit_is_replayed(tmp_path: Path) -> N
     assert (result.status, result.error) == ("ok", None)
 
 
-def test_a_unit_that_cannot_run_costs_its_row_alone(tmp_path: Path) -> None:
+def test_unit_that_cannot_run_fails_only_in_its_row(tmp_path: Path) -> None:
     def opaque(x: Tensor) -> None:
         torch.empty(0).set_(x.untyped_storage())
 
@@ -503,13 +503,13 @@ def test_a_unit_that_cannot_run_costs_its_row_alone(tmp_path: Path) -> None:
         (MODULE, Selection(op=["head"], module=["features*"]), "no call matches both --op and --module"),
     ],
 )
-def test_patterns_that_select_nothing_are_told(tiny_trace: Path, unit: str, selection: Selection, told: str) -> None:
+def test_patterns_without_a_match_are_reported(tiny_trace: Path, unit: str, selection: Selection, told: str) -> None:
     with pytest.raises(UserError) as caught:
         make_units(load(tiny_trace), selection, unit)
     assert told in f"{caught.value}: {caught.value.hint}"
 
 
-def test_the_command_replays_units(tmp_path: Path) -> None:
+def test_opreplay_replays_units(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     patterns = ("--unit", "function", "--op", "*:delta2bbox", "--iterations", 2)
     done = succeed("opreplay", SHIPPED_TRACES[0], *patterns, "-o", path)

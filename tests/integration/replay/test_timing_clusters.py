@@ -90,7 +90,7 @@ def drawn(case: Case) -> list[float]:
     return [case.values[number].value for number in numbers]  # type: ignore[union-attr]
 
 
-def test_a_case_has_the_values_of_each_place_and_their_shares(tmp_path: Path) -> None:
+def test_case_has_the_values_and_shares_of_each_place(tmp_path: Path) -> None:
     (case,) = make_cases(load(write_trace(tmp_path / "t.jsonl"), partial=True))
     assert (case.number, case.count, case.captured_us) == (0, 15, 42)
     assert drawn(case) == [2.0, DENORMAL]
@@ -101,7 +101,7 @@ def test_a_case_has_the_values_of_each_place_and_their_shares(tmp_path: Path) ->
     assert case.captured_spread < 0.1
 
 
-def test_split_gives_a_case_for_each_way(tmp_path: Path) -> None:
+def test_split_makes_a_case_per_timing_cluster(tmp_path: Path) -> None:
     cases = make_cases(load(write_trace(tmp_path / "t.jsonl"), partial=True), Selection(split=True))
     assert [(case.count, case.captured_us, drawn(case)) for case in cases] == [
         (3, 200, [DENORMAL]),
@@ -115,7 +115,7 @@ def test_split_gives_a_case_for_each_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("looked_at", "times"), [((0,), STEP_US), ((), STEP_US), ((0, 2), STEP_US), ((0, 1), (40, 50, 44, 42, 41))]
 )
-def test_places_that_take_as_long_or_were_not_looked_at_are_one_way(
+def test_similar_or_unobserved_places_are_one_cluster(
     looked_at: Sequence[int], times: Sequence[int], tmp_path: Path
 ) -> None:
     trace = load(write_trace(tmp_path / "t.jsonl", looked_at=looked_at, times=times), partial=True)
@@ -125,7 +125,7 @@ def test_places_that_take_as_long_or_were_not_looked_at_are_one_way(
         assert case.number == 0
 
 
-def test_a_row_tells_the_ways_apart_and_each_runs_in_its_share(tmp_path: Path) -> None:
+def test_row_lists_timing_clusters_and_runs_each_in_its_share(tmp_path: Path) -> None:
     case, *_ = make_cases(load(write_trace(tmp_path / "t.jsonl"), partial=True))
     ((row,),) = list(measure_cases([case], settings_of(iterations=40)))
     told = ClusterColumns.of(row)
@@ -141,7 +141,7 @@ def test_a_row_tells_the_ways_apart_and_each_runs_in_its_share(tmp_path: Path) -
     assert "--split gives each a row" in " ".join(text.getvalue().split())
 
 
-def test_merged_traces_know_the_places(tmp_path: Path) -> None:
+def test_merged_traces_keep_timing_clusters(tmp_path: Path) -> None:
     paths = [
         write_trace(tmp_path / "a.jsonl"),
         # its calls begin between the other process's looks and the calls looked at
@@ -153,13 +153,13 @@ def test_merged_traces_know_the_places(tmp_path: Path) -> None:
     assert drawn(case) == [2.0, DENORMAL]
 
 
-def test_a_call_of_another_thread_is_not_taken_for_the_one_that_was_looked_at(tmp_path: Path) -> None:
+def test_call_of_another_thread_is_not_confused_with_the_observed_one(tmp_path: Path) -> None:
     (case,) = make_cases(load(write_trace(tmp_path / "t.jsonl", other_thread=True), partial=True))
     assert drawn(case) == [2.0, DENORMAL]
     assert [len(item.calls) for item in case.timing_clusters] == [14, 3]
 
 
-def test_traces_without_the_memory_of_what_was_looked_at_are_read(tmp_path: Path) -> None:
+def test_traces_without_the_storage_of_observations_are_read(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "t.jsonl")
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert sum(line.pop("storage", None) is not None for line in lines) == 2
@@ -178,7 +178,7 @@ def test_traces_without_the_memory_of_what_was_looked_at_are_read(tmp_path: Path
         ("[bc]", [2.0, DENORMAL], [3, 3]),
     ],
 )
-def test_selected_calls_have_the_values_of_calls_that_behave_as_they_do(
+def test_selected_calls_have_the_values_of_their_cluster(
     modules: str, values: list[float], counts: list[int], tmp_path: Path
 ) -> None:
     trace = load(write_trace(tmp_path / "t.jsonl", modules="abcde"), partial=True)
@@ -192,13 +192,13 @@ def test_selected_calls_have_the_values_of_calls_that_behave_as_they_do(
 
 
 @pytest.mark.parametrize(("module", "values"), [("a", [1.0]), ("b", [1.0, DENORMAL]), ("*", [1.0, DENORMAL])])
-def test_a_place_that_is_not_selected_gives_no_values(module: str, values: list[float], tmp_path: Path) -> None:
+def test_unselected_place_provides_no_values(module: str, values: list[float], tmp_path: Path) -> None:
     trace = load(write_trace(tmp_path / "t.jsonl", looked_at=(1,), modules="abcde"), partial=True)
     (case,) = make_cases(trace, Selection(module=(module,)))
     assert drawn(case) == values
 
 
-def test_a_capture_says_which_call_it_looked_at(tmp_path: Path) -> None:
+def test_capture_records_which_call_it_observed(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -219,7 +219,7 @@ def test_a_capture_says_which_call_it_looked_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("perturbed", "slow_us"), [([(1, 1)], 200), ([(1, 1), (6, 1)], 210)])
-def test_a_perturbed_call_counts_as_those_that_behave_as_it_does(
+def test_perturbed_call_belongs_to_the_cluster_of_its_place(
     perturbed: list[tuple[int, int]], slow_us: float, tmp_path: Path
 ) -> None:
     path = write_trace(tmp_path / "t.jsonl", steps=2, perturbed=perturbed, times=(40, slow_us, 44, 42, 41))
@@ -243,7 +243,7 @@ def with_calls_between(path: Path) -> Path:
     return path
 
 
-def test_split_cases_run_after_the_calls_that_theirs_came_after(tmp_path: Path) -> None:
+def test_split_cases_run_after_the_preceding_calls_of_their_part(tmp_path: Path) -> None:
     path = with_calls_between(tmp_path / "t.jsonl")
     loaded = load_workload(request_with(path, split=True, partial=True))
     surroundings = loaded.surroundings
@@ -263,7 +263,7 @@ def test_split_cases_run_after_the_calls_that_theirs_came_after(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("tensors", [[0] * 4, []], ids=["calls without tensors", "no word of tensors"])
-def test_calls_without_tensors_have_places_too(tensors: list[int], tmp_path: Path) -> None:
+def test_calls_without_tensors_have_clusters(tensors: list[int], tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     records: list[Record] = [
         Signature(0, "operator", "aten.ones.default", ([2, 3],), {}, OUTPUT),

@@ -47,7 +47,7 @@ def run(*args: Any, **changes: Any) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-def test_a_recorded_launch_writes_what_the_program_s_did(kernels: ModuleType, tmp_path: Path) -> None:
+def test_recorded_launch_writes_the_results_of_the_program(kernels: ModuleType, tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         expected = kernels.add(X, Y), kernels.count(7)
     signatures = {item.op: item for item in load(tmp_path / "t.jsonl").signatures}
@@ -75,13 +75,13 @@ def test_a_recorded_launch_writes_what_the_program_s_did(kernels: ModuleType, tm
         (launch_of("missing"), "no function missing"),
     ],
 )
-def test_what_is_no_kernel_of_a_trusted_module_is_refused(signature: Signature, reason: str) -> None:
+def test_object_that_is_not_a_kernel_of_a_trusted_module_is_refused(signature: Signature, reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
         find_operator(signature, [MODULE])
 
 
 @pytest.mark.usefixtures("kernels")
-def test_a_kernel_of_the_program_s_own_file_is_found_in_a_trusted_module() -> None:
+def test_kernel_of_the_main_file_is_found_in_a_trusted_module() -> None:
     find_operator(replace(launch_of(), op="__main__:add_kernel"), [MODULE])
 
 
@@ -104,14 +104,14 @@ def test_a_kernel_of_the_program_s_own_file_is_found_in_a_trusted_module() -> No
         ({"constants": {"BLOCK": NamedSpec(f"{MODULE}:add"), "OUT": torch.float32}}, "no Triton kernel add"),
     ],
 )
-def test_a_launch_that_could_do_anything_else_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_launch_with_unsafe_options_is_refused(changes: dict[str, Any], reason: str) -> None:
     out = torch.zeros(100)
     with pytest.raises(Unsupported, match=reason):
         run(X, Y, out, 100, 2.0, **changes)
     assert not out.any()
 
 
-def test_a_unit_holds_the_launches_of_its_calls(kernels: ModuleType, tmp_path: Path) -> None:
+def test_unit_contains_the_launches_of_its_calls(kernels: ModuleType, tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         expected = kernels.add(X, Y)
     (case,) = make_units(load(tmp_path / "t.jsonl"), Selection(), FUNCTION, [MODULE])
@@ -124,7 +124,7 @@ def test_a_unit_holds_the_launches_of_its_calls(kernels: ModuleType, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_opreplay_runs_launches_of_a_module_that_it_is_named(kernels: ModuleType, tmp_path: Path) -> None:
+def test_opreplay_runs_launches_of_a_trusted_module(kernels: ModuleType, tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         kernels.add(X, Y)
     shutil.copy(ROOT / "tests/support/models" / f"{MODULE}.py", tmp_path)

@@ -50,20 +50,20 @@ PREDICTING = {ATTENTION: {1}, "aten.native_layer_norm.default": {1, 2}}
 TRAINING = {ATTENTION: set[int](), "aten.native_layer_norm.default": set[int]()}
 
 
-def test_the_dataflow_of_a_program_says_what_it_uses(traces: dict[str, Path]) -> None:
+def test_dataflow_shows_which_results_a_program_uses(traces: dict[str, Path]) -> None:
     assert unused_in(load(traces["predict"])) == PREDICTING
     assert unused_in(load(traces["train"])) == TRAINING
 
 
 @pytest.mark.parametrize("lack", ["distilled", "cut"])
-def test_without_dataflow_a_call_that_ran_with_gradients_uses_all(traces: dict[str, Path], lack: str) -> None:
+def test_calls_with_gradients_use_all_results_without_dataflow(traces: dict[str, Path], lack: str) -> None:
     for kind, expected in (("predict", PREDICTING), ("train", TRAINING)):
         trace = load(traces[kind])
         trace = replace(trace, header={**trace.header, "distilled": {}}) if lack == "distilled" else trace
         assert unused_in(replace(trace, end=None) if lack == "cut" else trace) == expected
 
 
-def test_only_other_modes_than_eager_ask_for_it(traces: dict[str, Path]) -> None:
+def test_unused_results_are_determined_only_for_compared_modes(traces: dict[str, Path]) -> None:
     places = {
         mode: {case.op: {*case.unused} for case in load_workload(request_with(traces["predict"], mode=[mode])).cases}
         for mode in ("eager", "jit")
@@ -72,7 +72,7 @@ def test_only_other_modes_than_eager_ask_for_it(traces: dict[str, Path]) -> None
     assert places["eager"][ATTENTION] == set()
 
 
-def test_the_places_are_results_of_registered_operators() -> None:
+def test_listed_unused_results_belong_to_registered_operators() -> None:
     for packet, places in FOR_BACKWARD.items():
         operator = getattr(torch.ops.aten, packet)
         returns = [len(getattr(operator, name)._schema.returns) for name in operator.overloads()]
@@ -81,7 +81,7 @@ def test_the_places_are_results_of_registered_operators() -> None:
         assert max(places) < max(returns), packet
 
 
-def test_a_difference_in_an_unused_result_is_noted() -> None:
+def test_difference_in_an_unused_result_is_noted() -> None:
     def two() -> tuple[torch.Tensor, torch.Tensor]:
         return torch.ones(3), torch.ones(2)
 
@@ -94,7 +94,7 @@ def test_a_difference_in_an_unused_result_is_noted() -> None:
     assert not reference.check(RunOutputs([torch.zeros(3), torch.ones(2)]), Tolerance()).right
 
 
-def test_a_mode_with_other_statistics_is_right_where_a_model_predicts(traces: dict[str, Path], tmp_path: Path) -> None:
+def test_mode_with_other_statistics_is_right_if_they_are_unused(traces: dict[str, Path], tmp_path: Path) -> None:
     environment = with_package(tmp_path, {"opgrip.modes": "planted_modes"}) | {"OPGRIP_CACHE": str(tmp_path / "cache")}
     rows = {}
     for kind, path in traces.items():

@@ -67,7 +67,7 @@ def blamed(bad: Case, settings: Workload) -> tuple[int, int]:
 
 
 @on_simulator(SIM_DEVICES="12")
-def test_an_assert_in_any_run_is_blamed_on_its_row() -> None:
+def test_device_assert_in_any_run_is_attributed_to_its_row() -> None:
     for run in range(1, 6):
         bad = case_of(1, failing(in_run(run)))
         assert blamed(bad, settings_on(f"sim:{run}")) == (1, 0), f"in run {run}"
@@ -82,7 +82,7 @@ WAYS: list[tuple[Callable[[torch.Tensor], bool], dict[str, str]]] = [
 
 
 @on_simulator(SIM_DEVICES="4")
-def test_an_assert_under_one_mode_values_or_threads_costs_that_row_alone() -> None:
+def test_device_assert_in_one_variant_loses_only_its_row() -> None:
     for is_bad, options in WAYS:
         bad, settings = case_of(1, failing(is_bad)), settings_on("sim:3", **options)
         lost = empty_row(bad, settings.ways(bad)[1], settings, FAILED, ASSERT)
@@ -101,7 +101,7 @@ def statuses(
 
 
 @on_simulator(SIM_DEVICES="12")
-def test_an_assert_of_cases_on_streams_is_blamed_on_one_that_ran() -> None:
+def test_device_assert_on_several_streams_is_attributed_to_a_running_case() -> None:
     for run in range(1, 12):
         bad = case_of(1, failing(in_run(run)))
         number, row = blamed(bad, settings_on(f"sim:{run}", streams="2"))
@@ -111,7 +111,7 @@ def test_an_assert_of_cases_on_streams_is_blamed_on_one_that_ran() -> None:
 
 
 @on_simulator(SIM_FAIL=f"aten::cos={ASSERT}")
-def test_a_device_side_assert_costs_one_row(tmp_path: Path) -> None:
+def test_device_assert_loses_one_row(tmp_path: Path) -> None:
     trace, output = tmp_path / "t.jsonl", tmp_path / "rows.json"
     with Capture(trace):
         torch.ones(3).cos()
@@ -124,7 +124,7 @@ def test_a_device_side_assert_costs_one_row(tmp_path: Path) -> None:
 
 
 @on_simulator(SIM_FAIL=f"aten::cos={ASSERT}")
-def test_an_assert_in_a_sequence_costs_that_call(tmp_path: Path) -> None:
+def test_device_assert_in_a_sequence_loses_one_call(tmp_path: Path) -> None:
     trace, output = tmp_path / "t.jsonl", tmp_path / "sequence.json"
     with Capture(trace):
         torch.ones(3).sin().cos().tan()
@@ -137,7 +137,7 @@ def test_an_assert_in_a_sequence_costs_that_call(tmp_path: Path) -> None:
 
 
 @on_simulator(SIM_MEMORY=str(64 * MB))
-def test_a_case_that_runs_out_of_memory_leaves_it_to_the_next() -> None:
+def test_case_that_runs_out_of_memory_frees_it_for_the_next() -> None:
     for run in range(1, 6):
         is_run = in_run(run)
 
@@ -155,7 +155,7 @@ def test_a_case_that_runs_out_of_memory_leaves_it_to_the_next() -> None:
         assert torch.sim.memory_allocated("sim:0") < MB, f"in run {run}"
 
 
-def test_cases_measured_side_by_side_leave_most_of_the_memory() -> None:
+def test_cases_measured_together_leave_most_of_the_memory_free() -> None:
     cases = [case_of(number, torch.sin, MB) for number in range(8)]
     settings = settings_of(iterations=1, cache="warm")
     assert len(list(windows(cases, settings))) == 1

@@ -20,7 +20,7 @@ def start_long_write(device: str = "sim:0") -> torch.Tensor:
 
 
 @on_simulator()
-def test_a_context_is_made_by_the_first_use_and_not_by_counting() -> None:
+def test_context_is_created_by_the_first_use_and_not_by_counting() -> None:
     torch.randn(3, requires_grad=True).sum().backward()
     torch.manual_seed(1)
     assert torch.sim.device_count() == 2
@@ -34,7 +34,7 @@ def test_a_context_is_made_by_the_first_use_and_not_by_counting() -> None:
 
 
 @on_simulator()
-def test_a_fork_of_a_process_with_a_context_cannot_use_it() -> None:
+def test_forked_process_cannot_use_an_inherited_context() -> None:
     torch.ones(1, device="sim")
     child = os.fork()
     if child == 0:
@@ -48,7 +48,7 @@ def test_a_fork_of_a_process_with_a_context_cannot_use_it() -> None:
 
 
 @on_simulator()
-def test_the_host_runs_ahead_and_events_tell_the_device_s_time() -> None:
+def test_host_runs_ahead_and_events_measure_device_time() -> None:
     torch.ones(4, device="sim")
     before, after = (torch.sim.Event(enable_timing=True) for _ in range(2))
     start = perf_counter()
@@ -65,7 +65,7 @@ def test_the_host_runs_ahead_and_events_tell_the_device_s_time() -> None:
 
 
 @on_simulator()
-def test_streams_work_side_by_side() -> None:
+def test_streams_run_concurrently() -> None:
     torch.sim.set_duration("aten::sin", LONG_US)
     x, y = torch.ones(4, device="sim"), torch.ones(4, device="sim")
     torch.accelerator.synchronize()
@@ -80,7 +80,7 @@ def test_streams_work_side_by_side() -> None:
 
 
 @on_simulator()
-def test_an_event_belongs_to_the_device_that_recorded_it_first() -> None:
+def test_event_belongs_to_the_device_that_recorded_it_first() -> None:
     event = torch.Event("sim", enable_timing=True)
     event.record(torch.accelerator.current_stream(0))
     with pytest.raises(RuntimeError, match="Event device 0 does not match recording stream's device 1"):
@@ -88,7 +88,7 @@ def test_an_event_belongs_to_the_device_that_recorded_it_first() -> None:
 
 
 @on_simulator()
-def test_a_stream_that_does_not_wait_for_another_s_write_is_caught() -> None:
+def test_missing_wait_between_streams_is_detected() -> None:
     written = start_long_write()
     event = torch.Event("sim")
     event.record()
@@ -106,7 +106,7 @@ def test_a_stream_that_does_not_wait_for_another_s_write_is_caught() -> None:
 
 
 @on_simulator()
-def test_copies_to_pinned_memory_come_when_they_were_waited_for() -> None:
+def test_copies_to_pinned_memory_arrive_after_synchronization() -> None:
     x, pinned = torch.ones(3, device="sim"), torch.zeros(3).pin_memory()
     assert pinned.is_pinned()
     pinned.copy_(x, non_blocking=True)
@@ -116,7 +116,7 @@ def test_copies_to_pinned_memory_come_when_they_were_waited_for() -> None:
 
 
 @on_simulator()
-def test_devices_exchange_tensors_and_calls_of_two_devices_fail() -> None:
+def test_devices_exchange_tensors_and_mixed_calls_fail() -> None:
     x = torch.ones(3, device="sim:0")
     moved = x.to("sim:1", non_blocking=True)
     assert moved.device == torch.device("sim:1")
@@ -128,7 +128,7 @@ def test_devices_exchange_tensors_and_calls_of_two_devices_fail() -> None:
 
 
 @on_simulator()
-def test_an_error_of_the_device_comes_late_and_stays() -> None:
+def test_device_error_is_reported_late_and_persists() -> None:
     x = torch.ones(3, device="sim:0")
     torch.sim.fail("aten::sin", "device-side assert triggered")
     y = x.sin()
@@ -143,7 +143,7 @@ def test_an_error_of_the_device_comes_late_and_stays() -> None:
 
 
 @on_simulator()
-def test_what_a_capture_forbids_raises_and_ends_it() -> None:
+def test_forbidden_operation_raises_and_ends_the_graph_capture() -> None:
     x = torch.ones(3, device="sim")
 
     def query() -> None:
@@ -163,7 +163,7 @@ def test_what_a_capture_forbids_raises_and_ends_it() -> None:
 
 
 @on_simulator()
-def test_another_thread_breaks_a_global_capture_unless_it_relaxes() -> None:
+def test_another_thread_breaks_a_global_graph_capture_unless_relaxed() -> None:
     x = torch.ones(3, device="sim")
     event = torch.Event("sim")
     event.record()

@@ -25,7 +25,7 @@ def measure(folder: Path, plan: str, only: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_the_device_and_its_clocks_are_measured(tmp_path: Path) -> None:
+def test_device_and_its_clocks_are_measured(tmp_path: Path) -> None:
     facts = measure(tmp_path, "first", "facts,clocks")
     calls = [fact for fact in facts if "call" in fact]
     assert [fact for fact in facts if "error" in fact] == []
@@ -38,7 +38,7 @@ def test_the_device_and_its_clocks_are_measured(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @needs("transformers")
-def test_a_model_is_observed_and_replayed(tmp_path: Path) -> None:
+def test_model_is_observed_and_replayed(tmp_path: Path) -> None:
     facts = measure(tmp_path, "first", "program:bert,replay:bert")
     observers = [fact["observer"] for fact in facts if "observer" in fact]
     assert observers == ["native", "opgrip events", "dispatch mode", "native again", "profiler cpu", "eto"]
@@ -53,6 +53,6 @@ def test_a_model_is_observed_and_replayed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @needs("transformers")
-def test_a_replay_without_a_trace_is_skipped(tmp_path: Path) -> None:
+def test_replay_without_a_trace_is_skipped(tmp_path: Path) -> None:
     [fact] = measure(tmp_path, "second", "sequence:llama")
     assert fact["skipped"] == "there is no llama.jsonl: its capture failed or was not among the steps"

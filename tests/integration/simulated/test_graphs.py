@@ -15,7 +15,7 @@ from opgrip.traces.schema.records import Graph
 
 
 @on_simulator(SIM_DURATIONS="aten::sin=700", SIM_ONE_FAILED_CAPTURE="1")
-def test_a_call_that_no_graph_holds_costs_one_row_and_spoils_none_after_it(tmp_path: Path) -> None:
+def test_call_that_no_graph_can_hold_fails_only_in_its_row(tmp_path: Path) -> None:
     x = torch.ones(20)
     with Capture(tmp_path / "t.jsonl"):
         for _ in range(3):

@@ -75,7 +75,7 @@ def recorded_leads() -> Iterator[list[float]]:
 
 
 @on_simulator(SIM_DURATIONS="aten::add=2", SIM_DEVICES="1")
-def test_a_short_kernel_is_timed_without_its_launch() -> None:
+def test_short_kernel_is_timed_without_its_launch() -> None:
     for method in (EVENTS, GRAPH):
         times = run_subject(make_subject(lambda x: x + 1), method, runs=100)
         # a host that is interrupted launches later than it did before
@@ -83,7 +83,7 @@ def test_a_short_kernel_is_timed_without_its_launch() -> None:
 
 
 @on_simulator(SIM_DURATIONS="aten::add=2", SIM_DEVICES="1")
-def test_a_device_is_kept_busy_for_longer_than_the_last_launch() -> None:
+def test_device_is_kept_busy_longer_than_the_last_launch() -> None:
     launch_ns, watch = 300e3, make_stopwatch()
     x = torch.ones(4, device=DEVICE)
     with recorded_leads() as leads:
@@ -92,7 +92,7 @@ def test_a_device_is_kept_busy_for_longer_than_the_last_launch() -> None:
 
 
 @on_simulator(SIM_DEVICES="1")
-def test_a_delay_lasts_as_long_as_asked_on_a_faster_clock() -> None:
+def test_delay_lasts_as_requested_on_a_faster_clock() -> None:
     devices.use_device(DEVICE)
     torch.sim.NS_PER_CYCLE = 0.3
     before, after = (devices.make_event(DEVICE) for _ in range(2))
@@ -106,7 +106,7 @@ def test_a_delay_lasts_as_long_as_asked_on_a_faster_clock() -> None:
 
 
 @on_simulator(SIM_DURATIONS="aten::nonzero=20;aten::add=20", SIM_DEVICES="1")
-def test_the_lead_of_a_call_that_waits_does_not_grow() -> None:
+def test_lead_of_a_synchronizing_call_does_not_grow() -> None:
     with recorded_leads() as leads:
         run_subject(make_subject(lambda x: (x + 1).sum().item()))
     assert len(leads) >= 60
@@ -114,7 +114,7 @@ def test_the_lead_of_a_call_that_waits_does_not_grow() -> None:
 
 
 @on_simulator(SIM_DURATIONS="aten::sin=20000;aten::add=3", SIM_DEVICES="1")
-def test_a_step_does_not_keep_the_device_busy_for_the_wait_of_a_call(tmp_path: Path) -> None:
+def test_step_replay_does_not_lead_for_the_wait_of_a_call(tmp_path: Path) -> None:
     x = torch.ones(3, device=DEVICE)
     with Capture(tmp_path / "t.jsonl"):
         for _ in range(3):
@@ -130,7 +130,7 @@ def test_a_step_does_not_keep_the_device_busy_for_the_wait_of_a_call(tmp_path: P
 
 
 @on_simulator(SIM_DEVICES="1")
-def test_events_are_made_once() -> None:
+def test_events_are_created_once() -> None:
     made, make_event = list[object](), devices.make_event
     stopwatch.make_event = lambda device: made.append(device) or make_event(device)
     run_subject(make_subject(lambda x: x + 1), runs=10)
@@ -138,7 +138,7 @@ def test_events_are_made_once() -> None:
 
 
 @on_simulator(SIM_DEVICES="1")
-def test_no_timed_run_gets_memory_from_the_device() -> None:
+def test_timed_runs_reserve_no_device_memory() -> None:
     reserved: list[int] = []
 
     def run(x: torch.Tensor) -> torch.Tensor:
@@ -159,7 +159,7 @@ def test_no_timed_run_gets_memory_from_the_device() -> None:
 
 
 @on_simulator(SIM_DEVICES="1")
-def test_launches_that_outlast_the_longest_lead_are_reported(tmp_path: Path) -> None:
+def test_launches_longer_than_the_longest_lead_are_reported(tmp_path: Path) -> None:
     Contention.is_contended = Contention.is_run_contended = lambda *args, **kwargs: False
     x = torch.ones(3)
     with Capture(tmp_path / "t.jsonl"):
@@ -185,7 +185,7 @@ def test_launches_that_outlast_the_longest_lead_are_reported(tmp_path: Path) -> 
     assert "launch-bound: the device waited for the host in most runs" in text.getvalue()
 
 
-def test_the_next_launch_may_take_as_long_as_a_slow_one() -> None:
+def test_next_launch_may_take_as_long_as_a_slow_one() -> None:
     launch = LaunchTime()
     # the device is not kept busy before the first one
     for launch_ns, outlasts in [(50, True), (90, True), (88, False), (120, True), (85, False)]:
@@ -193,7 +193,7 @@ def test_the_next_launch_may_take_as_long_as_a_slow_one() -> None:
         assert launch.ns == launch_ns
 
 
-def test_the_launch_of_a_call_that_waits_does_not_grow() -> None:
+def test_launch_estimate_of_a_synchronizing_call_does_not_grow() -> None:
     launch = LaunchTime()
     expected = []
     for _ in range(100):
@@ -204,7 +204,7 @@ def test_the_launch_of_a_call_that_waits_does_not_grow() -> None:
     assert launch.is_waited_for
 
 
-def test_launches_that_became_slower_are_no_longer_outlasted() -> None:
+def test_launch_estimate_follows_slower_launches() -> None:
     launch = LaunchTime()
     for launch_ns in [50, *[90] * 50]:
         launch.add(launch_ns, launch_ns > launch.ns + 20)

@@ -48,7 +48,7 @@ def replay_in(trace: Trace, room_bytes: int | None = None) -> tuple[SequenceResu
 
 
 @on_simulator(SIM_DEVICES="1")
-def test_a_step_needs_little_more_memory_than_its_program(tmp_path: Path) -> None:
+def test_step_replay_needs_little_more_memory_than_its_program(tmp_path: Path) -> None:
     trace = capture_training(tmp_path / "t.jsonl")
     result, peak_bytes = replay_in(trace)
     program_bytes = result.outside_bytes + result.captured_peak_bytes
@@ -62,7 +62,7 @@ def test_a_step_needs_little_more_memory_than_its_program(tmp_path: Path) -> Non
 
 
 @on_simulator(SIM_DEVICES="1")
-def test_without_memory_of_the_host_a_step_is_restored_from_the_device(tmp_path: Path) -> None:
+def test_step_is_restored_from_the_device_without_host_memory(tmp_path: Path) -> None:
     trace = capture_training(tmp_path / "t.jsonl")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_memory, "room_on", lambda device: 0)
@@ -72,7 +72,7 @@ def test_without_memory_of_the_host_a_step_is_restored_from_the_device(tmp_path:
 
 
 @on_simulator(SIM_DEVICES="1")
-def test_memory_of_a_device_is_restored_from_the_host(tmp_path: Path) -> None:
+def test_device_memory_is_restored_from_the_host(tmp_path: Path) -> None:
     x = torch.zeros(4, device="sim")
     with Capture(tmp_path / "t.jsonl"):
         x.add_(1)

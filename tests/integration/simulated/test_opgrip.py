@@ -45,7 +45,7 @@ def replay_rows(trace: Path, *options: str) -> list[dict[str, Any]]:
 
 
 @on_simulator()
-def test_a_capture_on_the_device_has_all_calls(tmp_path: Path) -> None:
+def test_capture_on_the_device_has_all_calls(tmp_path: Path) -> None:
     capture = capture_layers(tmp_path / "t.jsonl")
     trace = load(tmp_path / "t.jsonl", partial=False)
     assert capture.dropped == 0
@@ -58,7 +58,7 @@ def test_a_capture_on_the_device_has_all_calls(tmp_path: Path) -> None:
 
 
 @on_simulator()
-def test_a_capture_makes_no_context(tmp_path: Path) -> None:
+def test_capture_creates_no_context(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         torch.ones(3).sin()
     assert not torch.sim.is_initialized()
@@ -66,7 +66,7 @@ def test_a_capture_makes_no_context(tmp_path: Path) -> None:
 
 
 @on_simulator()
-def test_a_fork_of_a_process_with_a_context_is_captured(tmp_path: Path) -> None:
+def test_forked_process_is_captured_if_its_parent_has_a_context(tmp_path: Path) -> None:
     torch.ones(1, device="sim")
     with Capture(tmp_path / "t.jsonl"):
         child = os.fork()
@@ -77,13 +77,13 @@ def test_a_fork_of_a_process_with_a_context_is_captured(tmp_path: Path) -> None:
 
 
 @on_simulator()
-def test_a_device_without_an_index_replays(tmp_path: Path) -> None:
+def test_device_without_an_index_replays(tmp_path: Path) -> None:
     capture_layers(tmp_path / "t.jsonl")
     assert {row["status"] for row in replay_rows(tmp_path / "t.jsonl", "--device", "sim", "--top", "2")} == {"ok"}
 
 
 @on_simulator()
-def test_a_trace_names_the_devices_that_its_program_used(tmp_path: Path) -> None:
+def test_trace_names_the_devices_that_its_program_used(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         assert not torch.sim.is_initialized()
         torch.ones(3, device="sim:0").sin()
@@ -93,7 +93,7 @@ def test_a_trace_names_the_devices_that_its_program_used(tmp_path: Path) -> None
 
 
 @on_simulator(PYTORCH_ALLOC_CONF="expandable_segments:True")
-def test_a_trace_and_results_say_what_the_device_is_and_how_it_is_set(tmp_path: Path) -> None:
+def test_trace_and_results_describe_the_device_and_its_settings(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         torch.ones(3, device="sim:1").sin()
     trace = load(tmp_path / "t.jsonl", partial=False)
@@ -112,7 +112,7 @@ def test_a_trace_and_results_say_what_the_device_is_and_how_it_is_set(tmp_path: 
 
 
 @on_simulator(SIM_DURATIONS="aten::sin=500;aten::cos=9000")
-def test_calls_on_two_devices_have_their_times(tmp_path: Path) -> None:
+def test_calls_on_two_devices_have_device_times(tmp_path: Path) -> None:
     first, second = torch.ones(3, device="sim:0"), torch.ones(3, device="sim:1")
     with Capture(tmp_path / "t.jsonl") as capture:
         for _ in range(3):
@@ -128,7 +128,7 @@ def test_calls_on_two_devices_have_their_times(tmp_path: Path) -> None:
 
 
 @on_simulator(SIM_DURATIONS="aten::cos=9000")
-def test_time_is_told_by_stream(tmp_path: Path) -> None:
+def test_calls_have_their_stream(tmp_path: Path) -> None:
     x, side = torch.ones(3, device="sim:0"), torch.sim.Stream()
     torch.sim.synchronize()
     with Capture(tmp_path / "t.jsonl"):
@@ -148,7 +148,7 @@ def test_time_is_told_by_stream(tmp_path: Path) -> None:
 
 
 @on_simulator()
-def test_a_program_that_captures_a_graph_keeps_its_trace(tmp_path: Path) -> None:
+def test_program_that_captures_a_graph_keeps_its_trace(tmp_path: Path) -> None:
     x = torch.ones(3, device="sim")
     with Capture(tmp_path / "t.jsonl") as capture:
         x.sin()
@@ -165,7 +165,7 @@ def test_a_program_that_captures_a_graph_keeps_its_trace(tmp_path: Path) -> None
 
 
 @on_simulator()
-def test_the_flusher_leaves_a_program_s_graph_alone(tmp_path: Path) -> None:
+def test_flusher_does_not_disturb_graph_capture(tmp_path: Path) -> None:
     x = torch.ones(3, device="sim")
     with Capture(tmp_path / "t.jsonl") as capture:
         for _ in range(3):
@@ -182,7 +182,7 @@ def test_the_flusher_leaves_a_program_s_graph_alone(tmp_path: Path) -> None:
 
 
 @on_simulator(SIM_DURATIONS="aten::relu=2;aten::clamp_min=2")
-def test_a_short_call_is_timed_without_its_launch(tmp_path: Path) -> None:
+def test_short_call_is_timed_without_its_launch(tmp_path: Path) -> None:
     capture_layers(tmp_path / "t.jsonl", "cpu")
     options = ("--device", "sim:0", "--exec-mode", "events", "--op", "aten.relu.default")
     (row,) = replay_rows(tmp_path / "t.jsonl", *options)
@@ -190,7 +190,7 @@ def test_a_short_call_is_timed_without_its_launch(tmp_path: Path) -> None:
 
 
 @on_simulator(SIM_DURATIONS="aten::relu=700;aten::clamp_min=700")
-def test_a_call_on_the_second_device_is_timed_there(tmp_path: Path) -> None:
+def test_call_on_the_second_device_is_timed_there(tmp_path: Path) -> None:
     capture_layers(tmp_path / "t.jsonl", "cpu")
     options = ("--device", "sim:1", "--exec-mode", "events", "--op", "aten.relu.default")
     (row,) = replay_rows(tmp_path / "t.jsonl", *options)
@@ -198,7 +198,7 @@ def test_a_call_on_the_second_device_is_timed_there(tmp_path: Path) -> None:
 
 
 @on_simulator()
-def test_values_of_a_side_stream_are_right_and_nothing_waits_for_them(tmp_path: Path) -> None:
+def test_values_of_a_side_stream_are_correct_without_waiting(tmp_path: Path) -> None:
     table, index = torch.rand(50, 3, device="sim"), torch.arange(40, device="sim")
     torch.sim.set_duration("aten::add", LONG_US)
     with Capture(tmp_path / "t.jsonl"):
@@ -214,7 +214,7 @@ def test_values_of_a_side_stream_are_right_and_nothing_waits_for_them(tmp_path: 
 
 
 @on_simulator(SIM_MEMORY=str(96 << 20))
-def test_values_that_wait_leave_the_program_its_memory(tmp_path: Path) -> None:
+def test_waiting_values_leave_memory_for_the_program(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl") as capture:
         tensors = [torch.ones(3 << 18, device="sim") for _ in range(24)]
         for tensor in tensors:
@@ -225,7 +225,7 @@ def test_values_that_wait_leave_the_program_its_memory(tmp_path: Path) -> None:
 
 
 @on_simulator()
-def test_memory_of_a_call_is_what_the_allocator_took_for_it(tmp_path: Path) -> None:
+def test_memory_columns_show_allocator_use_of_a_call(tmp_path: Path) -> None:
     table = torch.ones(500, 100, device="sim:1")
     with Capture(tmp_path / "t.jsonl"):
         table.view(-1)
@@ -241,7 +241,7 @@ def make_measuring_quick() -> None:
 
 
 @on_simulator(SIM_MEMORY=str(64 << 20))
-def test_the_device_s_ceilings_are_measured_and_its_rows_held_against_them(tmp_path: Path) -> None:
+def test_device_peaks_are_measured_and_limit_its_rows(tmp_path: Path) -> None:
     os.environ["OPGRIP_CACHE"] = str(tmp_path)
     make_measuring_quick()
     capture_layers(tmp_path / "t.jsonl")
@@ -255,7 +255,7 @@ def test_the_device_s_ceilings_are_measured_and_its_rows_held_against_them(tmp_p
 
 
 @on_simulator(SIM_FAIL="aten::neg=planted failure")
-def test_a_device_that_cannot_be_measured_is_told_in_a_line(tmp_path: Path) -> None:
+def test_device_that_cannot_be_measured_is_one_line(tmp_path: Path) -> None:
     os.environ["OPGRIP_CACHE"] = str(tmp_path)
     make_measuring_quick()
     with pytest.raises(UserError, match=r"what sim:1 gives at most cannot be measured: .*planted failure: leave "):
@@ -263,7 +263,7 @@ def test_a_device_that_cannot_be_measured_is_told_in_a_line(tmp_path: Path) -> N
 
 
 @on_simulator(SIM_DURATIONS="aten::relu=5000;aten::clamp_min=5000")
-def test_the_time_of_a_device_is_the_time(tmp_path: Path) -> None:
+def test_device_time_is_used_for_shares_and_rows(tmp_path: Path) -> None:
     x = torch.ones(3, device="sim:0")
     with Capture(tmp_path / "t.jsonl"):
         for _ in range(3):
@@ -281,7 +281,7 @@ def test_the_time_of_a_device_is_the_time(tmp_path: Path) -> None:
 
 
 @on_simulator(SIM_DURATIONS="aten::relu=5000;aten::clamp_min=5000")
-def test_a_table_says_which_clock_its_times_are_of(tmp_path: Path) -> None:
+def test_table_names_the_clock_of_its_times(tmp_path: Path) -> None:
     x = torch.ones(3, device="sim:0")
     with Capture(tmp_path / "t.jsonl"):
         x.relu()
@@ -294,7 +294,7 @@ def test_a_table_says_which_clock_its_times_are_of(tmp_path: Path) -> None:
 
 
 @on_simulator(SIM_DEVICES="3")
-def test_a_capture_gives_a_device_no_context_that_the_program_does_not_use(tmp_path: Path) -> None:
+def test_capture_creates_no_context_on_unused_devices(tmp_path: Path) -> None:
     x, index = torch.rand(50, 3, device="sim:1"), torch.arange(40, device="sim:1")
     assert [torch.sim.has_context(device) for device in range(3)] == [False, True, False]
     with Capture(tmp_path / "t.jsonl") as capture:

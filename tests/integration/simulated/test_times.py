@@ -44,7 +44,7 @@ def capture_waves(path: Path) -> Trace:
 
 
 @on_simulator(SIM_DURATIONS="aten::sin=5000")
-def test_longtail_goes_by_the_time_of_the_device(tmp_path: Path) -> None:
+def test_longtail_uses_device_time(tmp_path: Path) -> None:
     trace = capture_waves(tmp_path / "t.jsonl")
     longtail = find_longtail([trace], lambda trace: 1e12)
     item = next(item for item in longtail.functions if item.name == "waves")
@@ -55,7 +55,7 @@ def test_longtail_goes_by_the_time_of_the_device(tmp_path: Path) -> None:
 
 
 @on_simulator(SIM_DURATIONS="aten::sin=5000")
-def test_commands_tell_that_times_are_of_the_device(tmp_path: Path) -> None:
+def test_commands_report_that_times_are_device_times(tmp_path: Path) -> None:
     capture_waves(tmp_path / "t.jsonl")
     text = {}
     for verb in (("trace", "info"), ("longtail", "--bandwidth", "1000"), ("trace", "graph")):
@@ -79,7 +79,7 @@ def printed(words: list[str]) -> str:
 
 # long compared with host work on a busy machine
 @on_simulator(SIM_DURATIONS="aten::sin=400000")
-def test_the_critical_path_goes_by_the_time_of_the_device(tmp_path: Path) -> None:
+def test_critical_path_uses_device_time(tmp_path: Path) -> None:
     x, host = torch.ones(3, device="sim:0"), torch.rand(50, 50)
     with Capture(tmp_path / "t.jsonl"):
         x.sin()
@@ -91,7 +91,7 @@ def test_the_critical_path_goes_by_the_time_of_the_device(tmp_path: Path) -> Non
 
 
 @on_simulator(SIM_DURATIONS="aten::sin=5000")
-def test_a_timeline_has_a_track_of_the_device(tmp_path: Path) -> None:
+def test_timeline_has_a_device_track(tmp_path: Path) -> None:
     events = list(timeline(capture_waves(tmp_path / "t.jsonl")))
     on_device = [event for event in events if event.get("cat") == "device"]
     assert len(on_device) == 16
@@ -103,7 +103,7 @@ def test_a_timeline_has_a_track_of_the_device(tmp_path: Path) -> None:
 
 
 @on_simulator(SIM_DURATIONS="aten::sin=5000;aten::cos=3;aten::mul=3;aten::add=3", SIM_DEVICES="1")
-def test_a_sequence_goes_by_the_time_of_the_device(tmp_path: Path) -> None:
+def test_sequence_uses_device_time(tmp_path: Path) -> None:
     x = torch.ones(3, device="sim:0")
     with Capture(tmp_path / "t.jsonl"):
         for _ in range(3):
@@ -125,7 +125,7 @@ def test_a_sequence_goes_by_the_time_of_the_device(tmp_path: Path) -> None:
 
 
 @on_simulator(SIM_DURATIONS="aten::mul=5000")
-def test_a_function_of_an_extension_is_timed_on_its_device(tmp_path: Path) -> None:
+def test_extension_function_is_timed_on_its_device(tmp_path: Path) -> None:
     x = torch.ones(3, device="sim:0")
     with Capture(tmp_path / "t.jsonl", extensions=["operator"]):
         for _ in range(2):
@@ -137,7 +137,7 @@ def test_a_function_of_an_extension_is_timed_on_its_device(tmp_path: Path) -> No
 
 
 @on_simulator(SIM_DURATIONS="aten::copy_=700;aten::_copy_from=700")
-def test_copies_and_new_tensors_have_times_wherever_they_name_the_device(tmp_path: Path) -> None:
+def test_copies_and_new_tensors_have_device_times(tmp_path: Path) -> None:
     host, there = torch.rand(5), torch.rand(5, device="sim")
     with Capture(tmp_path / "t.jsonl"):
         for _ in range(3):
@@ -155,7 +155,7 @@ def test_copies_and_new_tensors_have_times_wherever_they_name_the_device(tmp_pat
 
 
 @on_simulator(SIM_DURATIONS="aten::fill_=700")
-def test_a_device_without_an_index_is_the_current_one_at_each_call(tmp_path: Path) -> None:
+def test_device_without_an_index_is_the_current_one_at_each_call(tmp_path: Path) -> None:
     torch.ones(1, device="sim:0"), torch.ones(1, device="sim:1")
     with Capture(tmp_path / "t.jsonl"):
         for number in (0, 1, 0, 1):
@@ -167,7 +167,7 @@ def test_a_device_without_an_index_is_the_current_one_at_each_call(tmp_path: Pat
 
 
 @on_simulator()
-def test_a_device_that_keeps_no_records_is_not_timed_by_them(tmp_path: Path) -> None:
+def test_kernel_times_are_refused_on_a_device_without_records(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no device here records its kernels"):  # noqa: SIM117
         with Capture(tmp_path / "t.jsonl", device_time="kernels"):
             torch.ones(3, device="sim")

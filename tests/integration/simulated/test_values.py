@@ -73,7 +73,7 @@ def test_samples_become_smaller_while_many_copies_wait() -> None:
 
 
 @on_simulator()
-def test_values_reach_the_host_while_the_program_s_stream_is_busy(tmp_path: Path) -> None:
+def test_values_reach_the_host_while_the_program_stream_is_busy(tmp_path: Path) -> None:
     x = torch.arange(100, device="sim")
     with Capture(tmp_path / "t.jsonl") as capture:
         x.sin()
@@ -112,7 +112,7 @@ def test_many_values_of_a_dtype_take_one_transfer() -> None:
 
 
 @on_simulator()
-def test_fitting_leaves_the_rest_to_a_job_that_waits(tmp_path: Path) -> None:
+def test_fitting_yields_to_waiting_jobs(tmp_path: Path) -> None:
     large = [torch.rand(50 + place, device="sim") for place in range(20)]
     with Capture(tmp_path / "t.jsonl") as capture:
         for tensor in large:
@@ -130,7 +130,7 @@ def test_fitting_leaves_the_rest_to_a_job_that_waits(tmp_path: Path) -> None:
 
 
 @on_simulator()
-def test_a_single_element_with_a_stride_arrives() -> None:
+def test_single_element_with_a_stride_is_transferred() -> None:
     deferred, ids = Deferred(), torch.arange(10, device="sim").view(2, 5)
     for number, tensor in enumerate((ids[:1, 3], ids[:1, 2:3], ids[:, 1], ids.t())):
         assert deferred.add(number, "aten.sum.default", "self", tensor) is None
@@ -139,7 +139,7 @@ def test_a_single_element_with_a_stride_arrives() -> None:
 
 
 @on_simulator()
-def test_copies_leave_the_device_before_they_are_fitted() -> None:
+def test_device_copies_are_freed_before_fitting() -> None:
     deferred = Deferred()
     for number in range(3):
         deferred.add(number, "aten.sum.default", "self", torch.rand(4, device="sim"))

@@ -45,7 +45,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (("out.x", "--from", "nothing", "--to", "param"), "choose one of "),
     ],
 )
-def test_what_is_no_target_says_what_is(
+def test_unknown_target_lists_the_formats(
     words: tuple[str, ...], expected: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert expected in said(capsys, "inputs.txt", *words)
@@ -59,7 +59,7 @@ def test_what_is_no_target_says_what_is(
         (("out.chakra",), "chakra"),
     ],
 )
-def test_formats_are_named_as_people_write_them(words: tuple[str, ...], name: str, folder: Path) -> None:
+def test_format_names_are_case_insensitive(words: tuple[str, ...], name: str, folder: Path) -> None:
     assert main(["trace", "convert", "inputs.txt", *words]) == 0
     assert format_of(folder / words[0]) == name
 
@@ -82,13 +82,13 @@ def test_all_formats_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         lambda module, path: torch.jit.save(torch.jit.script(module), path),
     ],
 )
-def test_what_torch_saved_as_a_pickle_is_not_loaded_and_says_what_to_do(save: Any, tmp_path: Path) -> None:
+def test_pickled_model_is_refused_with_the_remedy(save: Any, tmp_path: Path) -> None:
     save(torch.nn.Linear(2, 2), str(tmp_path / "net.pt"))
     with pytest.raises(UserError, match=r"never read: export the model with torch\.export\.save"):
         load(tmp_path / "net.pt")
 
 
-def test_what_is_no_file_says_so(tmp_path: Path) -> None:
+def test_input_that_is_not_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a folder: name a file in it"):
         load(tmp_path)
     with pytest.raises(UserError, match="standard input is not read"):
@@ -98,13 +98,13 @@ def test_what_is_no_file_says_so(tmp_path: Path) -> None:
         load(tmp_path / "pipe")
 
 
-def test_what_nobody_reads_says_where_formats_are_listed(tmp_path: Path) -> None:
+def test_unknown_format_error_names_the_list_of_formats(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello\n")
     with pytest.raises(UserError, match="opgrip trace convert --formats"):
         load(tmp_path / "notes.txt")
 
 
-def test_a_folder_of_tables_names_one_of_them_and_how_to_join_them(tmp_path: Path) -> None:
+def test_folder_of_tables_names_one_and_how_to_merge_them(tmp_path: Path) -> None:
     from opgrip.replay.cases.sources.samples import sample_cases
 
     (tmp_path / "abs.json").write_text('{"input": [[4]]}')
@@ -112,7 +112,7 @@ def test_a_folder_of_tables_names_one_of_them_and_how_to_join_them(tmp_path: Pat
         sample_cases(str(tmp_path))
 
 
-def test_traces_that_ship_have_no_other_format() -> None:
+def test_shipped_traces_have_no_foreign_format() -> None:
     assert [format_of(path) for path in SHIPPED_TRACES] == [None] * len(SHIPPED_TRACES)
 
 
@@ -124,13 +124,13 @@ def test_traces_that_ship_have_no_other_format() -> None:
         ("show", "did you mean opgrip results show, opgrip samples show or opgrip zoo show?"),
     ],
 )
-def test_a_verb_without_its_group_is_told_with_it(verb: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verb_without_its_group_gets_a_suggestion(verb: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([verb, "inputs.txt"])
     assert expected in capsys.readouterr().err
 
 
-def test_what_is_not_converted_is_printed_without_what_steers_a_terminal(
+def test_unconverted_calls_are_printed_without_control_characters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     info = {"input_data_generator": "\u202eabc", "config": [{"input": [{"args": []}]}]}

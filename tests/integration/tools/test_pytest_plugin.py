@@ -116,7 +116,7 @@ def change_times(path: Path, factor: float, rows: slice = slice(None)) -> None:
     path.write_text(json.dumps(stored))
 
 
-def test_what_measures_is_skipped_or_runs_alone(run_here: Any, project: Path) -> None:
+def test_measuring_tests_are_skipped_or_run_alone(run_here: Any, project: Path) -> None:
     (project / "test_other.py").write_text("def test_quick():\n    pass\n")
     run_here("--opgrip-skip").assert_outcomes(passed=1, skipped=2)
     run_here("--opgrip-only").assert_outcomes(passed=2, skipped=1)
@@ -125,7 +125,7 @@ def test_what_measures_is_skipped_or_runs_alone(run_here: Any, project: Path) ->
     both.stderr.fnmatch_lines(["*use one of them"])
 
 
-def test_tests_fail_where_cases_are_slower_than_the_baseline(run_here: Any, project: Path) -> None:
+def test_tests_fail_if_cases_are_slower_than_the_baseline(run_here: Any, project: Path) -> None:
     kept = run_here("--opgrip-save", "main")
     kept.assert_outcomes(passed=2)
     kept.stdout.fnmatch_lines(["*= opgrip =*", "operator*shapes*median us", "aten.op0.default*", "12 rows kept in *"])
@@ -165,7 +165,7 @@ def test_rows_that_a_test_no_longer_has_are_missing(run_here: Any, project: Path
 
 
 @pytest.mark.slow
-def test_workers_of_xdist_send_what_they_measured(run: Any, project: Path) -> None:
+def test_xdist_workers_send_their_measurements(run: Any, project: Path) -> None:
     run("-n", "2", "--opgrip-save", "main").stdout.fnmatch_lines(["12 rows kept in *"])
     change_times(project / ".opgrip" / "main.json", 0.25)
     done = run("-n", "1", "--opgrip-compare", "main", "--opgrip-compare-fail", "slower<=5%")
@@ -173,7 +173,7 @@ def test_workers_of_xdist_send_what_they_measured(run: Any, project: Path) -> No
     done.stdout.fnmatch_lines(["operator*baseline us*verdict", "aten.op?.default*SLOWER"])
 
 
-def test_a_file_of_opreplay_is_a_baseline_too(run_here: Any, project: Path) -> None:
+def test_opreplay_results_are_accepted_as_a_baseline(run_here: Any, project: Path) -> None:
     words = ("--opgrip-compare", "a.json", "--opgrip-compare-fail", "slower<=5%", "-k", "net[a]")
     run_here(*words).assert_outcomes(passed=1, deselected=1)
     change_times(project / "a.json", 4.0)
@@ -197,7 +197,7 @@ def test_a_file_of_opreplay_is_a_baseline_too(run_here: Any, project: Path) -> N
         (("--opgrip-save", "../main"), "'../main' is not a name of a baseline: *"),
     ],
 )
-def test_what_cannot_be_compared_is_told_before_any_test_runs(
+def test_invalid_comparison_is_reported_before_any_test_runs(
     words: tuple[str, ...], problem: str, run_here: Any, project: Path
 ) -> None:
     done = run_here(*words)
@@ -229,7 +229,7 @@ def test_function(opgrip_benchmark):
 
 
 @pytest.mark.slow
-def test_a_trace_is_a_file_of_tests(run: Any, pytester: pytest.Pytester, tiny_trace: Path) -> None:
+def test_trace_is_collected_as_tests(run: Any, pytester: pytest.Pytester, tiny_trace: Path) -> None:
     pytester.makeconftest(STEADY_TIMES)
     (pytester.path / "net.jsonl").write_bytes(tiny_trace.read_bytes())
     kept = run("net.jsonl", "--opgrip-traces", FAST, "--opgrip-save", "main", "-v")
@@ -247,7 +247,7 @@ def test_a_trace_is_a_file_of_tests(run: Any, pytester: pytest.Pytester, tiny_tr
 
 
 @pytest.mark.slow
-def test_a_case_that_is_not_ok_fails_its_test(run: Any, pytester: pytest.Pytester, tiny_trace: Path) -> None:
+def test_case_that_is_not_ok_fails_its_test(run: Any, pytester: pytest.Pytester, tiny_trace: Path) -> None:
     pytester.makeconftest(STEADY_TIMES.replace('status="ok"', "status='wrong', error='other results'"))
     (pytester.path / "net.jsonl").write_bytes(tiny_trace.read_bytes())
     done = run("--opgrip-traces", FAST.replace("--top 3", "--top 1"))
@@ -256,7 +256,7 @@ def test_a_case_that_is_not_ok_fails_its_test(run: Any, pytester: pytest.Pyteste
 
 
 @pytest.mark.slow
-def test_a_broken_trace_is_one_error(run: Any, pytester: pytest.Pytester) -> None:
+def test_broken_trace_is_one_collection_error(run: Any, pytester: pytest.Pytester) -> None:
     (pytester.path / "net.jsonl").write_text("{\n")
     done = run("net.jsonl", "--opgrip-traces")
     done.assert_outcomes(errors=1)
@@ -269,7 +269,7 @@ def test_a_broken_trace_is_one_error(run: Any, pytester: pytest.Pytester) -> Non
 
 
 @pytest.mark.slow
-def test_projects_that_do_not_use_it_are_as_they_were(run: Any, pytester: pytest.Pytester) -> None:
+def test_projects_without_the_plugin_options_are_unaffected(run: Any, pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_nothing(): pass")
     (pytester.path / "data.jsonl").write_text("{\n")
     done = run()

@@ -19,7 +19,7 @@ NUMBERS = st.floats(-1e30, 1e30, allow_nan=False)
 
 
 @given(st.lists(NUMBERS, min_size=2, max_size=30).map(sorted))
-def test_shorter_quantiles_keep_their_order_their_ends_and_what_is_equal(quantiles: list[float]) -> None:
+def test_shortened_quantiles_keep_order_ends_and_equality(quantiles: list[float]) -> None:
     shortened = short_quantiles(quantiles)
     assert shortened == sorted(shortened)
     assert (shortened[0], shortened[-1]) == (quantiles[0], quantiles[-1])
@@ -28,12 +28,12 @@ def test_shorter_quantiles_keep_their_order_their_ends_and_what_is_equal(quantil
     assert all(abs(one - other) <= 1e-3 * abs(other) for one, other in zip(shortened, quantiles, strict=True))
 
 
-def test_quantiles_lose_digits() -> None:
+def test_quantiles_are_rounded() -> None:
     assert short_quantiles([1.23456789, 2.3456789, 3.456789]) == [1.23456789, 2.346, 3.456789]
 
 
 @pytest.mark.slow
-def test_a_packed_trace_holds_the_same_calls_and_values_and_names_its_recipe(tmp_path: Path) -> None:
+def test_packed_trace_has_equal_calls_and_values_and_its_recipe(tmp_path: Path) -> None:
     path = SHIPPED_TRACES[0]
     trace = ZooTrace("m", "predict", "mmdet", "two-stage", ["--model", "m.py"])
     packed = pack(path, trace, tmp_path / "m.predict.jsonl.zst")
@@ -44,7 +44,7 @@ def test_a_packed_trace_holds_the_same_calls_and_values_and_names_its_recipe(tmp
     assert packed.stat().st_size < path.stat().st_size / 6
 
 
-def test_what_is_no_trace_has_no_command(tmp_path: Path) -> None:
+def test_file_that_is_not_a_trace_has_no_command(tmp_path: Path) -> None:
     for content in (b"", b"{}\n", b"[]\n", b"\x28\xb5\x2f\xfd"):
         (tmp_path / "t.jsonl").write_bytes(content)
         (tmp_path / "t.jsonl.zst").write_bytes(content)

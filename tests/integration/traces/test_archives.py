@@ -40,12 +40,12 @@ def pack(path: Path, files: dict[str, bytes]) -> Path:
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tgz", "a.tar"])
-def test_the_known_file_of_an_archive_is_read(name: str, tmp_path: Path) -> None:
+def test_only_readable_file_of_an_archive_is_read(name: str, tmp_path: Path) -> None:
     path = pack(tmp_path / name, {"notes/readme.md": b"hello", "notes/inputs.txt": INPUTS})
     assert load(path).calls["op"].tolist() == ["aten.relu.default"] * 3
 
 
-def test_a_trace_in_an_archive_is_replayed(tmp_path: Path) -> None:
+def test_trace_in_an_archive_is_replayed(tmp_path: Path) -> None:
     trace = write(tmp_path / "t.jsonl.gz").read_bytes()
     path = pack(tmp_path / "a.zip", {"run/t.jsonl.gz": trace})
     shown = succeed("opgrip", "trace", "info", path).stdout
@@ -53,7 +53,7 @@ def test_a_trace_in_an_archive_is_replayed(tmp_path: Path) -> None:
     assert "one case" in succeed("opreplay", pack(tmp_path / "b.tgz", {"inputs.txt": INPUTS}), "--list").stdout
 
 
-def test_one_of_several_files_is_named_through_the_archive(tmp_path: Path) -> None:
+def test_file_in_an_archive_is_selected_by_path(tmp_path: Path) -> None:
     other = INPUTS.replace(b"relu", b"abs")
     path = pack(tmp_path / "a.zip", {"x/one.txt": INPUTS, "x/two.txt": other, "x/notes.md": b"hello"})
     with pytest.raises(UserError, match=r"several readable files \(x/one.txt, x/two.txt\): name one: .*a.zip/x/one"):
@@ -65,12 +65,12 @@ def test_one_of_several_files_is_named_through_the_archive(tmp_path: Path) -> No
         load(path / "x/../x/two.txt")
 
 
-def test_an_archive_without_a_known_file_is_refused_with_its_files(tmp_path: Path) -> None:
+def test_archive_without_a_readable_file_is_refused_with_its_files(tmp_path: Path) -> None:
     path = pack(tmp_path / "a.tar.gz", {"notes.md": b"hello", "x.csv": b"M,N\n1,2\n"})
     assert "a.tar.gz holds no readable file (notes.md, x.csv)" in refusal("opreplay", path, in_one_line=True)
 
 
-def test_archives_in_archives_are_read_down_to_a_depth(tmp_path: Path) -> None:
+def test_nested_archives_are_read_down_to_a_depth(tmp_path: Path) -> None:
     name, content = "inputs.txt", INPUTS
     for depth in range(4):
         content = pack(tmp_path / f"{depth}.zip", {name: content}).read_bytes()
@@ -81,7 +81,7 @@ def test_archives_in_archives_are_read_down_to_a_depth(tmp_path: Path) -> None:
         load(tmp_path / "3.zip")
 
 
-def test_links_and_names_that_lead_out_are_left_out(tmp_path: Path) -> None:
+def test_links_and_paths_that_lead_outside_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_bytes(INPUTS)
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as archive:
@@ -113,7 +113,7 @@ def test_links_and_names_that_lead_out_are_left_out(tmp_path: Path) -> None:
     assert not (tmp_path / "absolute.txt").exists()
 
 
-def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -153,7 +153,7 @@ def test_damaged_archives_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_folder_is_private_and_removed_at_the_end(tmp_path: Path) -> None:
+def test_extraction_folder_is_private_and_removed_at_exit(tmp_path: Path) -> None:
     path = pack(tmp_path / "a.zip", {"inputs.txt": INPUTS})
     temporary = tmp_path / "temporary"
     temporary.mkdir()

@@ -53,7 +53,7 @@ RECORDS: list[Record] = [
 ]
 
 
-def test_a_function_has_the_time_of_the_calls_inside_it(tmp_path: Path) -> None:
+def test_function_has_the_device_time_of_its_inner_calls(tmp_path: Path) -> None:
     trace = load(write(tmp_path / "t.jsonl", RECORDS))
     calls = trace.calls.set_index("start_ns")
     assert calls.loc[10, "device_ns"] == 1500
@@ -61,14 +61,14 @@ def test_a_function_has_the_time_of_the_calls_inside_it(tmp_path: Path) -> None:
     assert trace.summary().set_index("op").loc["kernels:nms", "total_us"] == 1.0
 
 
-def test_times_that_come_later_are_of_the_calls_of_their_thread(tmp_path: Path) -> None:
+def test_later_device_times_belong_to_the_calls_of_their_thread(tmp_path: Path) -> None:
     later: list[Record] = [DeviceTimes(0, 4, [300, 0]), DeviceTimes(1, 1, [9]), DeviceTimes(5, 0, [9])]
     trace = load(write(tmp_path / "t.jsonl", [*RECORDS[:-1], *later, RECORDS[-1]]))
     calls = trace.calls.set_index("start_ns")
     assert calls.loc[[200, 300, 25], "device_ns"].tolist() == [300, 0, 7000]
 
 
-def test_a_merged_trace_has_the_times_and_kernels_of_all(tmp_path: Path) -> None:
+def test_merged_trace_has_the_times_and_kernels_of_all(tmp_path: Path) -> None:
     later: list[Record] = [DeviceTimes(0, 4, [300, 0]), Kernels(MULTIPLY, ["mul"], [2], [300])]
     paths = [write(tmp_path / f"{name}.jsonl", [*RECORDS[:-1], *later, RECORDS[-1]]) for name in "ab"]
     merge(paths, tmp_path / "m.jsonl")
@@ -78,7 +78,7 @@ def test_a_merged_trace_has_the_times_and_kernels_of_all(tmp_path: Path) -> None
     assert table.iloc[0].tolist() == ["mul", "aten.mul.Tensor", 4, 0.6, 1.0]
 
 
-def test_kernels_are_a_table_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_shows_kernels_in_a_separate_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernels: list[Record] = [
         Kernels(MULTIPLY, ["void mul<float>()", "Memset"], [3, 1], [9000, 1000]),
         Kernels(MULTIPLY, ["void mul<float>()"], [1], [5000]),
@@ -90,7 +90,7 @@ def test_kernels_are_a_table_of_their_own(tmp_path: Path, capsys: pytest.Capture
     assert ["93.3%", "14", "4", "void"] in [line.split()[:4] for line in text.splitlines()]
 
 
-def test_a_trace_without_kernels_says_how_to_capture_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_without_kernels_explains_how_to_capture_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "t.jsonl", RECORDS)
     assert opgrip(["trace", "info", str(tmp_path / "t.jsonl"), "--by", "kernel"]) == 2
     assert "contains no kernels: capture it on a GPU with --device-time kernels" in capsys.readouterr().err
@@ -107,7 +107,7 @@ def test_a_trace_without_kernels_says_how_to_capture_them(tmp_path: Path, capsys
         {"type": "kernels", "signature": 0, "names": ["a"], "launches": [1], "device_ns": [-1]},
     ],
 )
-def test_records_of_times_that_make_no_sense_are_damage(form: dict[str, object]) -> None:
+def test_invalid_time_records_are_damage(form: dict[str, object]) -> None:
     with pytest.raises(FormatError):
         from_json(form)
 
@@ -118,7 +118,7 @@ def h100_trace(folder: Path, way: str) -> Path:
         return Path(archive.extract(f"clocks-{way}.jsonl", folder))
 
 
-def test_times_by_events_that_contain_the_host_are_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_event_times_that_include_host_time_are_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert opgrip(["trace", "info", str(h100_trace(tmp_path, "events"))]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "device times were measured by events, and 22% of them belongs to calls that took longer to launch" in words
@@ -126,7 +126,7 @@ def test_times_by_events_that_contain_the_host_are_doubted(tmp_path: Path, capsy
     assert "by events" not in capsys.readouterr().out
 
 
-def test_a_replay_doubts_captured_times_by_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_doubts_captured_event_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = {}
     for way in ("events", "kernels"):
         assert opreplay([str(h100_trace(tmp_path, way)), "--device", "cpu", "--list"]) == 0

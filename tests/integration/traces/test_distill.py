@@ -54,7 +54,7 @@ def results(run: Results) -> Results:
     return Results(run.rows, dict(run.header))
 
 
-def test_the_choice_is_what_trying_all_gains_gives() -> None:
+def test_greedy_choice_equals_exhaustive_gains() -> None:
     generator = np.random.default_rng(0)
     points = Points(generator.normal(size=(40, 3)), generator.integers(0, 2, 40), apart=0.5)
     weights, groups = generator.random(40), np.arange(40) % 3
@@ -70,19 +70,19 @@ def test_the_choice_is_what_trying_all_gains_gives() -> None:
     assert choose(points, groups, weights, 12) == expected
 
 
-def test_all_are_chosen_where_there_are_fewer_than_asked_for() -> None:
+def test_all_cases_are_chosen_if_fewer_than_requested_exist() -> None:
     points = Points(np.zeros((4, 1)), np.zeros(4, np.int64))
     assert sorted(choose(points, np.array([0, 0, 1, 1]), np.ones(4), 10)) == [0, 1, 2, 3]
 
 
-def test_of_very_many_fewer_may_be_chosen_so_that_what_is_kept_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_cases_may_be_chosen_to_bound_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opgrip.zoo.corpus.distill.MOST_PAIRS", 90)
     points = Points(np.arange(30.0)[:, None], np.zeros(30, np.int64))
     weights = np.arange(30.0)
     assert sorted(choose(points, np.zeros(30, np.int64), weights, 10)) == [27, 28, 29]
 
 
-def test_each_trace_is_stood_for_whole(folder: Path) -> None:
+def test_each_trace_is_represented_completely(folder: Path) -> None:
     corpus = read_corpus([str(folder)])
     distilled = distill(corpus, 3)
     assert len(distilled.keys) == 3
@@ -92,7 +92,7 @@ def test_each_trace_is_stood_for_whole(folder: Path) -> None:
         assert distilled.predicted_us(trace, distilled.times_us) == pytest.approx(whole[trace])
 
 
-def test_what_takes_twice_as_long_everywhere_is_predicted_to(folder: Path) -> None:
+def test_uniform_slowdown_is_predicted_exactly(folder: Path) -> None:
     corpus = read_corpus([str(folder)])
     distilled = distill(corpus, 2)
     frame = corpus.frame
@@ -104,7 +104,7 @@ def test_what_takes_twice_as_long_everywhere_is_predicted_to(folder: Path) -> No
     assert [item.error for item in checks] == pytest.approx([0.0] * 3)
 
 
-def test_a_check_goes_by_the_trace_that_a_case_is_written_from(folder: Path) -> None:
+def test_check_uses_the_trace_that_a_case_was_written_from(folder: Path) -> None:
     corpus = read_corpus([str(folder)])
     distilled = distill(corpus, 2)
     frame = corpus.frame
@@ -115,7 +115,7 @@ def test_a_check_goes_by_the_trace_that_a_case_is_written_from(folder: Path) -> 
         assert item.predicted_us == pytest.approx(distilled.predicted_us(item.trace, distilled.times_us))
 
 
-def test_a_trace_without_times_is_left_out_of_a_check(folder: Path) -> None:
+def test_check_leaves_out_traces_without_times(folder: Path) -> None:
     corpus = named_by_files(read_corpus([str(folder)]))
     frame = corpus.frame
     untimed = frame["trace"] == "other.predict"
@@ -124,11 +124,11 @@ def test_a_trace_without_times_is_left_out_of_a_check(folder: Path) -> None:
     assert len(check_of(partly, distill(partly, 2), times)) == 2
 
 
-def test_an_error_is_of_what_is_predicted() -> None:
+def test_error_is_relative_to_the_replayed_time() -> None:
     assert Check("a", "a", 100.0, 90.0).error == pytest.approx(-0.1)
 
 
-def test_models_are_counted_by_their_totals_and_traces_by_themselves() -> None:
+def test_check_counts_models_by_totals_and_traces_separately() -> None:
     """One run of `a` has a large error and a small share of its total; the run of `b` has an error too."""
     checks = [Check("a.x", "a", 1000.0, 1020.0), Check("a.y", "a", 10.0, 20.0), Check("b.x", "b", 100.0, 120.0)]
     text = io.StringIO()
@@ -144,7 +144,7 @@ def test_models_are_counted_by_their_totals_and_traces_by_themselves() -> None:
     assert lines[-2:] == ["1 of 2 models are predicted within 10%", "1 of 3 traces are predicted within 10%"]
 
 
-def test_times_are_of_one_replay_where_most_are_the_same_to_five_digits() -> None:
+def test_times_belong_to_a_replay_if_most_agree_to_five_digits() -> None:
     times = {("a", str(number)): 1.2345678 * (number + 1) for number in range(10)}
     rounded = {pair: float(f"{us:.5g}") for pair, us in times.items()}
     assert is_replay_of(rounded, {**times, ("b", "0"): 1.0})
@@ -166,7 +166,7 @@ def run_of(folder: Path, path: Path, factors: dict[str, float]) -> Path:
     return path
 
 
-def test_a_check_by_another_replay_tells_the_model_that_it_misses(folder: Path, tmp_path: Path) -> None:
+def test_check_with_another_replay_names_the_mispredicted_model(folder: Path, tmp_path: Path) -> None:
     one = run_of(folder, tmp_path / "one.json", {"net": 1.0, "other": 1.0})
     two = run_of(folder, tmp_path / "two.json", {"net": 1.01, "other": 1.515})
     options = ("--cases", "1", "--times", one, "--check", two, "-o", "bench.jsonl")
@@ -177,7 +177,7 @@ def test_a_check_by_another_replay_tells_the_model_that_it_misses(folder: Path, 
     assert (errors["net"], errors["other"]) in {("+0.0%", "-33.3%"), ("+50.0%", "+0.0%")}
 
 
-def test_a_check_by_the_times_that_chose_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_check_with_the_times_of_the_choice_is_refused(folder: Path, tmp_path: Path) -> None:
     one = run_of(folder, tmp_path / "one.json", {"net": 1.0, "other": 1.0})
     two = run_of(folder, tmp_path / "two.json", {"net": 1.0, "other": 1.5})
     copy = tmp_path / "copy.json"
@@ -191,7 +191,7 @@ def test_a_check_by_the_times_that_chose_is_refused(folder: Path, tmp_path: Path
         assert not (tmp_path / "bench.jsonl").exists()
 
 
-def test_times_of_a_replay_take_the_place_of_captured_ones(folder: Path) -> None:
+def test_replayed_times_replace_captured_ones(folder: Path) -> None:
     corpus = read_corpus([str(folder)])
     first = corpus.frame.iloc[0]
     timed = with_times(corpus, {(first["trace"], first["key"]): 123.0})
@@ -201,7 +201,7 @@ def test_times_of_a_replay_take_the_place_of_captured_ones(folder: Path) -> None
         with_times(corpus, {})
 
 
-def test_a_trace_without_other_times_takes_nothing_of_its_models_weight(folder: Path) -> None:
+def test_trace_without_replayed_times_does_not_reduce_its_models_weight(folder: Path) -> None:
     corpus = named_by_files(read_corpus([str(folder)]))
     own = corpus.frame[corpus.frame["trace"] != "net.train"]
     times = dict.fromkeys(zip(own["trace"], own["key"], strict=True), 1.0)
@@ -209,7 +209,7 @@ def test_a_trace_without_other_times_takes_nothing_of_its_models_weight(folder: 
     assert set(frame["weight"]) == {0.5}
 
 
-def test_times_of_the_baseline_that_ships_are_what_cases_stand_for(tmp_path: Path) -> None:
+def test_shipped_baseline_times_are_the_represented_times(tmp_path: Path) -> None:
     bench = tmp_path / "bench.jsonl"
     options = ("--cases", "5", "--times", "baseline", "-o", bench)
     succeed("opgrip", "corpus", "distill", "zoo:dcgan.predict", *options, cwd=tmp_path)
@@ -229,7 +229,7 @@ def test_times_of_two_machines_are_not_mixed(run: Results, tmp_path: Path) -> No
     assert "use results of one machine" in error
 
 
-def test_the_distilled_set_that_ships_stands_for_all_traces_of_the_baseline() -> None:
+def test_shipped_distilled_set_represents_all_baseline_traces() -> None:
     field = read_header(trace_file("trace:zoo_500")).fields[FIELD]
     assert len(field["keys"]) == 500
     baseline = read_baselines()
@@ -238,13 +238,13 @@ def test_the_distilled_set_that_ships_stands_for_all_traces_of_the_baseline() ->
 
 
 @pytest.mark.slow
-def test_the_cases_of_the_distilled_set_that_ships_are_those_that_its_header_names() -> None:
+def test_shipped_distilled_set_has_the_cases_of_its_header() -> None:
     trace = load("trace:zoo_500")
     assert sorted(case.key for case in make_cases(trace)) == sorted(trace.header[FIELD]["keys"])
 
 
 @pytest.mark.slow
-def test_a_replay_of_part_of_the_distilled_set_says_why_it_has_no_score(tmp_path: Path) -> None:
+def test_partial_replay_of_the_distilled_set_explains_the_missing_score(tmp_path: Path) -> None:
     """The run is limited to operators that move no data, whose cases are the shortest."""
     views = [word for name in ("t", "view", "slice", "permute") for word in ("--op", f"aten.{name}.*")]
     results = tmp_path / "results.json"
@@ -257,13 +257,13 @@ def test_a_replay_of_part_of_the_distilled_set_says_why_it_has_no_score(tmp_path
 
 
 @pytest.mark.slow
-def test_nothing_is_wrong_with_the_distilled_set_that_ships() -> None:
+def test_shipped_distilled_set_is_valid() -> None:
     validation = validate(trace_file("trace:zoo_500"))
     assert not validation.findings
     assert not validation.notes
 
 
-def test_the_file_is_a_trace_whose_replay_ends_in_a_score(folder: Path, tmp_path: Path) -> None:
+def test_distilled_file_is_a_trace_whose_replay_has_a_score(folder: Path, tmp_path: Path) -> None:
     bench = tmp_path / "bench.jsonl"
     done = succeed("opgrip", "corpus", "distill", folder, "--cases", "4", "-o", bench, cwd=tmp_path)
     assert "4 cases represent 3 traces" in done.stdout
@@ -280,7 +280,7 @@ def test_the_file_is_a_trace_whose_replay_ends_in_a_score(folder: Path, tmp_path
     assert "score under eager" in done.stdout
 
 
-def test_files_of_one_name_are_traces_of_their_own(folder: Path, tmp_path: Path) -> None:
+def test_files_of_one_name_are_separate_traces(folder: Path, tmp_path: Path) -> None:
     for name, sizes in {"a": (10, 20), "b": (30, 40, 50)}.items():
         (tmp_path / name).mkdir()
         small_trace(tmp_path / name / "step.jsonl", sizes)
@@ -293,7 +293,7 @@ def test_files_of_one_name_are_traces_of_their_own(folder: Path, tmp_path: Path)
     assert sorted(case.key for case in make_cases(load(tmp_path / "bench.jsonl"))) == sorted(distilled.keys)
 
 
-def test_a_chosen_case_stands_among_the_calls_of_its_program(tmp_path: Path) -> None:
+def test_chosen_case_keeps_the_calls_around_it(tmp_path: Path) -> None:
     whole = load(SHIPPED)
     corpus = read_corpus([str(SHIPPED)])
     distilled = distill(corpus, 20)
@@ -322,7 +322,7 @@ def described(trace: Trace, places: Sequence[CallPosition]) -> list[tuple[object
     return [(tuple(ops[number] for number in place.before), place.recent) for place in places]
 
 
-def test_a_trace_that_says_nonsense_of_what_it_stands_for_is_refused_in_a_line(results: Results) -> None:
+def test_invalid_distilled_field_is_refused_in_one_line(results: Results) -> None:
     keys = [row.key for row in results]
     for cases, us in (
         ([5], [1.0]),
@@ -352,7 +352,7 @@ def test_a_trace_that_says_nonsense_of_what_it_stands_for_is_refused_in_a_line(r
             distilled_scores(results)
 
 
-def test_a_case_that_stands_for_many_traces_is_one_measurement(results: Results) -> None:
+def test_case_that_represents_many_traces_is_one_measurement(results: Results) -> None:
     about = {"cases": [0], "us": [1.0]}
     keys = [row.key for row in results]
     results.header[FIELD] = {"keys": keys, "traces": {"a": about}}
@@ -362,7 +362,7 @@ def test_a_case_that_stands_for_many_traces_is_one_measurement(results: Results)
     assert ten.deviation == pytest.approx(one.deviation)
 
 
-def test_a_part_of_the_distilled_cases_is_told(results: Results) -> None:
+def test_partly_replayed_distilled_set_is_reported(results: Results) -> None:
     keys = [row.key for row in results]
     results.header[FIELD] = {"keys": [*keys, "another"], "traces": {"a": {"cases": [0, 2], "us": [1.0, 3.0]}}}
     (score,) = distilled_scores(results)

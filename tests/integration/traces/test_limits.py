@@ -59,7 +59,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("kind", list(BOMBS))
-def test_a_bomb_is_refused_in_one_line(tmp_path: Path, kind: str, suffix: str) -> None:
+def test_bomb_is_refused_in_one_line(tmp_path: Path, kind: str, suffix: str) -> None:
     pieces, told = BOMBS[kind]
     path = packed(tmp_path / f"bomb.jsonl{suffix}", pieces)
     with pytest.raises(UserError, match=told) as caught:
@@ -67,7 +67,7 @@ def test_a_bomb_is_refused_in_one_line(tmp_path: Path, kind: str, suffix: str) -
     assert "--unbounded" in str(caught.value)
 
 
-def test_a_bomb_takes_little_memory(tmp_path: Path) -> None:
+def test_bomb_takes_little_memory(tmp_path: Path) -> None:
     path = packed(tmp_path / "bomb.jsonl.zst", [HEADER, *[MEGABYTE] * 600])
     limit = 200 << 20
     program = (
@@ -81,7 +81,7 @@ def test_a_bomb_takes_little_memory(tmp_path: Path) -> None:
     assert "a line is longer than 16 MB" in done.stdout, done.stderr
 
 
-def test_an_unbounded_read_goes_beyond_the_bounds(tmp_path: Path) -> None:
+def test_unbounded_read_ignores_the_limits(tmp_path: Path) -> None:
     path = packed(tmp_path / "t.jsonl", [HEADER, b'{"type":"z"}\n' * (UNKNOWN_RECORDS + 1)])
     assert load(path, unbounded=True).unknown == {"z": UNKNOWN_RECORDS + 1}
     long = packed(tmp_path / "long.jsonl", [HEADER, b" " * LINE_BYTES, b'{"type":"z"}\n'])
@@ -90,7 +90,7 @@ def test_an_unbounded_read_goes_beyond_the_bounds(tmp_path: Path) -> None:
     assert load(long, unbounded=True).unknown == {"z": 1}
 
 
-def test_a_trace_that_compresses_well_is_read(tmp_path: Path) -> None:
+def test_well_compressing_trace_is_read(tmp_path: Path) -> None:
     numbers = [0] * 512
     blocks: list[Record] = [
         Calls(0, numbers, numbers, [1000 * block + number for number in range(512)], numbers) for block in range(400)
@@ -102,7 +102,7 @@ def test_a_trace_that_compresses_well_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"tuple": [inner]}])
-def test_arguments_nest_up_to_a_bound_that_all_can_handle(tmp_path: Path, wrap: Any) -> None:
+def test_arguments_nest_up_to_the_limit(tmp_path: Path, wrap: Any) -> None:
     inner: Any = 1
     while json.dumps(inner).count("[") + json.dumps(inner).count("{") < NESTING - 4:
         inner = wrap(inner)
@@ -125,7 +125,7 @@ def test_arguments_nest_up_to_a_bound_that_all_can_handle(tmp_path: Path, wrap: 
     ],
 )
 @pytest.mark.parametrize("kind", ["set", "frozenset", "dict"])
-def test_keys_that_were_chosen_for_their_hashes_are_refused(kind: str, keys: list[Any]) -> None:
+def test_keys_with_colliding_hashes_are_refused(kind: str, keys: list[Any]) -> None:
     body = [[key, 0] for key in keys] if kind == "dict" else keys
     with pytest.raises(FormatError, match="hashes collide"):
         decode({kind: body})
@@ -137,7 +137,7 @@ def test_large_sets_are_read() -> None:
     assert len(decode({"dict": [[number / 7, number] for number in range(100_000)]})) == 100_000
 
 
-def test_names_of_unknown_fields_are_counted_up_to_a_bound(tmp_path: Path) -> None:
+def test_unknown_field_names_are_counted_up_to_a_limit(tmp_path: Path) -> None:
     fields = {f"field{number}": 0 for number in range(2 * UNKNOWN_NAMES)}
     line = json.dumps({"type": "thread", "id": 0, "name": "", **fields}).encode() + b"\n"
     unknown = load(packed(tmp_path / "t.jsonl", [HEADER, line])).unknown
@@ -145,7 +145,7 @@ def test_names_of_unknown_fields_are_counted_up_to_a_bound(tmp_path: Path) -> No
     assert unknown["others"] == UNKNOWN_NAMES
 
 
-def test_entered_calls_of_many_threads_are_looked_up_in_their_own_blocks(tmp_path: Path) -> None:
+def test_unfinished_calls_are_looked_up_only_in_their_threads_blocks(tmp_path: Path) -> None:
     """Looking up each of 3,000 threads in all of 3,000 blocks would take nine million steps."""
     looks = 0
 
@@ -164,7 +164,7 @@ def test_entered_calls_of_many_threads_are_looked_up_in_their_own_blocks(tmp_pat
     assert 0 < looks < 4 * count
 
 
-def test_a_cut_zst_of_one_block_is_told_as_cut(tmp_path: Path) -> None:
+def test_cut_zst_of_one_block_is_reported_as_cut(tmp_path: Path) -> None:
     whole = zstandard.ZstdCompressor().compress(HEADER * 1000)
     path = tmp_path / "t.jsonl.zst"
     path.write_bytes(whole[:-5])

@@ -73,7 +73,7 @@ def told_of(trace: Trace) -> dict[str, Any]:
     }
 
 
-def test_a_repeated_trace_is_whole_and_has_its_calls_again(tiny_trace: Path, long_trace: Path) -> None:
+def test_repeated_trace_is_complete_and_repeats_its_calls(tiny_trace: Path, long_trace: Path) -> None:
     once, often = load(tiny_trace), load(long_trace)
     rounds = len(often.calls) // len(once.calls)
     assert often.missing is None
@@ -83,7 +83,7 @@ def test_a_repeated_trace_is_whole_and_has_its_calls_again(tiny_trace: Path, lon
 
 @pytest.mark.parametrize("path", ["long", SHIPPED], ids=["long", "shipped"])
 @pytest.mark.slow
-def test_a_trace_that_is_not_kept_tells_the_same(path: Any, long_trace: Path, request: pytest.FixtureRequest) -> None:
+def test_reread_trace_equals_a_trace_in_memory(path: Any, long_trace: Path, request: pytest.FixtureRequest) -> None:
     path = long_trace if path == "long" else path
     kept = load(path)
     assert kept.source.is_kept
@@ -102,7 +102,7 @@ def test_a_trace_that_is_not_kept_tells_the_same(path: Any, long_trace: Path, re
 
 
 @pytest.mark.usefixtures("_nothing_kept")
-def test_parts_of_the_calls_follow_each_other(long_trace: Path) -> None:
+def test_call_parts_are_consecutive(long_trace: Path) -> None:
     trace = load(long_trace)
     parts = list(trace.call_parts())
     assert len(parts) > 3
@@ -120,7 +120,7 @@ def test_parts_of_the_calls_follow_each_other(long_trace: Path) -> None:
 
 
 @pytest.mark.usefixtures("_nothing_kept")
-def test_a_call_around_all_others_comes_first(long_trace: Path, tmp_path: Path) -> None:
+def test_enclosing_call_comes_first(long_trace: Path, tmp_path: Path) -> None:
     records = list(read(long_trace))
     start = min(min(record.start_ns) for record in records if isinstance(record, Calls))
     around = Calls(0, [0], [0], [start - 1], [10**9], [0], [])
@@ -132,13 +132,13 @@ def test_a_call_around_all_others_comes_first(long_trace: Path, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("_nothing_kept")
-def test_times_that_come_later_are_told_of_calls_that_are_read_again(tmp_path: Path) -> None:
+def test_later_device_times_apply_to_reread_calls(tmp_path: Path) -> None:
     trace = load(write(tmp_path / "t.jsonl"))
     assert not trace.source.is_kept
     assert trace.distinct_calls["device_ns"].dropna().tolist() == [700.0] == trace.calls["device_ns"].dropna().tolist()
 
 
-def test_times_that_come_later_hold_for_the_chosen_calls(tmp_path: Path) -> None:
+def test_later_device_times_apply_to_selected_calls(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl")
     assert any(isinstance(record, DeviceTimes) for record in read(path))
     whole = load(path).calls
@@ -159,7 +159,7 @@ def test_times_that_come_later_hold_for_the_chosen_calls(tmp_path: Path) -> None
     ],
     ids=str,
 )
-def test_what_is_chosen_while_reading_is_what_the_table_has(
+def test_selection_while_reading_equals_selection_from_the_table(
     choice: dict[str, Any], is_kept: bool, tiny_trace: Path, request: pytest.FixtureRequest
 ) -> None:
     path = tiny_trace if choice.get("phase") == "backward" else SHIPPED
@@ -200,7 +200,7 @@ def _memory(trace: Trace, calls: pd.DataFrame) -> list[list[int]]:
     return [trace.storages[first : first + count].tolist() for first, count in rows]
 
 
-def test_steps_that_are_not_there_are_refused(tiny_trace: Path) -> None:
+def test_missing_steps_are_refused(tiny_trace: Path) -> None:
     strange: Any = [0, 2]
     refused = [
         (range(3, 5), "the trace has no step 3"),
@@ -218,7 +218,7 @@ def test_steps_that_are_not_there_are_refused(tiny_trace: Path) -> None:
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_the_steps_of_a_merged_trace_are_those_of_each_rank(
+def test_steps_of_a_merged_trace_are_those_of_each_rank(
     is_kept: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     # rank 1 makes two more steps
@@ -235,14 +235,14 @@ def test_the_steps_of_a_merged_trace_are_those_of_each_rank(
         load(tmp_path / "all.jsonl", steps=5)
 
 
-def test_what_is_not_asked_for_is_not_made(long_trace: Path) -> None:
+def test_tables_are_built_only_on_demand(long_trace: Path) -> None:
     trace = load(long_trace)
     assert "calls of" in repr(trace)
     assert not any(is_made(trace, name) for name in ("calls", "storages", "unfinished"))
 
 
 @pytest.mark.usefixtures("_nothing_kept")
-def test_a_trace_that_changes_while_it_is_read_is_refused(long_trace: Path, tmp_path: Path) -> None:
+def test_trace_that_changes_while_it_is_read_is_refused(long_trace: Path, tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(long_trace.read_bytes())
     trace = load(path)
@@ -252,7 +252,7 @@ def test_a_trace_that_changes_while_it_is_read_is_refused(long_trace: Path, tmp_
 
 
 @pytest.mark.usefixtures("_nothing_kept")
-def test_a_cut_trace_tells_as_much_when_it_is_read_again(long_trace: Path, tmp_path: Path) -> None:
+def test_cut_trace_has_the_same_contents_when_read_again(long_trace: Path, tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     content = long_trace.read_bytes()
     for share in (0.4, 0.7, 0.95):
@@ -263,7 +263,7 @@ def test_a_cut_trace_tells_as_much_when_it_is_read_again(long_trace: Path, tmp_p
 
 
 @pytest.mark.usefixtures("_nothing_kept")
-def test_of_two_joined_traces_the_first_is_read_again(long_trace: Path, tmp_path: Path) -> None:
+def test_first_of_two_joined_traces_is_read_again(long_trace: Path, tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(long_trace.read_bytes() * 2)
     trace = load(path, partial=True)
@@ -272,7 +272,7 @@ def test_of_two_joined_traces_the_first_is_read_again(long_trace: Path, tmp_path
 
 
 @pytest.mark.parametrize("fault", [b'"duration_ns":[-1,', b'"duration_ns":[x,'])
-def test_what_stands_before_a_bad_block_is_read_once(fault: bytes, long_trace: Path, tmp_path: Path) -> None:
+def test_records_before_a_bad_block_are_read_once(fault: bytes, long_trace: Path, tmp_path: Path) -> None:
     lines = long_trace.read_bytes().splitlines(keepends=True)
     places = [place for place, line in enumerate(lines) if line.startswith(b'{"type":"calls"')]
     bad = places[len(places) // 2]
@@ -286,9 +286,7 @@ def test_what_stands_before_a_bad_block_is_read_once(fault: bytes, long_trace: P
 
 
 @pytest.mark.usefixtures("_nothing_kept")
-def test_where_hardly_two_calls_take_the_same_time_times_are_told_to_a_thousandth(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rare_repeated_times_are_rounded_to_a_thousandth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = jittered(SHIPPED, tmp_path / "t.jsonl")
     exact = load(path)
     assert len(exact.distinct_calls) > 1000
@@ -307,7 +305,7 @@ def test_where_hardly_two_calls_take_the_same_time_times_are_told_to_a_thousandt
 
 
 @given(st.lists(st.integers(-1, 1 << 61), min_size=1, max_size=30), st.integers(3, 10))
-def test_times_that_count_as_one_differ_by_their_last_bits(times: list[int], bits: int) -> None:
+def test_times_rounded_together_differ_only_in_their_last_bits(times: list[int], bits: int) -> None:
     rounded = summing._rounded(np.array(times, dtype=np.int64), bits).tolist()
     for time, first in zip(times, rounded, strict=True):
         assert 0 <= time - first <= max(time, 0) >> (bits - 2)
@@ -354,7 +352,7 @@ print(peak_mb() - imports_mb)
     assert peaks_mb[1] < 310
 
 
-def test_cases_of_a_long_trace_count_all_calls_of_what_was_looked_at_in_places(
+def test_cases_of_a_long_trace_count_all_calls_of_observed_signatures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "t.jsonl"

@@ -95,7 +95,7 @@ def test_operators_and_calls_of_a_function_are_counted(tmp_path: Path) -> None:
     assert "doubled" not in found
 
 
-def test_waiting_for_other_processes_is_no_long_tail(tmp_path: Path) -> None:
+def test_waiting_for_other_processes_is_not_longtail(tmp_path: Path) -> None:
     vector = TensorSpec((4,), (1,), torch.float32, "cpu")
     scope = Scope(0, "", "", "forward", function="wait_for_all", file="/a/waits.py", line=3)
     names = ("aten.mul.Tensor", "_c10d_functional.wait_tensor.default")
@@ -109,19 +109,19 @@ def test_waiting_for_other_processes_is_no_long_tail(tmp_path: Path) -> None:
     assert item.operator_ns == 16 * 1000
 
 
-def test_functions_of_one_dense_kernel_are_no_long_tail(tmp_path: Path) -> None:
+def test_functions_of_one_dense_kernel_are_not_longtail(tmp_path: Path) -> None:
     block, images = Block(), torch.rand(2, 16, 64, 64)
     trace = captured(tmp_path, lambda: [block(images) for _ in range(4)])
     assert "Block.forward" not in by_name(find(trace))
 
 
-def test_comprehensions_belong_to_the_function_around_them(tmp_path: Path) -> None:
+def test_comprehensions_belong_to_the_enclosing_function(tmp_path: Path) -> None:
     found = by_name(find(captured(tmp_path, lambda: spread(torch.ones(5, 3)))))
     assert found["spread"].launches == 1 + 5 + 1
     assert not any("<" in name.replace("<locals>", "") for name in found)
 
 
-def test_bytes_are_those_that_come_in_and_go_out(tmp_path: Path) -> None:
+def test_bytes_are_those_of_inputs_and_outputs(tmp_path: Path) -> None:
     first, second = torch.rand(1000), torch.rand(1000)
     found = find(captured(tmp_path, lambda: doubled(middling(first, second))))
     item = by_name(found)["middling"]
@@ -130,19 +130,19 @@ def test_bytes_are_those_that_come_in_and_go_out(tmp_path: Path) -> None:
     assert item.saving_ns == max(0, item.wall_ns - item.fused_ns)
 
 
-def test_bytes_of_a_view_are_those_that_it_shows(tmp_path: Path) -> None:
+def test_bytes_of_a_view_are_those_of_its_elements(tmp_path: Path) -> None:
     numbers = torch.rand(1000, 10)
     found = find(captured(tmp_path, lambda: middling(numbers[:, 0], numbers[:, 1])))
     assert by_name(found)["middling"].bytes == 3 * 4000
 
 
-def test_without_dataflow_bytes_are_those_of_the_first_and_the_last_call(tmp_path: Path) -> None:
+def test_bytes_without_dataflow_are_those_of_the_first_and_last_call(tmp_path: Path) -> None:
     trace = captured(tmp_path, lambda: doubled(middling(torch.rand(1000), torch.rand(1000))))
     trace.storages[:] = -1
     assert by_name(find(trace))["middling"].bytes == 3 * 4000
 
 
-def test_backward_calls_count_to_the_function_that_caused_them(tmp_path: Path) -> None:
+def test_backward_calls_belong_to_the_function_of_their_forward_call(tmp_path: Path) -> None:
     weight, other = torch.rand(50, requires_grad=True), torch.rand(50)
 
     def program() -> None:
@@ -155,7 +155,7 @@ def test_backward_calls_count_to_the_function_that_caused_them(tmp_path: Path) -
     assert 0 < item.backward_ns < item.wall_ns
 
 
-def test_traces_of_a_set_add_up(tmp_path: Path) -> None:
+def test_traces_of_a_set_are_added_up(tmp_path: Path) -> None:
     one = captured(tmp_path, lambda: centers(torch.rand(8, 4)))
     two = captured(tmp_path, lambda: [centers(torch.rand(9, 4)) for _ in range(2)], "u.jsonl")
     alone, both = by_name(find(one))["centers"], by_name(find(one, two))["centers"]
@@ -163,29 +163,27 @@ def test_traces_of_a_set_add_up(tmp_path: Path) -> None:
     assert both.bytes == alone.bytes + by_name(find(two))["centers"].bytes
 
 
-def test_the_functions_are_ranked_by_what_can_be_saved() -> None:
+def test_functions_are_sorted_by_their_savings() -> None:
     for path in SHIPPED_TRACES:
         savings = [item.saving_ns for item in find(load(path)).functions]
         assert savings
         assert savings == sorted(savings, reverse=True)
 
 
-def test_the_shipped_detector_shows_its_box_code_first() -> None:
+def test_shipped_detector_has_its_box_code_first() -> None:
     trace = next(load(path) for path in SHIPPED_TRACES if path.name == "faster_rcnn.jsonl")
     names = [item.name for item in find(trace).functions]
     assert {"delta2bbox", "AnchorGenerator.single_level_grid_priors"} <= set(names[:5])
     assert not any("Bottleneck" in name or name == "RoIAlignFunction.forward" for name in names)
 
 
-def test_a_damaged_trace_and_one_of_unknown_functions_are_read(tmp_path: Path) -> None:
+def test_damaged_trace_without_functions_is_read(tmp_path: Path) -> None:
     found = find(load(write(tmp_path / "t.jsonl")))
     assert found.functions == []
 
 
 @pytest.mark.alone
-def test_the_time_of_a_function_is_about_that_without_a_capture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_function_time_is_close_to_that_without_a_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     boxes = torch.rand(64, 4)
 
     def program() -> list[int]:
@@ -211,7 +209,7 @@ def test_the_time_of_a_function_is_about_that_without_a_capture(
         assert 1 / 3 < statistics.median(ratios) < 3, ratios
 
 
-def test_the_command_runs_what_was_captured_and_grips() -> None:
+def test_grip_command_repeats_the_captured_command() -> None:
     def command(*words: str) -> str:
         return grip_command({"command": list(words)}, "a.b:C.f")
 
@@ -222,7 +220,7 @@ def test_the_command_runs_what_was_captured_and_grips() -> None:
     assert grip_command({}, "a.b:C.f") == "opcapture --grip a.b:C.f"
 
 
-def test_bandwidth_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bandwidth_is_measured_once_and_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPGRIP_CACHE", str(tmp_path))
     speed = bandwidth()
     assert 1e8 < speed < 1e14
@@ -231,16 +229,14 @@ def test_bandwidth_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest
     assert bandwidth() > 0
 
 
-def test_the_bandwidth_is_the_rooflines_where_that_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bandwidth_of_the_roofline_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPGRIP_CACHE", str(tmp_path))
     cache, memory = Level("L2", 1 << 20, 1, {1: 50.0}), Level("memory", None, 2, {1: 7.0, 1024: 7.0})
     keep(Ceilings(("here",), "cpu", 2, (cache, memory), {}, 1.0, 1.0, "2.13.0", "2026-01-01"), "cpu")
     assert bandwidth() == 7e9
 
 
-def test_memory_of_a_device_that_is_not_here_is_not_guessed(tmp_path: Path) -> None:
+def test_bandwidth_of_a_missing_device_is_not_guessed(tmp_path: Path) -> None:
     trace = captured(tmp_path, lambda: torch.ones(3) + 1)
     text = (tmp_path / "t.jsonl").read_text().replace('"device":"cpu"', '"device":"cuda:7"')
     (tmp_path / "t.jsonl").write_text(text)

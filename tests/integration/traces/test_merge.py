@@ -40,7 +40,7 @@ from opgrip.zoo.corpus import read_corpus
 from opgrip.zoo.corpus.cases import write_cases
 
 
-def test_a_merged_trace_is_no_distilled_one(tmp_path: Path) -> None:
+def test_merged_trace_is_not_a_distilled_set(tmp_path: Path) -> None:
     paths = []
     for name, sizes in {"first": (10, 20, 30), "second": (10, 500, 700)}.items():
         corpus = read_corpus([str(small_trace(tmp_path / f"{name}.jsonl", sizes))])
@@ -55,7 +55,7 @@ def test_a_merged_trace_is_no_distilled_one(tmp_path: Path) -> None:
     assert len(make_cases(whole)) == 5
 
 
-def test_calls_of_threads_that_are_not_declared_stay_their_process_own(tmp_path: Path) -> None:
+def test_calls_of_undeclared_threads_stay_in_their_process(tmp_path: Path) -> None:
     paths = [small_trace(tmp_path / f"{name}.jsonl") for name in ("first", "second")]
     merge(paths, tmp_path / "all.jsonl")
     calls = load(tmp_path / "all.jsonl").calls
@@ -63,7 +63,7 @@ def test_calls_of_threads_that_are_not_declared_stay_their_process_own(tmp_path:
     assert calls.groupby("process").size().to_dict() == {0: 4, 1: 4}
 
 
-def test_a_merged_trace_is_not_merged_again(tmp_path: Path) -> None:
+def test_merged_trace_is_not_merged_again(tmp_path: Path) -> None:
     paths = [small_trace(tmp_path / f"{name}.jsonl") for name in ("first", "second", "third")]
     merge(paths[:2], tmp_path / "two.jsonl")
     with pytest.raises(UserError, match=r"two\.jsonl is merged already: merge the traces of all processes at once"):
@@ -71,7 +71,7 @@ def test_a_merged_trace_is_not_merged_again(tmp_path: Path) -> None:
     assert not (tmp_path / "all.jsonl").exists()
 
 
-def test_a_copy_of_a_recording_is_not_merged_with_it(tmp_path: Path) -> None:
+def test_copy_of_a_recording_is_not_merged_with_it(tmp_path: Path) -> None:
     train_tiny_net(tmp_path / "rank.jsonl")
     (tmp_path / "copy.jsonl").write_bytes((tmp_path / "rank.jsonl").read_bytes())
     with pytest.raises(UserError, match=r"copy\.jsonl and \S*rank\.jsonl are of the same recording: name one"):
@@ -128,9 +128,7 @@ def parts(draw: st.DrawFn) -> list[Record]:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(processes=st.lists(parts(), min_size=1, max_size=3))
-def test_a_merged_trace_says_of_each_process_what_its_own_trace_says(
-    processes: list[list[Record]], tmp_path: Path
-) -> None:
+def test_merged_trace_has_the_facts_of_each_process(processes: list[list[Record]], tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{place}.jsonl", records) for place, records in enumerate(processes)]
     merge(paths, tmp_path / "all.jsonl", force=True)
     validation = validate(tmp_path / "all.jsonl")

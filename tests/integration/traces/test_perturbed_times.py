@@ -54,13 +54,13 @@ def trace_of(
     )
 
 
-def test_the_critical_path_is_chosen_by_times_of_calls_that_were_not_perturbed(tmp_path: Path) -> None:
+def test_critical_path_uses_unperturbed_times(tmp_path: Path) -> None:
     graph = make_graph(trace_of(tmp_path, [4]))
     assert list(graph.facts.critical_path) == [0, 1, 2, 3]
     assert graph.facts.critical_ns == graph.facts.critical_host_ns == 4 * SIN_NS
 
 
-def test_launches_that_were_perturbed_do_not_count_to_the_critical_path_s_time_on_the_host(tmp_path: Path) -> None:
+def test_perturbed_launches_do_not_count_for_the_critical_host_time(tmp_path: Path) -> None:
     graph = make_graph(trace_of(tmp_path, [4], [-1] * 4 + [9 * SIN_NS] * 3))
     (number,) = graph.facts.critical_path
     assert number >= 4
@@ -68,7 +68,7 @@ def test_launches_that_were_perturbed_do_not_count_to_the_critical_path_s_time_o
 
 
 @pytest.mark.parametrize("device_ns", [[], [-1] * 4 + [2 * EXP_NS] * 3])
-def test_a_sequence_s_captured_times_are_of_calls_that_were_not_perturbed(tmp_path: Path, device_ns: list[int]) -> None:
+def test_captured_times_of_a_sequence_are_unperturbed(tmp_path: Path, device_ns: list[int]) -> None:
     settings = SequenceSettings(device_map("cpu", None), "cpu", repeats=1)
     result = replay_sequence(trace_of(tmp_path, [4], device_ns), settings)
     exp_ns = 2 * EXP_NS if device_ns else EXP_NS
@@ -77,18 +77,18 @@ def test_a_sequence_s_captured_times_are_of_calls_that_were_not_perturbed(tmp_pa
     assert result.captured_critical_ms == 4 * SIN_NS / 1e6
 
 
-def test_the_long_tail_takes_its_times_from_calls_that_were_not_perturbed(tmp_path: Path) -> None:
+def test_longtail_times_are_unperturbed(tmp_path: Path) -> None:
     (function,) = find_longtail([trace_of(tmp_path, range(5, 24), exps=20)], lambda trace: 1e10).functions
     assert function.operator_ns == 4 * SIN_NS + 20 * EXP_NS
     assert function.between_ns == 23 * GAP_NS
 
 
-def test_where_all_calls_were_perturbed_the_long_tail_has_their_times(tmp_path: Path) -> None:
+def test_longtail_uses_perturbed_times_if_there_are_no_others(tmp_path: Path) -> None:
     (function,) = find_longtail([trace_of(tmp_path, [4, 5, 6])], lambda trace: 1e10).functions
     assert function.operator_ns == 4 * SIN_NS + 3 * PERTURBED_NS
 
 
-def test_one_call_that_was_not_perturbed_and_took_longer_than_all_was_interrupted(tmp_path: Path) -> None:
+def test_interrupted_unperturbed_call_does_not_determine_the_time(tmp_path: Path) -> None:
     calls = trace_of(tmp_path, [4, 5], interrupted=[6]).calls
     assert calls["time_ns"].tolist() == [SIN_NS] * 4 + [PERTURBED_NS] * 3
     calls = trace_of(tmp_path, [4, 5], exps=4, interrupted=[6]).calls

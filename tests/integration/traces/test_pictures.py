@@ -37,7 +37,7 @@ def parts(figure: Any) -> list[str]:
     return names
 
 
-def test_bars_are_the_summary(trace: Trace) -> None:
+def test_bars_equal_the_summary(trace: Trace) -> None:
     table = trace.summary().head(20)
     table = table[table["share"] >= 0.001]
     expected = dict(zip(table["op"], table["time_us"], strict=True))
@@ -45,7 +45,7 @@ def test_bars_are_the_summary(trace: Trace) -> None:
     assert list(bars(trace.plot())) == list(expected)
 
 
-def test_parts_are_phases_where_there_are_several_else_modules(trace: Trace, detector_trace: Path) -> None:
+def test_bars_are_split_by_phase_or_else_by_module(trace: Trace, detector_trace: Path) -> None:
     assert set(parts(trace.plot(parts="phase"))) == set(trace.own_calls["phase"])
     one_phase = replace(trace, calls=trace.calls[trace.calls["phase"] == "forward"])
     modules = {str(name).partition(".")[0] or "(outside)" for name in one_phase.own_calls["module"]}
@@ -57,7 +57,7 @@ def test_parts_are_phases_where_there_are_several_else_modules(trace: Trace, det
     assert sum(bars(shown).values()) <= detector.summary()["time_us"].sum() * 1.0001
 
 
-def test_columns_that_there_are_not_and_traces_without_calls_are_a_line(trace: Trace) -> None:
+def test_invalid_grouping_and_empty_trace_are_one_line(trace: Trace) -> None:
     with pytest.raises(UserError, match="a picture cannot be grouped by nosuch: choose op, module"):
         trace.plot(by="nosuch")
     with pytest.raises(UserError, match="the trace has no calls"):
@@ -65,13 +65,13 @@ def test_columns_that_there_are_not_and_traces_without_calls_are_a_line(trace: T
     assert "<img" not in replace(trace, calls=trace.calls.iloc[:0])._repr_html_()
 
 
-def test_of_a_trace_without_times_calls_are_counted(trace: Trace) -> None:
+def test_plot_of_a_trace_without_times_counts_calls(trace: Trace) -> None:
     figure = replace(trace, calls=trace.calls.assign(time_ns=0.0)).plot(parts="kind")
     assert figure.axes[0].get_xlabel() == "calls"
     assert bars(figure)["aten.convolution.default"] == (trace.own_calls["op"] == "aten.convolution.default").sum()
 
 
-def test_names_of_strangers_stay_text(tiny_trace: Path, tmp_path: Path) -> None:
+def test_names_of_an_untrusted_trace_remain_text(tiny_trace: Path, tmp_path: Path) -> None:
     text = tiny_trace.read_text()
     for name in ("aten.convolution.default", "forward"):
         text = text.replace(f'"{name}"', json.dumps(f"{EVIL}{name}"))
@@ -90,7 +90,7 @@ def test_names_of_strangers_stay_text(tiny_trace: Path, tmp_path: Path) -> None:
     assert ("<script" in page, page.count("<img")) == (False, 1)
 
 
-def test_without_matplotlib_there_is_a_table_alone(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_shows_only_a_table_without_matplotlib(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     page = trace._repr_html_()
     assert ("<img" in page, page.count("<tr")) == (False, min(len(trace.summary()), 20) + 1)

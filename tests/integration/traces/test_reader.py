@@ -24,7 +24,7 @@ from opgrip.traces.schema.records import Calls, Dropped, Effects, End, Header, R
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_what_is_written_is_read_again(tmp_path: Path, suffix: str) -> None:
+def test_records_survive_writing_and_reading(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"t.jsonl{suffix}")
     header, *records = read(path)
     assert isinstance(header, Header)
@@ -32,7 +32,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, suffix: str) -> None:
     assert records == RECORDS
 
 
-def test_a_trace_loads_as_a_table_in_the_order_in_which_calls_started(tmp_path: Path) -> None:
+def test_trace_loads_as_a_table_in_start_order(tmp_path: Path) -> None:
     trace = load(write(tmp_path / "t.jsonl"))
     assert trace.calls["start_ns"].tolist() == [10, 50, 70, 90]
     assert trace.calls["op"].tolist() == ["aten.mul.Tensor"] * 3 + ["mmcv._ext:nms"]
@@ -50,7 +50,7 @@ def test_a_trace_loads_as_a_table_in_the_order_in_which_calls_started(tmp_path: 
     assert summary["share"].sum() == pytest.approx(1)
 
 
-def test_a_person_can_read_it_with_json_and_pandas(tmp_path: Path) -> None:
+def test_trace_is_readable_with_json_and_pandas(tmp_path: Path) -> None:
     lines = write(tmp_path / "t.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["type"] for line in lines][:2] == ["header", "values"]
     frame = pd.read_json(tmp_path / "t.jsonl", lines=True)
@@ -58,9 +58,7 @@ def test_a_person_can_read_it_with_json_and_pandas(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", ["write", "close"])
-def test_a_trace_that_cannot_be_written_to_its_end_leaves_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
+def test_unwritable_trace_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     def fail(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -93,7 +91,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, tiny_trace: Path) -> dict[st
 )
 @given(data=st.data())
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_trace_cut_at_any_byte_loads_up_to_the_cut(
+def test_trace_cut_at_any_byte_loads_up_to_the_cut(
     tmp_path: Path, whole: dict[str, bytes], suffix: str, data: st.DataObject
 ) -> None:
     content = whole[suffix]
@@ -135,14 +133,14 @@ def read_lines(folder: Path, lines: list[bytes]) -> list[Record]:
     return list(read(path))
 
 
-def test_the_cut_records_of_a_compressed_trace_reach_to_the_last_flush(whole: dict[str, bytes], tmp_path: Path) -> None:
+def test_cut_compressed_trace_loads_up_to_the_last_flush(whole: dict[str, bytes], tmp_path: Path) -> None:
     for suffix in (".gz", ".zst"):
         path = tmp_path / f"cut.jsonl{suffix}"
         path.write_bytes(whole[suffix][:-40])
         assert len(list(read(path))) > 0.8 * whole[""].count(b"\n")
 
 
-def test_a_damaged_line_ends_the_trace_and_is_told(tmp_path: Path) -> None:
+def test_damaged_line_ends_the_trace_and_is_reported(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl")
     lines = path.read_bytes().split(b"\n")
     lines[4] = lines[4][:20] + b"\x00\xff" + lines[4][22:]
@@ -164,7 +162,7 @@ def test_a_damaged_line_ends_the_trace_and_is_told(tmp_path: Path) -> None:
         ("after_ns", [0, 2**62]),
     ],
 )
-def test_calls_at_times_that_cannot_be_are_damage(tmp_path: Path, field: str, value: Any) -> None:
+def test_impossible_call_times_are_damage(tmp_path: Path, field: str, value: Any) -> None:
     calls = {"type": "calls", "thread": 0, "signature": [0, 0], "scope": [0, 0]}
     times = {"start_ns": 10, "after_ns": [0, 80], "duration_ns": [5, 6]}
     header = {"type": "header", "format": "opgrip-trace", "version": "1.5"}
@@ -177,7 +175,7 @@ def test_calls_at_times_that_cannot_be_are_damage(tmp_path: Path, field: str, va
         assert ("damaged" in reader.missing) == (not blocks)
 
 
-def test_calls_that_took_longer_in_all_than_can_be_counted_are_damage(tmp_path: Path) -> None:
+def test_overflowing_total_time_is_damage(tmp_path: Path) -> None:
     block = Calls(0, [0, 0], [0, 0], [0, 0], [2**61, 2**61])
     reader = TraceReader(write(tmp_path / "t.jsonl", [block, block]))
     assert len(list(reader)) == 2
@@ -185,19 +183,19 @@ def test_calls_that_took_longer_in_all_than_can_be_counted_are_damage(tmp_path: 
 
 
 @pytest.mark.parametrize("record", [End(0, 0, -1), Effects(0, 0, -1)])
-def test_other_times_below_zero_are_damage(record: Record) -> None:
+def test_negative_times_are_damage(record: Record) -> None:
     with pytest.raises(FormatError, match="expected an integer from 0 on, got '-1'"):
         from_json(to_json(record))
 
 
-def test_records_that_are_missing_in_the_middle_are_told(tmp_path: Path) -> None:
+def test_missing_calls_are_reported(tmp_path: Path) -> None:
     reader = TraceReader(write(tmp_path / "t.jsonl", [record for record in RECORDS if not isinstance(record, Calls)]))
     list(reader)
     assert reader.missing is not None
     assert "it holds 0 of 4 calls" in reader.missing
 
 
-def test_calls_that_are_in_a_file_twice_are_damage(tmp_path: Path) -> None:
+def test_duplicate_calls_are_damage(tmp_path: Path) -> None:
     place, block = next((place, record) for place, record in enumerate(RECORDS) if isinstance(record, Calls))
     reader = TraceReader(write(tmp_path / "t.jsonl", [*RECORDS[:place], block, *RECORDS[place:]]))
     list(reader)
@@ -205,7 +203,7 @@ def test_calls_that_are_in_a_file_twice_are_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [-1, 10**6])
-def test_calls_of_a_signature_that_a_file_lacks_are_damage(tmp_path: Path, number: int) -> None:
+def test_calls_of_a_missing_signature_are_damage(tmp_path: Path, number: int) -> None:
     place, block = next((place, record) for place, record in enumerate(RECORDS) if isinstance(record, Calls))
     changed = replace(block, signature=[number, *block.signature[1:]])
     reader = TraceReader(write(tmp_path / "t.jsonl", [*RECORDS[:place], changed, *RECORDS[place + 1 :]]))
@@ -213,7 +211,7 @@ def test_calls_of_a_signature_that_a_file_lacks_are_damage(tmp_path: Path, numbe
     assert f"calls refer to the signature {number}, which it lacks" in str(reader.missing)
 
 
-def test_traces_that_were_joined_are_told(tmp_path: Path) -> None:
+def test_joined_traces_are_reported(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl")
     path.write_bytes(path.read_bytes() * 2)
     trace = load(path)
@@ -222,13 +220,13 @@ def test_traces_that_were_joined_are_told(tmp_path: Path) -> None:
     assert len(trace.calls) == 4
 
 
-def test_a_cut_file_is_refused_where_a_whole_one_is_wanted(tmp_path: Path) -> None:
+def test_cut_file_is_refused_without_partial(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", RECORDS[:-1])
     with pytest.raises(UserError, match=r"cut after record 15: load it with --partial"):
         load(path, partial=False)
 
 
-def test_types_and_fields_of_later_versions_are_passed_over_and_counted(tmp_path: Path) -> None:
+def test_types_and_fields_of_later_versions_are_ignored_and_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl")
     lines = path.read_text(encoding="utf-8").splitlines()
     lines[0] = lines[0].replace('"version":"1.0"', '"version":"1.7"')
@@ -258,7 +256,7 @@ def test_types_and_fields_of_later_versions_are_passed_over_and_counted(tmp_path
         (b"[" * 100_000, "is not a trace"),
     ],
 )
-def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, content: bytes, told: str) -> None:
+def test_file_that_is_not_a_trace_is_refused_in_one_line(tmp_path: Path, content: bytes, told: str) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(content)
     with pytest.raises(UserError, match=told) as caught:
@@ -266,7 +264,7 @@ def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, content: bytes,
     assert "\n" not in str(caught.value)
 
 
-def test_a_gzip_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_gzip_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl.gz"
     path.write_bytes(b"plain text")
     with pytest.raises(UserError, match="is not a trace"):
@@ -281,12 +279,12 @@ def test_joined_gzip_members_are_read_as_one(tmp_path: Path) -> None:
     assert list(read(path)) == list(read(tmp_path / "t.jsonl"))
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         load(tmp_path / "none.jsonl")
 
 
-def test_a_file_has_its_name_only_once_it_is_whole(tmp_path: Path) -> None:
+def test_file_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     writer = TraceWriter(path, Header({}))
     writer.write(RECORDS[0])
@@ -299,7 +297,7 @@ def test_a_file_has_its_name_only_once_it_is_whole(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("t.part*"))
 
 
-def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
+def test_existing_file_is_kept_without_force(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("precious", encoding="utf-8")
     with pytest.raises(UserError, match="exists"):
@@ -307,7 +305,7 @@ def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8") == "precious"
 
 
-def test_streaming_holds_no_more_of_a_long_trace_than_of_a_short_one(tmp_path: Path) -> None:
+def test_memory_of_streaming_does_not_grow_with_the_trace(tmp_path: Path) -> None:
     import tracemalloc
 
     def peak(blocks: int) -> int:
@@ -324,7 +322,7 @@ def test_streaming_holds_no_more_of_a_long_trace_than_of_a_short_one(tmp_path: P
     assert peak(60) < 1.5 * peak(6)
 
 
-def test_a_trace_shows_itself_in_a_line_and_in_a_notebook_as_a_table(tiny_trace: Path) -> None:
+def test_trace_has_a_repr_and_a_notebook_table(tiny_trace: Path) -> None:
     trace = load(tiny_trace)
     assert repr(trace) == f"<Trace: {len(trace.calls)} calls of {len(trace.signatures)} signatures>"
     cut = replace(trace, header={"model": {"name": "<b>net"}}, missing="it is cut")
@@ -335,7 +333,7 @@ def test_a_trace_shows_itself_in_a_line_and_in_a_notebook_as_a_table(tiny_trace:
     assert cut._repr_html_().count("<img") == 1
 
 
-def test_a_cut_trace_loads_with_a_warning_unless_it_is_asked_for(tmp_path: Path) -> None:
+def test_cut_trace_loads_with_a_warning_unless_requested(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", RECORDS[:-1])
     with pytest.warns(UserWarning, match=r"t.jsonl is cut after record 15: only the records before that are loaded"):
         load(path)

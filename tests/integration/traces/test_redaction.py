@@ -141,7 +141,7 @@ def declared_types() -> Iterator[type]:
                 yield item
 
 
-def test_labels_of_recorded_steps_stay_and_devices_of_other_packages_do_not() -> None:
+def test_step_labels_are_kept_and_foreign_devices_renamed() -> None:
     names = NameHasher(Policy())
     assert names.label("opgrip step 12") == "opgrip step 12"
     assert names.label("opgrip step twelve") != "opgrip step twelve"
@@ -150,7 +150,7 @@ def test_labels_of_recorded_steps_stay_and_devices_of_other_packages_do_not() ->
     assert names.device("acmechip") == "privateuseone"
 
 
-def test_a_recording_of_labeled_steps_is_redacted(tmp_path: Path) -> None:
+def test_recording_with_step_labels_is_redacted(tmp_path: Path) -> None:
     label = Signature(0, "operator", "profiler._record_function_enter_new.default", ("opgrip step 3",), {})
     source = write(
         tmp_path / "a.jsonl", [Scope(0, "", "", "forward"), label, Calls(0, [0], [0], [0], [1]), End(1, 1, 1)]
@@ -181,7 +181,7 @@ def test_every_header_field_of_the_schema_declares_its_privacy() -> None:
     assert undeclared(SCHEMA["$defs"]["header"], HEADER_FIELDS) == []
 
 
-def test_a_field_without_a_declaration_does_not_go_out() -> None:
+def test_undeclared_field_is_left_out() -> None:
     @dataclass(frozen=True)
     class Later(GroupSpec):
         note: str = ""
@@ -190,12 +190,12 @@ def test_a_field_without_a_declaration_does_not_go_out() -> None:
     assert redactor.fields(Later("group", "gloo", (0,), 0, SECRET), Position("signature.args")).note == ""
 
 
-def test_every_kind_of_value_model_is_made_coarse() -> None:
+def test_every_kind_of_value_model_is_coarsened() -> None:
     ours = {kind for _, kind in value_models.items() if kind.__module__.startswith("opgrip.")}
     assert ours == {*_COARSE, Exact}
 
 
-def test_no_secret_leaves(tmp_path: Path) -> None:
+def test_no_secret_remains(tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", planted(), **header())
     text = source.read_text()
     unknown = json.dumps({"type": "future", "text": SECRET}) + "\n"
@@ -217,7 +217,7 @@ def test_no_secret_leaves(tmp_path: Path) -> None:
 OWN = ("thread acme", "extension acme.ops", "kernels of acme.triton", "acme.private:f", "acme.op.default")
 
 
-def test_names_in_totals_leave_no_more_than_those_of_calls() -> None:
+def test_names_in_totals_are_redacted_like_those_of_calls() -> None:
     dropped = [*(Dropped(name.replace("acme", SECRET), "ValueError: x", 1) for name in OWN)]
     dropped += [Dropped("signature 7", "x", 1), Dropped("module scope", "x", 1)]
     dropped += [Dropped("torch.compile:triton_poi_fused_add_0+SECRET_kernel_0", "x", 1)]
@@ -227,7 +227,7 @@ def test_names_in_totals_leave_no_more_than_those_of_calls() -> None:
     assert all(word in text for word in (b'"thread x', b'"signature 7"', b'"module scope"', b'"extension x'))
 
 
-def test_kernels_of_compiled_regions_keep_the_names_that_inductor_gives() -> None:
+def test_kernels_of_compiled_regions_keep_only_inductor_names() -> None:
     name = "torch.compile:triton_poi_fused_add_0+SECRET_kernel_0+cpp_fused_mul_1"
     (record,) = Redaction(Policy()).records(Signature(0, "compiled", name, (), {}))
     assert isinstance(record, Signature)
@@ -237,7 +237,7 @@ def test_kernels_of_compiled_regions_keep_the_names_that_inductor_gives() -> Non
 
 
 @pytest.mark.parametrize("name", ["autograd acme", "Thread-1 (serve_acme)", "pt_autograd_acme", "MainThread acme"])
-def test_threads_have_no_names_but_those_that_python_and_torch_give(name: str) -> None:
+def test_thread_names_are_redacted_except_standard_ones(name: str) -> None:
     assert "acme" not in NameHasher(Policy()).thread(name)
 
 
@@ -256,7 +256,7 @@ def test_threads_have_no_names_but_those_that_python_and_torch_give(name: str) -
         ("aten.randint.default", (4111, [3])),
     ],
 )
-def test_ranges_have_as_many_numbers_and_random_ones_a_range(overload: str, args: tuple[Any, ...]) -> None:
+def test_redacted_ranges_keep_their_number_of_elements(overload: str, args: tuple[Any, ...]) -> None:
     _, packet, name = overload.split(".")
     function = getattr(getattr(torch.ops.aten, packet), name)
     result = function(*args)
@@ -268,7 +268,7 @@ def test_ranges_have_as_many_numbers_and_random_ones_a_range(overload: str, args
     assert "411" not in str(record.args)
 
 
-def test_custom_operators_stay_by_name_and_are_told_unless_they_are_hidden() -> None:
+def test_custom_operator_names_are_kept_and_reported_unless_hidden() -> None:
     record = Signature(0, "extension", "acme.kernels:fused", (tensor((2,), torch.float32, None),), {"scale": 2.0})
     report = RedactionReport()
     Redaction(Policy(), report).records(record)
@@ -280,7 +280,7 @@ def test_custom_operators_stay_by_name_and_are_told_unless_they_are_hidden() -> 
 
 @given(st.text(min_size=1), st.sampled_from(["module", "class_name", "function", "file", "caller", "label", "thread"]))
 @settings(max_examples=40, deadline=None)
-def test_a_name_of_any_letters_is_hashed(text: str, kind: str) -> None:
+def test_names_of_any_characters_are_hashed(text: str, kind: str) -> None:
     names = NameHasher(Policy(b"s" * 32))
     secret = f"q{text}Z"
     hashed = getattr(names, kind)(secret)
@@ -291,7 +291,7 @@ def test_a_name_of_any_letters_is_hashed(text: str, kind: str) -> None:
 
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=64))
 @settings(max_examples=60, deadline=None)
-def test_whole_numbers_keep_their_order_their_signs_and_no_more(values: list[int]) -> None:
+def test_redacted_integers_keep_only_order_and_sign(values: list[int]) -> None:
     numbers = IntegerMap(values)
     images = [numbers[value] for value in values]
     assert [sorted(set(values)).index(value) for value in values] == [sorted(set(images)).index(at) for at in images]
@@ -301,14 +301,14 @@ def test_whole_numbers_keep_their_order_their_signs_and_no_more(values: list[int
 
 @given(st.floats(allow_subnormal=True))
 @settings(max_examples=60, deadline=None)
-def test_floats_lose_all_but_their_first_bits(value: float) -> None:
+def test_redacted_floats_keep_only_their_first_bits(value: float) -> None:
     coarse = coarse_float(value)
     assert repr(coarse_float(coarse)) == repr(coarse)
     assert not abs(coarse) > abs(value)
     assert not coarse * value < 0
 
 
-def test_numbers_are_rounded_towards_zero() -> None:
+def test_redacted_numbers_are_rounded_towards_zero() -> None:
     assert [coarse_int(value) for value in (0, 7, -100, CARD)] == [0, 7, -96, 3940649673949184]
     assert coarse_float(0.1) == 0.09375
 
@@ -325,7 +325,7 @@ def test_numbers_are_rounded_towards_zero() -> None:
         ("aten.bincount.default", "self", torch.tensor([3, 1, 41, 2])),
     ],
 )
-def test_what_decides_the_sizes_of_outputs_stays(op: str, argument: str, values: torch.Tensor) -> None:
+def test_values_that_determine_output_sizes_are_kept(op: str, argument: str, values: torch.Tensor) -> None:
     namespace, name, overload = op.split(".")
     function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
@@ -348,7 +348,7 @@ def test_what_decides_the_sizes_of_outputs_stays(op: str, argument: str, values:
     assert call(drawn) == shapes
 
 
-def test_sizes_and_places_in_memory_stay_where_the_shapes_allow_them() -> None:
+def test_sizes_in_values_are_kept_if_the_shapes_allow_it() -> None:
     op = "mmcv._ext:ms_deform_attn_forward"
     sizes = tensor((2, 2), torch.int64, 0)
     value = tensor((1, 20, 8, 32), torch.float32, None)
@@ -361,7 +361,7 @@ def test_sizes_and_places_in_memory_stay_where_the_shapes_allow_them() -> None:
         assert bool(redaction.kept) is stays
 
 
-def test_values_that_come_after_their_call_are_redacted() -> None:
+def test_values_that_follow_their_call_are_redacted() -> None:
     redaction = Redaction(Policy())
     spec = tensor((2,), torch.int64, 5)
     (signature,) = redaction.records(Signature(0, "operator", "aten.neg.default", (spec,), {}))
@@ -372,7 +372,7 @@ def test_values_that_come_after_their_call_are_redacted() -> None:
     assert str(CARD) not in str(to_json(model))
 
 
-def test_a_redacted_trace_is_right_and_has_the_same_calls(tiny_trace: Path, tmp_path: Path) -> None:
+def test_redacted_trace_is_valid_and_has_the_same_calls(tiny_trace: Path, tmp_path: Path) -> None:
     redact(tiny_trace, tmp_path / "r.jsonl.gz", Policy())
     assert validate(tmp_path / "r.jsonl.gz").findings == []
     whole, redacted = load(tiny_trace), load(tmp_path / "r.jsonl.gz")
@@ -399,12 +399,12 @@ def test_traces_of_one_salt_have_the_same_names(tmp_path: Path) -> None:
             salt_of(tmp_path / "weak")
 
 
-def test_all_of_a_salt_counts() -> None:
+def test_every_byte_of_the_salt_counts() -> None:
     public = bytes(range(64))
     assert NameHasher(Policy(public + b"one")).word("Net") != NameHasher(Policy(public + b"other")).word("Net")
 
 
-def test_ranks_that_make_a_salt_at_once_have_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_create_a_salt_concurrently_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, fdopen = tmp_path / "salt", os.fdopen
     others: list[bytes] = []
 
@@ -418,7 +418,7 @@ def test_ranks_that_make_a_salt_at_once_have_the_same(tmp_path: Path, monkeypatc
     assert [path.name for path in tmp_path.iterdir()] == ["salt"]
 
 
-def test_a_keyword_that_an_operator_does_not_have_is_hashed() -> None:
+def test_unknown_keyword_of_an_operator_is_hashed() -> None:
     (record,) = Redaction(Policy()).records(
         Signature(0, "operator", "aten.add.Tensor", (), {SECRET: 1, "alpha": 1, "other": 2})
     )
@@ -432,7 +432,7 @@ def test_operators_of_any_name_are_redacted() -> None:
         assert Redaction(Policy(hide_operators=True)).records(Signature(0, "operator", op, (CARD,), {}))
 
 
-def test_what_is_kept_stays(tmp_path: Path) -> None:
+def test_kept_kinds_of_names_are_kept(tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl")
     redact(source, tmp_path / "b.jsonl", Policy(keep=frozenset(("modules", "functions", "files", "model"))))
     trace = load(tmp_path / "b.jsonl")
@@ -444,7 +444,7 @@ def test_what_is_kept_stays(tmp_path: Path) -> None:
 
 @given(st.text("qzQZ019_", min_size=6, max_size=12).map("Q".__add__))
 @settings(max_examples=25, deadline=None)
-def test_no_recorded_secret_survives(secret: str) -> None:
+def test_arbitrary_recorded_secret_does_not_remain(secret: str) -> None:
     report = RedactionReport()
     redaction = Redaction(Policy(hide_operators=True), report)
     written = [Header(header(secret)), *planted(secret)]
@@ -452,7 +452,7 @@ def test_no_recorded_secret_survives(secret: str) -> None:
     assert not [item for item in (text, *(left.value for left in report.counts)) if secret in item]
 
 
-def test_a_cut_trace_leaves_no_file_unless_it_may_be_cut(tmp_path: Path) -> None:
+def test_redacting_a_cut_trace_needs_partial(tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", RECORDS[:-1])
     with pytest.raises(UserError, match="is cut"):
         redact(source, tmp_path / "b.jsonl", Policy())
@@ -461,7 +461,7 @@ def test_a_cut_trace_leaves_no_file_unless_it_may_be_cut(tmp_path: Path) -> None
     assert (tmp_path / "b.jsonl").exists()
 
 
-def test_a_header_is_made_of_named_fields_alone() -> None:
+def test_redacted_header_has_only_declared_fields() -> None:
     (header,) = Redaction(Policy()).records(Header({"torch": "2.6.0+cu124", "note": "x", "steps": 3}))
     assert isinstance(header, Header)
     assert header.fields == {"torch": "2.6.0+cu124", "steps": 3, "redacted": {"kept": [], "operators_hidden": False}}

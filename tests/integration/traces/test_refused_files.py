@@ -69,7 +69,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize(("content", "what", "hint"), KINDS.values(), ids=KINDS)
-def test_a_refused_file_is_named_for_what_it_is(content: bytes, what: str, hint: str, tmp_path: Path) -> None:
+def test_refused_file_is_described_by_its_kind(content: bytes, what: str, hint: str, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(content)
     with pytest.raises(UserError) as caught:
@@ -80,7 +80,7 @@ def test_a_refused_file_is_named_for_what_it_is(content: bytes, what: str, hint:
     assert "\n" not in str(caught.value)
 
 
-def test_the_kind_of_a_compressed_file_is_that_of_its_content(tmp_path: Path) -> None:
+def test_kind_of_a_compressed_file_is_that_of_its_content(tmp_path: Path) -> None:
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(KINDS["sizes"][0]))
     assert "a CSV table with the columns m, n, k, bias, dtype and 1 more" in refusal("opreplay", path, in_one_line=True)
@@ -90,7 +90,7 @@ def test_the_kind_of_a_compressed_file_is_that_of_its_content(tmp_path: Path) ->
     "content",
     [b"hello\n", b"Dear Ada, Bob and C.:\nsee below, yours\n", b"[1, 2]\n", b"[" * 100_000, b'{"type": "x"}\n'],
 )
-def test_a_file_of_an_unknown_kind_is_only_not_a_trace(content: bytes, tmp_path: Path) -> None:
+def test_file_of_an_unknown_kind_is_reported_as_not_a_trace(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"is not a trace \("):

@@ -34,12 +34,12 @@ def check(path: Path) -> None:
         assert not errors, (record, errors)
 
 
-def test_the_schema_is_the_one_of_the_record_types(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_schema_equals_the_generated_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs")
     assert import_module("trace_schema").trace_schema() == SCHEMA, "write it with: python docs/trace_schema.py"
 
 
-def test_the_schema_is_one() -> None:
+def test_schema_is_a_valid_json_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
@@ -87,5 +87,5 @@ def _signature_of(fields: dict[str, Any]) -> dict[str, Any]:
         {"type": "header", "format": "other", "version": "1.0"},
     ],
 )
-def test_the_schema_refuses_what_is_wrong(record: dict[str, Any]) -> None:
+def test_schema_rejects_invalid_records(record: dict[str, Any]) -> None:
     assert not jsonschema.Draft202012Validator(SCHEMA).is_valid(record)

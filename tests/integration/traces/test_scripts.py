@@ -62,7 +62,7 @@ def run_all(trace: Trace, cases: Collection[Case], folder: Path, monkeypatch: py
     return refused
 
 
-def test_every_case_of_a_training_step_runs_again(
+def test_every_case_of_a_training_step_runs_as_a_script(
     tiny_trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = load(tiny_trace)
@@ -73,7 +73,7 @@ def test_every_case_of_a_training_step_runs_again(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
-def test_a_case_of_each_operator_of_a_shipped_trace_runs_again(
+def test_case_of_each_operator_of_a_shipped_trace_runs_as_a_script(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = load(path)
@@ -116,7 +116,7 @@ LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_metadata_are_those_of_the_call(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_recreates_tensor_metadata(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = LAYOUTS[name]()
     source = exported(tmp_path / "t.jsonl", lambda: torch.ops.aten.clone(tensor), "aten.clone.default")
     check_source(source)
@@ -132,7 +132,7 @@ def test_metadata_are_those_of_the_call(name: str, tmp_path: Path, monkeypatch: 
         assert again.sum() == tensor.sum()
 
 
-def test_arguments_in_the_same_memory_are_that_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_arguments_share_memory_as_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(10, 20)
     source = exported(tmp_path / "t.jsonl", lambda: x[2:].mul_(x[:-2].flip(0)[:1]), "aten.mul_.Tensor")
     run_script(source, tmp_path / "case.py", monkeypatch)
@@ -155,7 +155,7 @@ VALUES_DECIDE: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 @pytest.mark.parametrize("op", VALUES_DECIDE)
-def test_results_have_the_shapes_that_they_had(op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_results_have_the_recorded_shapes(op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(300, 12)
     source = exported(tmp_path / "t.jsonl", lambda: VALUES_DECIDE[op](x), op)
     # otherwise the script would not check the results
@@ -177,7 +177,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_drawn_values_are_distributed_as_the_recorded_ones(
+def test_drawn_values_have_the_recorded_distribution(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = MODELS[name]
@@ -223,20 +223,20 @@ def test_text_of_a_trace_is_never_code(text: str, tmp_path: Path, monkeypatch: p
         ("mmcv._ext:nms", "extension", "is not an operator of torch"),
     ],
 )
-def test_only_registered_operators_are_named(op: str, kind: str, reason: str) -> None:
+def test_only_registered_operators_are_written(op: str, kind: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         script_of(Signature(0, kind, op, (), {}, None), {}, {})
 
 
 @pytest.mark.parametrize("name", ["coo", "csr", "quint8", "nested"])
 @pytest.mark.filterwarnings("ignore")
-def test_what_no_script_makes_is_refused_in_a_line(name: str, tmp_path: Path) -> None:
+def test_unsupported_tensor_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     tensor = UNUSUAL[name]()
     with pytest.raises(UserError, match="opreplay"):
         exported(tmp_path / "t.jsonl", lambda: torch.ops.aten.detach(tensor), "aten.detach.default")
 
 
-def test_huge_tensors_cost_nothing_to_write() -> None:
+def test_huge_tensors_keep_the_script_small() -> None:
     spec = TensorSpec((1 << 40, 1 << 10), (1 << 10, 1), torch.float32, "cpu", values=0)
     model = fit(torch.randn(100))
     assert model is not None
@@ -244,7 +244,7 @@ def test_huge_tensors_cost_nothing_to_write() -> None:
     assert len(source) < 5000
 
 
-def test_the_verb_writes_a_file_that_runs_by_itself(tiny_trace: Path, tmp_path: Path) -> None:
+def test_export_case_writes_a_file_that_runs_on_its_own(tiny_trace: Path, tmp_path: Path) -> None:
     number = next(item.number for item in load(tiny_trace).signatures if item.op == "aten.convolution.default")
     succeed("opgrip", "trace", "export-case", tiny_trace, number, "-o", "case.py", cwd=tmp_path)
     run = run_python("case.py", "--repeats", "3", cwd=tmp_path, status=0)
@@ -292,7 +292,7 @@ def branch_trace(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["branch", "branch (Branch) backward"])
-def test_a_module_is_one_function_of_its_recorded_operators(
+def test_module_is_exported_as_one_function(
     name: str, branch_trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     what, source = export_unit(load(branch_trace), name, "module", "eager")
@@ -307,7 +307,7 @@ def test_a_module_is_one_function_of_its_recorded_operators(
         assert script["compare"](list(results), [result + 1 for result in results]) is False
 
 
-def test_a_module_is_compiled_by_its_file(branch_trace: Path, tmp_path: Path) -> None:
+def test_exported_module_is_compiled_by_its_file(branch_trace: Path, tmp_path: Path) -> None:
     words = ("branch", "--unit", "module", "--mode", "compile:aot_eager", "-o", "repro.py")
     done = succeed("opgrip", "trace", "export-case", branch_trace, *words, cwd=tmp_path)
     assert "from its " in done.stderr
@@ -315,7 +315,7 @@ def test_a_module_is_compiled_by_its_file(branch_trace: Path, tmp_path: Path) ->
     assert [line.partition(" median")[0] for line in lines[-2:]] == ["eager:", "compile:aot_eager:"]
 
 
-def test_an_argument_of_a_module_s_call_is_never_code(branch_trace: Path) -> None:
+def test_argument_name_of_a_module_call_is_never_code(branch_trace: Path) -> None:
     trace = load(branch_trace)
     signatures = [
         replace(item, kwargs={"x=print(1) or": 1}) if "relu" in item.op else item for item in trace.signatures
@@ -324,7 +324,7 @@ def test_an_argument_of_a_module_s_call_is_never_code(branch_trace: Path) -> Non
         export_unit(replace(trace, signatures=signatures), "branch", "module", "eager")
 
 
-def test_a_phase_without_calls_is_refused(branch_trace: Path) -> None:
+def test_phase_without_calls_is_refused(branch_trace: Path) -> None:
     with pytest.raises(UserError, match="branch has no calls in the phase optimizer"):
         export_unit(load(branch_trace), "branch optimizer", "module", "eager")
 
@@ -356,7 +356,7 @@ def net():
 
 
 @pytest.mark.slow
-def test_a_module_is_reproduced_from_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_is_exported_from_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nets.py").write_text(NETS)
     words = ("--model", "nets.py:net", "--grip", "*:Branch.forward", "--steps", "1", "--warmup", "0", "-o", "t.jsonl")
     succeed("opcapture", *words, cwd=tmp_path)

@@ -44,12 +44,12 @@ def headed(path: Path, fields: dict[str, Any]) -> Path:
         ("resnet.v2", "resnet.v2.values.safetensors"),
     ],
 )
-def test_the_file_is_named_for_its_trace(tmp_path: Path, trace: str, values: str) -> None:
+def test_values_file_is_named_after_its_trace(tmp_path: Path, trace: str, values: str) -> None:
     assert values_path(tmp_path / trace) == tmp_path / values
 
 
 @given(st.sampled_from(KNOWN), st.binary(min_size=16, max_size=160))
-def test_values_of_every_dtype_come_back_bit_for_bit(name: str, content: bytes) -> None:
+def test_values_of_every_dtype_are_restored_bit_for_bit(name: str, content: bytes) -> None:
     dtype = DTYPES[name]
     content = bytes(byte % 2 for byte in content) if dtype == torch.bool else content
     flat = torch.frombuffer(bytearray(content[: len(content) // 16 * 16]), dtype=torch.uint8).view(dtype)
@@ -59,7 +59,7 @@ def test_values_of_every_dtype_come_back_bit_for_bit(name: str, content: bytes) 
     assert found.view(torch.uint8).tolist() == flat.view(torch.uint8).tolist()
 
 
-def test_a_strangers_byte_becomes_a_boolean() -> None:
+def test_nonzero_bytes_of_an_untrusted_file_become_true() -> None:
     found = from_stored(torch.tensor([0, 1, 2, 255], dtype=torch.uint8).view(torch.bool), torch.bool)
     assert found is not None
     assert found.view(torch.uint8).tolist() == [0, 1, 1, 1]
@@ -69,12 +69,12 @@ def test_a_strangers_byte_becomes_a_boolean() -> None:
     ("stored", "dtype"),
     [(torch.float32, torch.float64), (torch.int32, torch.complex64), (torch.uint8, torch.complex64)],
 )
-def test_values_of_another_dtype_are_none(stored: torch.dtype, dtype: torch.dtype) -> None:
+def test_values_of_another_dtype_are_not_used(stored: torch.dtype, dtype: torch.dtype) -> None:
     assert from_stored(torch.ones(3, dtype=stored), dtype) is None
 
 
 @pytest.mark.parametrize("name", ["../t.safetensors", "/etc/passwd", "a/b", "a/", "..", ".", "", 7.5, ["x"]])
-def test_a_header_may_name_a_file_beside_the_trace_alone(tmp_path: Path, name: Any) -> None:
+def test_header_may_only_name_a_values_file_in_the_same_folder(tmp_path: Path, name: Any) -> None:
     path = headed(tmp_path / "t.jsonl", {"values_file": name})
     if isinstance(name, str):
         with pytest.raises(UserError, match="the values must be in a file in the same folder"):
@@ -84,12 +84,12 @@ def test_a_header_may_name_a_file_beside_the_trace_alone(tmp_path: Path, name: A
 
 
 @pytest.mark.parametrize("name", ["no\0name", "\ud800", "x" * 5000, "folder"])
-def test_a_name_that_no_file_has_is_none(tmp_path: Path, name: str) -> None:
+def test_impossible_values_file_name_is_ignored(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
     assert load(headed(tmp_path / "t.jsonl", {"values_file": name})).tensor_files == ()
 
 
-def test_the_file_is_found_from_a_link_to_the_trace_and_among_links(tmp_path: Path) -> None:
+def test_values_file_is_found_through_links(tmp_path: Path) -> None:
     for folder in ("runs", "links", "store"):
         (tmp_path / folder).mkdir()
     trace = headed(tmp_path / "runs" / "t.jsonl", {"values_file": "t.values.safetensors"})
@@ -104,7 +104,7 @@ def test_the_file_is_found_from_a_link_to_the_trace_and_among_links(tmp_path: Pa
 
 
 @pytest.mark.parametrize("key", ["", "../x", "0" * 31, "G" * 32, "0" * 129, 7, ["0" * 32]])
-def test_a_key_that_is_no_hash_is_damage(tmp_path: Path, key: Any) -> None:
+def test_key_that_is_not_a_hash_is_damage(tmp_path: Path, key: Any) -> None:
     path = write(tmp_path / "t.jsonl")
     form = {"type": "values", "id": 9, "model": "booleans", "true": 1, "total": 2, "tensor": key}
     path.write_text(path.read_text(encoding="utf-8") + json.dumps(form) + "\n", encoding="utf-8")
@@ -114,7 +114,7 @@ def test_a_key_that_is_no_hash_is_damage(tmp_path: Path, key: Any) -> None:
     assert "damaged" in reader.missing
 
 
-def test_a_key_is_read_again(tmp_path: Path) -> None:
+def test_tensor_key_survives_writing_and_reading(tmp_path: Path) -> None:
     record = Values(9, Booleans(1, 2), "0123456789abcdef" * 2)
     path = write(tmp_path / "t.jsonl", [*RECORDS, record])
     assert record in read(path)
@@ -122,13 +122,13 @@ def test_a_key_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\xff" * 100, b"\x02" + b"\0" * 7 + b"{]"])
-def test_a_foreign_file_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_foreign_values_file_is_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "t").write_bytes(content)
     with pytest.raises(UserError, match="is not a file of safetensors"):
         TensorFile(tmp_path / "t").keys()
 
 
-def test_a_key_that_the_file_lacks_is_one_line(tmp_path: Path) -> None:
+def test_missing_key_of_a_values_file_is_one_line(tmp_path: Path) -> None:
     load_safetensors().torch.save_file({"a": torch.ones(2, 3)}, tmp_path / "t")
     file = TensorFile(tmp_path / "t")
     assert file.read("a").shape == (6,)
@@ -136,7 +136,7 @@ def test_a_key_that_the_file_lacks_is_one_line(tmp_path: Path) -> None:
         file.read("b")
 
 
-def test_values_that_lie_anywhere_in_the_file_are_read(tmp_path: Path) -> None:
+def test_values_at_any_offset_are_read(tmp_path: Path) -> None:
     forms = {"a": ("U8", 3, 0, 3), "b": ("F64", 2, 3, 19), "c": ("U8", 16, 19, 35)}
     header = {
         key: {"dtype": dtype, "shape": [count], "data_offsets": [start, end]}

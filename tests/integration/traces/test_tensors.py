@@ -38,7 +38,7 @@ def form_of(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_tensor_of_any_layout_comes_back_as_it_was(name: str) -> None:
+def test_tensor_of_any_layout_survives_writing_and_reading(name: str) -> None:
     specs, _ = described(ALL[name]())
     assert decode(form_of(name)) == specs[0]
     assert hash(specs[0]) == hash(decode(form_of(name)))
@@ -54,14 +54,14 @@ def test_value_models_of_parts_are_found_and_renumbered_in_order() -> None:
         assert map_values(lambda number: None if number is None else number - 5, moved) == spec
 
 
-def test_elements_of_a_sparse_tensor_are_those_that_it_stores() -> None:
+def test_stored_elements_of_a_tensor_are_counted() -> None:
     (spec,), _ = described(torch.eye(30).to_sparse())
     assert stored_elements(spec) == 30
     (spec,), _ = described(torch.ones(3, 1).expand(3, 9))
     assert stored_elements(spec) == 3
 
 
-def test_traces_merge_with_the_values_of_parts(tmp_path: Path) -> None:
+def test_traces_merge_with_the_values_of_tensor_parts(tmp_path: Path) -> None:
     for number in range(2):
         with Capture(tmp_path / f"{number}.jsonl"):
             torch.ones(number + 1) + 1
@@ -71,7 +71,7 @@ def test_traces_merge_with_the_values_of_parts(tmp_path: Path) -> None:
     assert set(models_of(tmp_path / "both.jsonl")) == set(apart)
 
 
-def test_calls_of_the_same_tensors_with_other_numbers_share_the_values_of_parts(tmp_path: Path) -> None:
+def test_calls_with_other_scalars_share_the_values_of_tensor_parts(tmp_path: Path) -> None:
     sparse = (torch.rand(200, 9) > 0.5).float().to_sparse_csr()
     with Capture(tmp_path / "t.jsonl"):
         sparse * 2.0
@@ -158,13 +158,13 @@ HOSTILE: dict[str, tuple[str, tuple[Any, ...], Any]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_cannot_be_made_is_refused_when_it_is_read(name: str) -> None:
+def test_impossible_tensor_is_refused_while_reading(name: str) -> None:
     kind, path, value = HOSTILE[name]
     with pytest.raises(FormatError):
         decode(changed(form_of(kind), path, value))
 
 
-def test_what_a_later_version_makes_tensors_of_is_passed_over() -> None:
+def test_tensor_layout_of_a_later_version_is_unsupported() -> None:
     spec = decode(changed(form_of("coo"), ("tensor", "made_of"), {"hyperbolic": {"x": 1}}))
     assert spec.made_of is None
     with pytest.raises(Unsupported, match="layout sparse_coo"):
@@ -191,7 +191,7 @@ junk = st.one_of(
 
 @given(st.sampled_from(sorted(FORMS)), st.lists(st.tuples(st.integers(0, 10**6), junk), min_size=1, max_size=2))
 @settings(max_examples=150, deadline=None)
-def test_a_form_that_was_tampered_with_harms_nobody(name: str, changes: list[tuple[int, Any]]) -> None:
+def test_mutated_tensor_form_is_refused_or_usable(name: str, changes: list[tuple[int, Any]]) -> None:
     form = FORMS[name]()
     for place, value in changes:
         known = paths(form)

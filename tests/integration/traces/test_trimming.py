@@ -34,7 +34,7 @@ def trimmed(source: Path, folder: Path, part: TracePart, with_producers: bool = 
     return load(folder / "part.jsonl", partial=False)
 
 
-def test_a_part_that_is_all_has_all(tiny_trace: Path, tmp_path: Path) -> None:
+def test_part_without_a_selection_equals_the_whole(tiny_trace: Path, tmp_path: Path) -> None:
     whole, part = load(tiny_trace), trimmed(tiny_trace, tmp_path, TracePart())
     assert part.calls.equals(whole.calls)
     assert part.signatures == whole.signatures
@@ -46,7 +46,7 @@ def test_a_part_that_is_all_has_all(tiny_trace: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_steps_are_those_that_the_program_made(tmp_path: Path) -> None:
+def test_selected_steps_are_those_of_the_program(tmp_path: Path) -> None:
     whole = load(SHIPPED)
     parts = [trimmed(SHIPPED, tmp_path, TracePart(steps=(place, place + 1))) for place in range(3)]
     assert [len(part.calls) for part in parts] == [len(whole.calls) // 3] * 3
@@ -57,7 +57,7 @@ def test_steps_are_those_that_the_program_made(tmp_path: Path) -> None:
     assert len(trimmed(SHIPPED, tmp_path, TracePart(steps=(1, None))).calls) == 2 * len(whole.calls) // 3
 
 
-def test_a_trace_that_tells_no_steps_is_refused(tiny_trace: Path, tmp_path: Path) -> None:
+def test_trace_without_steps_is_refused(tiny_trace: Path, tmp_path: Path) -> None:
     old = tmp_path / "old.jsonl"
     old.write_text(re.sub(r',"step_starts_ns":\[[0-9,]*\]', "", tiny_trace.read_text()))
     with pytest.raises(UserError, match="does not contain its number of steps"):
@@ -67,7 +67,7 @@ def test_a_trace_that_tells_no_steps_is_refused(tiny_trace: Path, tmp_path: Path
         trimmed(SHIPPED, tmp_path, TracePart(steps=(3, 4)))
 
 
-def test_phases_modules_operators_and_time_select_together(tiny_trace: Path, tmp_path: Path) -> None:
+def test_phases_modules_operators_and_time_are_combined(tiny_trace: Path, tmp_path: Path) -> None:
     whole = load(tiny_trace)
     calls = whole.calls
     backward = trimmed(tiny_trace, tmp_path, TracePart(phases=("backward",)))
@@ -81,7 +81,7 @@ def test_phases_modules_operators_and_time_select_together(tiny_trace: Path, tmp
     assert early.calls["start_ns"].max() < middle
 
 
-def test_only_what_calls_refer_to_is_there(tiny_trace: Path, tmp_path: Path) -> None:
+def test_part_has_only_the_records_that_its_calls_use(tiny_trace: Path, tmp_path: Path) -> None:
     whole, part = load(tiny_trace), trimmed(tiny_trace, tmp_path, TracePart(ops=("aten.convolution.default",)))
     assert [item.number for item in part.signatures] == part.calls["signature"].unique().tolist()
     assert set(part.values) == {
@@ -103,7 +103,7 @@ def test_cut_edges_are_counted_and_producers_can_be_added(tmp_path: Path) -> Non
     assert validate(tmp_path / "whole.jsonl").findings == []
 
 
-def test_the_part_depends_on_what_the_graph_of_the_whole_says(tiny_trace: Path, tmp_path: Path) -> None:
+def test_producers_of_a_part_equal_those_of_the_graph(tiny_trace: Path, tmp_path: Path) -> None:
     graph = make_graph(load(tiny_trace))
     last = max(step.number for step in graph.steps.values() if step.op == "aten.convolution_backward.default")
     needed, level = {last}, {last}
@@ -116,7 +116,7 @@ def test_the_part_depends_on_what_the_graph_of_the_whole_says(tiny_trace: Path, 
     assert set(part.calls["start_ns"]) == starts
 
 
-def test_calls_inside_of_a_function_come_with_it(tmp_path: Path) -> None:
+def test_inner_calls_of_a_function_are_included(tmp_path: Path) -> None:
     whole = load(SHIPPED)
     part = trimmed(SHIPPED, tmp_path, TracePart(ops=("mmcv._ext:nms",)))
     inside = whole.calls["inside"] == "mmcv._ext:nms"
@@ -124,7 +124,7 @@ def test_calls_inside_of_a_function_come_with_it(tmp_path: Path) -> None:
     assert inside.any()
 
 
-def test_what_was_observed_stays_with_its_call(tmp_path: Path) -> None:
+def test_observed_values_are_kept_with_their_call(tmp_path: Path) -> None:
     trim(SHIPPED, tmp_path / "part.jsonl", TracePart(steps=(1, 2)))
     observed = [record for record in read(tmp_path / "part.jsonl") if isinstance(record, Observed)]
     calls = load(tmp_path / "part.jsonl").calls
@@ -136,7 +136,7 @@ def test_what_was_observed_stays_with_its_call(tmp_path: Path) -> None:
     assert len(observed) < sum(map(len, load(SHIPPED).observed.values()))
 
 
-def test_a_part_is_replayed_as_the_whole_is(tmp_path: Path) -> None:
+def test_part_has_the_cases_of_the_whole(tmp_path: Path) -> None:
     whole = {case.key: case for case in make_cases(load(SHIPPED))}
     part = make_cases(trimmed(SHIPPED, tmp_path, TracePart(phases=("forward",), steps=(0, 1))))
     assert len(part) > 100
@@ -144,7 +144,7 @@ def test_a_part_is_replayed_as_the_whole_is(tmp_path: Path) -> None:
     assert all(case.trace_number == whole[case.key].trace_number for case in part)
 
 
-def test_a_part_can_be_trimmed_again(tmp_path: Path) -> None:
+def test_part_can_be_trimmed_again(tmp_path: Path) -> None:
     trim(SHIPPED, tmp_path / "one.jsonl", TracePart(steps=(0, 2)))
     trim(tmp_path / "one.jsonl", tmp_path / "two.jsonl.gz", TracePart(steps=(1, 2)))
     again = load(tmp_path / "two.jsonl.gz")
@@ -152,7 +152,7 @@ def test_a_part_can_be_trimmed_again(tmp_path: Path) -> None:
     assert again.header["trimmed"]["before"]["steps"] == [0, 2]
 
 
-def test_what_selects_nothing_says_what_there_is(tiny_trace: Path, tmp_path: Path) -> None:
+def test_empty_selection_names_what_exists(tiny_trace: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no op matches --op aten.convolutoin.*aten\.convolution"):
         trim(tiny_trace, tmp_path / "t.jsonl", TracePart(ops=("aten.convolutoin*",)))
     with pytest.raises(UserError, match="no call matches all"):

@@ -24,14 +24,14 @@ def findings(path: Path) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
-def test_shipped_traces_are_right(path: Path) -> None:
+def test_shipped_traces_are_valid(path: Path) -> None:
     validation = validate(path)
     assert not validation.findings
     assert not validation.notes
     assert validation.records == len(path.read_bytes().splitlines())
 
 
-def test_captured_traces_are_right(tiny_trace: Path) -> None:
+def test_captured_traces_are_valid(tiny_trace: Path) -> None:
     assert findings(tiny_trace) == []
 
 
@@ -118,7 +118,7 @@ def _enter_as_another_operator(lines: list[Line]) -> None:
         (_await_more_times, "reference", "device times of 1,000,001 calls of thread 0"),
     ],
 )
-def test_a_mistake_is_found(
+def test_fault_is_found(
     tiny_trace: Path, tmp_path: Path, change: Callable[[list[Line]], None], kind: str, words: str
 ) -> None:
     path = changed(tmp_path / "t.jsonl", change, tiny_trace)
@@ -137,7 +137,7 @@ def test_findings_have_the_number_of_their_record(tiny_trace: Path, tmp_path: Pa
     assert "occurs twice" in form[1][1]
 
 
-def test_a_cut_line_is_found_with_what_lacks_behind_it(tiny_trace: Path, tmp_path: Path) -> None:
+def test_cut_line_is_found_with_the_missing_total(tiny_trace: Path, tmp_path: Path) -> None:
     content = tiny_trace.read_bytes()
     (tmp_path / "t.jsonl").write_bytes(content[: len(content) - 30])
     kinds = [kind for _, kind, _ in findings(tmp_path / "t.jsonl")]
@@ -156,9 +156,7 @@ def test_a_cut_line_is_found_with_what_lacks_behind_it(tiny_trace: Path, tmp_pat
         ([0, 6, 3], [5, 1, 9], True),
     ],
 )
-def test_calls_may_be_beside_or_inside_of_each_other_alone(
-    tmp_path: Path, starts: list[int], durations: list[int], crosses: bool
-) -> None:
+def test_overlapping_calls_must_nest(tmp_path: Path, starts: list[int], durations: list[int], crosses: bool) -> None:
     count = len(starts)
     after = [0, *(later - earlier for earlier, later in pairwise(starts))]
     records: list[Line] = [
@@ -176,26 +174,26 @@ def test_calls_may_be_beside_or_inside_of_each_other_alone(
     assert [kind for _, kind, _ in findings(path)] == (["time"] if crosses else [])
 
 
-def test_records_of_every_type_are_looked_at(tmp_path: Path) -> None:
+def test_records_of_every_type_are_checked(tmp_path: Path) -> None:
     # in a captured trace, threads come before records that refer to them
     kinds = {kind for _, kind, _ in findings(write(tmp_path / "t.jsonl"))}
     assert kinds <= {"reference", "time"}
 
 
-def test_a_file_of_another_tool_is_validated_as_what_it_is_read_as(tmp_path: Path) -> None:
+def test_file_of_another_tool_is_validated_as_converted(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Operator: aten.relu.default\ncnt: 3, ((T([2, 3], f32),), {})\n")
     validation = validate(tmp_path / "a.txt")
     assert not validation.findings
     assert "a file of tritonbench" in validation.notes[0]
 
 
-def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_a_trace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match="is not a trace"):
         validate(tmp_path / "a.jsonl")
 
 
-def test_without_the_package_it_is_said_that_the_schema_was_not_looked_at(
+def test_validation_without_jsonschema_notes_the_skipped_check(
     tiny_trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jsonschema", None)

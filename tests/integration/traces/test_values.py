@@ -30,19 +30,19 @@ def test_doubles_and_the_largest_integers_are_kept_exactly() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_small_tensor_of_any_dtype_is_kept_exactly(dtype: torch.dtype) -> None:
+def test_small_tensor_of_any_dtype_is_kept_exactly(dtype: torch.dtype) -> None:
     tensor = torch.tensor([0, 1, 1, 0]).to(dtype)
     assert torch.equal(drawn(fitted(tensor, Exact), tensor).view(torch.uint8), tensor.view(torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("value", [0, 1])
-def test_a_constant_of_any_dtype_is_kept_exactly(dtype: torch.dtype, value: int) -> None:
+def test_constant_of_any_dtype_is_kept_exactly(dtype: torch.dtype, value: int) -> None:
     tensor = torch.full((20, 30), value).to(dtype)
     assert torch.equal(drawn(fitted(tensor, Constant), tensor).view(torch.uint8), tensor.view(torch.uint8))
 
 
-def test_a_tensor_with_one_other_element_is_no_constant() -> None:
+def test_tensor_with_one_other_element_is_not_a_constant() -> None:
     for tensor in (torch.zeros(500), torch.zeros(500).bool(), torch.full((500,), math.nan)):
         tensor[250] = 1
         assert type(fit(tensor)) is not Constant
@@ -50,7 +50,7 @@ def test_a_tensor_with_one_other_element_is_no_constant() -> None:
 
 @given(st.integers(65, 5000), st.floats(0.01, 0.99), st.floats(0, 0.99), st.integers(0, 9))
 @settings(deadline=None)
-def test_as_many_booleans_are_true_in_as_many_runs(count: int, share: float, stay: float, seed: int) -> None:
+def test_booleans_keep_their_count_and_number_of_runs(count: int, share: float, stay: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     # runs of equal values, longer the more likely an element equals the one before
     pieces = (torch.rand(count, generator=generator) >= stay).cumsum(0)
@@ -101,7 +101,7 @@ def test_fitting_draws_no_random_number_and_changes_nothing() -> None:
     assert all(torch.equal(tensor, old) for tensor, old in zip(tensors, before, strict=True))
 
 
-def test_a_draw_takes_random_numbers_from_its_generator_alone() -> None:
+def test_drawing_uses_only_its_generator() -> None:
     tensors = [torch.randn(300).relu(), torch.randint(0, 9, (300,)), torch.rand(300) > 0.5, torch.randperm(300)]
     state = torch.get_rng_state()
     for tensor in tensors:
@@ -113,7 +113,7 @@ def test_a_draw_takes_random_numbers_from_its_generator_alone() -> None:
 
 
 @pytest.mark.parametrize("view", ["transposed", "expanded", "stepped", "conjugated"])
-def test_a_view_is_fitted_as_what_it_shows(view: str) -> None:
+def test_view_is_fitted_by_its_elements(view: str) -> None:
     tensor = torch.randn(40, 40, dtype=torch.complex64 if view == "conjugated" else torch.float32)
     shown = {
         "transposed": lambda: tensor.T,
@@ -125,7 +125,7 @@ def test_a_view_is_fitted_as_what_it_shows(view: str) -> None:
 
 
 @pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
-def test_models_of_shipped_traces_are_drawn_from(path: Any) -> None:
+def test_models_of_shipped_traces_can_be_drawn(path: Any) -> None:
     models = load(path).values
     assert models
     for model in list(models.values())[::7]:
@@ -143,7 +143,7 @@ OLD = {
 
 
 @pytest.mark.parametrize("name", OLD)
-def test_a_model_of_the_first_format_is_read_and_drawn_from(name: str) -> None:
+def test_model_of_the_first_format_is_read_and_drawn(name: str) -> None:
     model = value_model_from_json({"type": "values", "id": 3, "model": name, "later": {"unheard": "of"}, **OLD[name]})
     assert model.draw((13, 4), torch.float32, torch.Generator()).shape == (13, 4)
     assert read_again(model) == model
@@ -156,7 +156,7 @@ def test_sorted_integers_of_the_first_format_are_drawn_sorted() -> None:
 
 
 @pytest.mark.parametrize(("name", "field"), [(name, field) for name in OLD for field in OLD[name]])
-def test_a_model_without_a_field_is_refused(name: str, field: str) -> None:
+def test_model_without_a_field_is_refused(name: str, field: str) -> None:
     form = {"model": name, **OLD[name]}
     del form[field]
     with pytest.raises(ValueError, match=field):

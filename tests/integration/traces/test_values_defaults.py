@@ -59,7 +59,7 @@ def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
     return TensorSpec(shape, torch.empty(shape, device="meta").stride(), dtype, "cpu")
 
 
-def test_operators_take_what_is_drawn_for_them(tmp_path: Path) -> None:
+def test_operators_accept_their_default_values(tmp_path: Path) -> None:
     (tmp_path / "calls.txt").write_text(REFUSED_OTHERWISE)
     for signature in load(tmp_path / "calls.txt").signatures:
         signature, models = with_values(signature, {}, RECORDED)
@@ -67,7 +67,7 @@ def test_operators_take_what_is_drawn_for_them(tmp_path: Path) -> None:
         operator_of(signature)(*args, **kwargs)
 
 
-def test_rows_are_read_all_over_a_table() -> None:
+def test_default_row_indices_cover_the_table() -> None:
     _, indices = values_of("aten.embedding.default", tensor(1000, 4), tensor(50, 20, dtype=torch.int64))
     assert int(indices.min()) >= 0
     assert int(indices.max()) < 1000
@@ -82,7 +82,7 @@ def test_rows_that_are_written_are_written_once() -> None:
     assert sorted(written.tolist()) == list(range(64))
 
 
-def test_half_of_a_mask_is_true_and_as_much_as_the_results_tell() -> None:
+def test_default_mask_has_half_or_the_recorded_number_of_true() -> None:
     _, mask = values_of("aten.masked_fill.Scalar", tensor(10, 10), tensor(10, 10, dtype=torch.bool), 0)
     assert int(mask.sum()) == 50
     signature = ("aten.nonzero.default", (tensor(100, dtype=torch.bool),), {}, tensor(7, 1, dtype=torch.int64))
@@ -91,7 +91,7 @@ def test_half_of_a_mask_is_true_and_as_much_as_the_results_tell() -> None:
     assert int(drawn.sum()) == 7
 
 
-def test_recorded_values_stay_and_calls_of_nothing_known_too() -> None:
+def test_recorded_values_and_unknown_calls_are_unchanged() -> None:
     recorded = TensorSpec((4,), (1,), torch.bool, "cpu", values=3)
     args, kwargs, models = default_values("aten.logical_not.default", (recorded,), {})
     assert (args, kwargs, models) == ((recorded,), {}, {})
@@ -100,7 +100,7 @@ def test_recorded_values_stay_and_calls_of_nothing_known_too() -> None:
     assert default_values("aten.gather.default", (1, "x", tensor(4, dtype=torch.int64)), {})[2] == {}
 
 
-def test_every_row_is_about_arguments_that_torch_has() -> None:
+def test_every_default_refers_to_existing_arguments() -> None:
     schemas = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")]
     named = [
         (f"aten.{schema.name.removeprefix('aten::')}.{schema.overload_name or 'default'}", argument.name)
@@ -114,7 +114,7 @@ def test_every_row_is_about_arguments_that_torch_has() -> None:
             assert any(fnmatchcase(item, pattern) for item in arguments for pattern in patterns), op
 
 
-def test_a_script_of_a_call_draws_them_too(tmp_path: Path) -> None:
+def test_exported_script_draws_default_values(tmp_path: Path) -> None:
     (tmp_path / "calls.txt").write_text(REFUSED_OTHERWISE)
     succeed("opgrip", "trace", "export-case", "calls.txt", "0", "-o", "case.py", cwd=tmp_path)
     run_python("case.py", "--repeats", "1", cwd=tmp_path, status=0)

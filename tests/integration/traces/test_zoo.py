@@ -28,17 +28,17 @@ def names_of(traces: list[ZooTrace]) -> list[str]:
     return [trace.name for trace in traces]
 
 
-def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_manifest_survives_reading_and_writing(tmp_path: Path) -> None:
     write_manifest(TRACES, tmp_path / "zoo.json")
     assert read_manifest(tmp_path / "zoo.json") == TRACES
     assert (tmp_path / "zoo.json").read_bytes() == (ROOT / "traces" / "zoo.json").read_bytes()
 
 
-def test_every_trace_has_a_name_of_its_own() -> None:
+def test_every_trace_has_a_unique_name() -> None:
     assert len(set(names_of(TRACES))) == len(TRACES)
 
 
-def test_a_model_has_one_library_and_one_family() -> None:
+def test_model_has_one_library_and_one_family() -> None:
     about = {(trace.model, trace.library, trace.family) for trace in TRACES}
     assert len(about) == len({trace.model for trace in TRACES})
 
@@ -53,7 +53,7 @@ def test_traces_are_selected_by_name_model_library_and_family() -> None:
     assert select([], TRACES) == TRACES
 
 
-def test_a_pattern_that_matches_nothing_is_answered_with_what_is_near() -> None:
+def test_pattern_without_a_match_gets_a_suggestion() -> None:
     with pytest.raises(UserError, match=r"no trace of the zoo matches 'mmdt': did you mean mmdet\?"):
         select(["mmdt"], TRACES)
     with pytest.raises(UserError, match=r"no trace of the zoo matches 'bert': did you mean 'bert\*'\?"):
@@ -75,7 +75,7 @@ def test_files_are_those_that_the_manifest_describes() -> None:
     assert {name: (len(text), sha256(text).hexdigest()) for name, text in data.items()} == described
 
 
-def test_there_is_no_file_that_the_manifest_does_not_describe() -> None:
+def test_every_file_is_in_the_manifest() -> None:
     assert {path.name for path in MODELS.glob(f"*{SUFFIX}")} == {f"{trace.name}{SUFFIX}" for trace in MADE}
 
 
@@ -83,7 +83,7 @@ def test_all_files_together_are_small() -> None:
     assert sum(path.stat().st_size for path in MODELS.glob(f"*{SUFFIX}")) <= MOST_BYTES
 
 
-def test_the_wheel_holds_files_that_there_are() -> None:
+def test_wheel_names_existing_files() -> None:
     files = pyproject()["tool"]["setuptools"]["package-data"]["opgrip.traces.zoo"]
     assert files
     assert [name for name in files if not (ROOT / "traces" / "zoo" / name).is_file()] == []
@@ -103,7 +103,7 @@ def counts_on_the_page() -> dict[str, int]:
     return {name: int(number.replace(",", "")) for name, number in line.groupdict().items()}
 
 
-def test_the_zoo_holds_as_much_as_it_was_made_to() -> None:
+def test_zoo_has_the_required_size() -> None:
     """The counts are on the zoo's page, which another test compares with the traces that ship."""
     counts = counts_on_the_page()
     assert counts["traces"] == len(MADE)
@@ -114,13 +114,13 @@ def test_the_zoo_holds_as_much_as_it_was_made_to() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_page_of_the_zoo_says_what_is_distinct_over_all_traces() -> None:
+def test_page_of_the_zoo_has_the_current_counts() -> None:
     assert asdict(count_distinct(TRACES)) == counts_on_the_page()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trace", MADE, ids=names_of(MADE))
-def test_a_trace_is_right_and_holds_what_the_manifest_says(trace: ZooTrace) -> None:
+def test_trace_is_valid_and_equals_its_manifest_entry(trace: ZooTrace) -> None:
     succeed("opgrip", "trace", "validate", f"zoo:{trace.name}")
     assert trace.recording is not None
     held = record_of(zoo_file(trace), trace, trace.recording.step_ms)
@@ -128,19 +128,19 @@ def test_a_trace_is_right_and_holds_what_the_manifest_says(trace: ZooTrace) -> N
     assert load(f"zoo:{trace.name}").header["command"] == ["opcapture", *trace.arguments]
 
 
-def test_a_trace_is_a_file_by_its_name() -> None:
+def test_trace_loads_by_its_name() -> None:
     trace = MADE[0]
     assert trace.recording is not None
     assert len(load(f"zoo:{trace.name}").own_calls) == trace.recording.calls
 
 
-def test_a_trace_that_there_is_not_is_one_line() -> None:
+def test_unknown_trace_is_one_line() -> None:
     with pytest.raises(MissingFileError, match=f"the zoo has no trace 'x{TRACES[0].name}': did you mean"):
         load(f"zoo:x{TRACES[0].name}")
     done = run_command("opgrip", "trace", "info", "zoo:none")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
-def test_a_trace_that_is_not_installed_says_what_installs_it() -> None:
+def test_trace_that_is_not_installed_names_its_package() -> None:
     with pytest.raises(MissingFileError, match=r"absent\.predict of the zoo is not installed: .* opgrip-zoo"):
         zoo_file(replace(TRACES[0], model="absent", run="predict"))

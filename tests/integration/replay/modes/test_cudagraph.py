@@ -100,7 +100,7 @@ def captured(function: Callable[..., Any], *args: Any, **about: Any) -> Program:
     return find_mode("cudagraph")[0].make(Task(function, args, {}, **about))
 
 
-def test_arguments_keep_strides_expansion_and_what_they_share(cuda: Cuda) -> None:
+def test_graph_arguments_keep_strides_expansion_and_sharing(cuda: Cuda) -> None:
     seen: list[tuple[tuple[int, ...], ...]] = []
 
     def watched(*tensors: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def test_arguments_keep_strides_expansion_and_what_they_share(cuda: Cuda) -> Non
     torch.testing.assert_close(results.outputs[0], args[0] + args[1])
 
 
-def test_a_call_that_writes_into_memory_its_arguments_share_is_right(cuda: Cuda) -> None:
+def test_call_that_writes_into_shared_arguments_is_correct(cuda: Cuda) -> None:
     def shift(whole: Tensor, part: Tensor) -> Tensor:
         part.add_(1)
         return whole.mul_(2)
@@ -143,7 +143,7 @@ def test_nothing_is_copied_before_a_run(cuda: Cuda) -> None:
     torch.testing.assert_close(program.leave(program.function(*args)).outputs[0], torch.tensor([-1.0, -2, -3]))
 
 
-def test_calls_of_another_shape_have_a_graph_of_their_own(cuda: Cuda) -> None:
+def test_calls_of_another_shape_have_a_separate_graph(cuda: Cuda) -> None:
     narrow, wide = torch.randn(2, 3), torch.randn(5, 3)
     program = captured(torch.ops.aten.exp.default, narrow, others=[((wide,), {})])
     count = len(cuda.captures)
@@ -152,7 +152,7 @@ def test_calls_of_another_shape_have_a_graph_of_their_own(cuda: Cuda) -> None:
     assert len(cuda.captures) == count
 
 
-def test_graphs_share_a_pool_and_tell_what_they_took_of_it(cuda: Cuda) -> None:
+def test_graphs_share_a_pool_and_report_their_use_of_it(cuda: Cuda) -> None:
     vector = torch.randn(1 << 16)
     memory = captured(lambda x: x.sin().exp(), vector).memory
     captured(torch.ops.aten.exp.default, vector)
@@ -162,7 +162,7 @@ def test_graphs_share_a_pool_and_tell_what_they_took_of_it(cuda: Cuda) -> None:
     assert cuda.pools == [None, (0, 1), (0, 1)]
 
 
-def test_what_waits_for_the_device_is_refused_before_it_spoils_a_capture(cuda: Cuda) -> None:
+def test_synchronizing_call_is_refused_before_the_graph_capture(cuda: Cuda) -> None:
     def waiting(tensor: Tensor) -> Tensor:
         if cuda.raises:
             raise RuntimeError("called a synchronizing CUDA operation")

@@ -93,7 +93,7 @@ def summed(trace: Trace, column: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("column", ["module", "phase"])
-def test_every_module_and_phase_has_the_share_that_the_trace_has(trained: Path, column: str) -> None:
+def test_every_module_and_phase_has_its_share_of_the_trace(trained: Path, column: str) -> None:
     trace = load(trained)
     results, expected = results_of(trace), summed(trace, column)
     assert results.by_call_site.groupby(column)["share"].sum().to_dict() == pytest.approx(expected, abs=1e-9)
@@ -106,7 +106,7 @@ def test_every_module_and_phase_has_the_share_that_the_trace_has(trained: Path, 
     assert groups == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_replay_of_identical_blocks_shares_its_time_among_them(trained: Path, tmp_path: Path) -> None:
+def test_replayed_identical_blocks_share_their_time(trained: Path, tmp_path: Path) -> None:
     results = replay(trained, op=["aten.addmm*", "aten.mm*", "aten.relu*"], iterations=1, warmup=0, cache="warm")
     results.save(tmp_path / "r.json")
     times = read_run(tmp_path / "r.json").by_call_site.groupby(["module", "phase"])["total_us"].sum()
@@ -121,7 +121,7 @@ def test_a_replay_of_identical_blocks_shares_its_time_among_them(trained: Path, 
     assert times.sum() == pytest.approx(sum(row.median_us * row.count for row in results if row.median_us))
 
 
-def test_the_plain_frame_names_no_module_for_the_calls_of_several(trained: Path) -> None:
+def test_results_frame_shows_a_pattern_for_several_modules(trained: Path) -> None:
     results = results_of(load(trained))
     for row in results:
         modules = {site.module for site in row.sites}
@@ -142,7 +142,7 @@ def test_files_keep_call_sites(trained: Path, tmp_path: Path, suffix: str) -> No
     assert [row.sites for row in read_run(tmp_path / f"r{suffix}")] == [row.sites for row in results]
 
 
-def test_a_comparison_by_module_splits_the_calls_of_a_case() -> None:
+def test_comparison_by_module_splits_the_calls_of_a_case() -> None:
     sites = to_text([CallSite("a", "forward", "", 6, 1.0), CallSite("b", "forward", "", 2, 1.0)])
     slower = made_run(2, cases=4, slower=2.0, longer_than_us=0.0, call_sites=sites)
     totals = compare(made_run(1, cases=4, call_sites=sites), slower).totals("module")
@@ -151,7 +151,7 @@ def test_a_comparison_by_module_splits_the_calls_of_a_case() -> None:
     assert totals[0].new_us / totals[0].base_us == pytest.approx(totals[1].new_us / totals[1].base_us)
 
 
-def test_rows_of_an_older_file_count_to_their_one_module(tmp_path: Path) -> None:
+def test_row_of_an_older_file_belongs_to_its_only_module(tmp_path: Path) -> None:
     Results([made_row(0, [5.0], module="net.fc", phase="forward")], HEADER).save(tmp_path / "r.json")
     (row,) = read_run(tmp_path / "r.json")
     assert shares_by(row, "module") == {"net.fc": 1.0}
@@ -189,7 +189,7 @@ def test_many_call_sites_are_capped_and_keep_their_sums() -> None:
         assert from_text(to_text(sites)) == sites
 
 
-def test_modules_have_a_pattern_in_common() -> None:
+def test_modules_are_summarized_by_a_pattern() -> None:
     def named(*modules: str) -> str:
         return module_of([CallSite(module, "forward", "", 1, 0.0) for module in modules])
 
@@ -201,12 +201,12 @@ def test_modules_have_a_pattern_in_common() -> None:
 
 
 @pytest.mark.parametrize("text", ["[1]", '{"forward":{"":{"a":[0,1]}}}', '{"forward":{"":{"a":[1,NaN]}}}', "{"])
-def test_a_text_that_holds_no_call_sites_is_refused(text: str) -> None:
+def test_invalid_call_sites_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="call site"):
         from_text(text)
 
 
-def test_the_page_of_a_case_lists_its_places_with_their_phases(trained: Path) -> None:
+def test_case_page_lists_its_call_sites_with_phases(trained: Path) -> None:
     cases = describe_trace("net", load(trained))["cases"].values()
     texts = [text for case in cases for text, _ in case["places"]]
     assert any("in layers.0.linear1, backward" in text or "in 0.fc, backward" in text for text in texts)
@@ -214,7 +214,7 @@ def test_the_page_of_a_case_lists_its_places_with_their_phases(trained: Path) ->
 
 
 @in_browser
-def test_the_first_table_of_a_page_shows_what_the_trace_shows(trained: Path, tmp_path: Path) -> None:
+def test_first_table_of_a_report_equals_the_trace_summary(trained: Path, tmp_path: Path) -> None:
     trace = load(trained)
     path = tmp_path / "page.html"
     path.write_text(make_page({"run": results_of(trace)}, {"net": trace}, "made"), encoding="utf-8")

@@ -52,7 +52,7 @@ def rows_of(count: int) -> Results:
 
 
 @in_browser
-def test_every_view_loads_without_a_word_in_the_console(report: Path) -> None:
+def test_every_view_loads_without_console_messages(report: Path) -> None:
     with opened(report) as page:
         shown = [link.get_attribute("href")[2:] for link in page.locator("nav a").all()]
         assert set(VIEWS) - set(shown) <= {"failures"}
@@ -91,7 +91,7 @@ def test_tables_sort_search_and_link(report: Path) -> None:
 
 
 @in_browser
-def test_pictures_and_tables_name_runs_units_and_arguments(report: Path) -> None:
+def test_plots_and_tables_name_runs_units_and_arguments(report: Path) -> None:
     with opened(report, "/runs") as page:
         page.wait_for_selector(".ytitle")
         assert page.locator(".ytitle").last.text_content() == "two, us"
@@ -121,7 +121,7 @@ def test_pictures_and_tables_name_runs_units_and_arguments(report: Path) -> None
 
 @in_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_serious_fault(report: Path, scheme: str) -> None:
+def test_axe_finds_no_serious_accessibility_problem(report: Path, scheme: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     with opened(report, color_scheme=scheme) as page:
@@ -138,7 +138,7 @@ def test_axe_finds_no_serious_fault(report: Path, scheme: str) -> None:
 
 
 @in_browser
-def test_it_is_used_by_keyboard_and_on_a_phone(report: Path) -> None:
+def test_report_is_usable_by_keyboard_and_on_a_phone(report: Path) -> None:
     with opened(report, viewport={"width": 360, "height": 740}) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         page.keyboard.press("Tab")
@@ -154,7 +154,7 @@ def test_it_is_used_by_keyboard_and_on_a_phone(report: Path) -> None:
 
 @in_browser
 @pytest.mark.parametrize(("count", "seconds"), [(5_000, 1.0), (50_000, 3.0)])
-def test_it_answers_soon_where_there_are_many_rows(count: int, seconds: float, tmp_path: Path) -> None:
+def test_report_with_many_rows_responds_quickly(count: int, seconds: float, tmp_path: Path) -> None:
     with opened(page_of(tmp_path / "r.html", {"big": rows_of(count)}), "/cases") as page:
         page.wait_for_selector("table.dataTable tbody tr")
         began = monotonic()
@@ -168,7 +168,7 @@ def test_it_answers_soon_where_there_are_many_rows(count: int, seconds: float, t
 
 
 @in_browser
-def test_a_case_that_was_run_in_several_ways_counts_once(tmp_path: Path) -> None:
+def test_case_with_several_variants_counts_once(tmp_path: Path) -> None:
     rows = [replace(row, threads=threads) for row in made_run(1, cases=3) for threads in (1, 2, 4)]
     rows = [replace(row, median_us=float(row.threads or 0), count=1) for row in rows]
     runs = {"one": Results(rows, HEADER), "two": Results(rows, HEADER)}
@@ -183,7 +183,7 @@ def test_a_case_that_was_run_in_several_ways_counts_once(tmp_path: Path) -> None
 
 
 @in_browser
-def test_an_address_that_nobody_made_is_no_error(tmp_path: Path) -> None:
+def test_invalid_report_address_is_no_error(tmp_path: Path) -> None:
     evil = Results([replace(made_row(0, [1.0, 2.0]), key="constructor")], HEADER)
     with opened(page_of(tmp_path / "r.html", {"__proto__": evil, "b": evil})) as page:
         for address in ("/case/%", "/case/constructor", "/case/__proto__", "/constructor", "/__proto__", "/runs?%=%"):
@@ -195,7 +195,7 @@ def test_an_address_that_nobody_made_is_no_error(tmp_path: Path) -> None:
             assert len(table_cells(page, 1, caption)) == 1
 
 
-def test_compiling_is_won_back_against_the_same_case_run_alike() -> None:
+def test_break_even_compares_with_the_same_variant_in_eager() -> None:
     eager = [replace(made_row(number, [time]), key="") for number, time in enumerate((100.0, 10.0))]
     compiled = [
         replace(row, mode="compile", median_us=row.median_us / 2, first_ms=1.0) for row in eager if row.median_us
@@ -205,7 +205,7 @@ def test_compiling_is_won_back_against_the_same_case_run_alike() -> None:
 
 
 @in_browser
-def test_names_of_strangers_run_nothing(tmp_path: Path) -> None:
+def test_names_in_untrusted_results_run_no_code(tmp_path: Path) -> None:
     about: dict[str, Any] = {"op": EVIL, "shapes": EVIL, "module": EVIL, "mode": EVIL, "note": EVIL, "key": EVIL}
     rows = [
         replace(made_row(0, [1.0, 2.0]), **about),
@@ -226,7 +226,7 @@ def test_names_of_strangers_run_nothing(tmp_path: Path) -> None:
 
 
 @in_browser
-def test_the_flame_graph_grows_from_one_root_that_is_all(report: Path, detector_trace: Path) -> None:
+def test_flame_graph_has_one_root(report: Path, detector_trace: Path) -> None:
     total_us = load(detector_trace).own_calls["time_ns"].sum() / 1e3
     with opened(report) as page:
         page.wait_for_selector("[aria-label^='Flame graph'] g.slice path.surface")
@@ -238,7 +238,7 @@ def test_the_flame_graph_grows_from_one_root_that_is_all(report: Path, detector_
 
 
 @in_browser
-def test_launches_are_counted_and_the_short_ones_are_told(report: Path, detector_trace: Path) -> None:
+def test_launches_are_counted_with_the_share_of_short_ones(report: Path, detector_trace: Path) -> None:
     own = load(detector_trace).own_calls
     short = own["time_ns"] < 10_000
     with opened(report, "/launches") as page:
@@ -261,7 +261,7 @@ def test_launches_are_counted_and_the_short_ones_are_told(report: Path, detector
         page.wait_for_selector("[aria-label$='by op'] table.dataTable tbody tr")
 
 
-def test_kernels_are_launches_where_the_trace_tells_of_them(tiny_trace: Path) -> None:
+def test_launches_are_kernels_if_the_trace_has_kernels(tiny_trace: Path) -> None:
     trace = load(tiny_trace)
     calls = trace.own_calls
     signature = int(calls["signature"].iloc[0])
@@ -277,7 +277,7 @@ def test_kernels_are_launches_where_the_trace_tells_of_them(tiny_trace: Path) ->
         assert sum(group[2] for group in told[groups]) == 3 * count
 
 
-def test_of_a_trace_without_times_no_launch_is_short_and_without_calls_there_is_none(tiny_trace: Path) -> None:
+def test_launches_of_a_trace_without_times_or_calls_are_described(tiny_trace: Path) -> None:
     trace = load(tiny_trace)
     told = describe_launches(replace(trace, calls=trace.calls.assign(time_ns=0.0)), {})
     assert told["curve"] == []
@@ -286,14 +286,14 @@ def test_of_a_trace_without_times_no_launch_is_short_and_without_calls_there_is_
     assert (empty["all"], empty["module"]) == (("all", 0, 0, 0, 0, 0), [])
 
 
-def test_shares_of_launches_rise_to_all_of_them(tiny_trace: Path) -> None:
+def test_cumulative_launch_shares_rise_to_one(tiny_trace: Path) -> None:
     curve = describe_launches(load(tiny_trace), {})["curve"]
     for column in zip(*curve, strict=True):
         assert list(column) == sorted(column)
     assert curve[-1][1:] == (1.0, 1.0)
 
 
-def test_a_page_holds_all_that_it_needs(tmp_path: Path) -> None:
+def test_report_page_is_self_contained(tmp_path: Path) -> None:
     page = make_page({"made": made_run(1, cases=4)}, {}, "<made> & done")
     assert "<title>&lt;made&gt; &amp; done</title>" in page
     embedded = page.partition('id="data">')[2].partition("</script>")[0]
@@ -304,14 +304,14 @@ def test_a_page_holds_all_that_it_needs(tmp_path: Path) -> None:
         assert outside not in page.partition("<script>")[0]
 
 
-def test_what_cannot_be_shown_is_told_in_a_line(tmp_path: Path) -> None:
+def test_file_that_cannot_be_reported_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     done = run_command("opgrip", "report", "x.json", "-o", "r.html", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert not (tmp_path / "r.html").exists()
 
 
-def test_a_page_of_two_runs_has_verdicts_and_the_lines_of_gates() -> None:
+def test_report_of_two_runs_has_verdicts_and_gates() -> None:
     runs = {"base": made_run(1, cases=20), "head": made_run(2, cases=20, slower=1.5)}
     (shown,) = describe_comparisons(runs, ["slower<=5%", "total<=80%"])
     held = compare(runs["base"], runs["head"]).gate("slower<=5%", "total<=80%")
@@ -324,7 +324,7 @@ def test_a_page_of_two_runs_has_verdicts_and_the_lines_of_gates() -> None:
 
 
 @in_browser
-def test_verdicts_and_gates_of_two_runs_are_shown(tmp_path: Path) -> None:
+def test_report_shows_verdicts_and_gates_in_a_browser(tmp_path: Path) -> None:
     runs = {"base": made_run(1, cases=20), "head": made_run(2, cases=20, slower=1.5)}
     with opened(page_of(tmp_path / "page.html", runs), "/runs") as page:
         page.wait_for_selector("ul.gates li")

@@ -37,7 +37,7 @@ def text_of(rows: Sequence[Result]) -> str:
     return file.getvalue()
 
 
-def test_every_place_shows_the_quotient_of_the_medians(tmp_path: Path) -> None:
+def test_speed_up_is_the_quotient_of_medians_in_every_report(tmp_path: Path) -> None:
     rows = [*case_of(0, [10.0] * 3, [20.0] * 3), *case_of(1, [10.0] * 3, [40.0] * 3, ratio_p50=2.0)]
     results = Results(rows, HEADER)
     assert [row.speed_up for row in rows] == [None, 0.5, None, 0.25]
@@ -71,7 +71,7 @@ def test_every_place_shows_the_quotient_of_the_medians(tmp_path: Path) -> None:
     assert [row.speed_up for row in read_run(tmp_path / "r.csv")] == [None, 0.5, None, 0.25]
 
 
-def test_a_plot_draws_the_mean_that_the_terminal_prints(tmp_path: Path) -> None:
+def test_plot_draws_the_mean_that_the_terminal_prints(tmp_path: Path) -> None:
     results = Results([*case_of(0, [10.0], [20.0]), *case_of(1, [1000.0], [4000.0])], HEADER)
     plot = plots.get("modes")
     assert plot is not None
@@ -82,7 +82,7 @@ def test_a_plot_draws_the_mean_that_the_terminal_prints(tmp_path: Path) -> None:
     assert [float(point[0]) for point in drawn] == [pytest.approx(found.mean)]
 
 
-def test_faster_and_slower_need_the_medians_and_nine_of_ten_pairs() -> None:
+def test_faster_and_slower_require_the_median_and_nine_of_ten_pairs() -> None:
     rows = [
         *case_of(0, [20.0], [10.0], ratio_p10=0.4, ratio_p50=0.5, ratio_p90=0.6),
         *case_of(1, [20.0], [10.0], ratio_p10=0.4, ratio_p50=0.5, ratio_p90=1.6),
@@ -94,7 +94,7 @@ def test_faster_and_slower_need_the_medians_and_nine_of_ten_pairs() -> None:
     assert (found.cases, found.faster, found.slower) == (4, 1, 1)
 
 
-def test_repeats_and_merged_files_have_the_quotient_of_their_own_medians() -> None:
+def test_repeats_and_merged_files_use_their_own_medians() -> None:
     first, second = case_of(0, [10.0] * 3, [20.0] * 3), case_of(0, [30.0] * 5, [30.0] * 5)
     (_, joined) = repeat({0: first}, lambda numbers, which: {0: second}, 2, None)[0]
     (base, merged) = merge_runs([Results(first, HEADER), Results(second, HEADER)]).rows
@@ -103,13 +103,13 @@ def test_repeats_and_merged_files_have_the_quotient_of_their_own_medians() -> No
     assert merged.ratio == joined.ratio == merged.median_us / base.median_us
 
 
-def test_a_row_that_other_processes_contended_has_no_speed_up() -> None:
+def test_contended_row_has_no_speed_up() -> None:
     eager, jit = case_of(0, [10.0], [20.0])
     for rows in ([replace(eager, status=CONTENDED), jit], [eager, replace(jit, status=CONTENDED)]):
         assert with_ratios(rows, "eager")[1].speed_up is None
 
 
-def test_ratios_of_paired_runs_in_older_files_are_replaced() -> None:
+def test_paired_ratios_of_older_files_are_replaced() -> None:
     old = [made_row(0, [10.0]), made_row(0, [20.0], mode="jit", ratio=1.1, ratio_p10=1.0, ratio_p90=1.2)]
     assert [row.ratio for row in with_ratios_by_case(old, "eager")] == [None, 2.0]
     # a ratio to a row of another case is kept
@@ -117,7 +117,7 @@ def test_ratios_of_paired_runs_in_older_files_are_replaced() -> None:
     assert with_ratios_by_case([other], "eager") == [other]
 
 
-def test_each_row_of_a_replay_is_compared_with_the_row_that_the_docs_name(tiny_trace: Path) -> None:
+def test_each_row_is_compared_with_the_documented_reference(tiny_trace: Path) -> None:
     results = replay(
         tiny_trace,
         op=["aten.addmm*"],
@@ -145,7 +145,7 @@ def test_each_row_of_a_replay_is_compared_with_the_row_that_the_docs_name(tiny_t
 
 
 @pytest.mark.parametrize("column", ["noisy", "slowed", "faithful", "doubts"])
-def test_marks_of_a_status_are_in_every_report(column: str, tmp_path: Path) -> None:
+def test_status_marks_are_in_every_report(column: str, tmp_path: Path) -> None:
     words = {"noisy": ("noisy", True), "slowed": ("slowed", 0.9), "faithful": ("unfaithful", False)}
     word, cell = (words | {"doubts": ("launch-bound", "launch-bound")})[column]
     row = made_row(0, [10.0], **{column: cell})
@@ -164,7 +164,7 @@ def test_marks_of_a_status_are_in_every_report(column: str, tmp_path: Path) -> N
     assert replace(row, status="failed").marked_status == "failed"
 
 
-def test_an_excel_sheet_has_the_marked_status(tmp_path: Path) -> None:
+def test_excel_sheet_has_the_marked_status(tmp_path: Path) -> None:
     from zipfile import ZipFile
 
     Results([made_row(0, [10.0], noisy=True)], HEADER).save(tmp_path / "r.xlsx")

@@ -65,7 +65,7 @@ def corpus(folder: Path) -> Corpus:
     return read_corpus([str(folder)])
 
 
-def test_a_folder_is_its_traces_and_files_of_other_tools(corpus: Corpus, folder: Path) -> None:
+def test_folder_contains_traces_and_files_of_other_tools(corpus: Corpus, folder: Path) -> None:
     assert sorted(member.name for member in corpus.members) == [
         *("clamp.json", "other.jsonl.gz", "small.jsonl", "tiny.jsonl")
     ]
@@ -73,7 +73,7 @@ def test_a_folder_is_its_traces_and_files_of_other_tools(corpus: Corpus, folder:
     assert list(corpus.notes) == [f"{folder / 'notes.txt'} is not a trace"]
 
 
-def test_rows_count_all_calls_of_a_trace_that_stand_for_themselves(folder: Path) -> None:
+def test_rows_count_all_own_calls_of_a_trace(folder: Path) -> None:
     trace = load(folder / "tiny.jsonl")
     rows = rows_of(trace)
     assert rows["count"].sum() == len(trace.own_calls)
@@ -81,14 +81,14 @@ def test_rows_count_all_calls_of_a_trace_that_stand_for_themselves(folder: Path)
     assert rows["time_us"].sum() == pytest.approx(trace.summary()["time_us"].sum())
 
 
-def test_each_model_of_a_source_weighs_the_same(corpus: Corpus) -> None:
+def test_each_model_of_a_source_has_equal_weight(corpus: Corpus) -> None:
     frame = corpus.frame
     models = (frame["share"] * frame["weight"]).groupby([frame["source"], frame["model"]]).sum()
     assert models["trace"].tolist() == pytest.approx([1 / 3] * 3)
     assert models["dlop"].tolist() == pytest.approx([1])
 
 
-def test_traces_of_a_model_share_its_weight_and_untimed_ones_by_their_calls() -> None:
+def test_traces_of_a_model_share_its_weight() -> None:
     rows = [
         *(("a.predict", "trace", "a", 5.0, 1), ("a.train", "trace", "a", 9.0, 4), ("b", "trace", "b", 1.0, 1)),
         *(("one.json", "dlop", "dlop", 0.0, 3), ("two.json", "dlop", "dlop", 0.0, 1)),
@@ -97,7 +97,7 @@ def test_traces_of_a_model_share_its_weight_and_untimed_ones_by_their_calls() ->
     assert frame["weight"].tolist() == pytest.approx([0.25, 0.25, 0.5, 0.75, 0.25])
 
 
-def test_operators_tell_how_many_models_call_them(corpus: Corpus) -> None:
+def test_operators_have_the_number_of_models_that_call_them(corpus: Corpus) -> None:
     summary = summarize(corpus)
     table = summary.table.set_index(["source", "op"])
     relu = table.loc["trace", "aten.relu.default"]
@@ -112,7 +112,7 @@ def test_operators_tell_how_many_models_call_them(corpus: Corpus) -> None:
     assert "aten.relu.default" not in alone
 
 
-def test_what_all_models_have_is_found(folder: Path) -> None:
+def test_signatures_common_to_all_models_are_found(folder: Path) -> None:
     corpus = read_corpus([str(folder / "small.jsonl"), str(folder / "other.jsonl.gz")])
     summary = summarize(corpus, "signature")
     assert set(summary.common("trace")["op"]) == {"aten.relu.default", "aten.randn.default"}
@@ -120,7 +120,7 @@ def test_what_all_models_have_is_found(folder: Path) -> None:
     assert set(summary.of_models(1, 1).table["models"]) == {1}
 
 
-def test_a_signature_has_its_key_of_the_trace_with_the_settings_of_most_of_its_calls(folder: Path) -> None:
+def test_signature_key_uses_the_settings_of_most_of_its_calls(folder: Path) -> None:
     trace = load(folder / "other.jsonl.gz")
     rows = rows_of(trace).set_index("signature")
     contexts = contexts_of(trace)
@@ -137,14 +137,14 @@ def test_every_table_counts_all_calls_and_all_time(corpus: Corpus, by: str) -> N
     assert table.groupby("source")["share"].sum().tolist() == pytest.approx([1, 1])
 
 
-def test_models_tell_what_they_alone_have(corpus: Corpus) -> None:
+def test_model_table_shows_own_operators_and_similarity(corpus: Corpus) -> None:
     table = summarize(corpus, "model").table.set_index("model")
     assert table.loc["small", "own_operators"] == 1
     assert table.loc["small", "alike"] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
-def test_a_table_is_written_whole(corpus: Corpus, tmp_path: Path, suffix: str) -> None:
+def test_table_is_written_completely(corpus: Corpus, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"corpus{suffix}"
     summary = summarize(corpus)
     write_summary(corpus, summary, path, force=False)
@@ -160,7 +160,7 @@ def test_a_table_is_written_whole(corpus: Corpus, tmp_path: Path, suffix: str) -
         write_summary(corpus, summary, path, force=False)
 
 
-def test_a_table_for_a_document_keeps_its_cells(corpus: Corpus, tmp_path: Path) -> None:
+def test_markdown_table_escapes_its_cells(corpus: Corpus, tmp_path: Path) -> None:
     path = tmp_path / "corpus.md"
     table = summarize(corpus).table.assign(op="a|b`<c")
     write_table(table, path, False, {})
@@ -170,7 +170,7 @@ def test_a_table_for_a_document_keeps_its_cells(corpus: Corpus, tmp_path: Path) 
     assert {row.replace("\\|", "").count("|") for row in (heads, rule, *rows)} == {len(table.columns) + 1}
 
 
-def test_a_cell_is_no_formula_and_a_number_fits_a_column(corpus: Corpus, tmp_path: Path) -> None:
+def test_csv_cells_are_no_formulas_and_numbers_are_bounded(corpus: Corpus, tmp_path: Path) -> None:
     write_table(summarize(corpus).table.assign(op="=cmd|calc"), tmp_path / "c.csv", False, {})
     assert ",'=cmd" in "," + (tmp_path / "c.csv").read_text().splitlines()[1]
     signature = load(corpus.members[0].path).signatures[-1]
@@ -193,7 +193,7 @@ def test_signatures_are_written_once_with_their_keys_and_values(corpus: Corpus, 
     assert trace.values[index.args[1].values].draw((2, 6), torch.int64, torch.Generator()).max() < 10
 
 
-def test_what_is_not_there_is_told_in_a_line(folder: Path, tmp_path: Path) -> None:
+def test_invalid_input_is_reported_in_one_line(folder: Path, tmp_path: Path) -> None:
     for inputs, said in (
         ([str(folder / "no.jsonl")], "does not exist"),
         ([str(folder / "notes.txt")], "is not a trace"),
@@ -204,7 +204,7 @@ def test_what_is_not_there_is_told_in_a_line(folder: Path, tmp_path: Path) -> No
             read_corpus(inputs)
 
 
-def test_a_broken_file_of_a_folder_is_left_out_and_told(tmp_path: Path) -> None:
+def test_broken_file_in_a_folder_is_left_out_and_reported(tmp_path: Path) -> None:
     captured(tmp_path / "whole.jsonl", small)
     header = (tmp_path / "whole.jsonl").read_text().splitlines()[0]
     (tmp_path / "newer.jsonl").write_text(header.replace('"version":"1.', '"version":"9.') + "\n")
@@ -215,12 +215,12 @@ def test_a_broken_file_of_a_folder_is_left_out_and_told(tmp_path: Path) -> None:
     assert any("cut" in note for note in corpus.notes)
 
 
-def test_a_file_that_is_named_twice_counts_once(folder: Path) -> None:
+def test_file_named_twice_counts_once(folder: Path) -> None:
     name = str(folder / "small.jsonl")
     assert len(members_of([name, name, str(folder)]).members) == 4
 
 
-def test_the_header_tells_the_model(tmp_path: Path) -> None:
+def test_model_is_read_from_the_header(tmp_path: Path) -> None:
     write(tmp_path / "any.jsonl", model={"name": "net", "run": "train", "packages": {"mmcv": "2", "mmdet": "3"}})
     member = read_corpus([str(tmp_path / "any.jsonl")]).members[0]
     assert (member.model, member.run, member.library) == ("net", "train", "mmdet")

@@ -30,7 +30,7 @@ def trace_of(path: Path, text: str) -> tuple[Trace, TraceReader]:
     return load(path, reader=reader), reader
 
 
-def test_rows_are_products_with_bias_and_dtype_of_the_result(tmp_path: Path) -> None:
+def test_rows_are_products_with_bias_and_result_dtype(tmp_path: Path) -> None:
     trace, _ = trace_of(tmp_path / "shapes.csv", UNTUNED)
     linear, biased, widening = trace.signatures
     assert [item.op for item in trace.signatures] == ["aten.linear.default", "aten.linear.default", "aten.mm.dtype"]
@@ -42,7 +42,7 @@ def test_rows_are_products_with_bias_and_dtype_of_the_result(tmp_path: Path) -> 
     assert [row.status for row in rows] == ["ok", "ok", "unsupported"]
 
 
-def test_batches_are_products_of_batches(tmp_path: Path) -> None:
+def test_batches_are_batched_products(tmp_path: Path) -> None:
     trace, reader = trace_of(tmp_path / "bf16_untuned_batched_gemm.csv", "B,M,N,K\n16,2,3,4\n")
     assert [tuple(result.shape) for _, result in results_of(trace)] == [(16, 2, 3)]
     assert any(text.startswith("dtypes") for text in reader.losses.defaults)
@@ -69,14 +69,14 @@ def test_tuned_files_have_times(tmp_path: Path) -> None:
         ("a.csv", "M,N,K,us\n1,2,3,nan\n", "a time is not a number"),
     ],
 )
-def test_rows_that_are_no_operator_of_torch_are_counted(tmp_path: Path, name: str, text: str, reason: str) -> None:
+def test_rows_without_a_torch_operator_are_counted(tmp_path: Path, name: str, text: str, reason: str) -> None:
     trace, reader = trace_of(tmp_path / name, text)
     assert trace.calls.empty
     ((_, told),) = reader.losses.skipped
     assert reason in told
 
 
-def test_a_file_of_too_many_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_with_too_many_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aiter, "MOST_ROWS", 2)
     (tmp_path / "a.csv").write_text("M,N,K\n" + "1,2,3\n" * 3)
     with pytest.raises(UserError, match="more than 2 rows"):
@@ -84,7 +84,7 @@ def test_a_file_of_too_many_rows_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 @needs_cases
-def test_real_files_are_read_whole() -> None:
+def test_real_files_are_read_completely() -> None:
     path = CASES / "files/aiter" / "bf16_untuned_gemm.csv"
     reader = TraceReader(path)
     trace = load(path, reader=reader)

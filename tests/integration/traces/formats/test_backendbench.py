@@ -43,7 +43,7 @@ def test_operators_arguments_and_counts_are_read(tmp_path: Path) -> None:
     assert third.args == (TensorSpec((5,), (1,), torch.bfloat16, "cpu"),)
 
 
-def test_an_overload_of_older_torch_is_the_one_that_takes_its_arguments(tmp_path: Path) -> None:
+def test_overload_of_older_torch_is_replaced_by_a_matching_one(tmp_path: Path) -> None:
     rows = [("aten.sum.SymInt", "((T([2, 3], f16), [1], True), {})", 1), ("aten.gone.default", "((), {})", 1)]
     reader = TraceReader(table(rows, tmp_path / "a.parquet"))
     trace = load(reader.path, reader=reader)
@@ -51,7 +51,7 @@ def test_an_overload_of_older_torch_is_the_one_that_takes_its_arguments(tmp_path
     assert any("aten.sum.SymInt" in text and "dim_IntList" in text for text in reader.losses.defaults)
 
 
-def test_a_trace_of_ours_is_written_with_the_columns_of_the_data_set(tmp_path: Path) -> None:
+def test_trace_is_written_with_the_columns_of_the_data_set(tmp_path: Path) -> None:
     trace = load(SHIPPED_TRACES[0])
     losses = write_as("backendbench", trace, tmp_path / "a.parquet")
     written = pd.read_parquet(tmp_path / "a.parquet")
@@ -80,7 +80,7 @@ def test_a_trace_of_ours_is_written_with_the_columns_of_the_data_set(tmp_path: P
         (("aten.relu.default", "((T([4], f32),), {'device': \"torch.device('nowhere:x')\"})", 2), None),
     ],
 )
-def test_rows_that_are_no_calls_are_counted(tmp_path: Path, row: tuple[Any, ...], reason: str | None) -> None:
+def test_rows_that_are_not_calls_are_counted(tmp_path: Path, row: tuple[Any, ...], reason: str | None) -> None:
     reader = TraceReader(table([*ROWS, row], tmp_path / "a.parquet"))
     assert list(reader)
     assert [(text, count) for (_, text), count in reader.losses.skipped.items() if reason and reason in text] == (
@@ -96,7 +96,7 @@ def test_rows_that_are_no_calls_are_counted(tmp_path: Path, row: tuple[Any, ...]
         (pd.DataFrame({"op_name": ["aten.relu.default"], "args": ["((), {})"], "count": [1 << 40]}), "counts more"),
     ],
 )
-def test_columns_of_other_kinds_are_refused(tmp_path: Path, frame: pd.DataFrame, reason: str) -> None:
+def test_columns_of_other_types_are_refused(tmp_path: Path, frame: pd.DataFrame, reason: str) -> None:
     frame.to_parquet(tmp_path / "a.parquet")
     with pytest.raises(UserError, match=reason):
         list(TraceReader(tmp_path / "a.parquet", format_name="backendbench"))

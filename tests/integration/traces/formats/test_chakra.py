@@ -48,7 +48,7 @@ def test_calls_dependencies_and_times_survive_a_round_trip(ours: Path, tmp_path:
 
 @needs_data
 @pytest.mark.parametrize("path", data_files("param/execution_traces/linear*.gz"), ids=lambda path: path.name)
-def test_a_real_execution_trace_survives_a_round_trip(path: Path, tmp_path: Path) -> None:
+def test_real_execution_trace_survives_a_round_trip(path: Path, tmp_path: Path) -> None:
     trace = load(path)
     write_as("chakra", trace, tmp_path / "a.et")
     again = load(tmp_path / "a.et")
@@ -66,9 +66,7 @@ def read_messages(path: Path) -> Iterator[bytes]:
         place += length
 
 
-def test_the_library_protobuf_reads_a_written_file_with_the_dependencies_of_the_calls(
-    ours: Path, tmp_path: Path
-) -> None:
+def test_protobuf_reads_a_written_file_with_its_dependencies(ours: Path, tmp_path: Path) -> None:
     trace = load(ours)
     write_as("chakra", trace, tmp_path / "a.et")
     first, *others = read_messages(tmp_path / "a.et")
@@ -91,7 +89,7 @@ def test_the_library_protobuf_reads_a_written_file_with_the_dependencies_of_the_
         known.add(item.id)
 
 
-def test_a_file_that_the_library_protobuf_wrote_is_read(tmp_path: Path) -> None:
+def test_file_written_by_protobuf_is_read(tmp_path: Path) -> None:
     metadata = METADATA(version="0.0.4")
     call = NODE(id=5, name="aten::relu", type=4, ctrl_deps=[2], duration_micros=7)
     call.inputs.values, call.inputs.shapes = "[[10, 11, 0, 4, 4, 'cuda:0']]", "[[2, 2]]"
@@ -110,7 +108,7 @@ def test_a_file_that_the_library_protobuf_wrote_is_read(tmp_path: Path) -> None:
     assert (row.op, row.device, row.duration_ns, row.device_ns) == ("aten.relu.default", "cuda:0", 7000, 90000)
 
 
-def test_parts_that_an_operator_was_split_into_are_one_call(tmp_path: Path) -> None:
+def test_split_operator_is_merged_into_one_call(tmp_path: Path) -> None:
     messages = [METADATA(version="0.0.4")]
     for number in (5, 7):
         part = NODE(id=number, name=f"aten::relu({(number - 5) // 2})", type=4, duration_micros=number)
@@ -128,7 +126,7 @@ def test_parts_that_an_operator_was_split_into_are_one_call(tmp_path: Path) -> N
     assert any("nesting: 1 operator" in text for text in trace.header["defaults"])
 
 
-def test_memory_and_devices_that_calls_share_are_told(tmp_path: Path) -> None:
+def test_memory_and_devices_shared_by_calls_are_read(tmp_path: Path) -> None:
     relu = node(3, 2, "aten::relu", RELU, inputs=[X], outputs=[Y])
     other = node(4, 2, "aten::relu", RELU, inputs=[Y], outputs=[Z])
     trace = load(write_nodes(tmp_path / "a.json", [relu, other]))
@@ -137,7 +135,7 @@ def test_memory_and_devices_that_calls_share_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_shipped_trace_is_written_but_for_what_the_format_lacks(tmp_path: Path) -> None:
+def test_shipped_trace_is_written_except_for_unsupported_calls(tmp_path: Path) -> None:
     trace = load(SHIPPED_TRACES[0])
     losses = write_as("chakra", trace, tmp_path / "a.et")
     kinds = trace.calls["kind"].astype(str)
@@ -168,13 +166,13 @@ def damaged_node(**fields: Any) -> bytes:
     ],
     ids=["cut", "long", "huge", "text", "wire", "number", "deep", "code", "uneven", "attribute"],
 )
-def test_what_is_no_chakra_trace_is_one_line(data: bytes, tmp_path: Path) -> None:
+def test_file_that_is_not_a_chakra_trace_is_one_line(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.et").write_bytes(data)
     with pytest.raises(UserError, match=r"a\.et cannot be read"):
         list(TraceReader(tmp_path / "a.et"))
 
 
-def test_a_strange_message_is_counted_and_the_others_are_read(tmp_path: Path) -> None:
+def test_malformed_message_is_counted_and_the_others_are_read(tmp_path: Path) -> None:
     good = {"id": 3, "name": "aten::relu", "attr": [ATTRIBUTE], "inputs": PORT, "outputs": PORT}
     messages = [NODE(**good), NODE(**{**good, "id": 4, "inputs": {"values": "[1, 2]"}}), NODE(id=1 << 60), NODE(**good)]
     messages[-1].id = 5
@@ -189,7 +187,7 @@ ATTRIBUTE = {"name": "op_schema", "string_val": RELU}
 PORT = {"values": str([X[0]]), "shapes": str([X[1]]), "types": str([X[2]])}
 
 
-def test_the_json_of_a_trace_is_read_as_the_trace_is(ours: Path, tmp_path: Path) -> None:
+def test_json_form_of_a_chakra_trace_is_read_identically(ours: Path, tmp_path: Path) -> None:
     write_as("chakra", load(ours), tmp_path / "a.et")
     head, *nodes = read_messages(tmp_path / "a.et")
     objects = [json_format.MessageToJson(METADATA.FromString(head))]
@@ -207,7 +205,7 @@ def test_the_json_of_a_trace_is_read_as_the_trace_is(ours: Path, tmp_path: Path)
         load(tmp_path / "cut.json")
 
 
-def test_the_operators_of_a_workload_graph_are_counted(tmp_path: Path) -> None:
+def test_operators_of_a_workload_graph_are_counted(tmp_path: Path) -> None:
     names = ["aten::add(0)", "aten::add(1)", "c10d::broadcast_(0)", "aten::mm", "void kernel<1>(int)", "label"]
     graph = [{"Id": number, "Name": name, "is_cpu_op": "kernel" not in name} for number, name in enumerate(names)]
     (tmp_path / "a.json").write_text(json.dumps({"workload_graph": graph, "ngpus": 8}, indent=1))
@@ -222,7 +220,7 @@ def test_the_operators_of_a_workload_graph_are_counted(tmp_path: Path) -> None:
     assert {item.reason for item in trace.end.dropped} == {"the file does not have its arguments"}
 
 
-def test_other_files_are_not_taken_for_one(tmp_path: Path) -> None:
+def test_other_files_are_not_detected_as_chakra(tmp_path: Path) -> None:
     for content in (b"", b"\n", b"{\n}", b"PK\x03\x04", b"\x00", b"PAR1", b"Operator: aten.add\n", b"\x02\x12\x00x"):
         (tmp_path / "a").write_bytes(content)
         assert format_of(tmp_path / "a") is None or content.startswith(b"Operator")

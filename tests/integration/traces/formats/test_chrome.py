@@ -67,7 +67,7 @@ def calls_of(trace: Trace) -> list[tuple[str, list[tuple[int, ...]], str]]:
     return calls
 
 
-def test_the_calls_are_those_that_a_capture_records(tmp_path: Path) -> None:
+def test_calls_equal_those_of_a_capture(tmp_path: Path) -> None:
     step()
     with Capture(tmp_path / "own.jsonl"):
         step()
@@ -100,7 +100,7 @@ def test_arguments_are_read_by_the_schema(tmp_path: Path) -> None:
     assert by_op["aten.clone.default"].args == (TensorSpec((1, 2, 3, 4), (24, 12, 4, 1), torch.float32, "cpu"),)
 
 
-def test_times_and_threads_are_those_of_the_file(tmp_path: Path) -> None:
+def test_times_and_threads_are_read_from_the_file(tmp_path: Path) -> None:
     path = profiled(tmp_path / "a.json")
     trace = load(path)
     events = [item for item in json.loads(path.read_text())["traceEvents"] if item.get("cat") == "cpu_op"]
@@ -111,7 +111,7 @@ def test_times_and_threads_are_those_of_the_file(tmp_path: Path) -> None:
     assert trace.header["timed"]
 
 
-def test_modules_and_functions_stand_where_the_file_has_them(tmp_path: Path) -> None:
+def test_modules_and_functions_are_read_from_the_file(tmp_path: Path) -> None:
     trace = load(profiled(tmp_path / "a.json", with_stack=True, with_modules=True))
     calls = trace.calls
     (convolution,) = calls[calls["op"] == "aten.convolution.default"].to_dict("records")
@@ -123,14 +123,14 @@ def test_modules_and_functions_stand_where_the_file_has_them(tmp_path: Path) -> 
     assert joined["file"].endswith("test_chrome.py")
 
 
-def test_a_file_without_shapes_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_file_without_shapes_is_refused_in_one_line(tmp_path: Path) -> None:
     path = profiled(tmp_path / "a.json", record_shapes=False)
     with pytest.raises(UserError, match=r"a\.json has no shapes: profile with record_shapes=True"):
         load(path)
     refusal("opgrip", "trace", "info", path, in_one_line=True)
 
 
-def test_a_timeline_of_a_trace_of_ours_is_no_file_to_read(tmp_path: Path) -> None:
+def test_written_timeline_is_refused_as_input(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     result = succeed("opgrip", "trace", "convert", SHIPPED_TRACES[0], path, "--to", "chrome")
     assert "lost arguments except the shapes of tensors" in result.stderr
@@ -177,7 +177,7 @@ GPU = [
 ]
 
 
-def test_kernels_are_those_of_the_call_that_they_were_launched_in(tmp_path: Path) -> None:
+def test_kernels_belong_to_the_call_that_launched_them(tmp_path: Path) -> None:
     path = tmp_path / "a.json.gz"
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": GPU}).encode()))
     trace = load(path)
@@ -194,7 +194,7 @@ def test_kernels_are_those_of_the_call_that_they_were_launched_in(tmp_path: Path
     assert Kernels(0, ["clamp_kernel"], [2], [4000]) in kernels
 
 
-def test_what_the_file_does_not_tell_is_counted(tmp_path: Path) -> None:
+def test_calls_with_unknown_arguments_are_counted(tmp_path: Path) -> None:
     def function() -> None:
         x = torch.ones(40)
         x[torch.tensor([1, 2])]
@@ -210,7 +210,7 @@ def test_what_the_file_does_not_tell_is_counted(tmp_path: Path) -> None:
     }
 
 
-def test_events_stream_in_pieces_of_any_size() -> None:
+def test_events_are_parsed_in_chunks_of_any_size() -> None:
     form = {
         "a": [1, {"b": "]}"}],
         "n": 12.5,
@@ -265,7 +265,7 @@ def test_events_that_are_not_json_are_skipped_and_counted(
 
 
 @pytest.mark.parametrize("end", [",", ", ", ', {"ph": "X", "cat": "cp', ', {"ph": "X", "name": "{"dev'])
-def test_a_cut_profile_is_read_up_to_the_cut(end: str, tmp_path: Path) -> None:
+def test_cut_profile_is_read_up_to_the_cut(end: str, tmp_path: Path) -> None:
     content = '{"traceEvents": [' + ", ".join(GOOD[:2]) + end
     (tmp_path / "a.json").write_text(content)
     packed = gzip.compress((content + "x" * 9999).encode())
@@ -279,7 +279,7 @@ def test_a_cut_profile_is_read_up_to_the_cut(end: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_search_for_the_next_event_is_bounded(tmp_path: Path) -> None:
+def test_search_for_the_next_event_is_bounded(tmp_path: Path) -> None:
     # each place where an event might begin is parsed up to the end
     piece = ',{"a":[' + "0," * 50_000 + "0"
     (tmp_path / "a.json").write_text('{"traceEvents": [' + GOOD[0] + ", {]" + piece * 100 + "}, " + GOOD[1] + "]}")
@@ -287,7 +287,7 @@ def test_the_search_for_the_next_event_is_bounded(tmp_path: Path) -> None:
         load(tmp_path / "a.json")
 
 
-def test_an_argument_that_an_old_profile_lacks_makes_a_call_not_convertible(tmp_path: Path) -> None:
+def test_call_with_arguments_missing_in_an_old_profile_is_dropped(tmp_path: Path) -> None:
     def old(name: str, start: int, *kinds: str) -> dict[str, Any]:
         shapes = [[8] if kind == "float" else [] for kind in kinds]
         return event(name, start, 1, start, **{"Input type": list(kinds), "Input Dims": shapes})
@@ -323,14 +323,14 @@ SEED = json.dumps({"schemaVersion": 1, "traceEvents": GPU, "traceName": "x"}).en
         (b'{"traceEvents": [1 2]}', "got '2'"),
     ],
 )
-def test_a_broken_file_is_refused_in_one_line(content: bytes, reason: str, tmp_path: Path) -> None:
+def test_broken_file_is_refused_in_one_line(content: bytes, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(content)
     with pytest.raises(UserError, match=reason):
         load(path, partial=False)
 
 
-def test_events_of_other_types_are_counted(tmp_path: Path) -> None:
+def test_events_with_wrong_types_are_counted(tmp_path: Path) -> None:
     good = event("aten::neg", 1, 2, 1, **inputs(("float", [8], "")))
     changes: list[Any] = [
         {**good, "ts": "x"},

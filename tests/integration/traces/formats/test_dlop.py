@@ -35,14 +35,14 @@ def tensor(*shape: int, dtype: torch.dtype = torch.float32, values: int | None =
     return TensorSpec(shape, stride, dtype, "cpu", values=values)
 
 
-def test_columns_are_arguments_by_their_names(tmp_path: Path) -> None:
+def test_columns_are_matched_to_arguments_by_name(tmp_path: Path) -> None:
     table = {"input": [[2, 8, 6, 6]], "output_size": [[3]]}
     assert calls_of(tmp_path, "adaptive_avg_pool2d", table) == [
         ("aten.adaptive_avg_pool2d.default", (tensor(2, 8, 6, 6), [3, 3]), {})
     ]
 
 
-def test_columns_without_an_arguments_name_are_those_of_their_place(tmp_path: Path) -> None:
+def test_columns_without_an_argument_name_are_matched_by_position(tmp_path: Path) -> None:
     table = {"x1": [[4, 784, 192]], "x2": [[192]], "x3": [[192]], "x4": [[192]], "x5": [1e-5]}
     assert calls_of(tmp_path, "layer_norm", table) == [
         ("aten.layer_norm.default", (tensor(4, 784, 192), [192], tensor(192), tensor(192), 1e-5), {})
@@ -50,7 +50,7 @@ def test_columns_without_an_arguments_name_are_those_of_their_place(tmp_path: Pa
 
 
 @pytest.mark.parametrize("missing", [None, "", "None", [], [None], [False], ["None"]])
-def test_a_missing_value_is_spelled_in_seven_ways(tmp_path: Path, missing: object) -> None:
+def test_seven_spellings_of_a_missing_value_are_accepted(tmp_path: Path, missing: object) -> None:
     sizes = {"input_size": [[1, 4, 9, 9]], "kernel_size": [[8, 4, 3, 3]], "bias": [missing]}
     ((op, args, kwargs),) = calls_of(tmp_path, "conv2d", {**sizes, "stride": [[2, 2]], "groups": [[1]]})
     assert op == "aten.conv2d.default"
@@ -58,7 +58,7 @@ def test_a_missing_value_is_spelled_in_seven_ways(tmp_path: Path, missing: objec
     assert {"stride": [2, 2], "groups": 1}.items() <= kwargs.items()
 
 
-def test_the_overload_is_that_which_takes_the_cells(tmp_path: Path) -> None:
+def test_overload_is_chosen_by_the_cells(tmp_path: Path) -> None:
     table = {"eq_0": [[3, 4], [3, 4], [3, 4]], "eq_1": [[3, 4], 1, [4]]}
     assert [op for op, _, _ in calls_of(tmp_path, "eq", table)] == [
         "aten.eq.Tensor",
@@ -69,7 +69,7 @@ def test_the_overload_is_that_which_takes_the_cells(tmp_path: Path) -> None:
     assert [op for op, _, _ in calls_of(tmp_path, "max", table)] == ["aten.max.default", "aten.max.other"]
 
 
-def test_a_list_of_fractions_is_a_tensor_of_these(tmp_path: Path) -> None:
+def test_list_of_fractions_is_a_tensor_of_these_values(tmp_path: Path) -> None:
     table = {"add1": [[128, 256]], "add2": [[1e-06]]}
     assert calls_of(tmp_path, "add", table) == [("aten.add.Tensor", (tensor(128, 256), tensor(1, values=0)), {})]
     trace = load(tmp_path / "add.json")
@@ -79,7 +79,7 @@ def test_a_list_of_fractions_is_a_tensor_of_these(tmp_path: Path) -> None:
     assert args == (tensor(9, 2), tensor(9, dtype=torch.int64), tensor(2, values=0))
 
 
-def test_words_texts_and_dtypes_are_what_the_operator_takes(tmp_path: Path) -> None:
+def test_words_texts_and_dtypes_are_converted_for_the_operator(tmp_path: Path) -> None:
     table = {"x1": [[5, 2]], "x2": [[5, 2]], "reduction": ["none"]}
     assert calls_of(tmp_path, "mse_loss", table)[0][1] == (tensor(5, 2), tensor(5, 2), 0)
     table = {"input": [[4, 8]], "masked": [[4, 8]], "value": ["-inf"]}
@@ -101,7 +101,7 @@ def test_tensors_of_several_columns_are_one_argument(tmp_path: Path) -> None:
     ]
 
 
-def test_a_function_of_several_operators_is_the_calls_of_these(tmp_path: Path) -> None:
+def test_function_of_several_operators_becomes_their_calls(tmp_path: Path) -> None:
     (tmp_path / "normalize.json").write_text(json.dumps({"input_size": [[4, 8], [2, 2], [3]], "p": [2, "", "two"]}))
     trace = load(tmp_path / "normalize.json")
     assert list(trace.calls["op"][:4]) == [
@@ -114,7 +114,7 @@ def test_a_function_of_several_operators_is_the_calls_of_these(tmp_path: Path) -
     assert (dropped.op, dropped.count, dropped.reason) == ("normalize", 1, "p is not a number")
 
 
-def test_a_class_of_several_operators_is_counted_with_the_reason(tmp_path: Path) -> None:
+def test_class_of_several_operators_is_counted_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "multivariate_normal.json").write_text(json.dumps({"loc": [[4, 8], [2, 2]], "p": [2, ""]}))
     trace = load(tmp_path / "multivariate_normal.json")
     assert trace.end is not None
@@ -144,7 +144,7 @@ def test_most_operators_of_the_real_files_become_calls() -> None:
 
 
 @needs_data
-def test_a_real_table_is_replayed(tmp_path: Path) -> None:
+def test_real_table_is_replayed(tmp_path: Path) -> None:
     (path,) = data_files("dlop/masked_fill_.json")
     done = succeed("opreplay", path, "--iterations", "1", "--top", "2", "--strict", cwd=tmp_path)
     assert "aten.masked_fill_" in done.stdout
@@ -160,20 +160,20 @@ def test_a_real_table_is_replayed(tmp_path: Path) -> None:
         '{"size": [[1]]' + "".join(f', "c{place}": [1]' for place in range(300)) + "}",
     ],
 )
-def test_a_broken_table_is_one_line(tmp_path: Path, text: str) -> None:
+def test_broken_table_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "ones.json").write_text(text)
     with pytest.raises(UserError):
         list(TraceReader(tmp_path / "ones.json", format_name="dlop"))
 
 
-def test_a_table_that_is_larger_than_any_is_refused(tmp_path: Path) -> None:
+def test_oversized_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ones.json").write_text('{"size": [' + "1," * (MOST_BYTES // 2) + "1]}")
     with pytest.raises(UserError, match="more than 4 MB"):
         list(TraceReader(tmp_path / "ones.json"))
 
 
 @pytest.mark.parametrize("cell", [[-1], [1 << 63], [10**400], ["x"], {"a": 1}, [1] * 1000, True])
-def test_a_cell_that_is_no_argument_is_counted(tmp_path: Path, cell: object) -> None:
+def test_invalid_cell_is_counted(tmp_path: Path, cell: object) -> None:
     (tmp_path / "relu.json").write_text(json.dumps({"relu_0": [[2, 2], cell]}))
     reader = TraceReader(tmp_path / "relu.json", format_name="dlop")
     assert list(reader)
@@ -183,7 +183,7 @@ def test_a_cell_that_is_no_argument_is_counted(tmp_path: Path, cell: object) -> 
 @pytest.mark.parametrize(
     "text", ['{"traceEvents": [{"ph": "X"}]}', '{"schema": "1.0", "nodes": []}', '{"aten::add": {"config": []}}', "[1]"]
 )
-def test_other_json_is_no_table(tmp_path: Path, text: str) -> None:
+def test_other_json_is_not_detected_as_dlop(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
     assert format_of(tmp_path / "a.json") != "dlop"
 
@@ -207,9 +207,7 @@ CELLS = st.recursive(
         max_size=8,
     ),
 )
-def test_whatever_stands_in_a_table_is_read_or_counted(
-    tmp_path: Path, name: str, table: dict[str, list[object]]
-) -> None:
+def test_arbitrary_cells_are_read_or_counted(tmp_path: Path, name: str, table: dict[str, list[object]]) -> None:
     (tmp_path / f"{name}.json").write_text(json.dumps(table))
     reader = TraceReader(tmp_path / f"{name}.json", format_name="dlop")
     records = list(reader)

@@ -55,22 +55,20 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return paths
 
 
-def test_calls_are_those_that_a_capture_of_the_same_program_records(watched: tuple[Path, Path]) -> None:
+def test_calls_equal_those_of_a_capture(watched: tuple[Path, Path]) -> None:
     theirs, ours = map(load, watched)
     assert calls_of(theirs) == calls_of(ours)
     assert len(calls_of(ours)) > 60
     assert theirs.labels.to_dict() == ours.labels.to_dict()
 
 
-def test_dependencies_are_those_that_a_capture_finds(watched: tuple[Path, Path]) -> None:
+def test_dependencies_equal_those_of_a_capture(watched: tuple[Path, Path]) -> None:
     theirs, ours = map(load, watched)
     assert dependencies_of(theirs) == dependencies_of(ours)
     assert len(dependencies_of(ours)) > 50
 
 
-def test_a_written_trace_has_the_operators_order_shapes_and_dependencies_of_torch(
-    watched: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_written_trace_has_the_structure_of_one_by_torch(watched: tuple[Path, Path], tmp_path: Path) -> None:
     theirs, ours = watched
     write_as("execution_trace", load(ours), tmp_path / "ours.json")
     assert calls_of(load(tmp_path / "ours.json")) == calls_of(load(theirs))
@@ -110,7 +108,7 @@ def test_times_survive_a_round_trip(watched: tuple[Path, Path], tmp_path: Path) 
 @needs_data
 @pytest.mark.parametrize("path", data_files("param/execution_traces/*.gz"), ids=lambda path: path.name)
 @pytest.mark.slow
-def test_real_files_load_whole_and_survive_a_round_trip(path: Path, tmp_path: Path) -> None:
+def test_real_files_load_completely_and_survive_a_round_trip(path: Path, tmp_path: Path) -> None:
     trace = load(path)
     assert trace.end is not None
     assert not trace.end.dropped
@@ -146,7 +144,7 @@ def runs_on_cpu(op: str) -> bool:
 
 @needs_data
 @pytest.mark.parametrize("path", data_files("param/execution_traces/linear*.gz"), ids=lambda path: path.name)
-def test_views_have_the_strides_that_they_were_made_with_where_the_file_has_none(path: Path) -> None:
+def test_strides_of_views_are_derived_if_the_file_has_none(path: Path) -> None:
     trace = load(path)
     matrices = [item.args[1] for item in trace.signatures if item.op == "aten.mm.default"]
     weights = next(item.args[2] for item in trace.signatures if item.op == "aten.addmm.default")
@@ -155,7 +153,7 @@ def test_views_have_the_strides_that_they_were_made_with_where_the_file_has_none
     assert any("strides" in text for text in trace.header["defaults"])
 
 
-def test_what_is_made_of_others_is_passed_over_and_what_is_inside_a_call_is_part_of_it(
+def test_composite_operators_are_skipped_and_inner_calls_are_merged(
     tmp_path: Path,
 ) -> None:
     linear = node(3, 2, "aten::linear", LINEAR, inputs=[X, Y, (*NONE,)], outputs=[Z])
@@ -169,7 +167,7 @@ def test_what_is_made_of_others_is_passed_over_and_what_is_inside_a_call_is_part
 NONE = ("<None>", [], "None", [])
 
 
-def test_memory_that_was_freed_and_given_again_is_other_memory(tmp_path: Path) -> None:
+def test_reused_memory_has_a_separate_storage(tmp_path: Path) -> None:
     def relu(number: int, source: tuple[Any, ...], result: tuple[Any, ...]) -> dict[str, Any]:
         return node(number, 2, "aten::relu", RELU, inputs=[source], outputs=[result])
 
@@ -178,7 +176,7 @@ def test_memory_that_was_freed_and_given_again_is_other_memory(tmp_path: Path) -
     assert len(make_graph(trace).storages) == 4
 
 
-def test_numbers_types_and_devices_are_what_the_schema_says_they_stand_for(tmp_path: Path) -> None:
+def test_numbers_types_and_devices_are_converted_by_the_schema(tmp_path: Path) -> None:
     schema = (
         "aten::empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, "
         "Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
@@ -212,7 +210,7 @@ def test_numbers_types_and_devices_are_what_the_schema_says_they_stand_for(tmp_p
     assert second.kwargs == {"dtype": Opaque("ScalarType 99")}
 
 
-def test_ranges_of_values_are_read_and_written(tmp_path: Path) -> None:
+def test_value_ranges_are_read_and_written(tmp_path: Path) -> None:
     schema = "aten::index_select(Tensor self, int dim, Tensor index) -> Tensor"
     index = tensor(50, 51, [9], [1], "long int")
     ranges = {"tensor_range": json.dumps({"1": [0, 7]})}
@@ -228,7 +226,7 @@ def test_ranges_of_values_are_read_and_written(tmp_path: Path) -> None:
     assert [trace.values[item.args[1].values] for item in trace.signatures[1:]] == [Constant(2.5)]
 
 
-def test_a_number_in_place_of_a_tensor_keeps_its_value(watched: tuple[Path, Path], tmp_path: Path) -> None:
+def test_number_in_place_of_a_tensor_keeps_its_value(watched: tuple[Path, Path], tmp_path: Path) -> None:
     write_as("execution_trace", load(watched[1]), tmp_path / "a.json")
     trace = load(tmp_path / "a.json")
     factor = next(item.args[1] for item in trace.signatures if item.op == "aten.mul.Tensor")
@@ -252,7 +250,7 @@ def test_times_kernels_and_labels_of_a_linked_trace_are_read(tmp_path: Path) -> 
     assert (again.duration_ns, again.device_ns) == (7000, 40000)
 
 
-def test_what_is_no_operator_of_the_dispatcher_is_counted(tmp_path: Path) -> None:
+def test_nodes_that_are_not_dispatcher_operators_are_counted(tmp_path: Path) -> None:
     triton = node(3, 2, "triton_fused", attributes={"scope": 0, "kernel_backend": "triton"})
     odd = node(4, 2, "aten::add", ADD, inputs=[X, ([1], [], "Tensor(float)", []), ONE], outputs=[Z])
     trace = load(write_nodes(tmp_path / "a.json", [triton, odd]))
@@ -284,7 +282,7 @@ def test_files_of_the_first_schema_are_read(tmp_path: Path) -> None:
     assert signature.args == (TensorSpec((2, 2), (2, 1), torch.float32, "cpu"),)
 
 
-def test_a_trace_of_ours_is_written_but_for_what_the_format_lacks(tmp_path: Path) -> None:
+def test_shipped_trace_is_written_except_for_unsupported_calls(tmp_path: Path) -> None:
     trace = load(SHIPPED_TRACES[0])
     losses = write_as("execution_trace", trace, tmp_path / "a.json")
     again = load(tmp_path / "a.json")
@@ -327,14 +325,14 @@ WHOLE = json.dumps(node(3, 2, "aten::add", ADD, inputs=[X, Y, ONE], outputs=[Z])
     ],
     ids=["deep", "number", "twice", "members twice", "huge", "negative", "uneven", "long"],
 )
-def test_what_is_no_execution_trace_is_one_line(text: str, tmp_path: Path) -> None:
+def test_file_that_is_not_an_execution_trace_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(UserError, match=r"a\.json (cannot be read|is refused)"):
         list(TraceReader(tmp_path / "a.json"))
 
 
 @pytest.mark.parametrize("end", ["", ", ", "], ", '], "finish_ts": 1'])
-def test_what_there_is_of_a_cut_file_is_read(end: str, tmp_path: Path) -> None:
+def test_cut_file_is_read_up_to_the_cut(end: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"schema": "1.1.1", "pid": 1, "nodes": [' + WHOLE + end)
     with pytest.warns(UserWarning, match="it is cut after node 1"):
         trace = load(tmp_path / "a.json")
@@ -343,7 +341,7 @@ def test_what_there_is_of_a_cut_file_is_read(end: str, tmp_path: Path) -> None:
         load(tmp_path / "a.json", partial=False)
 
 
-def test_a_strange_node_is_counted_and_the_others_are_read(tmp_path: Path) -> None:
+def test_malformed_node_is_counted_and_the_others_are_read(tmp_path: Path) -> None:
     whole = json.loads(WHOLE)
     strange: list[Any] = [
         1,
@@ -367,13 +365,13 @@ def test_a_strange_node_is_counted_and_the_others_are_read(tmp_path: Path) -> No
     assert {item.op for item in trace.end.dropped} == {"?", "aten.add.Tensor"}
 
 
-def test_nodes_that_stand_inside_of_each_other_in_a_ring_are_read(tmp_path: Path) -> None:
+def test_cyclic_nodes_are_read(tmp_path: Path) -> None:
     ring = [node(3, 4, "a"), node(4, 3, "b"), node(5, 4, "aten::relu", RELU, inputs=[X], outputs=[Y])]
     assert load(write_nodes(tmp_path / "a.json", ring)).own_calls["op"].tolist() == ["aten.relu.default"]
 
 
 @pytest.mark.slow
-def test_a_bomb_is_refused(tmp_path: Path) -> None:
+def test_decompression_bomb_is_refused(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "a.json.gz", "wb") as file:
         file.write(b'{"schema": "1.1.1", "pid": 1, "nodes": [' + b" " * (64 << 20) + b"]}")
     with pytest.raises(UserError, match="is refused"):
@@ -383,7 +381,7 @@ def test_a_bomb_is_refused(tmp_path: Path) -> None:
 @needs_data
 @pytest.mark.slow
 @pytest.mark.parametrize("path", data_files("param/execution_traces/linear*.gz"), ids=lambda path: path.name)
-def test_a_real_file_of_a_gpu_is_replayed_on_the_processor(path: Path, tmp_path: Path) -> None:
+def test_real_gpu_file_is_replayed_on_the_cpu(path: Path, tmp_path: Path) -> None:
     settings_ = ["--device", "cpu", "--iterations", "1", "--warmup", "0", "-o", "rows.csv"]
     result = succeed("opreplay", str(path), *settings_, cwd=tmp_path)
     assert "22 cases: 22 ok" in result.stderr

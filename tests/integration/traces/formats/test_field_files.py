@@ -43,7 +43,7 @@ READ = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_refused_file_is_named_in_one_line(name: str) -> None:
+def test_refused_file_is_named_in_one_line(name: str) -> None:
     for path in FILES.glob(name):
         with pytest.raises(UserError, match=REFUSED[name]) as caught:
             load(path)
@@ -51,7 +51,7 @@ def test_a_refused_file_is_named_in_one_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", READ)
-def test_a_file_is_read_as_far_as_it_goes(name: str) -> None:
+def test_readable_part_of_a_file_is_read(name: str) -> None:
     for path in FILES.glob(name):
         trace = load(path, partial=True)
         assert trace.end is not None
@@ -62,7 +62,7 @@ def test_a_file_is_read_as_far_as_it_goes(name: str) -> None:
 @pytest.mark.parametrize(
     "path", sorted(path for path in FILES.glob("*/*") if path.is_file()), ids=lambda path: str(path.relative_to(FILES))
 )
-def test_no_file_fails_a_row_or_ends_in_a_traceback(path: Path, tmp_path: Path) -> None:
+def test_no_file_fails_a_row_or_causes_a_traceback(path: Path, tmp_path: Path) -> None:
     words = (path, "--device", "cpu", "--partial", "--op", "aten.*", "--top", "8")
     done = run_command("opreplay", *words, "--iterations", "1", "--warmup", "0", "-o", tmp_path / "rows.csv")
     assert "Traceback" not in done.stderr

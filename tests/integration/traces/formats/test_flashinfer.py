@@ -73,7 +73,7 @@ def skipped(path: Path) -> set[str]:
     return {reason for _, reason in reader.losses.skipped}
 
 
-def test_workloads_are_calls_of_the_operator_that_does_the_same(tmp_path: Path) -> None:
+def test_workloads_are_calls_of_the_equivalent_operator(tmp_path: Path) -> None:
     lines = workload("gemm_n64_k32", {"M": 5}) + workload("rmsnorm_h8", {"rows": 3})
     path = data_set(tmp_path, GEMM, NORM, lines=lines)
     assert format_of(path) == format_of(tmp_path) == "flashinfer"
@@ -88,7 +88,7 @@ def test_workloads_are_calls_of_the_operator_that_does_the_same(tmp_path: Path) 
         assert norm.args[1:] == ([8], TensorSpec((8,), (1,), torch.bfloat16, "cpu"), 1e-5)
 
 
-def test_a_definition_is_called_with_the_workloads_beside_it(tmp_path: Path) -> None:
+def test_definition_is_called_with_the_workloads_of_its_folder(tmp_path: Path) -> None:
     data_set(tmp_path, GEMM, lines="")
     (tmp_path / "workloads" / "gemm_n64_k32.jsonl").write_text(
         workload("gemm_n64_k32", {"M": 5}) + workload("gemm_n64_k32", {"M": 6}, number=1)
@@ -100,12 +100,12 @@ def test_a_definition_is_called_with_the_workloads_beside_it(tmp_path: Path) -> 
     assert skipped(path) == {"no workload gives the sizes of its axes"}
 
 
-def test_a_workload_counts_once_for_all_its_solutions(tmp_path: Path) -> None:
+def test_workload_counts_once_for_all_its_solutions(tmp_path: Path) -> None:
     path = data_set(tmp_path, GEMM, lines=workload("gemm_n64_k32", {"M": 5}) * 3)
     assert len(load(path).calls) == 1
 
 
-def test_stored_values_are_drawn_again(tmp_path: Path) -> None:
+def test_stored_values_are_restored(tmp_path: Path) -> None:
     source = {"type": "safetensors", "path": "blob/a.safetensors", "tensor_key": "index"}
     path = data_set(tmp_path, GATHER, lines=workload("index_select_1", {"k": 3}, {"index": source}))
     (tmp_path / "blob").mkdir()
@@ -118,7 +118,7 @@ def test_stored_values_are_drawn_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_call_with_many_stored_values_is_replayed(tmp_path: Path) -> None:
+def test_call_with_many_stored_values_is_replayed(tmp_path: Path) -> None:
     source = {"type": "safetensors", "path": "a.safetensors", "tensor_key": "mask"}
     count = 300_000
     shape = {"self": {"shape": ["k"], "dtype": "float32"}, "mask": {"shape": ["k"], "dtype": "bool"}}
@@ -131,7 +131,7 @@ def test_a_call_with_many_stored_values_is_replayed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../a.safetensors", "/etc/passwd", "blob/none.safetensors"])
-def test_values_outside_of_the_folder_or_not_there_are_said(tmp_path: Path, name: str) -> None:
+def test_missing_or_outside_values_file_is_reported(tmp_path: Path, name: str) -> None:
     write_foreign_tensors(tmp_path / "a.safetensors", {"index": torch.tensor([8, 0, 3])})
     source = {"type": "safetensors", "path": name, "tensor_key": "index"}
     path = data_set(tmp_path / "set", GATHER, lines=workload("index_select_1", {"k": 3}, {"index": source}))
@@ -158,7 +158,7 @@ def test_values_outside_of_the_folder_or_not_there_are_said(tmp_path: Path, name
         ({"axes": 3}, {"M": 1}, "not an object"),
     ],
 )
-def test_what_is_no_call_is_counted_with_the_reason(
+def test_unconvertible_definition_is_counted_with_the_reason(
     tmp_path: Path, change: dict[str, Any], axes: dict[str, Any], reason: str
 ) -> None:
     path = data_set(tmp_path, {**GEMM, **change}, lines=workload("gemm_n64_k32", axes))
@@ -167,7 +167,7 @@ def test_what_is_no_call_is_counted_with_the_reason(
 
 
 @pytest.mark.parametrize("name", ["../../secret", "", "a/b", "x" * 500, "nothing"])
-def test_definitions_are_looked_for_in_their_folder_alone(tmp_path: Path, name: str) -> None:
+def test_definitions_are_looked_up_only_in_their_folder(tmp_path: Path, name: str) -> None:
     path = data_set(tmp_path, GEMM, lines=workload(name, {"M": 1}))
     assert skipped(path) == {"no definition of this name in its folder"}
 
@@ -182,7 +182,7 @@ def test_definitions_are_looked_for_in_their_folder_alone(tmp_path: Path, name: 
         "open('/etc/passwd')",
     ],
 )
-def test_a_reference_is_never_run(tmp_path: Path, text: str) -> None:
+def test_reference_is_never_run(tmp_path: Path, text: str) -> None:
     definition = {**GEMM, "op_type": "other", "reference": f"import torch\ndef run(A, B):\n    return {text}"}
     path = data_set(tmp_path, definition, lines=workload("gemm_n64_k32", {"M": 1}))
     (told,) = skipped(path)
@@ -219,7 +219,7 @@ def problem(folder: Path, change: dict[str, Any] | None = None) -> Path:
 
 
 @pytest.mark.parametrize("part", [".", "definition.json", "workload.jsonl"])
-def test_kernels_of_sol_execbench_are_the_calls_of_their_references(tmp_path: Path, part: str) -> None:
+def test_sol_execbench_kernels_are_calls_of_their_references(tmp_path: Path, part: str) -> None:
     path = problem(tmp_path / "a") / part
     assert format_of(path) == "flashinfer"
     reader = TraceReader(path)
@@ -238,7 +238,7 @@ def tensors_of(signature: Signature) -> list[TensorSpec]:
     return [leaf for leaf in leaves(signature.args) if isinstance(leaf, TensorSpec)]
 
 
-def test_a_folder_of_kernels_of_sol_execbench_is_read_whole(tmp_path: Path) -> None:
+def test_folder_of_sol_execbench_kernels_is_read_completely(tmp_path: Path) -> None:
     problem(tmp_path / "set" / "a")
     problem(tmp_path / "set" / "b", {"name": "other", "reference": "def run(rows, outputs, index):\n    os.abort()\n"})
     reader = TraceReader(tmp_path / "set")
@@ -261,7 +261,7 @@ def test_axes_that_cannot_be_computed_are_counted(tmp_path: Path, axis: dict[str
     assert reason in told
 
 
-def test_workloads_without_their_definition_say_what_is_missing(tmp_path: Path) -> None:
+def test_workloads_without_their_definition_name_what_is_missing(tmp_path: Path) -> None:
     path = problem(tmp_path / "a") / "workload.jsonl"
     path.with_name("definition.json").unlink()
     with pytest.raises(UserError, match=r"put its definition\.json into the same folder"):
@@ -296,7 +296,7 @@ def plain(trace: Trace) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_trace_of_ours_is_the_same_calls_again_but_for_what_is_said(tmp_path: Path) -> None:
+def test_written_trace_has_the_same_calls_except_reported_losses(tmp_path: Path) -> None:
     trace = load(SHIPPED_TRACES[0])
     losses = written(trace, tmp_path / "set")
     reader = TraceReader(tmp_path / "set")
@@ -317,7 +317,7 @@ def test_a_trace_of_ours_is_the_same_calls_again_but_for_what_is_said(tmp_path: 
     assert all(leaf.values is not None for leaf in indices)
 
 
-def test_the_tool_itself_takes_what_was_written(tmp_path: Path) -> None:
+def test_flashinfer_bench_reads_the_written_files(tmp_path: Path) -> None:
     data = optional("flashinfer_bench.data")
     written(load(SHIPPED_TRACES[0]), tmp_path / "set")
     traces = data.TraceSet.from_path(str(tmp_path / "set"))
@@ -366,7 +366,7 @@ def test_tensors_of_each_kind_are_written_and_read(tmp_path: Path) -> None:
         [1],
     ],
 )
-def test_a_tensor_that_is_not_what_its_header_says_is_refused(tmp_path: Path, entry: object) -> None:
+def test_tensor_that_contradicts_its_header_is_refused(tmp_path: Path, entry: object) -> None:
     header = json.dumps({"a": entry}).encode()
     (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(FormatError):

@@ -69,7 +69,7 @@ def write(path: Path, events: list[dict[str, Any]]) -> Path:
 DOUBT = "96 % of the device's time is in graph launches, whose operators this file does not have: add the capture-phase"
 
 
-def test_a_profile_of_graph_launches_says_so_first(tmp_path: Path) -> None:
+def test_profile_of_graph_launches_is_reported_as_doubtful(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", EXECUTION)
     first, *_ = succeed("opgrip", "trace", "info", path).stdout.splitlines()
     assert " ".join(first.split()).startswith(f"doubtful {DOUBT}"[:60])
@@ -82,9 +82,7 @@ def test_a_profile_of_graph_launches_says_so_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("with_names", [True, False], ids=["with names", "by order"])
-def test_the_calls_of_a_capture_take_the_times_of_their_kernels_in_each_launch(
-    with_names: bool, tmp_path: Path
-) -> None:
+def test_captured_calls_get_the_kernel_times_of_each_launch(with_names: bool, tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", EXECUTION)
     trace = joined(path, write(tmp_path / "capture.json", captured(with_names)))
     rows = [(row.op.split(".")[1], row.device_ns) for row in trace.calls.fillna({"device_ns": -1}).itertuples()]
@@ -116,7 +114,7 @@ def test_kernels_of_parallel_branches_are_paired_by_name(tmp_path: Path) -> None
     assert trace.calls["device_ns"].tolist()[1] == 60_000
 
 
-def test_launches_that_fit_no_capture_or_several_are_counted(tmp_path: Path) -> None:
+def test_launches_without_a_unique_capture_are_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", EXECUTION)
     other = joined(path, write(tmp_path / "other.json", captured(first="abs")))
     assert [(item.op, item.reason, item.count) for item in other.end.dropped] == [

@@ -81,7 +81,7 @@ def test_operators_of_the_graph_are_its_calls(tmp_path: Path) -> None:
     assert {row.status for row in replay(tmp_path / "a", device="cpu", iterations=1)} == {"ok"}
 
 
-def test_values_are_those_of_the_file(tmp_path: Path) -> None:
+def test_values_are_read_from_the_file(tmp_path: Path) -> None:
     trace, _ = trace_of(sample(tmp_path / "a"))
     convolution = next(item for item in trace.signatures if item.op == "aten.convolution.default")
     x, weight = (trace.values[tensor.values] for tensor in convolution.args[:2])
@@ -92,7 +92,7 @@ def test_values_are_those_of_the_file(tmp_path: Path) -> None:
     assert trace.values[ids.values] == Exact([5, 0, 7])
 
 
-def test_files_and_folders_of_graphs_are_samples_too(tmp_path: Path) -> None:
+def test_files_and_folders_of_graphs_are_samples(tmp_path: Path) -> None:
     one, _ = trace_of(sample(tmp_path / "a" / "subgraph_0") / "model.py")
     sample(tmp_path / "a" / "subgraph_1")
     both, _ = trace_of(tmp_path / "a")
@@ -100,7 +100,7 @@ def test_files_and_folders_of_graphs_are_samples_too(tmp_path: Path) -> None:
     assert set(both.calls["file"]) == {"subgraph_0/model.py", "subgraph_1/model.py"}
 
 
-def test_statements_that_are_not_converted_are_counted_and_the_others_read(tmp_path: Path) -> None:
+def test_unconverted_statements_are_counted_and_the_others_read(tmp_path: Path) -> None:
     body = """\
 class GraphModule(torch.nn.Module):
     def forward(self, L_x_, L_none_):
@@ -124,7 +124,7 @@ class GraphModule(torch.nn.Module):
 
 
 @pytest.mark.parametrize("text", ["", "class GraphModule(torch.nn.Module):\n    def forward(:", "x = 1\n", "[" * 5000])
-def test_a_text_without_a_graph_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
+def test_text_without_a_graph_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         trace_of(sample(tmp_path / "a", text))
 
@@ -160,7 +160,7 @@ def calls_of(body: str, **arguments: Any) -> list[Any]:
         ("return torch.zeros(1 << 40, dtype=x.dtype)", ["aten.zeros.default"]),
     ],
 )
-def test_python_of_tensors_is_followed(body: str, ops: list[str] | None) -> None:
+def test_tensor_statements_are_interpreted(body: str, ops: list[str] | None) -> None:
     found = calls_of(body)
     if ops is None:
         assert found.count("aten.exp.default") == 4
@@ -199,11 +199,11 @@ def test_functions_of_the_program_are_followed() -> None:
         ("return x.split(1 << 40)[0].expand(1 << 40).split(1)", "pieces|expand"),
     ],
 )
-def test_what_is_not_followed_has_a_reason_and_nothing_else_happens(body: str, reason: str) -> None:
+def test_unsupported_statement_has_a_reason_and_no_effect(body: str, reason: str) -> None:
     *_, told = calls_of(body)
     assert any(word in told for word in reason.split("|")), told
 
 
-def test_a_text_of_too_many_words_is_refused() -> None:
+def test_text_of_too_many_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="more than 400,000 words"):
         TensorProgram("1," * 300_000, MetaRecording("cpu"))

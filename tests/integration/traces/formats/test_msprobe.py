@@ -58,7 +58,7 @@ def test_functions_become_the_operators_that_they_run(tmp_path: Path) -> None:
         assert all(result is not None for _, result in results_of(trace))
 
 
-def test_statistics_are_those_of_drawn_values(tmp_path: Path) -> None:
+def test_statistics_determine_the_value_model(tmp_path: Path) -> None:
     trace, _ = trace_of(tmp_path / "dump.json", {"Functional.relu.0.forward": call(tensor(8, Norm=8.0))})
     (model,) = trace.values.values()
     assert isinstance(model, Floats)
@@ -86,7 +86,7 @@ def test_statistics_are_those_of_drawn_values(tmp_path: Path) -> None:
         ("relu", call(tensor(2)), "not a call"),
     ],
 )
-def test_calls_that_are_not_converted_are_counted(tmp_path: Path, name: str, entry: Any, reason: str) -> None:
+def test_unconverted_calls_are_counted(tmp_path: Path, name: str, entry: Any, reason: str) -> None:
     trace, reader = trace_of(tmp_path / "dump.json", {name: entry})
     assert trace.calls.empty
     ((_, told),) = reader.losses.skipped
@@ -102,7 +102,7 @@ def test_modules_are_counted_only_without_their_functions(tmp_path: Path) -> Non
     assert (op, "level L0" in reason) == ("Module.layer.0.conv.Conv2d", True)
 
 
-def test_a_dump_without_calls_is_refused(tmp_path: Path) -> None:
+def test_dump_without_calls_is_refused(tmp_path: Path) -> None:
     (tmp_path / "dump.json").write_text('{"task": "statistics", "level": "L1", "data": [1]}')
     with pytest.raises(UserError, match="it has no calls"):
         list(TraceReader(tmp_path / "dump.json"))
@@ -110,7 +110,7 @@ def test_a_dump_without_calls_is_refused(tmp_path: Path) -> None:
 
 @needs_cases
 @pytest.mark.slow
-def test_a_real_dump_is_read_and_replayed() -> None:
+def test_real_dump_is_read_and_replayed() -> None:
     path = CASES / "files/msprobe" / "dump.json"
     reader = TraceReader(path)
     trace = load(path, reader=reader)

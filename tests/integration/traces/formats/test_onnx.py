@@ -86,7 +86,7 @@ class Encoder(nn.Module):
     ids=["convolutions", "attention"],
 )
 @pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
-def test_an_exported_model_runs_by_its_nodes(
+def test_exported_model_runs_by_its_nodes(
     model: nn.Module, example: torch.Tensor, names: set[str], modules: set[str], exporter: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.onnx"
@@ -120,7 +120,7 @@ def check_results(trace: Trace) -> None:
                 assert (tuple(actual.shape), actual.dtype) == (expected.shape, expected.dtype), signature.op
 
 
-def test_sizes_that_a_model_leaves_open_are_stated(tmp_path: Path) -> None:
+def test_dynamic_sizes_are_reported(tmp_path: Path) -> None:
     node = helper.make_node("Relu", ["x"], ["y"])
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, "height"])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3, "height"])
@@ -142,7 +142,7 @@ def test_small_constants_keep_their_values_and_weights_do_not(tmp_path: Path) ->
     ]
 
 
-def test_the_memory_of_a_view_is_that_of_its_base(tmp_path: Path) -> None:
+def test_view_has_the_memory_of_its_base(tmp_path: Path) -> None:
     shape = numpy_helper.from_array(np.array([6]), "shape")
     nodes = [
         helper.make_node("Relu", ["x"], ["a"]),
@@ -171,13 +171,13 @@ def model_of(nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]
     return helper.make_model(graph, opset_imports=imports, ir_version=9)
 
 
-def test_every_operator_of_the_table_is_tried() -> None:
+def test_every_operator_of_the_table_is_tested() -> None:
     assert set(TABLE) == set(NODES) | set(UNTRIED)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("op", NODES)
-def test_a_node_computes_what_onnx_says(op: str, tmp_path: Path) -> None:
+def test_node_computes_what_onnx_specifies(op: str, tmp_path: Path) -> None:
     operands, attributes = NODES[op]
     names = [
         "" if isinstance(operand, tuple) and not operand else f"i{place}" for place, operand in enumerate(operands)
@@ -243,7 +243,7 @@ def call_by(signature: Signature, operands: list[torch.Tensor]) -> Any:
     return operator_of(signature)(*args, **kwargs)
 
 
-def test_a_batch_is_scaled_through_pooling_and_normalization(tmp_path: Path) -> None:
+def test_batch_is_scaled_through_pooling_and_normalization(tmp_path: Path) -> None:
     weights = {"w1": (6, 3, 3, 3), "scale": (6,), "shift": (6,), "rms": (4,)}
     nodes = [
         helper.make_node("Conv", ["x", "w1"], ["a"]),
@@ -265,7 +265,7 @@ def test_a_batch_is_scaled_through_pooling_and_normalization(tmp_path: Path) -> 
     }
 
 
-def test_what_has_no_operator_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_node_without_an_operator_is_named_with_the_reason(tmp_path: Path) -> None:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, (2, 4)) for name in "xy")
     nodes = [
         helper.make_node("Hardmax", ["x"], ["a"]),
@@ -283,7 +283,7 @@ def test_what_has_no_operator_is_named_with_the_reason(tmp_path: Path) -> None:
     assert list(trace.calls["op"]) == ["aten.relu.default"]
 
 
-def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import sys
 
     (tmp_path / "model.onnx").write_bytes(SEED)
@@ -313,7 +313,7 @@ SEED = seed()
 
 
 @pytest.mark.parametrize("sizes", [[1 << 40, 1 << 40], [-1], [1 << 62, 4]])
-def test_sizes_beyond_memory_take_none(sizes: list[int], tmp_path: Path) -> None:
+def test_sizes_beyond_memory_allocate_nothing(sizes: list[int], tmp_path: Path) -> None:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (2,))
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     shape = numpy_helper.from_array(np.array(sizes), "shape")
@@ -323,7 +323,7 @@ def test_sizes_beyond_memory_take_none(sizes: list[int], tmp_path: Path) -> None
     assert len(trace.calls) + sum(item.count for item in trace.end.dropped) == 2
 
 
-def test_dimensions_that_double_take_no_memory(tmp_path: Path) -> None:
+def test_doubling_dimensions_allocate_nothing(tmp_path: Path) -> None:
     nodes = [helper.make_node("Gather", [f"x{place}"] * 2, [f"x{place + 1}"]) for place in range(34)]
     start = helper.make_tensor_value_info("x0", TensorProto.INT64, [2, 2])
     path = tmp_path / "m.onnx"
@@ -340,7 +340,7 @@ def test_dimensions_that_double_take_no_memory(tmp_path: Path) -> None:
     assert 4 <= int(done.stdout) <= 7
 
 
-def test_tensors_of_more_dimensions_than_torch_has_are_named(tmp_path: Path) -> None:
+def test_tensors_with_too_many_dimensions_are_named(tmp_path: Path) -> None:
     node = helper.make_node("Relu", ["x"], ["y"])
     start = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1] * 65)
     onnx.save(helper.make_model(helper.make_graph([node], "g", [start], [])), tmp_path / "m.onnx")
@@ -349,7 +349,7 @@ def test_tensors_of_more_dimensions_than_torch_has_are_named(tmp_path: Path) -> 
     assert [item.reason for item in trace.end.dropped] == ["onnx infers no shape of its inputs"]
 
 
-def test_lists_that_double_take_no_memory(tmp_path: Path) -> None:
+def test_doubling_lists_allocate_nothing(tmp_path: Path) -> None:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 3))
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     doubled = [helper.make_node("Concat", [f"c{n}", f"c{n}"], [f"c{n + 1}"], axis=0) for n in range(60)]
@@ -398,7 +398,7 @@ def test_functions_of_the_model_are_followed(tmp_path: Path) -> None:
     ],
     ids=["itself", "each other", "doubling"],
 )
-def test_functions_without_end_are_not_followed(bodies: dict[str, list[Any]], reason: str, tmp_path: Path) -> None:
+def test_recursive_functions_are_not_followed(bodies: dict[str, list[Any]], reason: str, tmp_path: Path) -> None:
     onnx.save(functions_of(bodies, "F0"), tmp_path / "a.onnx")
     trace = load(tmp_path / "a.onnx")
     assert reason in "".join(trace.header["defaults"])
@@ -407,7 +407,7 @@ def test_functions_without_end_are_not_followed(bodies: dict[str, list[Any]], re
 
 
 @pytest.mark.parametrize("field", [1, 5], ids=["nodes", "initializers"])
-def test_a_model_of_a_million_empty_parts_is_refused_before_it_takes_memory(field: int, tmp_path: Path) -> None:
+def test_model_of_a_million_empty_parts_is_refused_early(field: int, tmp_path: Path) -> None:
     part = bytes([field << 3 | 2, 0])
     path = tmp_path / "model.onnx"
     # the version, then the graph

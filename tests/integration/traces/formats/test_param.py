@@ -63,7 +63,7 @@ def test_all_types_of_arguments_are_read(tmp_path: Path) -> None:
     assert reasons(trace) == []
 
 
-def test_tensors_are_drawn_as_the_generator_draws_them(tmp_path: Path) -> None:
+def test_tensors_are_drawn_as_by_the_generator_of_param(tmp_path: Path) -> None:
     trace = read(tmp_path, {"aten::add": operator(entry(tensor(64, 64), tensor(64, 64, dtype="uint8")))})
     floats, bytes_ = (
         trace.values[spec.values].draw(spec.shape, spec.dtype, torch.Generator().manual_seed(1))
@@ -73,7 +73,7 @@ def test_tensors_are_drawn_as_the_generator_draws_them(tmp_path: Path) -> None:
     assert (int(bytes_.min()), int(bytes_.max())) == (0, 9)
 
 
-def test_a_schema_says_which_overload_is_called_and_what_positions_mean(tmp_path: Path) -> None:
+def test_schema_determines_overload_and_positions(tmp_path: Path) -> None:
     text = "aten::sum.dim_IntList(Tensor self, int[1] dim, bool keepdim=False, *, ScalarType? dtype=None) -> (Tensor)"
     build = [entry(number(text, "str"))]
     entries = [
@@ -87,7 +87,7 @@ def test_a_schema_says_which_overload_is_called_and_what_positions_mean(tmp_path
     ]
 
 
-def test_modules_and_models_are_the_operators_that_they_call(tmp_path: Path) -> None:
+def test_modules_and_models_become_the_operators_that_they_call(tmp_path: Path) -> None:
     operators = {
         "torch.nn.Conv2d": operator(
             entry(tensor(1, 3, 8, 8)), build=[entry(number(3), number(4), kernel_size=number(3))]
@@ -109,7 +109,7 @@ def test_modules_and_models_are_the_operators_that_they_call(tmp_path: Path) -> 
     assert reasons(trace) == []
 
 
-def test_one_operators_form_has_a_device(tmp_path: Path) -> None:
+def test_configuration_of_one_operator_has_a_device(tmp_path: Path) -> None:
     form = {
         "op_name": "torch.add",
         "op_info": operator(entry(tensor(4), tensor(4))),
@@ -120,7 +120,7 @@ def test_one_operators_form_has_a_device(tmp_path: Path) -> None:
     assert [spec.device for spec in signature.args] == ["cuda", "cuda"]
 
 
-def test_iterators_and_generators_of_another_package_are_found_by_name(tmp_path: Path) -> None:
+def test_plugin_iterators_and_generators_are_found_by_name(tmp_path: Path) -> None:
     environment = with_package(
         tmp_path / "site",
         dict.fromkeys(("opgrip.iterators", "opgrip.generators"), "planted_configurations"),
@@ -136,7 +136,7 @@ def test_iterators_and_generators_of_another_package_are_found_by_name(tmp_path:
 
 @needs_data
 @pytest.mark.parametrize("path", data_files("param/configs/*.json"), ids=lambda path: path.stem)
-def test_of_real_files_all_operators_become_cases(path: Path, tmp_path: Path) -> None:
+def test_all_operators_of_real_files_become_cases(path: Path, tmp_path: Path) -> None:
     assert format_of(path) == NAME
     trace = load(path)
     assert reasons(trace) == []
@@ -177,7 +177,7 @@ def counted(trace: Trace) -> dict[str, int]:
     return counts
 
 
-def test_a_trace_of_ours_comes_back_but_for_what_is_told_as_lost(tmp_path: Path) -> None:
+def test_written_trace_is_read_again_except_reported_losses(tmp_path: Path) -> None:
     trace = load(SHIPPED_TRACES[0])
     losses = write_as(NAME, trace, tmp_path / "a.json")
     again = load(tmp_path / "a.json")
@@ -193,7 +193,7 @@ def test_a_trace_of_ours_comes_back_but_for_what_is_told_as_lost(tmp_path: Path)
     assert (tmp_path / "b.json").read_text() == (tmp_path / "a.json").read_text()
 
 
-def test_what_is_written_has_all_arguments_of_a_schema_that_torch_takes(tmp_path: Path) -> None:
+def test_written_calls_have_all_required_schema_arguments(tmp_path: Path) -> None:
     write_as(NAME, load(SHIPPED_TRACES[0]), tmp_path / "a.json")
     for name, info in json.loads((tmp_path / "a.json").read_text()).items():
         for config in info["config"]:
@@ -205,7 +205,7 @@ def test_what_is_written_has_all_arguments_of_a_schema_that_torch_takes(tmp_path
 
 
 @needs_data
-def test_real_files_come_back_as_they_were(tmp_path: Path) -> None:
+def test_real_files_survive_a_round_trip(tmp_path: Path) -> None:
     for path in data_files("param/configs/*.json"):
         trace = load(path)
         write_as(NAME, trace, tmp_path / "a.json")
@@ -218,7 +218,7 @@ def without_defaults(call: str) -> str:
     return call.replace("{'beta': 1, 'alpha': 1}", "{}")
 
 
-def test_what_the_format_has_no_type_for_is_not_written(tmp_path: Path) -> None:
+def test_types_missing_in_the_format_are_not_written(tmp_path: Path) -> None:
     trace = read(
         tmp_path,
         {

@@ -78,7 +78,7 @@ HUGE_LAYER = number(600_000), number(600_000)
         ),
     ],
 )
-def test_what_cannot_be_read_is_counted_with_the_reason(tmp_path: Path, operators: dict[str, Any], reason: str) -> None:
+def test_unreadable_operator_is_counted_with_the_reason(tmp_path: Path, operators: dict[str, Any], reason: str) -> None:
     both = {**operators, "torch.mul": operator(entry(tensor(4), tensor(4)))}
     (tmp_path / "config.json").write_text(json.dumps(both))
     trace = load(tmp_path / "config.json", reader=TraceReader(tmp_path / "config.json", format_name=NAME))
@@ -87,7 +87,7 @@ def test_what_cannot_be_read_is_counted_with_the_reason(tmp_path: Path, operator
     assert reason in told
 
 
-def test_no_device_that_a_file_names_takes_memory_while_it_is_read(tmp_path: Path) -> None:
+def test_reading_allocates_nothing_on_a_named_device(tmp_path: Path) -> None:
     like = {"torch.zeros_like": operator(entry(input=tensor(1 << 45), device=number("cpu", "str")))}
     (tmp_path / "config.json").write_text(json.dumps(like))
     trace = load(tmp_path / "config.json", reader=TraceReader(tmp_path / "config.json", format_name=NAME))
@@ -105,7 +105,7 @@ def test_no_device_that_a_file_names_takes_memory_while_it_is_read(tmp_path: Pat
     ],
     ids=["cut", "twice", "deep", "digits", "device"],
 )  # fmt: skip
-def test_a_file_that_is_none_is_one_line(tmp_path: Path, content: str) -> None:
+def test_malformed_file_is_one_line(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     assert format_of(tmp_path / "config.json") == NAME
     with pytest.raises(UserError, match="cannot be read") as told:
@@ -114,7 +114,7 @@ def test_a_file_that_is_none_is_one_line(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.slow
-def test_bombs_are_refused(tmp_path: Path) -> None:
+def test_oversized_configurations_are_refused(tmp_path: Path) -> None:
     (tmp_path / "lists.json").write_text('{"op": {"config": [' + "[]," * (3 << 20) + "[]]}}")
     with pytest.raises(UserError, match="holds more than 4,194,304 values"):
         list(TraceReader(tmp_path / "lists.json", format_name=NAME))

@@ -43,7 +43,7 @@ def forms(records: Iterable[Record]) -> list[str]:
 
 
 @pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name.partition(".")[0])
-def test_a_trace_has_the_same_records_again(path: Path, tmp_path: Path) -> None:
+def test_records_survive_a_round_trip(path: Path, tmp_path: Path) -> None:
     records = list(TraceReader(path))
     written = write(records, tmp_path / "t.parquet")
     assert format_of(written) == "parquet"
@@ -65,7 +65,7 @@ BLOCKS: list[Record] = [
     [BLOCKS, BLOCKS[:1], [BLOCKS[0], BLOCKS[2], End(0, 0, 0)], [*BLOCKS, End(3, 2, 12, stopped="--max-calls")]],
     ids=["blocks", "header", "no calls", "end"],
 )
-def test_blocks_of_every_form_are_kept(records: list[Record], tmp_path: Path) -> None:
+def test_blocks_of_every_form_survive_a_round_trip(records: list[Record], tmp_path: Path) -> None:
     assert forms(TraceReader(write(records, tmp_path / "t.parquet"))) == forms(records)
 
 
@@ -95,12 +95,12 @@ def blocks(draw: st.DrawFn) -> Calls:
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(blocks(), st.builds(Thread, st.integers(0, 2), st.text(max_size=3))), max_size=20))
 @pytest.mark.slow
-def test_whatever_blocks_hold_is_read_again(tmp_path: Path, records: list[Record]) -> None:
+def test_arbitrary_blocks_survive_a_round_trip(tmp_path: Path, records: list[Record]) -> None:
     whole = [BLOCKS[0], *records]
     assert forms(TraceReader(write(whole, tmp_path / "t.parquet"))) == forms(whole)
 
 
-def test_calls_have_the_rank_and_the_step_that_they_are_of(tmp_path: Path) -> None:
+def test_calls_have_their_rank_and_step(tmp_path: Path) -> None:
     for rank in (3, 5):
         made_rank(tmp_path / f"t.rank{rank}.jsonl", rank, 8, 40, every=10)
     merge([tmp_path / f"t.rank{rank}.jsonl" for rank in (3, 5)], tmp_path / "all.jsonl")
@@ -116,7 +116,7 @@ def test_calls_have_the_rank_and_the_step_that_they_are_of(tmp_path: Path) -> No
     assert table["line"].unique().tolist() == [7]
 
 
-def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+def test_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     """Read a file whose storages are among the records."""
     path = write(BLOCKS, tmp_path / "t.parquet")
     table = parquet.read_table(path)
@@ -130,7 +130,7 @@ def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     assert first == BLOCKS[1]
 
 
-def test_rows_are_calls_for_pandas(tmp_path: Path) -> None:
+def test_pandas_reads_rows_as_calls(tmp_path: Path) -> None:
     calls = load(SHIPPED_TRACES[0]).calls
     table = pd.read_parquet(write(TraceReader(SHIPPED_TRACES[0]), tmp_path / "t.parquet"))
     assert len(table) == len(calls)
@@ -142,7 +142,7 @@ def test_rows_are_calls_for_pandas(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("package", ["duckdb", "polars"])
-def test_other_tools_add_up_the_same_times(package: str, tmp_path: Path) -> None:
+def test_other_tools_compute_equal_sums_of_times(package: str, tmp_path: Path) -> None:
     tool = optional(package)
     path = write(TraceReader(SHIPPED_TRACES[0]), tmp_path / "t.parquet")
     expected = load(SHIPPED_TRACES[0]).calls.groupby("op", observed=True)["duration_ns"].sum().to_dict()
@@ -173,7 +173,7 @@ def test_memory_does_not_grow_with_the_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_commands_take_it(tmp_path: Path) -> None:
+def test_commands_accept_parquet(tmp_path: Path) -> None:
     done = run_command("opgrip", "trace", "convert", "trace:faster_rcnn", "t.parquet", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "opgrip trace convert: wrote t.parquet\n")
     told = [
@@ -184,7 +184,7 @@ def test_commands_take_it(tmp_path: Path) -> None:
     assert forms(TraceReader(tmp_path / "t.jsonl")) == forms(TraceReader("trace:faster_rcnn"))
 
 
-def test_a_cut_trace_is_not_written_as_a_whole_one(tmp_path: Path) -> None:
+def test_cut_trace_is_not_written_without_partial(tmp_path: Path) -> None:
     lines = json.dumps({"type": "header", "format": "opgrip-trace", "version": "1.5"})
     (tmp_path / "cut.jsonl").write_text(f"{lines}\n")
     assert "--partial" in refusal("opgrip", "trace", "convert", "cut.jsonl", "t.parquet", cwd=tmp_path)
@@ -201,7 +201,7 @@ def test_a_cut_trace_is_not_written_as_a_whole_one(tmp_path: Path) -> None:
         ({"duration_ns": -5}, "negative duration"),
     ],
 )
-def test_columns_that_do_not_go_together_are_refused(tmp_path: Path, change: dict[str, object], reason: str) -> None:
+def test_inconsistent_columns_are_refused(tmp_path: Path, change: dict[str, object], reason: str) -> None:
     table = parquet.read_table(write(BLOCKS, tmp_path / "t.parquet"))
     for name, value in change.items():
         values = [value, *table.column(name).to_pylist()[1:]]
@@ -212,7 +212,7 @@ def test_columns_that_do_not_go_together_are_refused(tmp_path: Path, change: dic
         list(TraceReader(tmp_path / "t.parquet"))
 
 
-def test_a_file_that_repeats_one_row_for_ever_is_refused(tmp_path: Path) -> None:
+def test_file_that_repeats_one_row_is_refused(tmp_path: Path) -> None:
     table = parquet.read_table(write(BLOCKS, tmp_path / "t.parquet"))
     text = pyarrow.array(["x" * (1 << 19)] * 200).dictionary_encode()
     same = {name: pyarrow.nulls(200, table.schema.field(name).type) for name in table.column_names if name != "records"}
@@ -223,7 +223,7 @@ def test_a_file_that_repeats_one_row_for_ever_is_refused(tmp_path: Path) -> None
         list(TraceReader(tmp_path / "t.parquet"))
 
 
-def test_a_text_that_is_no_unicode_is_damage(tmp_path: Path) -> None:
+def test_text_that_is_not_unicode_is_refused(tmp_path: Path) -> None:
     path = write(BLOCKS, tmp_path / "t.parquet")
     table = parquet.read_table(path)
     place = table.schema.get_field_index("records")
@@ -242,7 +242,7 @@ def read_records(path: Path, rows: int = 10, batch_texts: int = 1 << 20, **setti
         return sum(1 for _ in content.records())
 
 
-def test_a_large_text_in_rows_far_from_each_other_counts_in_each(tmp_path: Path) -> None:
+def test_large_text_counts_in_each_row_that_refers_to_it(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     texts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 2000), pyarrow.array(["x" * (1 << 14)]))
     parquet.write_table(pyarrow.table({"record": texts}), path)
@@ -252,7 +252,7 @@ def test_a_large_text_in_rows_far_from_each_other_counts_in_each(tmp_path: Path)
     assert read_records(path, unbounded=True) == 2000
 
 
-def test_a_file_whose_pages_are_larger_than_its_footer_says_is_refused(tmp_path: Path) -> None:
+def test_file_with_pages_larger_than_its_footer_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pages.parquet"
     table = pyarrow.table({"record": pyarrow.array(["0" * (1 << 20)] * 40)})
     parquet.write_table(table, path, compression="zstd", use_dictionary=False)
@@ -271,7 +271,7 @@ def test_a_file_whose_pages_are_larger_than_its_footer_says_is_refused(tmp_path:
         read_records(path, batch_texts=1 << 40)
 
 
-def test_a_column_whose_statistics_have_other_levels_is_refused(tmp_path: Path) -> None:
+def test_column_with_inconsistent_statistics_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "levels.parquet"
     parquet.write_table(pyarrow.table({"record": ["{}", None]}), path)
     # pyarrow's view of the column's metadata crashes the process without an exception
@@ -281,7 +281,7 @@ def test_a_column_whose_statistics_have_other_levels_is_refused(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_page_that_needs_more_memory_than_the_child_process_may_take_is_refused(tmp_path: Path) -> None:
+def test_page_beyond_the_memory_limit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bomb.parquet"
     bomb = pyarrow.table({"record": pyarrow.array(["0" * (400 << 20)])})
     parquet.write_table(bomb, path, compression="zstd", use_dictionary=False, write_statistics=False)
@@ -290,7 +290,7 @@ def test_a_page_that_needs_more_memory_than_the_child_process_may_take_is_refuse
         read_records(path)
 
 
-def test_a_reader_that_is_left_early_ends_its_child_process(tmp_path: Path) -> None:
+def test_reader_closed_early_ends_its_child_process(tmp_path: Path) -> None:
     path = write(BLOCKS, tmp_path / "t.parquet")
     with open_parquet(ForeignFile(path), {"signature": "int64"}) as content:
         pass

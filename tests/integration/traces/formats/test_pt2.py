@@ -67,7 +67,7 @@ def calls_of(trace: Trace) -> list[tuple[str, list[tuple[int, ...]], list[tuple[
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
 @pytest.mark.slow
-def test_a_program_has_the_calls_that_a_capture_of_it_has(dynamic: bool, tmp_path: Path) -> None:
+def test_program_has_the_calls_of_its_capture(dynamic: bool, tmp_path: Path) -> None:
     # decompose composite operators, since a capture sees only their parts
     program = exported(dynamic).run_decompositions()
     with torch.no_grad(), Capture(tmp_path / "own.jsonl"):
@@ -78,7 +78,7 @@ def test_a_program_has_the_calls_that_a_capture_of_it_has(dynamic: bool, tmp_pat
     assert actual == expected
 
 
-def test_composite_operators_stay_as_the_program_has_them(tmp_path: Path) -> None:
+def test_composite_operators_are_kept(tmp_path: Path) -> None:
     trace = load(save(exported(), tmp_path / "a.pt2"))
     assert trace.end is not None
     assert not trace.end.dropped
@@ -91,7 +91,7 @@ def test_composite_operators_stay_as_the_program_has_them(tmp_path: Path) -> Non
         assert actual == expected, signature.op
 
 
-def test_modules_and_lines_are_the_places_of_calls(tmp_path: Path) -> None:
+def test_modules_and_lines_are_the_scopes_of_calls(tmp_path: Path) -> None:
     calls = load(save(exported(), tmp_path / "a.pt2")).calls.set_index("op")
     assert calls.loc["aten.conv2d.default", "module"] == "features.0"
     assert calls.loc["aten.linear.default", "module"] == "head"
@@ -100,7 +100,7 @@ def test_modules_and_lines_are_the_places_of_calls(tmp_path: Path) -> None:
     assert calls.loc["aten.cat.default", "function"] == "forward"
 
 
-def test_views_lie_in_the_memory_of_their_base(tmp_path: Path) -> None:
+def test_views_have_the_memory_of_their_base(tmp_path: Path) -> None:
     trace = load(save(exported(), tmp_path / "a.pt2"))
     rows = {row.op: list(trace.storages[row.first_storage :][: row.tensors]) for row in trace.calls.itertuples()}
     *_, joined = rows["aten.cat.default"]
@@ -117,7 +117,7 @@ class Gated(nn.Module):
         return torch.cond(x.sum() > 0, torch.sin, torch.cos, (y * x,))
 
 
-def test_a_graph_in_a_graph_is_followed_where_it_runs_once(tmp_path: Path) -> None:
+def test_nested_graph_is_followed_if_it_runs_once(tmp_path: Path) -> None:
     program = torch.export.export(Gated(), (torch.randn(4, requires_grad=True),))
     trace = load(save(program, tmp_path / "a.pt2"))
     assert trace.end is not None
@@ -130,7 +130,7 @@ def test_a_graph_in_a_graph_is_followed_where_it_runs_once(tmp_path: Path) -> No
     assert rows["aten.mul.Tensor"][0] == rows["aten.add.Tensor"][-1]
 
 
-def test_sizes_that_depend_on_values_are_the_least_and_it_is_said(tmp_path: Path) -> None:
+def test_data_dependent_sizes_are_minimal_and_reported(tmp_path: Path) -> None:
     class Selected(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.nonzero() * 2
@@ -167,7 +167,7 @@ def rewrite(path: Path, change: Any) -> None:
     path.write_bytes(packed.getvalue())
 
 
-def test_the_older_layout_of_the_archive_is_read(tmp_path: Path) -> None:
+def test_older_archive_layout_is_read(tmp_path: Path) -> None:
     """The layout is that of torch 2.6 and 2.7."""
     path = save(exported(), tmp_path / "a.pt2")
     with zipfile.ZipFile(path) as archive:
@@ -181,21 +181,21 @@ def test_the_older_layout_of_the_archive_is_read(tmp_path: Path) -> None:
     assert calls_of(load(tmp_path / "old.pt2")) == expected
 
 
-def test_an_archive_without_a_program_is_refused(tmp_path: Path) -> None:
+def test_archive_without_a_program_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
         archive.writestr("archive/data/aotinductor/model/model.so", b"")
     with pytest.raises(UserError, match=r"holds no exported program: write one with torch\.export\.save"):
         load(tmp_path / "a.pt2")
 
 
-def test_a_graph_that_grows_too_large_is_refused(tmp_path: Path) -> None:
+def test_oversized_graph_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.pt2", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/models/model.json", b"[" + b" " * (64 << 20) + b"]")
     with pytest.raises(UserError, match=r"is refused.*its graphs have more than"):
         load(tmp_path / "a.pt2")
 
 
-def test_a_graph_that_stands_in_the_archive_often_is_refused(tmp_path: Path) -> None:
+def test_duplicate_graphs_in_an_archive_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.pt2", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("models/a.json", b"{}")
         archive.filelist += archive.infolist() * 1000
@@ -204,7 +204,7 @@ def test_a_graph_that_stands_in_the_archive_often_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_graph_whose_compression_has_no_bound_is_refused(tmp_path: Path, kind: int) -> None:
+def test_graph_with_unbounded_compression_is_refused(tmp_path: Path, kind: int) -> None:
     with zipfile.ZipFile(tmp_path / "a.pt2", "w", kind) as archive:
         archive.writestr("models/a.json", b"[" + b" " * (1 << 20) + b"]")
     with pytest.raises(UserError, match="compressed by a method"):
@@ -220,7 +220,7 @@ def test_a_graph_whose_compression_has_no_bound_is_refused(tmp_path: Path, kind:
         {"inputs": [{"name": "self", "arg": {"as_tensor": {"name": "many"}}}]},
     ],
 )
-def test_a_node_that_cannot_be_read_is_counted(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_malformed_node_is_counted(tmp_path: Path, change: dict[str, Any]) -> None:
     graph = {"nodes": [], "inputs": [], "outputs": []}
     node = {"target": "torch.ops.aten.relu.default", "inputs": [{"arg": {"as_graph": {"graph": graph}}}], "outputs": []}
     steps = [{"as_int": 1}] * 65
@@ -250,12 +250,12 @@ def test_a_node_that_cannot_be_read_is_counted(tmp_path: Path, change: dict[str,
         "1.5",
     ],
 )
-def test_expressions_of_sizes_are_not_evaluated(text: str) -> None:
+def test_size_expressions_are_not_evaluated_as_python(text: str) -> None:
     with pytest.raises(ValueError, match="a size"):
         size_of(text, {"s0": 4})
 
 
-def test_expressions_of_sizes_are_worked_out() -> None:
+def test_size_expressions_are_computed() -> None:
     assert size_of("2*s0 + (s1//3) - Mod(s0, 3)", {"s0": 4, "s1": 10}) == 10
     assert size_of("s0**3 + s0/2", {"s0": 4}) == 66
     assert size_of("Max(1, FloorDiv(s0 - 7, 2) + 1)", {"s0": 4}) == 1

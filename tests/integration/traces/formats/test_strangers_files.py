@@ -46,7 +46,7 @@ def test_seeds_are_files_of_their_format(name: str, seeds: dict[str, list[Foreig
 
 @pytest.mark.parametrize("name", readable_formats())
 @pytest.mark.slow
-def test_changed_files_are_read_or_refused_in_a_line(
+def test_mutated_files_are_read_or_refused_in_one_line(
     name: str, seeds: dict[str, list[ForeignSeed]], tmp_path: Path
 ) -> None:
     random = Random(name)

@@ -43,7 +43,7 @@ def test_operators_counts_shapes_and_settings_are_read(tmp_path: Path) -> None:
 
 @needs_data
 @pytest.mark.parametrize("path", data_files("tritonbench/*.txt"), ids=lambda path: path.stem)
-def test_real_files_load_and_what_cannot_is_counted(path: Path, tmp_path: Path) -> None:
+def test_real_files_load_and_failures_are_counted(path: Path, tmp_path: Path) -> None:
     reader = TraceReader(path)
     trace = load(path, reader=reader)
     assert trace.end is not None
@@ -64,7 +64,7 @@ def call_of(signature: Signature) -> str:
     return f"{signature.op} {signature.args} {signature.kwargs}"
 
 
-def test_a_trace_of_ours_is_written_but_for_what_the_format_lacks(tmp_path: Path) -> None:
+def test_shipped_trace_is_written_except_for_unsupported_calls(tmp_path: Path) -> None:
     trace = load(SHIPPED_TRACES[0])
     losses = write_as("tritonbench", trace, tmp_path / "a.txt")
     again = load(tmp_path / "a.txt")
@@ -90,7 +90,7 @@ def test_a_trace_of_ours_is_written_but_for_what_the_format_lacks(tmp_path: Path
         "(({0x" + "f" * 5000 + ": 1},), {})",
     ],
 )
-def test_what_is_no_call_is_refused_and_nothing_is_run(text: str) -> None:
+def test_text_that_is_not_a_call_is_refused_and_not_run(text: str) -> None:
     with pytest.raises(ValueError, match=r"cannot be read|unsupported|more than 64 bits|are not|is not"):
         parse_call(text)
 
@@ -100,29 +100,29 @@ COLLIDING = "{" + ", ".join(f"{key}: 1" for key in product((-1, -2), repeat=8)) 
 
 
 @pytest.mark.parametrize("items", ["0, " * 100_000, COLLIDING])
-def test_a_call_that_costs_its_reader_is_refused(items: str) -> None:
+def test_expensive_call_text_is_refused(items: str) -> None:
     with pytest.raises(ValueError, match=r"too long|hashes collide"):
         parse_call(f"(({items}), {{}})")
 
 
-def test_a_line_counts_no_more_calls_than_memory_has_room_for(tmp_path: Path) -> None:
+def test_line_with_too_many_calls_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Operator: aten.relu.default\ncnt: 9999999, ((T([4], f32),), {})\n")
     with pytest.raises(UserError, match="counts more than 1,000,000 calls"):
         list(TraceReader(tmp_path / "a.txt"))
 
 
-def test_a_file_that_counts_too_many_calls_is_refused(tmp_path: Path) -> None:
+def test_file_with_too_many_calls_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(BASE + f"cnt: {MOST_CALLS}, ((T([4], f32),), {{}})\n")
     with pytest.raises(UserError, match="counts more than"):
         list(TraceReader(tmp_path / "a.txt"))
 
 
-def test_an_overload_of_older_torch_is_the_one_that_takes_its_arguments(tmp_path: Path) -> None:
+def test_overload_of_older_torch_is_replaced_by_a_matching_one(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Operator: aten.sum.SymInt\ncnt: 1, ((T([2, 3], f16), [1], True), {})\n")
     assert load(tmp_path / "a.txt").calls["op"].tolist() == ["aten.sum.dim_IntList"]
 
 
-def test_lines_that_are_no_calls_are_counted(tmp_path: Path) -> None:
+def test_lines_that_are_not_calls_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(BASE + "cnt: 2, ((T([4], x9),), {})\nnonsense\n")
     trace = load(tmp_path / "a.txt")
     assert trace.end is not None

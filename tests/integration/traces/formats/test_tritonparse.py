@@ -67,7 +67,7 @@ def test_launches_have_grid_constants_options_and_scope(tmp_path: Path) -> None:
     assert trace.calls[["file", "line", "function"]].iloc[0].tolist() == ["/home/a/train.py", 12, "main"]
 
 
-def test_trial_launches_of_the_autotuner_are_counted_alone(tmp_path: Path) -> None:
+def test_trial_launches_of_the_autotuner_are_counted_separately(tmp_path: Path) -> None:
     tuning = [*STACK[:2], {"line": 164, "name": "_bench", "filename": f"{TRITON}/autotuner.py"}, *STACK[2:]]
     parsed = {**LAUNCH, "autotune_launch_type": "benchmark"}
     trace, reader = trace_of(tmp_path / "log.ndjson", COMPILATION, {**LAUNCH, "stack": tuning}, parsed, LAUNCH)
@@ -97,7 +97,7 @@ def test_launches_that_cannot_be_repeated_are_counted(tmp_path: Path, change: di
     assert reason in told
 
 
-def test_broken_lines_and_unknown_kernels_do_not_end_the_reading(tmp_path: Path) -> None:
+def test_broken_lines_and_unknown_kernels_are_skipped(tmp_path: Path) -> None:
     broken = '{"event_type": "launch", "na{"event_type": "launch"\n'
     other = {**LAUNCH, "compilation_metadata": {"hash": "80"}}
     trace, reader = trace_of(tmp_path / "log.ndjson", COMPILATION, broken, other)
@@ -105,7 +105,7 @@ def test_broken_lines_and_unknown_kernels_do_not_end_the_reading(tmp_path: Path)
     assert dict(reader.losses.skipped) == {("?", "a line cannot be read"): 1}
 
 
-def test_a_log_of_compilations_alone_says_how_to_log_launches(tmp_path: Path) -> None:
+def test_log_with_compilations_only_explains_how_to_log_launches(tmp_path: Path) -> None:
     trace, reader = trace_of(tmp_path / "log.ndjson", COMPILATION)
     assert trace.calls.empty
     ((name, reason),) = reader.losses.skipped
@@ -113,7 +113,7 @@ def test_a_log_of_compilations_alone_says_how_to_log_launches(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_replay_names_the_module_to_trust(tmp_path: Path) -> None:
+def test_replay_names_the_module_to_trust(tmp_path: Path) -> None:
     trace_of(tmp_path / "log.ndjson", COMPILATION, LAUNCH)
     (row,) = replay(tmp_path / "log.ndjson", device="cpu", iterations=1)
     assert row.status == "unsupported"

@@ -37,7 +37,7 @@ def ranks_of(folder: Path, count: int, calls: int = 2_000, **options: object) ->
     ]
 
 
-def test_blocks_are_merged_onto_the_clock_that_collectives_tell(tmp_path: Path) -> None:
+def test_blocks_are_merged_onto_a_common_clock(tmp_path: Path) -> None:
     clocks = [0, 50_000_000, -7_000_000]
     paths = ranks_of(tmp_path, 3, clocks=clocks, jitter_ns=300)
     merge(paths, tmp_path / "all.jsonl")
@@ -50,7 +50,7 @@ def test_blocks_are_merged_onto_the_clock_that_collectives_tell(tmp_path: Path) 
     assert [told[1]["collectives"], told[0]["collectives"]] == [19, 0]
 
 
-def test_clocks_that_agree_within_the_noise_are_left_alone(tmp_path: Path) -> None:
+def test_clocks_that_agree_within_noise_are_not_shifted(tmp_path: Path) -> None:
     paths = ranks_of(tmp_path, 2, clocks=[0, 40], jitter_ns=900)
     merge(paths, tmp_path / "all.jsonl")
     own = load(tmp_path / "all.jsonl").header["clocks"]["processes"][1]
@@ -60,7 +60,7 @@ def test_clocks_that_agree_within_the_noise_are_left_alone(tmp_path: Path) -> No
     assert "clocks" not in load(tmp_path / "plain.jsonl").header
 
 
-def test_a_merged_trace_has_the_calls_of_its_parts(tmp_path: Path) -> None:
+def test_merged_trace_has_the_calls_of_its_parts(tmp_path: Path) -> None:
     paths = ranks_of(tmp_path, 2)
     merge(paths, tmp_path / "all.jsonl", align=False)
     whole = load(tmp_path / "all.jsonl", partial=False)
@@ -74,7 +74,7 @@ def test_a_merged_trace_has_the_calls_of_its_parts(tmp_path: Path) -> None:
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 50))
-def test_of_many_collectives_ranks_keep_the_same(first: int, second: int, most: int) -> None:
+def test_ranks_keep_the_same_collectives_when_capped(first: int, second: int, most: int) -> None:
     kinds = SignatureKinds()
     kinds.add(AT_ONCE)
     kept = []
@@ -89,7 +89,7 @@ def test_of_many_collectives_ranks_keep_the_same(first: int, second: int, most: 
     assert {ordinal for ordinal in coarse if ordinal < min(first, second)} <= set(fine)
 
 
-def test_the_slow_rank_is_whom_the_others_wait_for(tmp_path: Path) -> None:
+def test_slow_rank_is_the_one_that_others_wait_for(tmp_path: Path) -> None:
     merge(ranks_of(tmp_path, 3, slow=2, clocks=[0, 9_000_000, 4_000_000]), tmp_path / "all.jsonl")
     waits = find_waits(tmp_path / "all.jsonl")
     ranks = waits.ranks.set_index("rank")
@@ -106,7 +106,7 @@ def test_the_slow_rank_is_whom_the_others_wait_for(tmp_path: Path) -> None:
     assert tuple(place[name] for name in ("kind", "ranks", "size_bytes", "function", "collectives", "slowest")) == facts
 
 
-def test_the_command_prints_and_writes_the_tables(tmp_path: Path) -> None:
+def test_ranks_verb_prints_and_writes_its_tables(tmp_path: Path) -> None:
     paths = ranks_of(tmp_path, 2, slow=1)
     error = refusal("opgrip", "trace", "ranks", paths[0], cwd=tmp_path)
     assert "has the calls of one process: join the traces of its ranks with opgrip trace merge" in error
@@ -165,7 +165,7 @@ def block(*calls: tuple[int, int, int, int], thread: int = 0) -> CallBlock:
     return block_of(Calls(thread, numbers, [0] * len(calls), starts, durations, [1] * len(calls), storages))
 
 
-def test_a_collective_that_is_waited_for_ends_with_the_next_call() -> None:
+def test_awaited_collective_ends_with_the_next_call() -> None:
     told = scanned(*SIGNATURES, block((1, 10, 5, 0), (2, 40, 5, 1)))
     assert (told["wait_ns"], told["end_ns"]) == ([15], [40])
     # the wait may be in another block; a call around the collective ends after it
@@ -174,7 +174,7 @@ def test_a_collective_that_is_waited_for_ends_with_the_next_call() -> None:
     assert scanned(*SIGNATURES, block((1, 10, 5, 0)))["end_ns"] == [UNKNOWN]
 
 
-def test_a_collective_in_flight_ends_before_what_takes_its_result() -> None:
+def test_asynchronous_collective_ends_before_its_result_is_used() -> None:
     told = scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1), (3, 26, 1, 7), (2, 50, 5, 7)))
     # the view may precede or follow the wait, as in DDP
     assert (told["wait_ns"], told["end_ns"]) == ([25], [50])
@@ -185,7 +185,7 @@ def test_a_collective_in_flight_ends_before_what_takes_its_result() -> None:
     assert scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1)))["end_ns"] == [UNKNOWN]
 
 
-def test_collectives_of_several_threads_are_numbered_by_their_start() -> None:
+def test_collectives_of_several_threads_are_numbered_by_start() -> None:
     told = scanned(*SIGNATURES, block((1, 30, 5, 0), (1, 50, 5, 0)), block((1, 10, 5, 0), thread=1))
     assert (told["start_ns"], told["ordinal"]) == ([10, 30, 50], [0, 1, 2])
 
@@ -200,7 +200,9 @@ def test_collectives_of_several_threads_are_numbered_by_their_start() -> None:
         ("_c10d_functional.broadcast.default", (VECTOR, 0, GROUP), ("broadcast", 4, False)),
     ],
 )
-def test_a_signature_tells_its_collective(op: str, arguments: tuple[object, ...], expected: tuple[object, ...]) -> None:
+def test_collective_is_read_from_its_signature(
+    op: str, arguments: tuple[object, ...], expected: tuple[object, ...]
+) -> None:
     collective = collective_of(Signature(0, "operator", op, arguments, {}, None))
     assert collective is not None
     assert (collective.kind, collective.root, collective.waits) == expected
@@ -208,7 +210,7 @@ def test_a_signature_tells_its_collective(op: str, arguments: tuple[object, ...]
 
 
 @pytest.mark.parametrize("op", ["aten.add.Tensor", "c10d.send.default", "_c10d_functional.wait_tensor.default"])
-def test_other_operators_are_no_collectives(op: str) -> None:
+def test_other_operators_are_not_collectives(op: str) -> None:
     assert collective_of(Signature(0, "operator", op, ([VECTOR], GROUP, 0, 0), {}, None)) is None
 
 
@@ -216,7 +218,7 @@ integers = st.integers(-(1 << 40), 1 << 40)
 
 
 @given(st.data())
-def test_a_block_of_columns_is_written_as_its_record_is(data: st.DataObject) -> None:
+def test_block_of_columns_is_written_like_its_record(data: st.DataObject) -> None:
     count = data.draw(st.integers(0, 6))
 
     def column(values: st.SearchStrategy[int]) -> list[int]:
@@ -233,7 +235,7 @@ def test_a_block_of_columns_is_written_as_its_record_is(data: st.DataObject) -> 
     assert encode_line(block_of(record)) == encode_line(record)
 
 
-def test_processes_that_a_trace_makes_up_are_no_ranks(tmp_path: Path) -> None:
+def test_invented_processes_of_a_trace_are_not_ranks(tmp_path: Path) -> None:
     (path,) = ranks_of(tmp_path, 1)
     text = path.read_text()
     thread = '"name":"MainThread"'
