@@ -59,7 +59,7 @@ def small_sac() -> tuple[nn.Module, Any]:
         (small_sac, ("followers.",)),
     ],
 )
-def test_a_built_in_model_learns_with_its_own_optimizers(factory: Any, resting: tuple[str, ...]) -> None:
+def test_builtin_model_trains_with_its_own_optimizers(factory: Any, resting: tuple[str, ...]) -> None:
     torch.manual_seed(0)
     model, inputs = factory()
     program = program_of(model, inputs, "train", "model")
@@ -70,7 +70,7 @@ def test_a_built_in_model_learns_with_its_own_optimizers(factory: Any, resting: 
     assert same == [name for name in before if name.startswith(resting)]
 
 
-def test_only_the_rows_that_were_read_learn() -> None:
+def test_only_embedding_rows_that_were_read_are_trained() -> None:
     model, inputs = small_dlrm()
     before = model.tables[0].weight.detach().clone()  # type: ignore[index,union-attr]
     program_of(model, inputs, "train", "dlrm").step(inputs)
@@ -78,12 +78,12 @@ def test_only_the_rows_that_were_read_learn() -> None:
     assert changed.nonzero().flatten().tolist() == [0, 1, 2]
 
 
-def test_a_denoised_image_is_as_large_as_the_noisy_one() -> None:
+def test_denoised_image_has_the_size_of_the_noisy_one() -> None:
     model, inputs = small_unet()
     assert program_of(model, inputs, "predict", "unet").step(inputs).shape == inputs["images"].shape
 
 
-def test_a_volume_that_is_larger_than_a_window_has_a_class_everywhere() -> None:
+def test_volume_larger_than_a_window_has_a_class_everywhere() -> None:
     model, _ = small_unet3d()
     volume = torch.randn(1, 1, 11, 6, 8)
     classes = program_of(model, {"volume": volume}, "predict", "unet3d").step({"volume": volume})
@@ -91,14 +91,14 @@ def test_a_volume_that_is_larger_than_a_window_has_a_class_everywhere() -> None:
     assert 0 <= int(classes.min()) <= int(classes.max()) < 4
 
 
-def test_letters_that_stand_side_by_side_are_read_once() -> None:
+def test_adjacent_equal_letters_are_read_once() -> None:
     frames = torch.tensor([[3, 3, 0, 3, 5, 5, 7]])
     scores = torch.nn.functional.one_hot(frames.T, 29).float()
     (letters,) = read(scores, torch.tensor([6]))
     assert letters.tolist() == [3, 3, 5]
 
 
-def test_a_softmax_by_groups_is_that_of_each_group() -> None:
+def test_grouped_softmax_equals_the_softmax_of_each_group() -> None:
     scores = torch.randn(5, 2)
     group = torch.tensor([2, 0, 2, 0, 2])
     result = softmax_by(scores, group, 3)

@@ -9,7 +9,7 @@ import torch
 from taken_source import agrees, entry_of, loaded, taken
 
 
-def test_methods_bring_the_used_part_of_their_class(project: Callable[..., ModuleType]) -> None:
+def test_methods_include_the_used_part_of_their_class(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         import abc
@@ -91,7 +91,7 @@ def test_methods_bring_the_used_part_of_their_class(project: Callable[..., Modul
     assert torch.equal(loaded(made).Coder.clip(x), x)
 
 
-def test_objects_among_the_arguments_bring_what_is_called_of_them(project: Callable[..., ModuleType]) -> None:
+def test_objects_among_the_arguments_include_their_called_methods(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         from typing import NamedTuple
@@ -141,7 +141,7 @@ def test_objects_among_the_arguments_bring_what_is_called_of_them(project: Calla
     torch.testing.assert_close(tuple(got), tuple(main.refine(model, results, config)))
 
 
-def test_autograd_functions_are_taken_with_their_backward(project: Callable[..., ModuleType]) -> None:
+def test_autograd_functions_are_extracted_with_their_backward(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         import torch
@@ -174,7 +174,7 @@ def test_autograd_functions_are_taken_with_their_backward(project: Callable[...,
     assert torch.equal(x.grad, y.grad)  # type: ignore[arg-type]
 
 
-def test_classes_that_are_only_compared_with_are_left_empty(project: Callable[..., ModuleType]) -> None:
+def test_classes_that_are_only_compared_with_are_empty(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         from .boxes import Boxes, BadBoxes
@@ -202,7 +202,7 @@ def test_classes_that_are_only_compared_with_are_left_empty(project: Callable[..
     assert "class BadBoxes(ValueError):\n    pass" in made.text
 
 
-def test_names_with_two_underscores_and_classes_made_in_functions(project: Callable[..., ModuleType]) -> None:
+def test_private_names_and_classes_made_in_functions_are_extracted(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         from typing import Generic, TypeVar
@@ -241,7 +241,7 @@ def test_names_with_two_underscores_and_classes_made_in_functions(project: Calla
     assert "class Local(Coder, dict):" in made.text
 
 
-def test_dataclasses_keep_their_fields_and_caches_begin_empty(project: Callable[..., ModuleType]) -> None:
+def test_dataclasses_keep_their_fields_and_caches_start_empty(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         from dataclasses import dataclass, field
@@ -282,7 +282,7 @@ def test_dataclasses_keep_their_fields_and_caches_begin_empty(project: Callable[
     assert "count: ClassVar[Any] = 3" in made.text
 
 
-def test_methods_that_were_put_into_a_class_later(project: Callable[..., ModuleType]) -> None:
+def test_methods_assigned_to_a_class_later_are_extracted(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         class Coder:
@@ -305,7 +305,7 @@ def test_methods_that_were_put_into_a_class_later(project: Callable[..., ModuleT
     assert "    factor = 5\n    code = patched\n" in made.text or "    code = patched\n    factor = 5\n" in made.text
 
 
-def test_special_methods_by_another_name_are_taken(project: Callable[..., ModuleType]) -> None:
+def test_special_methods_under_another_name_are_extracted(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         class Bag:
@@ -326,7 +326,7 @@ def test_special_methods_by_another_name_are_taken(project: Callable[..., Module
     agrees(main.kept, torch.ones(2))
 
 
-def test_modules_that_code_goes_through_bring_their_classes_and_bases(project: Callable[..., ModuleType]) -> None:
+def test_modules_among_the_arguments_include_their_classes_and_bases(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         from torch import nn
@@ -365,7 +365,7 @@ def test_modules_that_code_goes_through_bring_their_classes_and_bases(project: C
     assert module.Block.forward(None, 3) == 6
 
 
-def test_parts_that_nothing_is_known_to_need_are_left_out_with_the_reason(
+def test_unused_members_that_cannot_be_extracted_are_left_out_with_a_reason(
     project: Callable[..., ModuleType],
 ) -> None:
     main = project(

@@ -110,7 +110,7 @@ def writes(text: str) -> Callable[[Path], None]:
     return write
 
 
-def test_a_folder_holds_the_module_its_calls_and_a_test(project: ModuleType, tmp_path: Path) -> None:
+def test_folder_contains_the_module_its_calls_and_a_test(project: ModuleType, tmp_path: Path) -> None:
     folder = write_folder(gripped(project.area, [torch.rand(2)]), tmp_path / "samples", writes("a"))
     assert folder == tmp_path / "samples" / "area"
     names = {path.name for path in folder.iterdir()}
@@ -147,9 +147,7 @@ def test_a_folder_holds_the_module_its_calls_and_a_test(project: ModuleType, tmp
     compile((folder / "test_area.py").read_text(), "test_area.py", "exec")
 
 
-def test_gripping_twice_leaves_the_folder_and_other_calls_or_code_make_another(
-    project: ModuleType, tmp_path: Path
-) -> None:
+def test_gripping_twice_keeps_the_folder_unless_calls_or_code_differ(project: ModuleType, tmp_path: Path) -> None:
     one = gripped(project.Coder.code, project.Coder(1), 3, owner=project.Coder)
     first = write_folder(one, tmp_path, writes("a"))
     before = {path: path.read_bytes() for path in first.iterdir()}
@@ -167,7 +165,7 @@ def test_gripping_twice_leaves_the_folder_and_other_calls_or_code_make_another(
     assert {path.name for path in tmp_path.iterdir()} == {"Coder_code", "Coder_code_2", "Coder_made", "Coder_made_2"}
 
 
-def test_what_cannot_be_taken_out_leaves_nothing_behind(project: ModuleType, tmp_path: Path) -> None:
+def test_function_that_cannot_be_extracted_leaves_no_folder(project: ModuleType, tmp_path: Path) -> None:
     one = gripped(project.area, [torch.rand(2)])
     project.PLACES = [object()]
     with pytest.raises(UserError, match="PLACES"):
@@ -183,7 +181,7 @@ def test_what_cannot_be_taken_out_leaves_nothing_behind(project: ModuleType, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sample_may_have_the_name_of_a_module_of_python(project: ModuleType, tmp_path: Path) -> None:
+def test_sample_may_have_the_name_of_a_python_module(project: ModuleType, tmp_path: Path) -> None:
     call = GrippedCall(([torch.rand(2)],), {}, None, None, None, 0, 0, 0)
     one = Gripped(project.area, None, "area", "copy", frozenset(), [call])
     sample = open_sample(write_folder(one, tmp_path, writes("a")))
@@ -208,7 +206,7 @@ def test_methods_are_called_with_their_object_or_class_first(project: ModuleType
     assert torch.equal(sample.function(cls, torch.ones(2)), torch.zeros(2))
 
 
-def test_a_method_gripped_inside_its_class_finds_the_class(project: ModuleType, tmp_path: Path) -> None:
+def test_method_gripped_inside_its_class_finds_the_class(project: ModuleType, tmp_path: Path) -> None:
     coder = project.Coder(torch.ones(2))
     folder = write_folder(gripped(project.Coder.code, coder, torch.rand(2)), tmp_path, writes("a"))
     assert json.loads((folder / "sample.json").read_text())["entry"] == "Coder.code"
@@ -233,7 +231,7 @@ def test_by_reference_keeps_the_import_path(project: ModuleType, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_the_test_of_a_sample_passes_and_fails(project: ModuleType, tmp_path: Path) -> None:
+def test_generated_test_of_a_sample_can_pass_and_fail(project: ModuleType, tmp_path: Path) -> None:
     one = gripped(project.Coder.code, project.Coder(torch.ones(2)), torch.rand(2), owner=project.Coder)
     folder = write_folder(one, tmp_path, lambda part: write_calls(part, one))
 

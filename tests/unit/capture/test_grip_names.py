@@ -14,7 +14,7 @@ from taken_source import agrees, entry_of, taken
 from opgrip.errors import UserError
 
 
-def test_helpers_are_taken_in_and_nothing_else(project: Callable[..., ModuleType]) -> None:
+def test_only_used_helpers_are_extracted(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         import torch
@@ -50,7 +50,7 @@ def test_helpers_are_taken_in_and_nothing_else(project: Callable[..., ModuleType
     ]
 
 
-def test_helpers_of_one_name_in_two_modules_are_told_apart(project: Callable[..., ModuleType]) -> None:
+def test_helpers_of_one_name_in_two_modules_are_renamed(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         from . import first, second
@@ -72,7 +72,7 @@ def test_helpers_of_one_name_in_two_modules_are_told_apart(project: Callable[...
     assert "def scale_second(" in made.text
 
 
-def test_a_helper_gives_way_to_local_variables_and_builtins(project: Callable[..., ModuleType]) -> None:
+def test_helper_is_renamed_if_it_clashes_with_locals_or_builtins(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         from .more import maximum as largest, total
@@ -145,7 +145,7 @@ def test_constants_are_written_as_literals(project: Callable[..., ModuleType]) -
     assert "RATIO = 4.135166556742356" in made.text
 
 
-def test_types_with_parameters_are_constants(project: Callable[..., ModuleType]) -> None:
+def test_parametrized_types_are_constants(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         from typing import List, Optional, Union
@@ -164,7 +164,7 @@ def test_types_with_parameters_are_constants(project: Callable[..., ModuleType])
     assert "Lists = list[list[int]]" in made.text
 
 
-def test_a_global_that_the_program_changed_has_its_new_value(project: Callable[..., ModuleType]) -> None:
+def test_global_changed_by_the_program_has_its_new_value(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         SCALE = 1
@@ -181,7 +181,7 @@ def test_a_global_that_the_program_changed_has_its_new_value(project: Callable[.
     agrees(main.scaled, torch.ones(2))
 
 
-def test_twenty_seven_tensors_and_more(project: Callable[..., ModuleType]) -> None:
+def test_many_tensor_constants_are_extracted(project: Callable[..., ModuleType]) -> None:
     names = [f"t{index}" for index in range(30)]
     constants = "\n".join(f"C{index} = torch.tensor([{index}.0, 1.0])" for index in range(30))
     main = project(
@@ -220,7 +220,7 @@ def test_large_tensors_and_objects_are_refused_by_name(project: Callable[..., Mo
         taken(main.build)
 
 
-def test_type_annotations_stay_where_the_sample_has_their_names(project: Callable[..., ModuleType]) -> None:
+def test_type_annotations_are_kept_if_their_names_are_in_the_sample(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         from typing import Optional, Union
@@ -259,7 +259,7 @@ def test_type_annotations_stay_where_the_sample_has_their_names(project: Callabl
     assert "    z = x\n    w: int = 3\n" in made.text
 
 
-def test_imports_are_those_of_the_author_merged_and_sorted(project: Callable[..., ModuleType]) -> None:
+def test_imports_are_merged_and_sorted(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         import torch.nn.functional as F, scipy.special
@@ -324,7 +324,7 @@ def test_imports_inside_functions_are_followed(project: Callable[..., ModuleType
     assert torch.equal(entry_of(made)(torch.ones(1)), main.use(torch.ones(1)))
 
 
-def test_functions_that_are_found_by_their_names_are_taken_in(project: Callable[..., ModuleType]) -> None:
+def test_functions_looked_up_by_name_are_extracted(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         def soft(x):
@@ -352,7 +352,7 @@ def test_functions_that_are_found_by_their_names_are_taken_in(project: Callable[
     assert "def other" not in made.text
 
 
-def test_helpers_that_decorators_use_stand_before_what_is_decorated(project: Callable[..., ModuleType]) -> None:
+def test_helpers_of_decorators_precede_decorated_functions(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         from .deco import logged

@@ -15,7 +15,7 @@ from taken_source import taken
 from opgrip.errors import UserError
 
 
-def test_a_function_without_source_is_refused() -> None:
+def test_function_without_source_is_refused() -> None:
     scope: dict[str, Any] = {}
     # use another file name: Python 3.13 has the text of `python -c` under <string>
     exec(compile("def made(x):\n    return x\n", "<made>", "exec"), scope)
@@ -25,7 +25,7 @@ def test_a_function_without_source_is_refused() -> None:
         taken(torch.relu)
 
 
-def test_code_that_runs_text_is_refused(project: Callable[..., ModuleType]) -> None:
+def test_function_that_executes_text_is_refused(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         def run(x):
@@ -36,7 +36,7 @@ def test_code_that_runs_text_is_refused(project: Callable[..., ModuleType]) -> N
         taken(main.run)
 
 
-def test_single_dispatch_is_refused(project: Callable[..., ModuleType]) -> None:
+def test_singledispatch_is_refused(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         import functools
@@ -54,7 +54,7 @@ def test_single_dispatch_is_refused(project: Callable[..., ModuleType]) -> None:
         taken(main.area)
 
 
-def test_a_source_that_changed_since_is_refused(project: Callable[..., ModuleType]) -> None:
+def test_source_changed_after_import_is_refused(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         import torch

@@ -68,7 +68,7 @@ def test_lambdas_become_functions(project: Callable[..., ModuleType]) -> None:
     agrees(main.cubes, torch.randn(4))
 
 
-def test_recursion_among_functions(project: Callable[..., ModuleType]) -> None:
+def test_mutually_recursive_functions_are_extracted(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         def even(n, x):
@@ -87,7 +87,7 @@ def test_recursion_among_functions(project: Callable[..., ModuleType]) -> None:
     agrees(main.tree, 4)
 
 
-def test_decorators_that_change_the_function_stay_and_those_that_register_go(
+def test_wrapping_decorators_are_kept_and_registering_ones_removed(
     project: Callable[..., ModuleType],
 ) -> None:
     main = project(
@@ -169,7 +169,7 @@ def test_decorators_that_change_the_function_stay_and_those_that_register_go(
     assert torch.equal(entry_of(made)(torch.ones(2), weight=3.0), main.fast(torch.ones(2), weight=3.0))
 
 
-def test_scripted_functions_are_taken_as_python(project: Callable[..., ModuleType]) -> None:
+def test_scripted_functions_are_extracted_as_python(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         import torch
@@ -187,7 +187,7 @@ def test_scripted_functions_are_taken_as_python(project: Callable[..., ModuleTyp
     assert "script" not in made.text.replace("scripted", "")
 
 
-def test_generators_and_coroutines(project: Callable[..., ModuleType]) -> None:
+def test_generators_and_coroutines_are_extracted(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         import asyncio
@@ -210,7 +210,7 @@ def test_generators_and_coroutines(project: Callable[..., ModuleType]) -> None:
     torch.testing.assert_close(asyncio.run(entry_of(taken(main.gather))(x)), asyncio.run(main.gather(x)))
 
 
-def test_partials_and_mutable_defaults(project: Callable[..., ModuleType]) -> None:
+def test_partials_and_mutable_defaults_are_extracted(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         import functools
@@ -231,7 +231,7 @@ def test_partials_and_mutable_defaults(project: Callable[..., ModuleType]) -> No
     assert torch.equal(entry_of(made)(torch.ones(1)), torch.tensor([2.0]))
 
 
-def test_a_partial_itself(project: Callable[..., ModuleType]) -> None:
+def test_partial_is_extracted_as_the_entry(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         import functools
@@ -247,7 +247,7 @@ def test_a_partial_itself(project: Callable[..., ModuleType]) -> None:
     assert entry_of(made)(3) == 9
 
 
-def test_newer_syntax(project: Callable[..., ModuleType]) -> None:
+def test_newer_syntax_is_extracted(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         import math
@@ -284,7 +284,7 @@ def test_newer_syntax(project: Callable[..., ModuleType]) -> None:
     agrees(main.sizes, [9, 2, 3])
 
 
-def test_strings_that_span_lines_keep_their_value(project: Callable[..., ModuleType]) -> None:
+def test_multiline_strings_keep_their_value(project: Callable[..., ModuleType]) -> None:
     main = project(
         '''
         def outer():
@@ -310,7 +310,7 @@ def test_strings_that_span_lines_keep_their_value(project: Callable[..., ModuleT
     assert '    """Says it.\n\n    At length.\n    """' in made.text
 
 
-def test_functions_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_of_a_notebook_are_extracted(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = {
         "<ipython-input-1-aa>": "import torch\nimport numpy as np\nSCALE = 3\n",
         "<ipython-input-2-bb>": "def helper(x):\n    # doubles\n    return x * 2 + np.pi\n\n"
@@ -327,7 +327,7 @@ def test_functions_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "import numpy as np\nimport torch\n" in made.text
 
 
-def test_attributes_of_functions(project: Callable[..., ModuleType]) -> None:
+def test_attributes_of_functions_are_extracted(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         def scaled(x):

@@ -28,7 +28,7 @@ def taken(one: Specimen, folder: Path) -> ModuleText:
 
 
 @pytest.mark.slow
-def test_functions_run_where_their_projects_cannot_be_imported(tmp_path: Path) -> None:
+def test_extracted_functions_run_without_their_projects(tmp_path: Path) -> None:
     assert len(ZOO) >= 80
     made = {one.name: taken(one, tmp_path / one.name) for one in ZOO}
     assert {name for one in made.values() for name in one.imports} == {"numpy", "scipy", "torch"}
@@ -37,7 +37,7 @@ def test_functions_run_where_their_projects_cannot_be_imported(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_compiled_functions_of_a_framework_stay_imports(tmp_path: Path) -> None:
+def test_compiled_functions_of_a_framework_remain_imports(tmp_path: Path) -> None:
     made = {one.name: taken(one, tmp_path / one.name) for one in COMPILED}
     assert all("mmcv" in one.imports for one in made.values())
     found = run_all([tmp_path / name for name in made], ["mmdet", "mmseg"])

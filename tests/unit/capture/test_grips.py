@@ -54,7 +54,7 @@ def tags_of(grips: Grips, entry: str) -> frozenset[str]:
     return watched.keeper.gripped().tags
 
 
-def test_the_first_call_of_each_signature_is_kept() -> None:
+def test_first_call_of_each_signature_is_kept() -> None:
     with gripped("scaled") as grips:
         for rows in (2, 2, 3, 2, 4, 5):
             gripping.scaled(torch.ones(rows, 4))
@@ -68,7 +68,7 @@ def test_other_scalars_are_another_signature() -> None:
     assert [repr(call.kwargs["by"]) for call in calls_of(grips, "scaled")] == ["1", "1.0", "True"]
 
 
-def test_arguments_are_kept_as_they_were_before_the_call() -> None:
+def test_arguments_are_kept_as_before_the_call() -> None:
     boxes, found = torch.zeros(2, 3), [torch.ones(1)]
     with gripped("filled") as grips:
         gripping.filled(boxes, found)
@@ -82,7 +82,7 @@ def test_arguments_are_kept_as_they_were_before_the_call() -> None:
     assert call.after[0][0].sum() == 21
 
 
-def test_what_is_not_written_has_no_after() -> None:
+def test_call_without_writes_keeps_no_arguments_after_it() -> None:
     with gripped("scaled") as grips:
         gripping.scaled(torch.full((2,), float("nan")))
     assert calls_of(grips, "scaled")[0].after is None
@@ -103,7 +103,7 @@ def test_copies_keep_strides_gradients_and_shared_memory() -> None:
     assert base[0, 1] == 1
 
 
-def test_a_copy_that_requires_a_gradient_can_be_written_as_the_original_could() -> None:
+def test_copy_that_requires_a_gradient_is_writable_like_the_original() -> None:
     with gripped("filled") as grips:
         gripping.filled(torch.ones(2, 2, requires_grad=True) * 1, [])
     call = calls_of(grips, "filled")[0]
@@ -111,7 +111,7 @@ def test_a_copy_that_requires_a_gradient_can_be_written_as_the_original_could() 
     assert call.args[0][0].tolist() == [7, 7]
 
 
-def test_objects_come_apart_and_together() -> None:
+def test_objects_are_decomposed_and_rebuilt() -> None:
     head = gripping.Head()
     head.coder.calls = 5
     with gripped("Head.forward") as grips:
@@ -153,7 +153,7 @@ def test_many_kinds_of_arguments_are_kept() -> None:
     assert type(call.results[0]) is gripping.Sizes
 
 
-def test_one_object_in_two_places_is_one_in_the_copy() -> None:
+def test_object_passed_twice_is_one_object_in_the_copy() -> None:
     found = [torch.ones(1)]
     with gripped("summed") as grips:
         gripping.summed(
@@ -181,7 +181,7 @@ def test_one_object_in_two_places_is_one_in_the_copy() -> None:
     ],
     ids=["lock", "iterator", "sparse", "strings", "lambda"],
 )
-def test_what_cannot_be_held_costs_the_record_and_not_the_call(value: Any, reason: str) -> None:
+def test_unsupported_argument_loses_the_record_and_not_the_call(value: Any, reason: str) -> None:
     with gripped("scaled") as grips:
         assert gripping.scaled(torch.ones(1), by=2.0).tolist() == [2]
         try:
@@ -195,20 +195,20 @@ def test_what_cannot_be_held_costs_the_record_and_not_the_call(value: Any, reaso
     assert lost_of(grips, "scaled") == [reason]
 
 
-def test_results_that_have_yet_to_run_are_refused() -> None:
+def test_lazy_results_are_refused() -> None:
     with gripped("lazy") as grips:
         assert len(list(gripping.lazy(torch.ones(2)))) == 1
     assert lost_of(grips, "lazy") == ["it has an object of type builtins.list_iterator"]
 
 
-def test_a_call_that_raises_raises_the_same_and_is_not_kept() -> None:
+def test_call_that_raises_is_not_kept_and_raises_the_same() -> None:
     with gripped("failing") as grips, pytest.raises(KeyError, match="no boxes") as error:
         gripping.failing(torch.ones(1))
     assert error.traceback[-1].name == "failing"
     assert lost_of(grips, "failing") == ["KeyError: 'no boxes'"]
 
 
-def test_random_numbers_are_those_that_would_have_been_drawn() -> None:
+def test_gripping_does_not_change_random_numbers() -> None:
     def run() -> list[Any]:
         torch.manual_seed(1)
         np.random.seed(1)
@@ -229,7 +229,7 @@ def test_random_numbers_are_those_that_would_have_been_drawn() -> None:
     assert lost_of(grips, "drawn_by_numpy") == ["it draws random numbers that are not torch's"]
 
 
-def test_settings_of_torch_are_kept() -> None:
+def test_torch_settings_are_kept() -> None:
     with gripped("scaled") as grips, torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         gripping.scaled(torch.ones(2, requires_grad=True))
     (call,) = calls_of(grips, "scaled")
@@ -239,7 +239,7 @@ def test_settings_of_torch_are_kept() -> None:
 
 
 @pytest.mark.parametrize("inference", [torch.inference_mode, torch.no_grad])
-def test_copies_made_in_inference_can_be_used_outside(inference: Any) -> None:
+def test_copies_made_in_inference_mode_are_usable_outside(inference: Any) -> None:
     with gripped("scaled") as grips, inference():
         gripping.scaled(torch.ones(2))
     (call,) = calls_of(grips, "scaled")
@@ -256,7 +256,7 @@ def test_operators_are_counted_and_timed() -> None:
     assert 0 < first.operator_ns < first.duration_ns
 
 
-def test_tags_tell_what_ran() -> None:
+def test_tags_describe_the_operators_that_ran() -> None:
     with gripped("kept", "filled", "scaled", "Coder.area") as grips:
         gripping.kept(torch.ones(4, 4), torch.ones(4), 0.5)
         gripping.filled(torch.ones(2, 2), [])
@@ -268,7 +268,7 @@ def test_tags_tell_what_ran() -> None:
     assert tags_of(grips, "Coder.area") == {"Reduce", "ViewAttribute"}
 
 
-def test_recursive_and_nested_calls_are_calls_of_their_own() -> None:
+def test_recursive_and_nested_calls_are_separate_calls() -> None:
     with gripped("halved", calls=9) as grips:
         gripping.halved(torch.ones(2), 2)
     calls = calls_of(grips, "halved")
@@ -296,7 +296,7 @@ def test_methods_of_all_kinds_are_gripped() -> None:
     assert calls_of(grips, "Coder.made")[0].args == (gripping.Coder, 5.0)
 
 
-def test_inherited_methods_are_gripped_for_the_class_that_is_named() -> None:
+def test_inherited_methods_are_gripped_only_for_the_named_class() -> None:
     with gripped("FarCoder.decode", "FarCoder.area") as grips:
         gripping.Coder().decode(torch.ones(1))
         gripping.FarCoder().decode(torch.ones(2))
@@ -310,7 +310,7 @@ def test_inherited_methods_are_gripped_for_the_class_that_is_named() -> None:
     assert len(calls_of(both, "Coder.decode")) == 1
 
 
-def test_methods_with_underscores_are_gripped_where_they_are_named() -> None:
+def test_special_methods_are_gripped_only_by_name() -> None:
     with gripped("Coder.*") as grips:
         gripping.Coder()
     assert all(item.keeper is None or item.keeper.entry != "Coder.__init__" for item in grips.watched)
@@ -320,7 +320,7 @@ def test_methods_with_underscores_are_gripped_where_they_are_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["make_adder.add", "make_adder.<locals>.add", "*.<locals>.add"])
-def test_functions_inside_functions_are_gripped_when_they_are_made(name: str) -> None:
+def test_nested_functions_are_gripped_when_they_are_created(name: str) -> None:
     code = gripping.make_adder.__code__
     with gripped(name) as grips:
         assert gripping.adds(torch.ones(1)).tolist() == [4]
@@ -357,7 +357,7 @@ def test_functions_are_gripped_under_all_their_names(monkeypatch: pytest.MonkeyP
     assert vars(module.Holder)["function"] is gripping.scaled
 
 
-def test_modules_that_are_loaded_later_are_gripped_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_that_are_loaded_later_are_gripped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "late_functions.py").write_text("SPEC = __spec__.loader\ndef late(boxes):\n    return boxes + 1\n")
     (tmp_path / "late_users.py").write_text("from late_functions import late as other, late\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -372,7 +372,9 @@ def test_modules_that_are_loaded_later_are_gripped_too(tmp_path: Path, monkeypat
     del sys.modules["late_users"]
 
 
-def test_a_package_gives_on_what_its_modules_define(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reexported_functions_are_gripped_through_their_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "giving"
     package.mkdir()
     (package / "inner.py").write_text("from math import floor\nimport torch\ndef f(x):\n    return x\n")
@@ -387,7 +389,7 @@ def test_a_package_gives_on_what_its_modules_define(tmp_path: Path, monkeypatch:
         del sys.modules[name]
 
 
-def test_functions_that_have_yet_to_run_are_refused_with_the_reason() -> None:
+def test_generators_and_coroutines_are_refused_with_the_reason() -> None:
     with gripped("streamed", "awaited", "streamed_later") as grips:
         assert len(list(gripping.streamed(torch.ones(1)))) == 1
         assert asyncio.run(gripping.awaited(torch.ones(1))).tolist() == [1]
@@ -398,13 +400,13 @@ def test_functions_that_have_yet_to_run_are_refused_with_the_reason() -> None:
     }
 
 
-def test_decorated_functions_are_gripped_as_they_are_called() -> None:
+def test_decorated_functions_are_gripped_with_their_decorator() -> None:
     with gripped("decorated") as grips:
         assert gripping.decorated(torch.ones(1)).tolist() == [4]
     assert calls_of(grips, "decorated")[0].results.tolist() == [4]
 
 
-def test_compiled_and_traced_functions_are_passed_through() -> None:
+def test_compiled_and_traced_functions_are_not_disturbed() -> None:
     with gripped("scaled", "Coder.area") as grips:
         compiled = torch.compile(lambda boxes: gripping.scaled(boxes) + 1, backend="eager", fullgraph=True)
         assert compiled(torch.ones(1)).tolist() == [3]
@@ -420,7 +422,7 @@ def test_compiled_and_traced_functions_are_passed_through() -> None:
     assert lost_of(grips, "scaled") == []
 
 
-def test_threads_share_what_is_wanted() -> None:
+def test_threads_share_the_number_of_wanted_calls() -> None:
     with gripped("scaled", calls=4) as grips:
         threads = [
             threading.Thread(target=lambda rows=rows: gripping.scaled(torch.ones(rows))) for rows in range(1, 17)
@@ -446,19 +448,19 @@ def test_two_grips_of_one_function_end_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("text", ["delta2bbox", ":f", "module:", "a:b:c", ""])
-def test_what_names_no_functions_is_an_error(text: str) -> None:
+def test_invalid_function_pattern_is_an_error(text: str) -> None:
     with pytest.raises(UserError, match="is not a function pattern"):
         parse_pattern(text)
 
 
-def test_what_matches_nothing_is_told() -> None:
+def test_pattern_without_a_match_is_reported() -> None:
     with gripped("no_such_function") as grips:
         pass
     grips.finish()
     assert grips.refused == {"gripping:no_such_function": "it matches no function that the program loaded"}
 
 
-def test_calls_on_empty_tensors_alone_are_passed_over_and_others_waited_for() -> None:
+def test_calls_with_empty_tensors_only_are_skipped() -> None:
     with gripped("scaled", calls=1) as grips:
         gripping.scaled(torch.ones(0, 4))
         gripping.scaled(torch.ones(3, 4))
@@ -467,7 +469,7 @@ def test_calls_on_empty_tensors_alone_are_passed_over_and_others_waited_for() ->
     assert not grips.refused
 
 
-def test_a_function_that_was_called_on_empty_tensors_alone_is_no_sample_and_told() -> None:
+def test_function_called_with_empty_tensors_only_is_reported() -> None:
     with gripped("scaled") as grips:
         for columns in (2, 4):
             gripping.scaled(torch.ones(0, columns))

@@ -61,36 +61,36 @@ DIFFERENT: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_what_a_signature_tells_apart_a_key_tells_apart(name: str) -> None:
+def test_keys_distinguish_everything_that_signatures_distinguish(name: str) -> None:
     first, second = DIFFERENT[name]
     assert key(first()) != key(second())
     assert spec(first()) != spec(second())
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_calls_that_are_alike_have_one_key(name: str) -> None:
+def test_equal_calls_have_one_key(name: str) -> None:
     assert key(UNUSUAL[name]()) == key(UNUSUAL[name]())
     assert spec(UNUSUAL[name]()) == spec(UNUSUAL[name]())
 
 
-def test_indices_of_other_values_are_the_same_signature() -> None:
+def test_indices_with_other_values_have_the_same_signature() -> None:
     assert key(coo(1, 2)) == key(coo(3, 4))
 
 
-def test_parts_that_are_shared_are_told() -> None:
+def test_shared_arguments_are_distinguished_from_equal_ones() -> None:
     one, other = thin(5, 6).to_sparse(), thin(5, 6).to_sparse()
     assert key(one, one) != key(one, other)
     assert spec(one, one) != spec(one, other)
 
 
-def test_a_tensor_that_cannot_be_taken_apart_is_recorded_without_its_parts() -> None:
+def test_opaque_layout_is_recorded_without_its_parts() -> None:
     packed = torch.ones(3).to_mkldnn()
     ((described,), _) = describe_call((packed,), {}, lambda argument: lambda tensor: 0)
     assert (described.layout, described.made_of, described.values) == (packed.layout, None, None)
     assert key(packed) == key(torch.ones(3).to_mkldnn())
 
 
-def test_memory_is_told_to_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_memory_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.numel() == 4)
     ((plain, pinned, sparse), _) = describe_call(
@@ -99,7 +99,7 @@ def test_memory_is_told_to_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (plain.pinned, pinned.pinned, sparse.pinned, sparse.made_of.values.pinned) == (False, True, False, True)
 
 
-def test_an_accelerator_that_does_not_run_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinning_is_not_queried_before_the_accelerator_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(tensor: torch.Tensor) -> bool:
         raise AssertionError("this would start it")
 

@@ -63,7 +63,7 @@ def names(folder: Path) -> list[str]:
     return [item.name for item in processes() if item.socket.parent == folder]
 
 
-def test_who_listens_in_the_place_of_another_process_or_user_is_not_asked(folder: Path) -> None:
+def test_socket_of_another_process_or_user_is_not_used(folder: Path) -> None:
     about = {"answer": ABOUT, "name": "me"}
     with answering(folder, about):
         assert names(folder) == ["me"]
@@ -74,7 +74,7 @@ def test_who_listens_in_the_place_of_another_process_or_user_is_not_asked(folder
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
-def test_in_the_folder_of_a_user_nobody_else_is_asked(folder: Path) -> None:
+def test_socket_folder_of_another_owner_is_refused(folder: Path) -> None:
     with answering(folder, {"answer": ABOUT, "name": "me"}) as here:
         os.chown(folder, 54321, -1)
         with pytest.raises(UserError, match="another process listens in its place"):
@@ -96,7 +96,7 @@ def test_in_the_folder_of_a_user_nobody_else_is_asked(folder: Path) -> None:
         (b"[1]\n", "a message is an object"),
     ],
 )
-def test_an_answer_of_another_form_is_said_in_a_line(folder: Path, answer: Any, reason: str) -> None:
+def test_malformed_answer_is_reported_in_one_line(folder: Path, answer: Any, reason: str) -> None:
     with answering(folder, answer) as here, pytest.raises(UserError, match=reason) as error:
         record_together([here], {"begins_at": 3}, Reporter("test"))
     assert str(error.value).startswith(f"the answer of process {os.getpid()} cannot be read: ")
@@ -104,7 +104,7 @@ def test_an_answer_of_another_form_is_said_in_a_line(folder: Path, answer: Any, 
     assert "\x1b" not in str(error.value)
 
 
-def test_what_a_process_says_steers_no_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_of_a_process_cannot_control_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     strange = "\x1b]0;x\x07\nopcapture: all is well"
     with answering(folder, {**RECORDED, "file": strange, "notes": [strange]}) as here:
         record_together([here], {}, Reporter("test"))
@@ -117,7 +117,7 @@ def test_what_a_process_says_steers_no_terminal(folder: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("word", [TELL, STOP])
-def test_who_does_not_answer_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+def test_unresponsive_process_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
     monkeypatch.setattr(client, "TELL_S", 0.1)
     with answering(folder) as here, pytest.raises(UserError, match="does not answer any more"):
         list(converse(here, word))

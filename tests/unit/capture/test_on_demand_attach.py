@@ -45,7 +45,7 @@ def debugger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
 @pytest.mark.slow
 @pytest.mark.skipif(hasattr(sys, "remote_exec"), reason="this Python asks no debugger first")
-def test_a_debugger_that_does_not_come_back_leaves_the_process(debugger: Callable[[str], None], tmp_path: Path) -> None:
+def test_hanging_debugger_is_detached_or_killed(debugger: Callable[[str], None], tmp_path: Path) -> None:
     debugger(HEARS.format(left=str(tmp_path / "left")) + HANGS)
     with pytest.raises(UserError, match=r"gdb did not finish within 1\.0 s, and was detached"):
         attach(os.getpid())
@@ -55,7 +55,7 @@ def test_a_debugger_that_does_not_come_back_leaves_the_process(debugger: Callabl
         attach_module._inject_by_debugger(os.getpid())
 
 
-def test_where_an_older_python_runs_the_debugger_is_asked(
+def test_debugger_is_used_if_the_target_runs_an_older_python(
     debugger: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def remote_exec(pid: int, script: str) -> Any:

@@ -37,7 +37,7 @@ def pids_asked(word: str, number: int | None = None) -> list[int]:
     return [item.pid for item in choose_ranks(find_processes(word), number, Reporter("test"))]
 
 
-def test_what_ranks_have_started_are_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_processes_of_ranks_are_not_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = rank(11, LAUNCHER, 0), rank(12, LAUNCHER, 1)
     loaders = rank(13, 11, 0), rank(14, 12, 1), rank(15, 13, 0)
     listed(monkeypatch, process(LAUNCHER, 1, name="run"), *ranks, *loaders)
@@ -46,7 +46,7 @@ def test_what_ranks_have_started_are_no_ranks(monkeypatch: pytest.MonkeyPatch) -
     assert pids_asked("14") == [14]
 
 
-def test_ranks_that_one_of_them_has_started_stay_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_started_by_another_rank_are_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     listed(monkeypatch, rank(11, LAUNCHER, 0), rank(12, 11, 1))
     assert pids_asked("train") == [11, 12]
     # processes of another job, regardless of who started them
@@ -55,7 +55,7 @@ def test_ranks_that_one_of_them_has_started_stay_ranks(monkeypatch: pytest.Monke
         pids_asked("train")
 
 
-def test_a_name_means_the_process_that_started_the_others(
+def test_process_name_means_the_process_that_started_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed(monkeypatch, process(11, 1), process(12, 11), process(13, 11))
@@ -67,7 +67,7 @@ def test_a_name_means_the_process_that_started_the_others(
         pids_asked("train")
 
 
-def test_a_rank_that_notices_steps_after_the_others_were_stopped_leaves_no_file(
+def test_rank_that_starts_after_the_others_stopped_leaves_no_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     late, other = rank(11, LAUNCHER, 0), rank(12, LAUNCHER, 1)

@@ -40,19 +40,19 @@ def code_of(function: Callable[..., Any]) -> CodeType:
     return code
 
 
-def test_a_name_is_that_of_the_function() -> None:
+def test_qualified_name_equals_that_of_the_function() -> None:
     for function in (plain, outer, *outer(), Model.forward):
         assert qualified_name(code_of(function), globals()) == function.__qualname__
 
 
-def test_a_name_is_read_off_the_source_where_the_code_does_not_tell() -> None:
+def test_qualified_name_is_read_from_the_source_if_code_lacks_it() -> None:
     names = qualified_names._names(__file__)
     for function in (plain, outer, *outer(), Model.forward):
         code = code_of(function)
         assert names[code.co_name, code.co_firstlineno] == function.__qualname__
 
 
-def test_without_a_source_the_plain_name_stands() -> None:
+def test_plain_name_is_used_without_a_source() -> None:
     scope: dict[str, Any] = {}
     exec(compile("class A:\n    def f(self): pass\n", "<nowhere>", "exec"), scope)
     expected = "A.f" if sys.version_info >= (3, 11) else "f"

@@ -33,7 +33,7 @@ class Program:
         return self.times.factor
 
 
-def test_few_steps_tell_nothing() -> None:
+def test_few_steps_keep_the_default_cost_factor() -> None:
     program = Program()
     for is_recorded in [True, False, False, False] * (ENOUGH - 1):
         program.step(is_recorded, 10_000 if is_recorded else 1_000)
@@ -41,21 +41,21 @@ def test_few_steps_tell_nothing() -> None:
 
 
 @pytest.mark.parametrize(("recorded", "factor"), [(1_450, 2), (1_300, 1), (1_000, LEAST), (9_000, MOST)])
-def test_steps_that_are_alike_tell_what_recording_takes_beside_what_was_measured(recorded: int, factor: float) -> None:
+def test_equal_steps_show_the_cost_factor_of_recording(recorded: int, factor: float) -> None:
     program = Program()
     for is_recorded in [True, False, False, False] * ENOUGH:
         program.step(is_recorded, recorded if is_recorded else 1_000, measured=200 if recorded < 1_400 else 250)
     assert program.end() == pytest.approx(factor)
 
 
-def test_what_is_no_step_is_passed_over() -> None:
+def test_work_between_steps_is_ignored() -> None:
     program = Program()
     for is_recorded in [True, None, False, None, False, None, False, None] * ENOUGH:
         program.step(is_recorded, {True: 1_200, False: 1_000, None: 77_777}[is_recorded])
     assert program.end() == pytest.approx(2)
 
 
-def test_steps_that_differ_by_more_than_recording_takes_tell_little() -> None:
+def test_widely_varying_steps_change_the_cost_factor_little() -> None:
     draw = random.Random(0)
     program = Program()
     for is_recorded in [True, False, False, False] * 100:
@@ -63,7 +63,7 @@ def test_steps_that_differ_by_more_than_recording_takes_tell_little() -> None:
     assert program.end() == pytest.approx(PRIOR, abs=0.5)
 
 
-def test_many_steps_are_believed_although_they_differ() -> None:
+def test_many_varying_steps_determine_the_cost_factor() -> None:
     draw = random.Random(0)
     program = Program()
     for is_recorded in [True, False, False, False] * 200:
@@ -71,7 +71,7 @@ def test_many_steps_are_believed_although_they_differ() -> None:
     assert program.end() == pytest.approx(1.5, abs=0.5)
 
 
-def test_threads_are_compared_each_by_its_own_time() -> None:
+def test_steps_are_timed_separately_for_each_thread() -> None:
     times = StepTimes()
 
     def steps() -> None:
@@ -88,7 +88,7 @@ def test_threads_are_compared_each_by_its_own_time() -> None:
     assert 1.2 < times._recorded.mean / times._left_out.mean < 3
 
 
-def test_what_the_next_steps_take_longer_belongs_to_the_recorded_one() -> None:
+def test_delays_of_following_steps_count_for_the_recorded_step() -> None:
     program = Program()
     for took in [1_400, 1_100, 1_100, 1_000, 5_000] * ENOUGH:
         program.step(took == 1_400, took)

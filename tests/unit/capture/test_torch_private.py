@@ -17,7 +17,7 @@ MODULES = pytest.mark.parametrize(
 
 
 @MODULES
-def test_every_private_name_is_declared_with_its_fall_back(module: ModuleType) -> None:
+def test_every_private_name_is_declared_with_its_fallback(module: ModuleType) -> None:
     places = module.private_places()
     assert all(state.strip() for state in places.values())
     public = {"torch.utils._python_dispatch.TorchDispatchMode"}
@@ -25,9 +25,7 @@ def test_every_private_name_is_declared_with_its_fall_back(module: ModuleType) -
 
 
 @MODULES
-def test_a_torch_without_private_places_is_told_by_the_fall_backs(
-    module: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_without_private_names_reports_the_fallbacks(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = load_without_places(module, monkeypatch)
     places = bare.private_places()
     assert set(places) == set(module.private_places())
@@ -35,7 +33,7 @@ def test_a_torch_without_private_places_is_told_by_the_fall_backs(
     assert {name for name, state in places.items() if state == FOUND} <= {"torch.classes.c10d.ReduceOp.op"}
 
 
-def test_without_private_places_calls_are_told_apart_by_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_are_distinguished_by_keys_without_private_names(monkeypatch: pytest.MonkeyPatch) -> None:
     bare = load_without_places(torch_private, monkeypatch)
     x = torch.rand(3)
     bare.load_private()
@@ -51,7 +49,7 @@ def test_without_private_places_calls_are_told_apart_by_their_keys(monkeypatch: 
         assert torch.equal(x + 1, 1 + x)
 
 
-def test_without_private_places_operators_that_take_functions_are_calls_like_others(
+def test_higher_order_operators_are_plain_calls_without_private_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bare = load_without_places(compiler_private, monkeypatch)

@@ -39,14 +39,14 @@ def parts_of(device: str, free_bytes: int | None, jobs: int, *modes: str) -> lis
         ("cuda", None, 64, 4),
     ],
 )
-def test_so_many_compile_at_once_as_an_accelerator_has_memory_for(
+def test_number_of_concurrent_compilers_follows_device_memory(
     device: str, free_bytes: int | None, jobs: int, processes: int
 ) -> None:
     assert parts_of(device, free_bytes, jobs, "compile", "jit") == [(["compile", "jit"], processes)]
 
 
 @pytest.mark.parametrize(("nvml", "processes"), [(Nvml(), 3), (Nvml("nvmlDeviceGetMemoryInfo"), 4)])
-def test_the_driver_tells_how_much_memory_there_is_for_compilers(
+def test_free_memory_for_compilers_is_read_from_nvml(
     nvml: Nvml, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
@@ -55,14 +55,14 @@ def test_the_driver_tells_how_much_memory_there_is_for_compilers(
     assert nvml.closed
 
 
-def test_what_times_kernels_to_choose_one_compiles_alone_on_an_accelerator() -> None:
+def test_autotuning_modes_compile_alone_on_an_accelerator() -> None:
     modes = ("compile-max", "compile")
     assert parts_of("cuda", 80 * GB, 8, *modes) == [(["compile"], 4), (["compile-max"], 1)]
     assert parts_of("cuda", 80 * GB, 8, "compile-max") == [(["compile-max"], 1)]
     assert parts_of("cpu", 80 * GB, 8, *modes) == [(list(modes), 8)]
 
 
-def test_a_lack_of_memory_that_a_compiler_wraps_is_one() -> None:
+def test_wrapped_out_of_memory_error_is_recognized() -> None:
     error = Unsupported("it cannot be compiled")
     assert describe_failure(error)[0] == "unsupported"
     error.__cause__ = RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
@@ -77,5 +77,5 @@ def test_a_lack_of_memory_that_a_compiler_wraps_is_one() -> None:
         "Cannot access accelerator device when none is available.",
     ],
 )
-def test_an_extension_without_a_kernel_for_the_device_is_unsupported(said: str) -> None:
+def test_extension_without_a_kernel_for_the_device_is_unsupported(said: str) -> None:
     assert describe_failure(RuntimeError(said)) == ("unsupported", f"RuntimeError: {said.strip()}")

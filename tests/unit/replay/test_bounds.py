@@ -47,7 +47,7 @@ def pooled(index: torch.Tensor) -> tuple[Any, ...]:
         ("_embedding_bag_dense_backward.default", (ones(1, 2), *[far(1)] * 4, 5, False, 0, None), {}, 1, 4),
     ],
 )
-def test_indices_far_outside_are_brought_into_bounds(
+def test_out_of_bounds_indices_are_clamped(
     op: str, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | str, most: int
 ) -> None:
     packet, _, overload = op.partition(".")
@@ -58,7 +58,7 @@ def test_indices_far_outside_are_brought_into_bounds(
     function(*args, **kwargs)
 
 
-def test_indices_within_bounds_stay_as_they_are() -> None:
+def test_valid_indices_are_unchanged() -> None:
     index = torch.tensor([[[[0, 5], [15, 3]]]])
     bound_indices(BACKWARD, pooled(index), {})
     assert index.flatten().tolist() == [0, 5, 15, 3]
@@ -67,13 +67,13 @@ def test_indices_within_bounds_stay_as_they_are() -> None:
     assert lengths.tolist() == [4, 0, 1]
 
 
-def test_indices_that_share_memory_are_brought_into_bounds() -> None:
+def test_indices_that_share_memory_are_clamped() -> None:
     index = far(1).expand(1, 1, 2, 2)
     bound_indices(BACKWARD, pooled(index), {})
     assert index.unique().tolist() == [0]
 
 
-def test_indices_that_other_calls_read_too_stay_as_they_are() -> None:
+def test_indices_read_by_other_calls_are_copied_before_clamping() -> None:
     padded = torch.tensor([[1, 2, -1, -1]])
     args, _ = bounded_arguments(torch.ops.aten._ctc_loss.default, (ones(5, 1, 3), padded, [5], [2]), {})
     assert args[1].tolist() == [[1, 2, 0, 0]]
@@ -85,7 +85,7 @@ def test_indices_that_other_calls_read_too_stay_as_they_are() -> None:
         bounded_arguments(torch.ops.aten._ctc_loss.default, (ones(5, 1, 0), padded, [5], [2]), {})
 
 
-def test_an_operator_that_checks_its_indices_is_called_as_it_is() -> None:
+def test_operator_that_checks_its_indices_is_called_unchanged() -> None:
     gather = torch.ops.aten.gather.default
     assert bounding(gather) is gather
     assert bounding(BACKWARD) is not BACKWARD
@@ -125,7 +125,7 @@ INDEX = spec(torch.int64, 1, 1, 2, 2)
 
 
 @pytest.mark.parametrize("way", [[], ["--unit", "module"], ["--sequence"]])
-def test_indices_that_a_trace_makes_far_outside_cost_no_process(tmp_path: Path, way: list[str]) -> None:
+def test_out_of_bounds_indices_of_a_trace_end_no_process(tmp_path: Path, way: list[str]) -> None:
     path = trace_of(
         tmp_path / "t.jsonl",
         [
@@ -137,7 +137,7 @@ def test_indices_that_a_trace_makes_far_outside_cost_no_process(tmp_path: Path, 
     assert "ended its process" not in done.stdout + done.stderr
 
 
-def test_values_far_outside_are_brought_into_bounds_when_a_case_is_made(tmp_path: Path) -> None:
+def test_out_of_bounds_values_of_a_case_are_clamped(tmp_path: Path) -> None:
     index = spec(torch.int64, 1, 1, 2, 2, values=0)
     signature = Signature(0, OPERATOR, str(BACKWARD), (*POOLED, index), {}, float_spec(1, 1, 4, 4))
     block = Calls(0, [0], [0], [0], [5])
@@ -150,7 +150,7 @@ def test_values_far_outside_are_brought_into_bounds_when_a_case_is_made(tmp_path
     assert load_results(output)["status"].tolist() == ["ok"]
 
 
-def test_a_view_beyond_its_memory_cannot_be_written_through_a_unit(tmp_path: Path) -> None:
+def test_view_beyond_its_memory_is_refused_in_a_unit(tmp_path: Path) -> None:
     source, beyond = float_spec(4), float_spec(4, offset=1000)
     path = trace_of(
         tmp_path / "t.jsonl",

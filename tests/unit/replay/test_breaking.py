@@ -60,17 +60,17 @@ def quick_rows() -> pd.DataFrame:
 
 
 @pytest.mark.slow
-def test_every_function_ends_with_a_right_status() -> None:
+def test_every_breaking_function_gets_a_correct_status() -> None:
     check(rows_under(*QUICK), list(BREAKING))
 
 
-def test_what_would_be_right_for_these_values_alone_is_refused(quick_rows: pd.DataFrame) -> None:
+def test_program_that_freezes_values_is_refused(quick_rows: pd.DataFrame) -> None:
     jit = quick_rows[quick_rows["mode"] == "jit"].set_index("op")
     assert set(jit.loc[list(FROZEN)]["status"]) == {"unsupported"}
     assert jit.loc["branch_on_a_value"]["note"] == "scripted"
 
 
-def test_what_dynamo_leaves_to_eager_is_not_called_compiled(quick_rows: pd.DataFrame) -> None:
+def test_function_that_dynamo_leaves_to_eager_is_not_called_compiled(quick_rows: pd.DataFrame) -> None:
     rows = quick_rows[quick_rows["mode"] == "compile:aot_eager"].set_index("op")
     assert "leaves it to eager" in rows.loc["unique_values"]["error"]
     assert rows.loc["branch_on_a_value"]["note"] == "2 graphs"
@@ -79,6 +79,6 @@ def test_what_dynamo_leaves_to_eager_is_not_called_compiled(quick_rows: pd.DataF
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", [pytest.param(mode, marks=needs_mode(mode)) for mode in SLOW])
-def test_every_function_ends_with_a_right_status_under_a_compiler(mode: str) -> None:
+def test_every_breaking_function_gets_a_correct_status_under_a_compiler(mode: str) -> None:
     functions = IN_PART.get(mode, list(BREAKING))
     check(rows_under(mode, functions=functions), functions)

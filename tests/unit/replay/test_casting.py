@@ -21,7 +21,7 @@ def made(*args: Any, dtype: torch.dtype = torch.bfloat16) -> tuple[Any, ...]:
     return inputs.make()[0]
 
 
-def test_floats_have_the_dtype_and_their_strides_and_all_else_stays() -> None:
+def test_floats_are_cast_with_their_strides_and_other_dtypes_are_kept() -> None:
     weight = torch.randn(8, 6)[2:, ::2].t()
     args = made(weight, weight.double(), torch.arange(3), torch.ones(2, dtype=torch.bool), weight.to(torch.complex64))
     assert [tensor.dtype for tensor in args[:2]] == [torch.bfloat16] * 2
@@ -30,12 +30,12 @@ def test_floats_have_the_dtype_and_their_strides_and_all_else_stays() -> None:
     assert args[0].untyped_storage().nbytes() == 2 * 47
 
 
-def test_values_are_the_nearest() -> None:
+def test_cast_values_are_the_nearest() -> None:
     (again,) = made(torch.tensor([0.1, 3.0, -7.25, math.inf]))
     assert torch.equal(again, torch.tensor([0.1, 3.0, -7.25, math.inf]).bfloat16())
 
 
-def test_what_is_too_large_is_the_largest_and_no_infinity() -> None:
+def test_overflowing_values_become_the_largest_finite_one() -> None:
     lowest = torch.finfo(torch.float32).min
     mask, fill, all_of_it = made(
         torch.tensor([0.0, lowest, -math.inf]), lowest, torch.full((100,), lowest), dtype=torch.float16
@@ -45,14 +45,14 @@ def test_what_is_too_large_is_the_largest_and_no_infinity() -> None:
     assert bool(all_of_it.isfinite().all())
 
 
-def test_views_of_the_same_memory_stay_so() -> None:
+def test_views_of_one_memory_share_it_after_a_cast() -> None:
     base = torch.zeros(4, 6)
     whole, row = made(base, base[1:2, 2:])
     row.fill_(7)
     assert float(whole.sum()) == 28
 
 
-def test_memory_seen_as_of_two_dtypes_is_not_cast() -> None:
+def test_memory_viewed_as_several_dtypes_is_not_cast() -> None:
     base = torch.zeros(4, 6)
     with pytest.raises(Unsupported, match="as several dtypes"):
         made(base, base.view(torch.int32))
@@ -62,7 +62,7 @@ def test_memory_seen_as_of_two_dtypes_is_not_cast() -> None:
     assert [tensor.dtype for tensor in made(kept, kept.view(torch.int8))] == [torch.int32, torch.int8]
 
 
-def test_dtypes_among_the_arguments_follow_those_of_the_tensors() -> None:
+def test_dtype_arguments_follow_the_cast() -> None:
     x = torch.ones(3)
     assert made(x, torch.float32, torch.float64, torch.int64)[1:] == (torch.bfloat16, torch.float64, torch.int64)
     assert made(torch.arange(3), torch.float32)[1] == torch.bfloat16
@@ -88,6 +88,6 @@ def test_quantized_and_8_bit_tensors_are_not_cast() -> None:
     assert (quantized.dtype, small.dtype) == (torch.quint8, torch.float8_e5m2)
 
 
-def test_only_floating_point_dtypes_can_be_asked_for() -> None:
+def test_only_floating_point_dtypes_are_accepted() -> None:
     with pytest.raises(ValueError, match="is not a floating-point dtype"):
         made(torch.ones(3), dtype=torch.int8)

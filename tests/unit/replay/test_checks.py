@@ -80,7 +80,7 @@ def winograd(image: Tensor, kernel: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", slow_except([*CALLS][::4], CALLS))
-def test_what_a_compiler_gives_is_right(name: str) -> None:
+def test_compiled_result_is_right(name: str) -> None:
     function, args = CALLS[name]
     kwargs = KEYWORDS.get(name, {})
     torch._dynamo.reset()
@@ -89,7 +89,7 @@ def test_what_a_compiler_gives_is_right(name: str) -> None:
     assert verdict.right, verdict.reason
 
 
-def test_another_order_of_sums_is_right() -> None:
+def test_other_summation_order_is_right() -> None:
     one, other = drawn(16, 10_000), drawn(10_000, 16, seed=1)
     many = drawn(1_000_000)
     assert_right(aten.mm.default, one, other, met=lambda a, b: a.flip(1) @ b.flip(0))
@@ -100,7 +100,7 @@ def test_another_order_of_sums_is_right() -> None:
     assert_right(aten.cumsum.default, many[:5000], 0, met=lambda a, dim: a.double().cumsum(dim).float())
 
 
-def test_a_transformed_convolution_is_right() -> None:
+def test_winograd_convolution_is_right() -> None:
     image, kernel = drawn(1, 32, 22, 22), drawn(8, 32, 3, 3, seed=1)
     assert_right(F.conv2d, image, kernel, met=winograd)
     assert_wrong(F.conv2d, image, kernel, met=lambda *args: winograd(*args).roll(1, -1))
@@ -108,7 +108,7 @@ def test_a_transformed_convolution_is_right() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_intermediate_results_that_are_not_rounded_are_right(dtype: torch.dtype) -> None:
+def test_unrounded_intermediate_results_are_right(dtype: torch.dtype) -> None:
     def chain(a: Tensor) -> Tensor:
         return ((a.exp() + 1).log() - a.sigmoid() * a.tanh()) / (a * a + 0.1).sqrt() - a.cos()
 
@@ -117,14 +117,14 @@ def test_intermediate_results_that_are_not_rounded_are_right(dtype: torch.dtype)
     assert_wrong(chain, numbers, met=lambda a: (chain(a.float()) * 1.1).to(dtype))
 
 
-def test_cancelled_digits_are_no_error_and_others_are() -> None:
+def test_cancellation_is_right_and_other_errors_are_wrong() -> None:
     numbers = drawn(50, 1000) + 1000
     off = [numbers.var(1) * (1 + 1e-3)]
     assert_right(aten.var.correction, numbers, [1], met=lambda a, dim: a.double().var(dim).float())
     assert_wrong(aten.var.correction, numbers, [1], met=off)
 
 
-def test_decisions_that_hang_on_rounding_may_fall_otherwise() -> None:
+def test_decisions_that_depend_on_rounding_may_differ() -> None:
     def count(a: Tensor) -> tuple[Tensor, Tensor]:
         return (a * 10).floor().long(), a * 10 >= 3
 
@@ -136,7 +136,7 @@ def test_decisions_that_hang_on_rounding_may_fall_otherwise() -> None:
     assert_wrong(count, tenths, met=[near[0] + 2 * (torch.arange(100) == 50).long(), near[1]])
 
 
-def test_a_shape_that_hangs_on_rounding_may_be_another() -> None:
+def test_shape_that_depends_on_rounding_may_differ() -> None:
     def over(a: Tensor) -> Tensor:
         return (a * 10 > 3).nonzero()
 
@@ -187,7 +187,7 @@ def test_planted_errors_are_wrong(name: str, error: Callable[[Tensor], Any]) -> 
     assert_wrong(function, *args, met=lambda *args: error(function(*args)))
 
 
-def test_the_reason_names_the_output_and_the_element() -> None:
+def test_reason_names_the_output_and_the_element() -> None:
     def two(a: Tensor) -> tuple[Tensor, Tensor]:
         return a, a * 2
 
@@ -209,7 +209,7 @@ PLANTED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_the_numbers_of_a_wrong_result_are_those_of_its_text_and_beyond_the_tolerance(name: str) -> None:
+def test_figures_of_a_wrong_result_equal_its_text_and_exceed_tolerance(name: str) -> None:
     sums = torch.tensor([0, 1, 1.5, 3, 1e6])
     verdict = joined(
         checked(lambda a: (a, a * 2, a.long()), sums * scale, met=lambda a: (PLANTED[name](a), a * 2, a.long()))
@@ -228,22 +228,22 @@ def test_the_numbers_of_a_wrong_result_are_those_of_its_text_and_beyond_the_tole
         assert (verdict.max_abs, verdict.max_rel) == (np.inf, np.inf)
 
 
-def test_a_result_of_another_shape_has_no_numbers_that_say_it_is_near() -> None:
+def test_result_of_another_shape_has_no_error_figures() -> None:
     verdict = assert_wrong(lambda a: (a, a), drawn(4), met=lambda a: (a * (1 + 1e-7), a[:2]))
     assert (verdict.max_abs, verdict.max_rel) == (None, None)
 
 
-def test_small_numbers_are_not_lost_in_the_absolute_tolerance() -> None:
+def test_absolute_tolerance_does_not_hide_errors_of_small_numbers() -> None:
     assert_wrong(aten.mul.Tensor, drawn(32, 32) * 1e-7, 1.0, met=lambda a, b: a * 1.001)
 
 
-def test_what_a_user_allows_is_right() -> None:
+def test_tolerance_of_the_user_is_respected() -> None:
     met = RunOutputs([drawn(32, 32) * 1.05])
     assert reference(aten.mul.Tensor, drawn(32, 32), 1.0).check(met, Tolerance(rtol=0.1)).right
     assert not reference(aten.mul.Tensor, drawn(32, 32), 1.0).check(met, Tolerance(rtol=0.01, atol=0.01)).right
 
 
-def test_numbers_that_are_no_tensors_are_compared_where_a_mode_gives_them() -> None:
+def test_non_tensor_results_are_compared_if_a_mode_returns_them() -> None:
     def sizes(a: Tensor) -> tuple[Any, ...]:
         return a + 1, a.numel(), float(a.sum()), "name", None
 
@@ -256,7 +256,7 @@ def test_numbers_that_are_no_tensors_are_compared_where_a_mode_gives_them() -> N
     assert_wrong(sizes, numbers, met=[numbers + 1, 64, float(numbers.sum()), "game", None])
 
 
-def test_written_arguments_are_results() -> None:
+def test_written_arguments_are_compared() -> None:
     one, other = drawn(32, 32), drawn(32, 32, seed=1)
     done = one + other
     assert_right(aten.add_.Tensor, one, other, mutates=True, met=RunOutputs([done], [done, other]))
@@ -268,7 +268,7 @@ def test_written_arguments_are_results() -> None:
     assert_right(lambda out, a: out.add_(a.sum()), torch.zeros(1), one, mutates=True, met=slow)
 
 
-def test_any_other_of_equal_elements_may_be_chosen() -> None:
+def test_any_of_equal_elements_may_be_chosen() -> None:
     sets = torch.arange(60).reshape(3, 20) % 5
     numbers = sets.float().masked_fill(sets == 4, torch.nan)
     last = 19 - sets.flip(1).argmax(1)
@@ -300,7 +300,7 @@ def test_any_other_of_equal_elements_may_be_chosen() -> None:
     assert_wrong(aten.cummax.default, torch.ones(20), 0, met=[torch.ones(20), first + 1])
 
 
-def test_pooling_may_choose_any_largest_of_its_window() -> None:
+def test_pooling_may_choose_any_maximum_of_its_window() -> None:
     args = (torch.ones(1, 2, 6, 6), [3, 3], [2, 2], [1, 1])
     values, indices = aten.max_pool2d_with_indices.default(*args)
     last = torch.tensor([[7, 9, 11], [19, 21, 23], [31, 33, 35]]).expand(1, 2, 3, 3)
@@ -329,7 +329,7 @@ RANDOM: dict[str, tuple[Any, tuple[Any, ...], list[Callable[[Tensor], Tensor]]]]
 
 
 @pytest.mark.parametrize("name", slow_except(["few", "bernoulli", "native_dropout", "noise"], RANDOM))
-def test_random_results_are_right_by_their_distribution(name: str) -> None:
+def test_random_results_are_compared_by_their_distribution(name: str) -> None:
     function, args, errors = RANDOM[name]
     state = torch.get_rng_state()
     judge = reference(function, *args)
@@ -349,7 +349,7 @@ def test_random_results_are_right_by_their_distribution(name: str) -> None:
     assert not judge.check(planted, Tolerance()).right
 
 
-def test_what_does_not_vary_beside_random_results_is_compared() -> None:
+def test_deterministic_output_next_to_random_ones_is_compared() -> None:
     def both(a: Tensor) -> tuple[Tensor, Tensor]:
         return a + 1, torch.rand_like(a)
 
@@ -359,7 +359,7 @@ def test_what_does_not_vary_beside_random_results_is_compared() -> None:
     assert_wrong(both, NUMBERS, met=[NUMBERS + 1, noise * 0.9])
 
 
-def test_a_generator_among_the_arguments_is_chance_too() -> None:
+def test_results_of_a_generator_argument_count_as_random() -> None:
     def drawn_by(generator: torch.Generator) -> Tensor:
         return torch.rand(1000, generator=generator)
 
@@ -368,13 +368,13 @@ def test_a_generator_among_the_arguments_is_chance_too() -> None:
     assert not judge.check(RunOutputs([torch.ones(1000)]), Tolerance()).right
 
 
-def test_written_random_arguments_are_right_by_their_distribution() -> None:
+def test_written_random_arguments_are_compared_by_distribution() -> None:
     noise = torch.randn(1000, generator=torch.Generator().manual_seed(9))
     assert_right(aten.normal_.default, torch.zeros(1000), mutates=True, met=RunOutputs([noise], [noise]))
     assert_wrong(aten.normal_.default, torch.zeros(1000), mutates=True, met=RunOutputs([noise], [noise * 0]))
 
 
-def test_memory_that_is_left_as_it_was_is_not_compared() -> None:
+def test_uninitialized_memory_is_not_compared() -> None:
     assert_right(aten.empty.memory_format, [10], met=torch.ones(10))
     assert_right(aten.new_empty.default, drawn(3), [10], met=torch.full((10,), torch.nan))
     assert_wrong(aten.empty.memory_format, [10], met=torch.ones(11))
@@ -410,7 +410,7 @@ def test_tensors_of_any_kind_are_compared(name: str) -> None:
     assert "cannot be compared" not in verdict.reason
 
 
-def test_a_quantized_element_may_be_the_next_one() -> None:
+def test_quantized_element_may_be_the_adjacent_one() -> None:
     numbers = torch.quantize_per_tensor(drawn(32, 32), 0.05, 100, torch.quint8)
     whole = numbers.int_repr()
     some = whole.clone()
@@ -425,7 +425,7 @@ def test_a_quantized_element_may_be_the_next_one() -> None:
     assert_wrong(quantized, whole, met=quantized(some))
 
 
-def test_what_cannot_be_compared_is_wrong_by_that_reason() -> None:
+def test_result_that_cannot_be_compared_is_wrong_with_the_reason() -> None:
     class Odd:
         def __eq__(self, other: object) -> bool:
             raise ValueError("no such comparison")
@@ -442,7 +442,7 @@ DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.com
 
 @given(st.sampled_from([*DTYPES, torch.bool]), st.lists(st.integers(0, 5), max_size=4), st.integers(0, 1000))
 @settings(max_examples=60, deadline=None)
-def test_a_result_is_itself_and_nothing_clearly_else(dtype: torch.dtype, shape: list[int], seed: int) -> None:
+def test_result_equals_itself_and_not_a_perturbed_one(dtype: torch.dtype, shape: list[int], seed: int) -> None:
     numbers = (drawn(*shape, seed=seed) * 10).abs().to(dtype)
     assert_right(torch.clone, numbers, met=numbers.clone())
     if numbers.numel() and dtype is not torch.bool:
@@ -460,7 +460,7 @@ def attention_operators() -> list[torch._ops.OpOverload]:
     return [getattr(getattr(aten, schema.name[6:]), schema.overload_name or "default") for schema in found]
 
 
-def test_the_state_of_a_generator_is_what_a_backward_of_attention_takes() -> None:
+def test_generator_outputs_are_those_that_attention_backward_takes() -> None:
     names = {str(operator).split(".")[1] for operator in attention_operators()}
     assert {f"_scaled_dot_product_{kind}_attention" for kind in ("cudnn", "efficient", "flash")} <= names
     assert all("attention" in name for name in names)
@@ -472,9 +472,7 @@ def test_the_state_of_a_generator_is_what_a_backward_of_attention_takes() -> Non
 
 @pytest.mark.parametrize("share", slow_except([0.5], [0.0, 0.5]))
 @pytest.mark.parametrize("operator", attention_operators(), ids=str)
-def test_attention_is_compared_without_the_state_of_its_generator(
-    operator: torch._ops.OpOverload, share: float
-) -> None:
+def test_attention_is_compared_without_its_generator_state(operator: torch._ops.OpOverload, share: float) -> None:
     names = [item.name for item in operator._schema.returns]
     query = torch.rand(2, 3, 40, 8, generator=torch.Generator().manual_seed(0))
     required = {

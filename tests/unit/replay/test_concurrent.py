@@ -61,7 +61,7 @@ def locked(_: torch.Tensor) -> int:
     return sum(range(1_000_000))
 
 
-def test_kernels_run_at_once_and_each_is_timed_while_the_others_run() -> None:
+def test_kernels_run_concurrently_and_are_each_timed_under_load() -> None:
     matrix = torch.randn(400, 400)
     # one for the first repeat, where each runs once to time all at once, and one to time each under load
     meetings = [threading.Barrier(2), threading.Barrier(2)]
@@ -90,7 +90,7 @@ def test_kernels_run_at_once_and_each_is_timed_while_the_others_run() -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("function", [busy, locked])
-def test_what_holds_the_interpreter_lock_gains_nothing_and_waits_for_the_others(function: Callable[..., Any]) -> None:
+def test_function_that_holds_the_interpreter_lock_does_not_overlap(function: Callable[..., Any]) -> None:
     rows = measured(*(subject_of(function, number) for number in range(3)), count=3)
     overlaps = [row.overlap for row in rows if row.overlap is not None]
     ratios = [row.ratio[1] for row in rows if row.ratio is not None]
@@ -102,7 +102,7 @@ def test_what_holds_the_interpreter_lock_gains_nothing_and_waits_for_the_others(
 
 
 @pytest.mark.alone
-def test_a_short_call_runs_until_the_longest_is_done() -> None:
+def test_short_call_runs_until_the_longest_is_done() -> None:
     runs: list[str] = []
 
     def short(_: torch.Tensor) -> None:
@@ -117,7 +117,7 @@ def test_a_short_call_runs_until_the_longest_is_done() -> None:
         assert len(runs) - alone > 2 * alone
 
 
-def test_subjects_run_in_batches_in_their_order() -> None:
+def test_subjects_run_in_batches_in_order() -> None:
     told: list[int] = []
     group = SubjectGroup(ONE_THREAD, False, [subject_of(torch.sin, number) for number in range(5)])
     rows = list(side_by_side([group], 2, FEW, "cpu", lambda number, row: told.append(number)))
@@ -125,7 +125,7 @@ def test_subjects_run_in_batches_in_their_order() -> None:
     assert list(dict.fromkeys(told)) == [0, 1, 2, 3, 4]
 
 
-def test_a_subject_that_fails_costs_only_itself() -> None:
+def test_failing_subject_fails_alone() -> None:
     runs: list[int] = []
 
     def failing(_: torch.Tensor) -> None:
@@ -158,7 +158,7 @@ def test_threads_have_the_settings_of_their_group(grad: bool, inference: bool) -
     assert (torch.get_num_threads(), torch.get_default_dtype()) == (before, torch.float32)
 
 
-def test_a_call_that_writes_finds_its_argument_in_its_first_state() -> None:
+def test_mutating_call_gets_its_initial_argument() -> None:
     seen = set()
 
     def doubled(tensor: torch.Tensor) -> torch.Tensor:
@@ -169,13 +169,13 @@ def test_a_call_that_writes_finds_its_argument_in_its_first_state() -> None:
     assert len(seen) == 1
 
 
-def test_no_thread_is_left() -> None:
+def test_no_thread_remains() -> None:
     before = threading.active_count()
     measured(subject_of(torch.sin), subject_of(torch.cos, 1))
     assert threading.active_count() == before
 
 
-def test_an_interrupt_ends_all_threads() -> None:
+def test_interrupt_ends_all_threads() -> None:
     def interrupted(_: torch.Tensor) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise KeyboardInterrupt
@@ -187,7 +187,7 @@ def test_an_interrupt_ends_all_threads() -> None:
 
 
 @pytest.mark.parametrize("in_torch", [True, False])
-def test_a_runtime_with_streams_of_its_own_is_waited_for_with_the_whole_device(in_torch: bool) -> None:
+def test_runtime_with_its_own_streams_is_synchronized_by_device(in_torch: bool) -> None:
     """Use stand-ins for a device's streams: a thread waits for its own stream, or for all."""
     waited: list[str] = []
 

@@ -69,7 +69,7 @@ def test_waiting_for_a_processor_is_contention_and_waking_up_is_not(machine: Mac
         assert not watch.is_contended()
 
 
-def test_a_span_may_begin_before_the_last_one_and_a_part_of_it_may_matter(machine: Machine, tmp_path: Path) -> None:
+def test_contention_is_judged_for_any_span_and_part(machine: Machine, tmp_path: Path) -> None:
     with closing(Contention(tmp_path)) as watch:
         start = watch.read()
         machine.passes(100 * MS, waited_ns=4 * MS, waits=1)
@@ -78,7 +78,7 @@ def test_a_span_may_begin_before_the_last_one_and_a_part_of_it_may_matter(machin
         assert not watch.is_contended(run_ns=MS)
 
 
-def test_more_threads_than_processors_wait_for_each_other(
+def test_own_threads_beyond_the_processors_are_not_contention(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1 + len(os.sched_getaffinity(0)))
@@ -90,7 +90,9 @@ def test_more_threads_than_processors_wait_for_each_other(
         assert watch.is_contended()
 
 
-def test_other_programs_leave_room_or_do_not(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_for_own_threads_depends_on_other_programs(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     processors = len(os.sched_getaffinity(0))
     for threads, has_room in ((processors, False), (max(processors // 2, 1), processors > 1)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
@@ -101,7 +103,7 @@ def test_other_programs_leave_room_or_do_not(machine: Machine, tmp_path: Path, m
             assert (watch.has_room, watch.is_shared) == (has_room, True)
 
 
-def test_what_a_hypervisor_takes_is_contention(machine: Machine, tmp_path: Path) -> None:
+def test_stolen_time_of_a_hypervisor_is_contention(machine: Machine, tmp_path: Path) -> None:
     with closing(Contention(tmp_path)) as watch:
         machine.passes(300 * MS, stolen_ticks=15)
         assert watch.is_contended()
@@ -109,7 +111,7 @@ def test_what_a_hypervisor_takes_is_contention(machine: Machine, tmp_path: Path)
         assert not watch.is_contended()
 
 
-def test_a_thread_that_has_ended_is_forgotten_and_a_new_one_is_seen(machine: Machine, tmp_path: Path) -> None:
+def test_ended_threads_are_forgotten_and_new_ones_are_watched(machine: Machine, tmp_path: Path) -> None:
     with closing(Contention(tmp_path)) as watch:
         task = tmp_path / "self" / "task"
         (task / "9").mkdir()
@@ -123,14 +125,16 @@ def test_a_thread_that_has_ended_is_forgotten_and_a_new_one_is_seen(machine: Mac
         assert watch.is_contended()
 
 
-def test_without_counts_of_the_kernel_switches_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_context_switches_are_used_without_scheduler_statistics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     switches = iter([5, 5, 6, 6])
     monkeypatch.setattr(contention, "_switches", lambda: next(switches))
     with closing(Contention(tmp_path)) as watch:
         assert [watch.is_contended() for _ in range(3)] == [False, True, False]
 
 
-def test_other_programs_on_the_real_machine_are_seen() -> None:
+def test_other_programs_on_the_real_machine_are_detected() -> None:
     numbers = torch.randn(1 << 18)
     with closing(Contention()) as watch, busy_processors():
         assert any(_sees(watch, numbers) for _ in range(50))

@@ -44,7 +44,7 @@ def layouts(draw: st.DrawFn) -> torch.Tensor:
 
 @given(layouts())
 @settings(max_examples=200, deadline=None)
-def test_a_tensor_has_its_recorded_layout_again(tensor: torch.Tensor) -> None:
+def test_tensor_has_its_recorded_layout_and_values(tensor: torch.Tensor) -> None:
     (again,) = made(tensor)
     assert again.shape == tensor.shape
     assert again.stride() == tensor.stride()
@@ -54,7 +54,7 @@ def test_a_tensor_has_its_recorded_layout_again(tensor: torch.Tensor) -> None:
         assert torch.equal(again, tensor)
 
 
-def test_windows_that_overlap_are_filled() -> None:
+def test_overlapping_windows_are_filled() -> None:
     (again,) = made(torch.arange(100.0).unfold(0, 9, 1))
     assert again.stride() == (1, 1)
     assert bool(again.isfinite().all())
@@ -79,7 +79,7 @@ def test_requires_grad_conj_and_neg_are_kept() -> None:
     assert negated.is_neg()
 
 
-def test_the_same_seed_draws_the_same_values() -> None:
+def test_same_seed_draws_the_same_values() -> None:
     specs, models = described(torch.randn(500))
     draws = [Inputs(specs, {}, models, HERE, seed=seed).make()[0][0] for seed in (0, 0, 1)]
     assert torch.equal(draws[0], draws[1])
@@ -96,7 +96,7 @@ def test_the_same_seed_draws_the_same_values() -> None:
         lambda tensor: tensor.set_(torch.ones(7)),
     ],
 )
-def test_whatever_an_operator_does_to_its_arguments_is_undone(mutate: Any) -> None:
+def test_any_mutation_of_arguments_is_undone(mutate: Any) -> None:
     specs, models = described(torch.randn(5, 6).t())
     inputs = Inputs(specs, {}, models, HERE, seed=0)
     inputs.keep()
@@ -120,7 +120,7 @@ def test_nested_arguments_and_generators_are_made() -> None:
     assert device == torch.device("cpu")
 
 
-def test_devices_are_mapped_as_asked() -> None:
+def test_devices_are_mapped_as_requested() -> None:
     to_cpu, to_other = device_map("cuda:0", "cpu"), device_map("cuda:0", "cuda:1")
     assert (to_cpu("cuda:0"), to_cpu("cpu")) == ("cpu", "cpu")
     assert (to_other("cuda:0"), to_other("cpu")) == ("cuda:1", "cpu")
@@ -141,24 +141,24 @@ def test_devices_are_mapped_as_asked() -> None:
         (object, "type builtins.object"),
     ],
 )
-def test_what_cannot_be_made_is_said(argument: Any, told: str) -> None:
+def test_argument_that_cannot_be_made_has_a_reason(argument: Any, told: str) -> None:
     specs, models = described(argument())
     with pytest.raises(Unsupported, match=told):
         Inputs(specs, {}, models, HERE, seed=0)
 
 
-def test_opaque_arguments_are_found_in_the_depths() -> None:
+def test_nested_opaque_arguments_are_found() -> None:
     with pytest.raises(Unsupported, match=r"type a\.B"):
         Inputs(([{"x": Opaque("a.B")}],), {}, {}, HERE, seed=0)
 
 
-def test_the_same_spec_twice_is_two_tensors() -> None:
+def test_equal_specs_are_separate_tensors() -> None:
     spec = TensorSpec((3,), (1,), torch.float32, "cpu")
     first, second = Inputs((spec, spec), {}, {}, HERE, seed=0).make()[0]
     assert first.data_ptr() != second.data_ptr()
 
 
-def test_bytes_are_told_before_any_is_taken() -> None:
+def test_needed_bytes_are_computed_before_allocation() -> None:
     base = torch.zeros(4, 6)
     specs, _ = described(base, base[1:], torch.zeros(3, dtype=torch.int8), torch.zeros(1).expand(1 << 20))
     assert Inputs.bytes_needed(specs, {}) == 96 + 3 + 4
@@ -181,12 +181,12 @@ def test_bytes_are_told_before_any_is_taken() -> None:
     ],
     ids=repr,
 )
-def test_what_nobody_recorded_is_not_made(spec: TensorSpec) -> None:
+def test_impossible_tensor_spec_is_unsupported(spec: TensorSpec) -> None:
     with pytest.raises(Unsupported):
         Inputs((spec,), {}, {}, HERE, seed=0)
 
 
-def test_values_that_cannot_be_drawn_are_said() -> None:
+def test_values_that_cannot_be_drawn_are_reported() -> None:
     class Refusing:
         def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
             raise ValueError("no such values")
@@ -196,7 +196,7 @@ def test_values_that_cannot_be_drawn_are_said() -> None:
         Inputs((spec,), {}, {0: Refusing()}, HERE, seed=0)
 
 
-def test_pinned_memory_is_plain_where_no_accelerator_is() -> None:
+def test_pinned_memory_is_plain_without_an_accelerator() -> None:
     spec = TensorSpec((3,), (1,), torch.float32, "cpu", pinned=True)
     assert Inputs((spec,), {}, {}, HERE, seed=0).make()[0][0].shape == (3,)
 
@@ -205,7 +205,7 @@ def test_pinned_memory_is_plain_where_no_accelerator_is() -> None:
     ("recorded", "device", "pinned"),
     [("cuda:0", None, True), ("cuda:0", "cuda:1", True), ("cuda:0", "cpu", False), ("cpu", None, False)],
 )
-def test_memory_is_pinned_where_an_accelerator_is_replayed_on(
+def test_memory_is_pinned_if_replayed_on_an_accelerator(
     recorded: str, device: str | None, pinned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
@@ -222,7 +222,7 @@ def test_memory_is_pinned_where_an_accelerator_is_replayed_on(
     assert asked == [pinned, False]
 
 
-def test_what_repeats_its_elements_is_drawn_once() -> None:
+def test_repeated_elements_are_drawn_once() -> None:
     # drawing all of it would exceed the memory
     expanded = TensorSpec((1 << 50, 3), (0, 1), torch.float32, "cpu", values=0)
     windows = TensorSpec((1 << 20, 1 << 20), (1, 1), torch.float32, "cpu", values=0)
@@ -231,7 +231,7 @@ def test_what_repeats_its_elements_is_drawn_once() -> None:
     assert second[5, :4].tolist() == [3, 1, 2, 3]
 
 
-def test_large_floats_of_calls_that_are_not_measured_repeat_a_piece_of_what_was_recorded() -> None:
+def test_large_floats_of_unmeasured_calls_repeat_a_piece() -> None:
     recorded = torch.exp(torch.randn(PIECE + 5000))
     specs, models = described(recorded, torch.arange(PIECE + 5000) % 7)
     signature, drawable = with_values(Signature(0, OPERATOR, "aten.mul.Tensor", specs, {}), models, REPEATED)
@@ -243,7 +243,7 @@ def test_large_floats_of_calls_that_are_not_measured_repeat_a_piece_of_what_was_
 
 
 @pytest.mark.parametrize(("op", "repeats"), [("aten.neg.default", True), ("aten.sort.default", False)])
-def test_large_floats_repeat_a_piece_where_their_values_decide_nothing(op: str, repeats: bool) -> None:
+def test_large_floats_repeat_a_piece_unless_values_matter(op: str, repeats: bool) -> None:
     recorded = torch.exp(torch.randn(9, 4, 300, 200))
     specs, models = described(recorded)
     signature, drawable = with_values(Signature(0, OPERATOR, op, specs, {}), models, RECORDED)

@@ -24,7 +24,7 @@ def kept(name: str) -> Path:
     return path
 
 
-def test_kernels_of_a_kept_report_of_ncu_belong_to_rows() -> None:
+def test_kernels_of_a_kept_ncu_report_belong_to_rows() -> None:
     text = kept("ncu.csv").read_text(encoding="utf-8")
     kernels = list(kernels_of_csv(text, BASIC))
     found, outside = joined_ncu(read_results(kept("ncu.json")), kernels)
@@ -35,7 +35,7 @@ def test_kernels_of_a_kept_report_of_ncu_belong_to_rows() -> None:
     assert found
 
 
-def test_kernels_of_a_kept_report_of_nsys_belong_to_rows() -> None:
+def test_kernels_of_a_kept_nsys_report_belong_to_rows() -> None:
     report = read_report(kept("nsys.sqlite"))
     seen, outside = joined_nsys(report)
     assert report.work
@@ -43,7 +43,7 @@ def test_kernels_of_a_kept_report_of_nsys_belong_to_rows() -> None:
     assert {case for case, _ in seen} <= {row.case for row in read_results(kept("nsys.json"))}
 
 
-def test_no_step_of_a_kept_check_was_wrong() -> None:
+def test_kept_gpu_check_has_no_wrong_step() -> None:
     steps = json.loads(kept("check.json").read_text(encoding="utf-8"))["steps"]
     assert {step["name"]: step["reason"] for step in steps if step["verdict"] == "wrong"} == {}
     assert any(step["verdict"] == "ok" for step in steps)

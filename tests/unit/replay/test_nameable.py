@@ -59,12 +59,12 @@ def operators() -> list[Any]:
 
 
 @pytest.mark.slow
-def test_every_namespace_of_torch_is_one_that_was_judged(operators: list[Any]) -> None:
+def test_every_torch_namespace_is_classified(operators: list[Any]) -> None:
     judged = COMPUTING | BETWEEN_PROCESSES | OF_TORCH_ITSELF
     assert {function.namespace for function in operators} <= judged
 
 
-def test_no_operator_with_a_doubtful_name_can_be_named_unless_it_was_looked_at(operators: list[Any]) -> None:
+def test_operators_with_doubtful_names_were_reviewed(operators: list[Any]) -> None:
     doubtful = set()
     for function in operators:
         name = function._schema.name.partition("::")[2]
@@ -74,7 +74,7 @@ def test_no_operator_with_a_doubtful_name_can_be_named_unless_it_was_looked_at(o
     assert doubtful == set()
 
 
-def test_no_operator_that_can_be_named_takes_a_file_an_address_or_what_is_no_data(operators: list[Any]) -> None:
+def test_allowed_operators_take_no_files_addresses_or_objects(operators: list[Any]) -> None:
     for function in operators:
         if refusal(function) is None:
             for argument in function._schema.arguments:
@@ -92,7 +92,7 @@ def test_no_operator_that_can_be_named_takes_a_file_an_address_or_what_is_no_dat
         *("quantized.add.default", "aten.empty_strided.default", "prims.convert_element_type.default"),
     ],
 )
-def test_what_programs_call_can_be_named(op: str) -> None:
+def test_common_operators_are_allowed(op: str) -> None:
     assert find_operator(Signature(0, OPERATOR, op, (), {})).function is not None
 
 
@@ -123,12 +123,12 @@ def test_what_programs_call_can_be_named(op: str) -> None:
         ("_c10d_functional.all_reduce.default", "works with other processes"),
     ],
 )
-def test_a_name_that_is_none_or_reaches_beyond_its_arguments_is_refused(op: str, told: str) -> None:
+def test_unknown_or_unsafe_operator_is_refused(op: str, told: str) -> None:
     with pytest.raises(Unsupported, match=told):
         find_operator(Signature(0, OPERATOR, op, (), {}))
 
 
-def test_operators_of_other_packages_are_named_where_they_are_trusted() -> None:
+def test_operators_of_other_packages_require_trust() -> None:
     with torch.library._scoped_library("strangers", "DEF") as library:
         library.define("twice(Tensor x) -> Tensor")
         library.define("write_file(str filename, Tensor x) -> ()")

@@ -53,7 +53,7 @@ def dealt(pool: Pool, cases: int, loses: Callable[[Worker, int], bool]) -> list[
     return messages
 
 
-def test_a_cluster_that_is_empty_for_some_time_costs_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporarily_empty_cluster_costs_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = fake_ray(monkeypatch, Node("one", leaves_s=50), Node("two", joins_s=50 + START_S / 2))
 
     def loses(worker: Worker, case: int) -> bool:
@@ -64,7 +64,7 @@ def test_a_cluster_that_is_empty_for_some_time_costs_a_retry(monkeypatch: pytest
     assert messages == [("one", "big", 0), ("two", "big", 1), ("two", "big", 2)]
 
 
-def test_a_cluster_that_stays_empty_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_that_remains_empty_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = fake_ray(monkeypatch, Node("one", leaves_s=50))
 
     def loses(worker: Worker, case: int) -> bool:
@@ -76,7 +76,7 @@ def test_a_cluster_that_stays_empty_is_lost(monkeypatch: pytest.MonkeyPatch) -> 
     assert START_S < ray.now_s < START_S + 60
 
 
-def test_a_cluster_all_of_whose_nodes_cannot_run_cases_is_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_without_usable_nodes_is_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = Node("two", joins_s=50, problem=("a machine of the cluster has torch 1.0, and this one 2.0", "install it"))
     ray = fake_ray(monkeypatch, Node("one", leaves_s=50), bad)
 
@@ -89,7 +89,7 @@ def test_a_cluster_all_of_whose_nodes_cannot_run_cases_is_lost_at_once(monkeypat
     assert ray.now_s - 50 < START_S / 10
 
 
-def test_the_next_replay_asks_anew_for_workers_that_did_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_replay_requests_missing_workers_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = fake_ray(monkeypatch, Node("one", ("big",)), Node("two", ("small",)))
     engine = RayExecutor(ray, EngineOptions(engine="ray"))
     for _ in range(2):
@@ -105,7 +105,7 @@ def test_the_next_replay_asks_anew_for_workers_that_did_not_start(monkeypatch: p
 @pytest.mark.parametrize("kinds", [(A100, T4), (T4, A100), (T4, A100, T4, A100)])
 @pytest.mark.parametrize("workers", [None, 1])
 @pytest.mark.parametrize("pattern", [None, "*A100*"])
-def test_devices_of_several_models_in_one_node_do_not_mix(
+def test_device_models_of_one_node_do_not_mix(
     monkeypatch: pytest.MonkeyPatch, kinds: Sequence[str], workers: int | None, pattern: str | None
 ) -> None:
     ray, kind = fake_ray(monkeypatch, Node("one", kinds, "GPU")), A100 if pattern else kinds[0]
@@ -130,9 +130,7 @@ def test_devices_of_several_models_in_one_node_do_not_mix(
 
 
 @pytest.mark.parametrize("slow_s", [0.0, START_S * 1.5])
-def test_workers_that_wait_for_a_machine_end_when_there_are_enough(
-    monkeypatch: pytest.MonkeyPatch, slow_s: float
-) -> None:
+def test_surplus_waiting_workers_end(monkeypatch: pytest.MonkeyPatch, slow_s: float) -> None:
     ray = fake_ray(monkeypatch, Node("busy", free_s=1e9), Node("one"), Node("two", free_s=slow_s))
     pool = started(ray, workers=2)
     assert pool.size == len(ray.alive()) == (2 if slow_s == 0 else 3)
@@ -146,7 +144,7 @@ def test_workers_that_wait_for_a_machine_end_when_there_are_enough(
     assert pool.size == 2
 
 
-def test_a_case_that_is_said_twice_has_its_rows_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_that_is_sent_twice_has_its_rows_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = request_with(small_trace(tmp_path / "net.jsonl", (10, 20, 30)))
     workload = load_workload(request)
     cases = {case.number: case for case in workload.cases}

@@ -21,12 +21,12 @@ def samples_of(times: list[float]) -> Samples:
 
 
 @given(TIMES, st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]))
-def test_quantiles_of_one_stratum_are_numpys(times: list[float], share: float) -> None:
+def test_quantiles_of_one_stratum_equal_those_of_numpy(times: list[float], share: float) -> None:
     assert samples_of(times).quantile_us(share) == pytest.approx(np.quantile(times, share) / 1e3)
 
 
 @given(st.integers(LEAST, 40), st.integers(1, 40))
-def test_a_stratum_counts_by_its_share_and_not_by_its_runs(quick: int, slow: int) -> None:
+def test_stratum_is_weighted_by_its_share_and_not_by_its_runs(quick: int, slow: int) -> None:
     samples = Samples({"quick": 0.8, "slow": 0.2})
     for stratum, count, time in (("quick", quick, 1000.0), ("slow", slow, 9000.0)):
         for _ in range(count):
@@ -35,14 +35,14 @@ def test_a_stratum_counts_by_its_share_and_not_by_its_runs(quick: int, slow: int
     assert samples.quantile_us(0.99) > 8.0
 
 
-def test_runs_go_to_the_strata_as_the_programs_calls_do() -> None:
+def test_runs_are_distributed_over_strata_as_calls() -> None:
     samples = Samples({"a": 3.0, "b": 1.0})
     for _ in range(40):
         samples.add(samples.next_stratum, 1.0)
     assert {stratum: len(times) for stratum, times in samples.times.items()} == {"a": 30, "b": 10}
 
 
-def test_a_stratum_that_no_call_was_in_counts_only_where_there_is_no_other() -> None:
+def test_unexpected_stratum_counts_only_without_others() -> None:
     samples = Samples({"wanted": 1.0})
     samples.add("met", 5000.0)
     assert samples.quantile_us(0.5) == 5.0
@@ -59,7 +59,7 @@ def test_equal_times_are_precise_after_the_fewest_runs() -> None:
     assert (samples.done(effort), len(samples)) == ("precision", FEWEST)
 
 
-def test_a_spread_that_does_not_shrink_has_settled() -> None:
+def test_spread_that_does_not_shrink_has_settled() -> None:
     samples, draw = Samples({"all": 1.0}), np.random.default_rng(0)
     effort = Effort(precision=0.001, budget_s=1e6)
     while samples.done(effort) is None:
@@ -68,7 +68,7 @@ def test_a_spread_that_does_not_shrink_has_settled() -> None:
     assert 0.05 < samples.spread < 0.25
 
 
-def test_a_spent_budget_ends_it_and_not_before_three_runs() -> None:
+def test_spent_budget_ends_runs_after_at_least_three() -> None:
     samples = Samples({"all": 1.0})
     samples.spent_ns = 10**12
     done = []
@@ -94,7 +94,7 @@ def test_equal_weights_are_as_many_effective_runs(count: int) -> None:
     assert effective_runs([1 / count] * count) == count
 
 
-def test_a_median_is_not_the_time_of_one_run() -> None:
+def test_median_is_not_the_time_of_a_single_heavy_run() -> None:
     # like a call whose memory was twice in another state than in most calls of the program
     samples = Samples({"most": 0.94, "rest": 0.06})
     for stratum, time in (("rest", 1664.0), ("most", 1086.0), ("rest", 1560.0)):
@@ -104,13 +104,13 @@ def test_a_median_is_not_the_time_of_one_run() -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30).filter(lambda weights: sum(weights) > 0.01))
-def test_trimmed_weights_sum_to_one_and_none_is_above_a_third(weights: list[float]) -> None:
+def test_trimmed_weights_sum_to_one_and_are_at_most_a_third(weights: list[float]) -> None:
     trimmed = trim([weight / sum(weights) for weight in weights])
     assert sum(trimmed) == pytest.approx(1)
     assert max(trimmed) <= max(1 / 3, 1 / len(weights)) + 1e-9
 
 
-def test_most_calls_get_three_runs_although_the_budget_is_spent() -> None:
+def test_main_stratum_gets_three_runs_beyond_the_budget() -> None:
     effort, samples = Effort(), Samples({"most": 0.94, "rest": 0.06})
     samples.spent_ns = 10**12
     for stratum in ("rest", "most", "rest", "most"):
@@ -126,13 +126,13 @@ def test_most_calls_get_three_runs_although_the_budget_is_spent() -> None:
     assert len(never) == 6
 
 
-def test_ratios_are_taken_run_by_run() -> None:
+def test_ratios_are_computed_run_by_run() -> None:
     # both drift by a factor of ten, and one is always twice the other
     base = np.linspace(100, 1000, 50)
     assert ratio_quantiles((2 * base).tolist(), base.tolist()) == pytest.approx((2.0, 2.0, 2.0))
 
 
-def test_runs_as_short_as_reading_the_clock_have_no_ratio() -> None:
+def test_runs_as_short_as_the_clock_have_no_ratio() -> None:
     assert ratio_quantiles([4.0, 0.0, 5.0], [2.0, 2.0, 0.0]) == (2.0, 2.0, 2.0)
     assert ratio_quantiles([0.0, 1.0], [1.0, 0.0]) is None
     assert ratio_quantiles([], []) is None

@@ -85,7 +85,7 @@ def kept(output: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.exists() else {}
 
 
-def test_an_engine_that_is_lost_ends_the_run_and_resume_goes_on(
+def test_lost_engine_ends_the_run_and_resume_continues_it(
     run: Any, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(Elsewhere(cases=3)) == 2
@@ -109,7 +109,7 @@ def test_an_engine_that_is_lost_ends_the_run_and_resume_goes_on(
     assert f"{output} is complete" in capsys.readouterr().err
 
 
-def test_an_engine_that_is_lost_before_the_first_row_leaves_nothing(
+def test_engine_lost_before_the_first_row_leaves_no_files(
     run: Any, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(Elsewhere(cases=0)) == 2
@@ -120,7 +120,7 @@ def test_an_engine_that_is_lost_before_the_first_row_leaves_nothing(
 @pytest.mark.parametrize(
     "cases", slow_except([1], [1, 2, 5]), ids=["journal", "finished", "finished after one that is not"]
 )
-def test_rows_of_other_machines_are_not_gone_on_with(
+def test_resume_refuses_rows_of_another_machine_kind(
     run: Any, output: Path, cases: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(Elsewhere(cases))
@@ -139,7 +139,7 @@ def test_rows_of_other_machines_are_not_gone_on_with(
 
 
 @pytest.mark.parametrize("absent", slow_except(["a"], ["a", "b"]))
-def test_rows_of_before_stay_where_no_machine_has_the_device_now(run: Any, output: Path, absent: str) -> None:
+def test_earlier_rows_are_kept_if_the_device_is_unavailable(run: Any, output: Path, absent: str) -> None:
     run(Elsewhere(cases=3))
     before = kept(output)
     assert run(Elsewhere(absent=absent), "--resume") == 2

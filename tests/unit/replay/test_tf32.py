@@ -62,7 +62,7 @@ CALLS = {
 
 @pytest.mark.parametrize("how", [cut, rounded])
 @pytest.mark.parametrize("name", CALLS)
-def test_products_of_tf32_are_right_where_torch_allows_them(name: str, how: Callable[[Tensor], Tensor]) -> None:
+def test_tf32_products_are_right_if_torch_allows_tf32(name: str, how: Callable[[Tensor], Tensor]) -> None:
     function, args, allowed = CALLS[name]
     met = of_tf32(function, how)
     assert verdict(function, met, args, allowed).right
@@ -74,7 +74,7 @@ def test_products_of_tf32_are_right_where_torch_allows_them(name: str, how: Call
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_wrong_stays_wrong_where_tf32_is_allowed(name: str) -> None:
+def test_wrong_results_remain_wrong_with_tf32(name: str) -> None:
     function, args, allowed = CALLS[name]
 
     def one_off(*tensors: Tensor) -> Tensor:
@@ -86,12 +86,12 @@ def test_what_is_wrong_stays_wrong_where_tf32_is_allowed(name: str) -> None:
     assert not verdict(function, lambda *tensors: function(*tensors) * 1.01, args, allowed).right
 
 
-def test_what_multiplies_nothing_has_all_bits() -> None:
+def test_operators_without_products_require_full_precision() -> None:
     args = (torch.randn(100), torch.randn(100))
     assert not verdict(aten.add.Tensor, of_tf32(torch.add, cut), args, "tf32/tf32").right
 
 
-def test_a_cpu_has_no_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_has_no_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf32, "KINDS", ("cuda",))
     function, args, _ = CALLS["a product"]
     assert not verdict(function, of_tf32(function, rounded), args, "tf32/tf32").right

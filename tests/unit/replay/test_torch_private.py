@@ -11,20 +11,20 @@ from opgrip.replay.operators import torch_private
 from opgrip.replay.operators.lookup import Unsupported
 
 
-def test_every_private_name_is_declared_with_its_fall_back() -> None:
+def test_every_private_name_is_declared_with_its_fallback() -> None:
     places = torch_private.private_places()
     assert all(state.strip() for state in places.values())
     assert [name for name in private_names(torch_private) if not is_declared(name, places)] == []
 
 
-def test_a_torch_without_private_places_is_told_by_the_fall_backs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_private_names_reports_the_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
     bare = load_without_places(torch_private, monkeypatch)
     places = bare.private_places()
     assert set(places) == set(torch_private.private_places())
     assert FOUND not in places.values()
 
 
-def test_modes_that_need_an_absent_place_are_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modes_that_need_a_missing_private_name_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     bare = load_without_places(torch_private, monkeypatch)
     bare.compile_in_this_process()
     assert "inductor" in bare.dynamo_backends()

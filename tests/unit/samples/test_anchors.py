@@ -78,11 +78,11 @@ def rois(count: int) -> torch.Tensor:
         (mmdet_locations, compute_locations, ((1, 3), 128)),
     ],
 )
-def test_it_is_the_originals(original: Function, ours: Function, arguments: tuple[Any, ...]) -> None:
+def test_anchors_equal_those_of_the_original(original: Function, ours: Function, arguments: tuple[Any, ...]) -> None:
     compare_with(original, ours, lambda: arguments, rtol=1e-6, atol=1e-5)
 
 
-def test_anchors_of_a_cell_are_by_ratio_then_scale() -> None:
+def test_anchors_of_a_cell_are_sorted_by_ratio_then_scale() -> None:
     anchors = gen_base_anchors(10, torch.tensor([1.0, 2.0]), torch.tensor([0.25, 4.0]))
     assert anchors.tolist() == [[-10, -2.5, 10, 2.5], [-20, -5, 20, 5], [-2.5, -10, 2.5, 10], [-5, -20, 5, 20]]
 
@@ -93,7 +93,7 @@ def test_flags_are_in_the_order_of_the_anchors() -> None:
     assert flags.tolist() == ((anchors[:, 0] < 24) & (anchors[:, 1] < 16)).tolist()
 
 
-def test_dense_points_lie_around_the_centres() -> None:
+def test_dense_points_surround_the_centres() -> None:
     corners = [[2, 2], [6, 2], [2, 6], [6, 6]]
     assert compute_locations((1, 1), 8).tolist() == [[4, 4]]
     assert compute_locations((1, 1), 8, 4).tolist() == corners
@@ -105,7 +105,7 @@ def test_dense_points_lie_around_the_centres() -> None:
         compute_locations((1, 1), 8, 3)
 
 
-def test_the_levels_of_retinanet_have_all_its_anchors() -> None:
+def test_levels_of_retinanet_have_all_its_anchors() -> None:
     sizes = [(100, 168), (50, 84), (25, 42), (13, 21), (7, 11)]
     base = gen_base_anchors(8, SCALES, RATIOS)
     assert sum(len(grid_anchors(base, size, (8, 8))) for size in sizes) == 201600

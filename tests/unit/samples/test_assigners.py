@@ -119,7 +119,7 @@ CONFIGURATIONS = [
 
 
 @pytest.mark.parametrize(("name", "configuration"), CONFIGURATIONS)
-def test_it_chooses_what_mmdetection_does(name: str, configuration: str) -> None:
+def test_assignment_equals_that_of_mmdetection(name: str, configuration: str) -> None:
     optional("mmdet")
     one = samples()[name]
     compare_with(ORIGINALS[name], one.function, partial(one.arguments, configuration), one.rtol, one.atol)
@@ -197,7 +197,7 @@ OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "make", "options"), OPTIONS)
-def test_options_are_those_of_mmdetection(
+def test_options_behave_as_in_mmdetection(
     name: str, make: Callable[[Draw], tuple[Any, ...]], options: dict[str, Any]
 ) -> None:
     optional("mmdet")
@@ -206,7 +206,7 @@ def test_options_are_those_of_mmdetection(
 
 
 @pytest.mark.parametrize("objects", [(5, 3), (1,), (0, 4), (120, 0)])
-def test_sets_are_matched_as_transformers_matches_them(objects: tuple[int, ...]) -> None:
+def test_sets_are_matched_as_in_transformers(objects: tuple[int, ...]) -> None:
     loss = optional("transformers.loss.loss_for_object_detection")
 
     def original(logits: Tensor, boxes: Tensor, targets: list[dict[str, Tensor]]) -> Any:
@@ -218,7 +218,7 @@ def test_sets_are_matched_as_transformers_matches_them(objects: tuple[int, ...])
     compare_with(original, hungarian_assign, lambda: make(Draw(0)), 0, 0)
 
 
-def test_a_set_is_matched_at_the_least_cost_of_all_pairings() -> None:
+def test_matching_has_the_least_cost_of_all_pairings() -> None:
     draw = Draw(0)
     logits, boxes = draw.normal(1, 4, 3), draw.uniform(1, 4, 4, low=0.2, high=0.4)
     target = {"labels": draw.integers(3, high=2), "boxes": draw.uniform(3, 4, low=0.2, high=0.4)}
@@ -275,7 +275,7 @@ def matched_by_loop(
 
 @pytest.mark.parametrize("central", [(False, 1.0), (True, 1.0), (True, 2.5)])
 @pytest.mark.parametrize("ignored", [0, 2])
-def test_points_learn_what_a_loop_says(central: tuple[bool, float], ignored: int) -> None:
+def test_points_are_matched_as_by_a_loop(central: tuple[bool, float], ignored: int) -> None:
     arguments = (*pyramid_of_points(Draw(0), ignored=ignored), *central)
     labels, targets = fcos_matcher(*arguments)
     assert labels.tolist() == matched_by_loop(*arguments).tolist()
@@ -283,7 +283,7 @@ def test_points_learn_what_a_loop_says(central: tuple[bool, float], ignored: int
     assert bool((targets[labels > 0] > 0).all())
 
 
-def test_the_smallest_truth_is_that_of_fewest_pixels() -> None:
+def test_smallest_truth_is_the_one_with_the_fewest_pixels() -> None:
     points, _, ranges, *rest = pyramid_of_points(Draw(0))
     # 10 by 40 is smaller than 20 by 20.1, but with the last pixels included 11 by 41 is larger than 21 by 21.1
     gt = torch.tensor([[10.0, 10, 20, 50, 1], [6, 6, 26, 26.1, 2]])
@@ -295,7 +295,7 @@ def test_the_smallest_truth_is_that_of_fewest_pixels() -> None:
 
 @pytest.mark.parametrize("central", [(False, 1.0), (True, 1.5)])
 @pytest.mark.parametrize("truths", [6, 1, 0])
-def test_points_learn_what_mmdetection_says(central: tuple[bool, float], truths: int) -> None:
+def test_points_are_matched_as_in_mmdetection(central: tuple[bool, float], truths: int) -> None:
     heads = optional("mmdet.models.dense_heads")
     head = heads.FCOSHead(3, 1, strides=(8, 16, 32), center_sampling=central[0], center_sample_radius=central[1])
 
@@ -311,7 +311,7 @@ def test_points_learn_what_mmdetection_says(central: tuple[bool, float], truths:
     compare_with(original, ours, lambda: pyramid_of_points(Draw(0), truths, square=True), 1e-5, 1e-5)
 
 
-def test_boxes_learn_the_truth_that_they_overlap_most() -> None:
+def test_boxes_are_assigned_to_the_truth_with_the_largest_overlap() -> None:
     labels = torch.tensor([7, 9])
 
     def assigned(rows: list[list[float]], **options: Any) -> list[int]:
@@ -335,7 +335,7 @@ def test_boxes_learn_the_truth_that_they_overlap_most() -> None:
     assert assign_wrt_overlaps(torch.zeros(0, 3), labels[:0], 0.7, 0.3).gt_inds.tolist() == [0, 0, 0]
 
 
-def test_samples_are_of_their_kind_and_number() -> None:
+def test_sampled_boxes_have_the_right_kind_and_number() -> None:
     draw = Draw(0)
     gt_inds = torch.tensor([0] * 50 + [-1] * 10 + [1] * 5 + [2] * 35)
     gt, labels = draw.boxes(2), torch.tensor([4, 6])
@@ -350,7 +350,7 @@ def test_samples_are_of_their_kind_and_number() -> None:
     assert len({tuple(choose().pos_inds.tolist()) for _ in range(5)}) > 1
 
 
-def test_a_truth_is_a_positive_of_its_own_where_it_is_added() -> None:
+def test_added_ground_truth_is_a_positive() -> None:
     gt, labels = Draw(0).boxes(2), torch.tensor([4, 6])
     chosen = random_sampler(torch.tensor([0, 0, 1]), Draw(1).boxes(3), gt, labels, 40, 0.5)
     assert chosen.pos_inds.tolist() == [0, 1, 4]

@@ -124,7 +124,7 @@ def mmdet(module: str, name: str) -> Any:
 
 
 @pytest.mark.parametrize("case", BY_CASE)
-def test_a_loss_is_that_of_mmdet(case: Case) -> None:
+def test_loss_equals_that_of_mmdet(case: Case) -> None:
     original, ours = mmdet(case.module, case.name), samples()[case.name].function
     for weighted, (reduction, avg_factor) in product((True, False), REDUCTIONS):
         options = {"reduction": reduction, "avg_factor": avg_factor} | case.options
@@ -133,7 +133,7 @@ def test_a_loss_is_that_of_mmdet(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [each for each in BY_CASE if samples()[each.values[0].name].has_jax()])
-def test_a_loss_and_its_gradient_are_the_same_under_jit_in_jax(case: Case) -> None:
+def test_loss_and_gradient_are_equal_in_compiled_jax(case: Case) -> None:
     jax = optional("jax")
     sample, options = samples()[case.name], case.options | {"reduction": "none"}
     predicted, target, weight = take(case.make)
@@ -147,7 +147,7 @@ def test_a_loss_and_its_gradient_are_the_same_under_jit_in_jax(case: Case) -> No
 
 
 @pytest.mark.parametrize("case", BY_CASE)
-def test_no_elements_lose_what_mmdet_says(case: Case) -> None:
+def test_loss_of_no_elements_equals_that_of_mmdet(case: Case) -> None:
     predicted, target, _ = case.make()
     nothing = tuple(part[:0] for part in target) if isinstance(target, tuple) else target[:0]
     for reduction, avg_factor in REDUCTIONS:
@@ -161,7 +161,7 @@ def weighed(width: int) -> Arguments:
 
 
 @pytest.mark.parametrize("project", ["mmdet", "mmseg"])
-def test_weights_and_reductions_are_those_of_openmmlab(project: str) -> None:
+def test_weights_and_reductions_equal_those_of_openmmlab(project: str) -> None:
     original = optional(f"{project}.models.losses.utils").weight_reduce_loss
     for width, (reduction, avg_factor) in product((5, 1, 0), REDUCTIONS):
         options = {"reduction": reduction, "avg_factor": avg_factor}
@@ -169,7 +169,7 @@ def test_weights_and_reductions_are_those_of_openmmlab(project: str) -> None:
         compare_with(partial(original, **options), partial(weight_reduce_loss, **options), make, 1e-5, 1e-5)
 
 
-def test_wrong_words_are_refused() -> None:
+def test_unknown_options_are_refused() -> None:
     losses = torch.ones(3)
     with pytest.raises(ValueError, match="avg_factor"):
         weight_reduce_loss(losses, None, "sum", 3.0)
@@ -184,7 +184,7 @@ def test_wrong_words_are_refused() -> None:
 @pytest.mark.parametrize("topk", [1, 3, (1,), (1, 5)])
 @pytest.mark.parametrize("thresh", [None, 1.0])
 @pytest.mark.parametrize("count", [50, 1, 0])
-def test_accuracy_is_that_of_mmdet(topk: int | tuple[int, ...], thresh: float | None, count: int) -> None:
+def test_accuracy_equals_that_of_mmdet(topk: int | tuple[int, ...], thresh: float | None, count: int) -> None:
     scores, labels = Draw(8).normal(count, 9), Draw(9).integers(count, high=9)
     compare(
         mmdetection_accuracy(scores, labels, topk, thresh), mmdet("accuracy", "accuracy")(scores, labels, topk, thresh)
@@ -193,7 +193,7 @@ def test_accuracy_is_that_of_mmdet(topk: int | tuple[int, ...], thresh: float | 
 
 @pytest.mark.parametrize("topk", [2, (1, 5)])
 @pytest.mark.parametrize("count", [50, 0])
-def test_accuracy_is_the_same_in_jax(topk: int | tuple[int, ...], count: int) -> None:
+def test_accuracy_is_equal_in_jax(topk: int | tuple[int, ...], count: int) -> None:
     optional("jax")
     arguments = Draw(8).normal(count, 9), Draw(9).integers(count, high=9), topk, 1.0
     compare(jax_results(samples()["mmdetection_accuracy"].jax(), arguments), mmdetection_accuracy(*arguments))
@@ -202,7 +202,7 @@ def test_accuracy_is_the_same_in_jax(topk: int | tuple[int, ...], count: int) ->
 @pytest.mark.parametrize("positives", [0, 1, 30])
 @pytest.mark.parametrize("momentum", [0.0, 0.7])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_the_harmonized_loss_is_that_of_mmdet(positives: int, momentum: float, reduction: str) -> None:
+def test_harmonized_loss_equals_that_of_mmdet(positives: int, momentum: float, reduction: str) -> None:
     original = mmdet("ghm_loss", "GHMR")(mu=0.1, bins=6, momentum=momentum, reduction=reduction)
     counts = torch.zeros(6)
 
@@ -225,7 +225,7 @@ def test_the_harmonized_loss_is_that_of_mmdet(positives: int, momentum: float, r
 @pytest.mark.parametrize("per_class", [True, False])
 @pytest.mark.parametrize(("k", "bias", "avg_factor"), [(1.0, 0.2, None), (2.0, 0.0, 13.0)])
 @pytest.mark.parametrize("positives", [20, 0])
-def test_the_classification_aware_loss_is_that_of_mmdet(
+def test_classification_aware_loss_equals_that_of_mmdet(
     sigmoid: bool, per_class: bool, k: float, bias: float, avg_factor: float | None, positives: int
 ) -> None:
     loss = mmdet("smooth_l1_loss", "SmoothL1Loss")(beta=0.5)
@@ -242,7 +242,7 @@ def test_the_classification_aware_loss_is_that_of_mmdet(
     compare_with(original, partial(carl_loss, beta=0.5, **options), arguments, 1e-5, 1e-5)
 
 
-def test_losses_add_up_as_in_mmengine() -> None:
+def test_losses_are_added_up_as_in_mmengine() -> None:
     model = optional("mmengine.model").BaseModel
 
     def arguments() -> Arguments:
@@ -262,7 +262,7 @@ def test_losses_add_up_as_in_mmengine() -> None:
 
 @pytest.mark.parametrize("objects", [7, 1, 0])
 @pytest.mark.parametrize("no_object", [0.1, 0.4])
-def test_the_loss_of_a_set_is_that_of_transformers(objects: int, no_object: float) -> None:
+def test_set_loss_equals_that_of_transformers(objects: int, no_object: float) -> None:
     criterion = optional("transformers.loss.loss_for_object_detection").ImageLoss
 
     def original(
@@ -285,7 +285,7 @@ def test_the_loss_of_a_set_is_that_of_transformers(objects: int, no_object: floa
 
 @pytest.mark.parametrize("channels", [3, 1, None])
 @pytest.mark.parametrize("sample_wise", [True, False])
-def test_rounded_distances_are_those_of_a_loop(channels: int | None, sample_wise: bool) -> None:
+def test_charbonnier_loss_equals_that_of_a_loop(channels: int | None, sample_wise: bool) -> None:
     draw = Draw(14)
     predicted, target = draw.uniform(2, 3, 5, 4), draw.uniform(2, 3, 5, 4)
     weight = None if channels is None else draw.uniform(2, channels, 5, 4)
@@ -303,14 +303,14 @@ def test_rounded_distances_are_those_of_a_loop(channels: int | None, sample_wise
     compare(float(loss("sum")), pytest.approx(lost.sum(), rel=1e-5))
 
 
-def test_images_without_a_pixel_that_counts_lose_nothing() -> None:
+def test_fully_masked_images_have_zero_loss() -> None:
     nothing = torch.zeros(2, 1, 4, 4)
     assert charbonnier_loss(nothing + 1, nothing, nothing).item() == 0
     assert charbonnier_loss(nothing + 1, nothing, nothing, sample_wise=True).item() == 0
 
 
 @pytest.mark.parametrize("weighted", [True, False])
-def test_errors_of_heatmaps_are_those_of_a_loop(weighted: bool) -> None:
+def test_heatmap_loss_equals_that_of_a_loop(weighted: bool) -> None:
     draw = Draw(15)
     predicted, target, weight = draw.normal(3, 4, 5, 6), draw.normal(3, 4, 5, 6), draw.uniform(3, 4, 1)
     expected = 0.0
@@ -320,7 +320,7 @@ def test_errors_of_heatmaps_are_those_of_a_loop(weighted: bool) -> None:
     assert float(joints_mse_loss(predicted, target, weight if weighted else None)) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_landmark_is_brightest_where_it_is() -> None:
+def test_heatmap_is_brightest_at_its_landmark() -> None:
     landmarks = torch.tensor([[-1.0, 0.5, 0.25, -0.75]], dtype=torch.float64)
     maps = landmark2heatmap(landmarks, (9, 17), inv_std=7.0)
     expected = np.zeros((1, 2, 9, 17))
@@ -372,7 +372,7 @@ def chosen(overlap: Tensor, mask: Tensor) -> list[tuple[int, ...]]:
 
 # 1: some segments of each kind; 0.8: no segment overlaps enough to be positive
 @pytest.mark.parametrize("share", [1.0, 0.8])
-def test_the_boundary_matching_loss_is_that_of_a_loop(share: float) -> None:
+def test_boundary_matching_loss_equals_that_of_a_loop(share: float) -> None:
     scores, start, end, overlap, gt_start, gt_end, mask = segments(share)
     torch.manual_seed(3)
     met = bmn_loss(scores, start, end, overlap, gt_start, gt_end, mask, 2.0, 5.0, 3.0)
@@ -410,6 +410,6 @@ def seeded_bmn_loss(*arguments: Any) -> Tensor:
     ],
     ids=["charbonnier_loss", "joints_mse_loss", "landmark2heatmap", "bmn_loss"],
 )
-def test_gradients_are_those_of_small_steps(loss: Callable[..., Any], make: Callable[[], Arguments]) -> None:
+def test_gradients_equal_finite_differences(loss: Callable[..., Any], make: Callable[[], Arguments]) -> None:
     first, *others = make()
     assert torch.autograd.gradcheck(loss, (first.detach().requires_grad_(), *others))

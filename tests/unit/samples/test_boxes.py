@@ -209,7 +209,7 @@ CASES: list[tuple[str, Function, list[Arguments]]] = [
         for index, make in enumerate(makers)
     ],
 )
-def test_it_is_the_originals(name: str, expected: Function, make: Arguments) -> None:
+def test_function_equals_its_original(name: str, expected: Function, make: Arguments) -> None:
     sample = SAMPLES[name]
     compare_with(expected, sample.function, make, sample.rtol, sample.atol)
 
@@ -218,14 +218,14 @@ def test_every_box_function_has_a_case() -> None:
     assert {sample.name for sample in SAMPLES.values() if sample.family == "boxes"} == {case[0] for case in CASES}
 
 
-def test_boxes_that_end_before_they_begin_have_no_generalized_overlap() -> None:
+def test_inverted_boxes_have_no_generalized_overlap() -> None:
     right, wrong = torch.tensor([[0.0, 0, 1, 1]]), torch.tensor([[0.0, 1, 1, 0]])
     for pair in ((right, wrong), (wrong, right)):
         with pytest.raises(ValueError, match="x2 < x1"):
             generalized_box_iou(*pair)
 
 
-def test_overlaps_of_a_batch_are_those_of_each_image() -> None:
+def test_overlaps_of_a_batch_equal_those_of_each_image() -> None:
     first, second = Draw().boxes(12).reshape(3, 4, 4), Draw(1).boxes(6).reshape(3, 2, 4)
     for name in ("intersect", "jaccard", "box_iou", "generalized_box_iou", "bbox_overlaps"):
         function = SAMPLES[name].function
@@ -234,7 +234,7 @@ def test_overlaps_of_a_batch_are_those_of_each_image() -> None:
         compare(function(first, second), stacked if name == "box_iou" else torch.stack(stacked))
 
 
-def test_moved_boxes_are_suppressed_as_mmcv_suppresses_groups() -> None:
+def test_shifted_boxes_are_suppressed_like_groups_of_mmcv() -> None:
     ops = optional("mmcv.ops")
     boxes, scores, threshold = SAMPLES["nms"].arguments()
     boxes = boxes.clamp(min=0)
@@ -245,7 +245,7 @@ def test_moved_boxes_are_suppressed_as_mmcv_suppresses_groups() -> None:
     assert kept.tolist() != SAMPLES["nms"].function(boxes, scores, threshold).tolist()
 
 
-def test_no_score_above_the_threshold_leaves_no_detection() -> None:
+def test_no_score_above_the_threshold_gives_no_detection() -> None:
     found = multiclass_nms(torch.ones(3, 2, 4), torch.zeros(3, 2), 0.1, 0.5, 10, 10)
     assert [tuple(part.shape) for part in found] == [(0, 4), (0,), (0,)]
 
@@ -258,7 +258,7 @@ def test_no_score_above_the_threshold_leaves_no_detection() -> None:
         if sample.family in ("boxes", "anchors") and sample.has_jax()
     ],
 )
-def test_jax_compiles_it(sample: Sample) -> None:
+def test_function_compiles_in_jax(sample: Sample) -> None:
     jax = optional("jax")
     arguments = sample.arguments()
     at = [index for index, argument in enumerate(arguments) if isinstance(argument, Tensor)]

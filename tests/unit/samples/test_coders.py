@@ -75,7 +75,7 @@ CONFIGURATIONS = [
 
 
 @pytest.mark.parametrize(("name", "configuration"), CONFIGURATIONS)
-def test_it_computes_what_mmdetection_does(name: str, configuration: str) -> None:
+def test_coder_equals_that_of_mmdetection(name: str, configuration: str) -> None:
     optional("mmdet")
     one = samples()[name]
     make = partial(one.arguments, configuration)
@@ -129,7 +129,7 @@ OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any], dict
 
 
 @pytest.mark.parametrize(("name", "make", "options", "theirs"), OPTIONS)
-def test_options_are_those_of_mmdetection(
+def test_options_behave_as_in_mmdetection(
     name: str, make: Callable[[Draw], tuple[Any, ...]], options: dict[str, Any], theirs: dict[str, Any] | None
 ) -> None:
     optional("mmdet")
@@ -149,7 +149,7 @@ def jitted(function: Function, arguments: tuple[Any, ...]) -> Function:
 
 
 @pytest.mark.parametrize(("name", "make", "options", "theirs"), OPTIONS)
-def test_options_are_the_same_in_jax(
+def test_options_are_equal_in_jax(
     name: str, make: Callable[[Draw], tuple[Any, ...]], options: dict[str, Any], theirs: dict[str, Any] | None
 ) -> None:
     del theirs
@@ -210,7 +210,7 @@ LOOPS: list[tuple[str, Callable[..., Tensor], tuple[Any, ...]]] = [
 
 
 @pytest.mark.parametrize(("name", "loop", "options"), LOOPS)
-def test_it_computes_what_a_loop_does(name: str, loop: Callable[..., Tensor], options: tuple[Any, ...]) -> None:
+def test_coder_equals_a_loop(name: str, loop: Callable[..., Tensor], options: tuple[Any, ...]) -> None:
     one = samples()[name]
     exact = [value.detach().double() for value in one.arguments()]
     for values in ((), options):
@@ -222,14 +222,14 @@ def test_it_computes_what_a_loop_does(name: str, loop: Callable[..., Tensor], op
 
 
 @pytest.mark.parametrize(("name", "values"), [(name, options) for name, _, options in LOOPS])
-def test_options_are_the_same_in_jax_where_a_loop_is_the_reference(name: str, values: tuple[Any, ...]) -> None:
+def test_options_are_equal_in_jax_with_a_loop_as_reference(name: str, values: tuple[Any, ...]) -> None:
     optional("jax")
     one = samples()[name]
     arguments = (*one.arguments(), *values)
     compare(jax_results(jitted(one.jax(), arguments), arguments), one.function(*arguments), 1e-5, 1e-4)
 
 
-def test_offsets_of_several_classes_grow_boxes_only_so_far() -> None:
+def test_class_offsets_enlarge_boxes_within_a_limit() -> None:
     boxes, offset = (value.double() for value in deltas(Draw(0)))
     torch.testing.assert_close(offset2bbox(boxes, offset), boxes_by_loop(boxes, offset))
 
@@ -255,14 +255,14 @@ def centres(boxes: Tensor) -> Tensor:
     ],
     ids=["delta", "offset", "tblr", "legacy delta", "SSD", "YOLO"],
 )
-def test_decoding_undoes_encoding(there_and_back: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_decoding_inverts_encoding(there_and_back: Callable[[Tensor, Tensor], Tensor]) -> None:
     draw = Draw(0)
     boxes = draw.boxes(50)
     gt = draw.near(boxes, 0.3)
     torch.testing.assert_close(there_and_back(boxes, gt), gt, rtol=1e-4, atol=1e-3)
 
 
-def test_an_edge_is_found_in_the_bucket_that_it_is_in() -> None:
+def test_edge_is_found_in_its_bucket() -> None:
     boxes = torch.tensor([[0.0, 0.0, 140.0, 280.0]])
     width, height, left, _, _, bottom = generate_buckets(boxes, 14)
     assert (width.item(), height.item()) == (10, 20)
@@ -276,7 +276,7 @@ def test_an_edge_is_found_in_the_bucket_that_it_is_in() -> None:
     assert sureness.tolist() == [1.0]
 
 
-def test_no_deltas_leave_the_boxes_and_large_ones_do_not_overflow() -> None:
+def test_zero_deltas_keep_boxes_and_large_ones_do_not_overflow() -> None:
     boxes = Draw(0).boxes(10)
     torch.testing.assert_close(delta2bbox(boxes, torch.zeros(10, 4)), boxes)
     decoded = delta2bbox(boxes, torch.full((10, 4), 1e9), max_shape=(50, 80))

@@ -30,13 +30,13 @@ def overlap(first: list[float], second: list[float]) -> float:
     return shared / (sum(areas) - shared)
 
 
-def test_overlaps_are_those_of_a_loop() -> None:
+def test_overlaps_equal_those_of_a_loop() -> None:
     first, second = boxes(20), boxes(15, seed=1)
     expected = [[overlap(one, other) for other in second.tolist()] for one in first.tolist()]
     torch.testing.assert_close(bbox_overlaps(first, second), torch.tensor(expected, dtype=torch.float64))
 
 
-def test_boxes_without_area_overlap_nothing() -> None:
+def test_boxes_without_area_have_no_overlap() -> None:
     empty = torch.tensor([[5.0, 5, 5, 5]])
     assert bbox_overlaps(empty, empty).tolist() == [[0]]
 
@@ -55,7 +55,7 @@ def test_anchors_have_their_centres_areas_and_ratios() -> None:
 
 @given(st.integers(0, 1000), st.floats(0.1, 0.9))
 @settings(deadline=None, max_examples=30)
-def test_suppression_keeps_what_a_loop_keeps(seed: int, threshold: float) -> None:
+def test_suppression_keeps_the_boxes_that_a_loop_keeps(seed: int, threshold: float) -> None:
     found, scores = boxes(25, seed, reach=40), torch.rand(25, generator=torch.Generator().manual_seed(seed))
     kept: list[int] = []
     for index in sorted(range(25), key=lambda index: -float(scores[index])):
@@ -64,7 +64,7 @@ def test_suppression_keeps_what_a_loop_keeps(seed: int, threshold: float) -> Non
     assert nms(found, scores, threshold).tolist() == kept
 
 
-def test_nothing_suppresses_to_nothing() -> None:
+def test_suppression_of_no_boxes_is_empty() -> None:
     assert nms(torch.zeros(0, 4), torch.zeros(0), 0.5).shape == (0,)
 
 
@@ -78,7 +78,7 @@ def test_classes_do_not_suppress_each_other() -> None:
     assert multiclass_nms(same, scores * 0, 0.1, 0.5, 10, 10)[0].shape == (0, 4)
 
 
-def test_classes_stay_apart_where_coordinates_are_negative() -> None:
+def test_classes_are_separate_with_negative_coordinates() -> None:
     same = torch.tensor([-100.0, -100, 10, 10]).expand(2, 2, 4)
     scores = torch.tensor([[0.9, 0.0], [0.0, 0.8]])
     assert multiclass_nms(same, scores, 0.1, 0.5, candidates=10, limit=10)[2].tolist() == [0, 1]
@@ -90,7 +90,7 @@ def test_only_the_best_candidates_are_considered() -> None:
     assert multiclass_nms(apart, scores, 0.1, 0.5, candidates=2, limit=10)[1].tolist() == pytest.approx([0.9, 0.7])
 
 
-def test_a_box_goes_up_a_level_with_each_doubling() -> None:
+def test_doubling_a_box_raises_its_level_by_one() -> None:
     sides = torch.tensor([1.0, 55, 57, 111, 113, 223, 225, 447, 449, 5000])
     squares = torch.stack([sides * 0, sides * 0, sides * 0, sides, sides], dim=1)
     assert map_roi_levels(squares, 4).tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
@@ -109,7 +109,7 @@ def sample(plane: torch.Tensor, y: float, x: float) -> float:
     return float(upper * (1 - down) + lower * down)
 
 
-def test_region_features_are_those_of_a_loop() -> None:
+def test_region_features_equal_those_of_a_loop() -> None:
     features = torch.randn(2, 3, 9, 11, dtype=torch.float64)
     rois = torch.tensor([[0.0, 3, 5, 30, 33], [1, -9, -4, 12, 60], [1, 20, 10, 90, 41]], dtype=torch.float64)
     size, scale, samples = 4, 0.25, 2

@@ -153,7 +153,7 @@ LIKE_THE_ORIGINAL: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "sizes"), LIKE_THE_ORIGINAL)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_it_computes_what_the_original_does(name: str, sizes: dict[str, Any], seed: int) -> None:
+def test_layer_equals_its_original(name: str, sizes: dict[str, Any], seed: int) -> None:
     sample = samples()[name]
     compare_with(ORIGINALS[name], sample.function, lambda: sample.inputs(Draw(seed), **sizes), sample.rtol, sample.atol)
 
@@ -317,7 +317,7 @@ def as_arrays(tree: Any) -> Any:
 
 @pytest.mark.parametrize(("name", "sizes"), LIKE_THE_FORMULA)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_it_computes_what_plain_loops_do(name: str, sizes: dict[str, Any], seed: int) -> None:
+def test_layer_equals_plain_loops(name: str, sizes: dict[str, Any], seed: int) -> None:
     sample = samples()[name]
     arguments = sample.inputs(Draw(seed), **sizes)
     arguments = arguments if name == "mask_predictor" else as_doubles(arguments)
@@ -349,7 +349,7 @@ def check_gradients(function: Callable[..., Any], arguments: Arguments) -> None:
     assert torch.autograd.gradcheck(of_learned, learned)
 
 
-def test_dropped_attention_weights_are_zero_and_the_others_grow() -> None:
+def test_dropped_attention_weights_are_zero_and_the_others_scaled() -> None:
     query, key = torch.randn(2, 1, 1, 40, 8).unbind()
     whole = layer("scaled_dot_product_attention", query, key, torch.eye(40))
     torch.manual_seed(0)
@@ -359,7 +359,7 @@ def test_dropped_attention_weights_are_zero_and_the_others_grow() -> None:
     torch.testing.assert_close(dropped[kept], whole[kept] / 0.75)
 
 
-def test_a_partial_convolution_without_holes_is_a_convolution() -> None:
+def test_partial_convolution_without_holes_is_a_convolution() -> None:
     features, weight, bias = torch.randn(2, 3, 8, 9), torch.randn(4, 3, 3, 3), torch.randn(4)
     for bias_or_none in (bias, None):
         expected = functional.conv2d(features, weight, bias_or_none, stride=2)
@@ -369,7 +369,7 @@ def test_a_partial_convolution_without_holes_is_a_convolution() -> None:
             torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_sines_may_be_scaled_only_where_positions_are_shares() -> None:
+def test_sine_scale_requires_normalized_positions() -> None:
     padding = torch.zeros(1, 3, 4).bool()
     found = layer("position_embedding_sine", padding, 2, normalize=True, scale=1.0)
     torch.testing.assert_close(found[0, 0, :, 0], (torch.tensor([1, 2, 3]) / 3).sin(), rtol=1e-5, atol=1e-5)
@@ -377,7 +377,7 @@ def test_sines_may_be_scaled_only_where_positions_are_shares() -> None:
         layer("position_embedding_sine", padding, scale=1.0)
 
 
-def test_a_mask_of_a_box_at_the_edge_is_cut_and_one_of_no_image_stays_empty() -> None:
+def test_mask_at_the_edge_is_cut_and_one_without_an_image_is_empty() -> None:
     rois = torch.tensor([[0.0, 6, 2, 20, 8, 0.9, 3], [5.0, 0, 0, 4, 4, 0.9, 0]])
     edge, nowhere = layer("mask_predictor", rois, torch.ones(2, 1, 7, 7), [(2.0, 4, 10)], class_agnostic=True)
     assert edge.tolist() == [[0] * 10] + [[0] * 3 + [1] * 7] * 3

@@ -151,7 +151,7 @@ def ours(expected: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(("original", "make"), listed(ORIGINALS))
-def test_it_computes_what_the_original_does(original: Callable[..., Any], make: Maker) -> None:
+def test_loss_equals_its_original(original: Callable[..., Any], make: Maker) -> None:
     compare_with(original, ours(original), lambda: make(Draw(1)), 1e-5, 1e-6)
 
 
@@ -280,7 +280,7 @@ REFERENCES: list[tuple[Callable[..., Any], list[Maker]]] = [
 
 
 @pytest.mark.parametrize(("reference", "make"), listed(REFERENCES))
-def test_it_computes_what_loops_over_numpy_do(reference: Callable[..., Any], make: Maker) -> None:
+def test_loss_equals_numpy_loops(reference: Callable[..., Any], make: Maker) -> None:
     if "soft" in reference.__name__ or "margin" in reference.__name__:
         optional("cv2")
     arguments = doubled(make(Draw(2)))
@@ -295,11 +295,11 @@ NOT_CHECKED = {"associative_pull_loss", "associative_push_loss", "knowledge_gap_
 @pytest.mark.parametrize(
     ("reference", "make"), listed([row for row in REFERENCES if row[0].__name__ not in NOT_CHECKED])
 )
-def test_its_gradient_is_that_of_its_values(reference: Callable[..., Any], make: Maker) -> None:
+def test_gradient_equals_finite_differences(reference: Callable[..., Any], make: Maker) -> None:
     assert torch.autograd.gradcheck(ours(reference), doubled(make(Draw(3))), fast_mode=True)
 
 
-def test_the_knowledge_gap_weighs_the_gradient_but_gets_none() -> None:
+def test_knowledge_gap_weights_the_gradient_without_receiving_one() -> None:
     scores, label, teacher = doubled(taught(Draw(4)))
     mine, other = scores.detach().softmax(dim=1), teacher.softmax(dim=1)
     valid = label != IGNORED
@@ -313,7 +313,7 @@ def test_the_knowledge_gap_weighs_the_gradient_but_gets_none() -> None:
     ("name", "place"),
     [("ifv_loss", 1), ("inter_region_loss", 1), ("kd_kl_loss", 1), ("knowledge_gap_loss", 2), ("sce_loss", 2)],
 )
-def test_a_teacher_learns_nothing(name: str, place: int) -> None:
+def test_teacher_receives_no_gradient(name: str, place: int) -> None:
     arguments = samples()[name].arguments()
     arguments[place].requires_grad_()
     student, teacher = gradients(samples()[name].function(*arguments), arguments)
@@ -322,7 +322,7 @@ def test_a_teacher_learns_nothing(name: str, place: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "part"), [("associative_pull_loss", 0), ("associative_push_loss", 1)])
-def test_embeddings_of_corners_are_those_of_mmdetection(name: str, part: int) -> None:
+def test_corner_embedding_losses_equal_those_of_mmdetection(name: str, part: int) -> None:
     original = optional("mmdet.models.losses.ae_loss").ae_loss_per_image
 
     def per_image(embeddings: list[Tensor], mask: Tensor) -> Tensor:
@@ -336,7 +336,7 @@ def test_embeddings_of_corners_are_those_of_mmdetection(name: str, part: int) ->
 
 
 @pytest.mark.parametrize("name", ["gradient_loss", "ifv_loss", "sce_loss"])
-def test_nothing_to_learn_from_costs_nothing(name: str) -> None:
+def test_fully_ignored_labels_have_zero_loss(name: str) -> None:
     arguments = samples()[name].arguments()
     label = next(argument for argument in arguments if argument.dtype == torch.int64)
     label.fill_(IGNORED)
@@ -348,13 +348,13 @@ FAMILY = sorted({function.__name__ for function, _ in ORIGINALS + REFERENCES})
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_arguments_stay_as_they_were(name: str) -> None:
+def test_arguments_are_unchanged(name: str) -> None:
     arguments = samples()[name].arguments()
     samples()[name].function(*arguments)
     compare(arguments, samples()[name].arguments(), 0, 0)
 
 
-def test_a_mask_at_all_its_pixels_costs_what_it_does_as_a_whole() -> None:
+def test_point_loss_at_all_pixels_equals_the_whole_mask_loss() -> None:
     draw = Draw(6)
     scores, truth = draw.normal(3, 4, 5), draw.mask(3, 4, 5).float()
     rows, columns = torch.meshgrid((torch.arange(4) + 0.5) / 4, (torch.arange(5) + 0.5) / 5, indexing="ij")
@@ -373,7 +373,7 @@ def test_unknown_option_value_is_rejected(name: str, options: tuple[Any, ...]) -
 
 
 @pytest.mark.parametrize("make", dict(ORIGINALS)[loss_originals.sigmoid_focal_loss])
-def test_the_focal_loss_is_the_same_in_jax_compiled(make: Maker) -> None:
+def test_focal_loss_is_equal_in_compiled_jax(make: Maker) -> None:
     jax = optional("jax")
     sample = samples()["sigmoid_focal_loss"]
     compiled = jax.jit(sample.jax(), static_argnums=5)

@@ -8,7 +8,7 @@ import torch
 from opgrip.samples.models.faster_rcnn import faster_rcnn
 
 
-def test_it_detects_something_at_random_weights() -> None:
+def test_detector_with_random_weights_detects_objects() -> None:
     torch.manual_seed(0)
     model, inputs = faster_rcnn(batch_size=2, input_size=(128, 160))
     model.eval()
@@ -23,7 +23,7 @@ def test_it_detects_something_at_random_weights() -> None:
         assert bool((found["labels"] < 20).all())
 
 
-def test_every_parameter_learns_and_the_loss_falls() -> None:
+def test_every_parameter_is_trained_and_the_loss_falls() -> None:
     torch.manual_seed(0)
     model, inputs = faster_rcnn(batch_size=1, input_size=(64, 64), run="train")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
@@ -50,7 +50,7 @@ def test_every_parameter_learns_and_the_loss_falls() -> None:
         ("roi_box", "roi_head.regressor.weight"),
     ],
 )
-def test_each_loss_teaches_its_own_part(loss: str, parameter: str) -> None:
+def test_each_loss_trains_its_own_part(loss: str, parameter: str) -> None:
     torch.manual_seed(0)
     model, inputs = faster_rcnn(batch_size=1, input_size=(96, 96), run="loss")
     model(**inputs)[loss].backward()
@@ -58,7 +58,7 @@ def test_each_loss_teaches_its_own_part(loss: str, parameter: str) -> None:
     assert bool(model.backbone.conv1.weight.grad.any())
 
 
-def test_the_same_seed_gives_the_same_losses() -> None:
+def test_same_seed_gives_the_same_losses() -> None:
     losses = []
     for _ in range(2):
         torch.manual_seed(3)
@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_losses() -> None:
     assert losses[0] == losses[1]
 
 
-def test_inputs_have_objects_inside_the_image_where_the_run_needs_them() -> None:
+def test_training_inputs_have_objects_inside_the_image() -> None:
     assert set(faster_rcnn(run="predict", input_size=(64, 64))[1]) == {"images"}
     for run in ("loss", "train"):
         inputs = faster_rcnn(batch_size=3, input_size=(64, 200), run=run)[1]

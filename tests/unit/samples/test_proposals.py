@@ -20,19 +20,19 @@ def predictions() -> AnchorPredictions:
     return AnchorPredictions(torch.tensor([[0.5, 0.4, 0.9, 0.7]]), deltas, [fine, coarse])
 
 
-def test_proposals_are_moved_cut_suppressed_within_their_level_and_sorted(predictions: AnchorPredictions) -> None:
+def test_proposals_are_decoded_clipped_suppressed_and_sorted(predictions: AnchorPredictions) -> None:
     (found,) = ProposalSelector()(predictions, (90, 100))
     torch.testing.assert_close(found, torch.tensor([[60.0, 60, 100, 90], [0, 0, 41, 41], [0, 0, 40, 40]]))
 
 
-def test_only_so_many_proposals_are_made(predictions: AnchorPredictions) -> None:
+def test_number_of_proposals_is_limited(predictions: AnchorPredictions) -> None:
     (best,) = ProposalSelector(limit=1)(predictions, (90, 100))
     torch.testing.assert_close(best, torch.tensor([[60.0, 60, 100, 90]]))
     (first,) = ProposalSelector(candidates=1)(predictions, (90, 100))
     torch.testing.assert_close(first, torch.tensor([[60.0, 60, 100, 90], [0, 0, 41, 41]]))
 
 
-def test_the_losses_of_anchors_are_those_by_hand() -> None:
+def test_anchor_losses_equal_a_manual_calculation() -> None:
     anchors = torch.tensor([[0.0, 0, 10, 10], [50, 50, 60, 60]])
     deltas = torch.zeros(2, 2, 4)
     deltas[0, 0, 0] = 0.5

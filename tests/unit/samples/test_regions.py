@@ -32,7 +32,7 @@ def head() -> RegionHead:
     return head
 
 
-def test_each_box_is_read_from_its_image_and_level(levels: list[torch.Tensor]) -> None:
+def test_each_box_is_pooled_from_its_image_and_level(levels: list[torch.Tensor]) -> None:
     large, small, middle = [5.0, 5, 240, 245], [10.0, 20, 40, 44], [30.0, 8, 150, 160]
     pooled = RegionPooler(STRIDES)(levels, [torch.tensor([large, small]), torch.tensor([middle])])
     for row, (box, image, level) in enumerate([(large, 0, 2), (small, 0, 0), (middle, 1, 1)]):
@@ -50,7 +50,7 @@ def test_detections_have_the_class_and_its_deltas(head: RegionHead, levels: list
     torch.testing.assert_close(second["boxes"], torch.tensor([[221.75, 100, 256, 140]]))
 
 
-def test_the_losses_of_regions_are_those_by_hand(head: RegionHead, levels: list[torch.Tensor]) -> None:
+def test_region_losses_equal_a_manual_calculation(head: RegionHead, levels: list[torch.Tensor]) -> None:
     proposals = [torch.tensor([[4.0, 0, 44, 40], [160, 160, 190, 190]])] * 2
     targets = [{"boxes": torch.tensor([[0.0, 0, 40, 40]]), "labels": torch.tensor([1])}] * 2
     losses = head(levels, proposals, (256, 256), targets)

@@ -24,7 +24,7 @@ def run(sample: Sample, arguments: tuple[Any, ...]) -> Any:
     return sample.function(*arguments)
 
 
-def test_all_are_described() -> None:
+def test_every_sample_is_described() -> None:
     for sample in SAMPLES:
         documentation = sample.function.__doc__ or ""
         assert sample.summary.endswith("."), sample.name
@@ -39,9 +39,7 @@ def test_all_are_described() -> None:
     "part", [slice(1), pytest.param(slice(1, None), marks=pytest.mark.slow)], ids=["first", "others"]
 )
 @pytest.mark.parametrize("sample", BY_NAME)
-def test_every_configuration_repeats_has_gradients_and_the_tags_that_source_and_run_show(
-    sample: Sample, part: slice
-) -> None:
+def test_every_configuration_repeats_and_has_gradients_and_tags(sample: Sample, part: slice) -> None:
     declared = {tag.value for tag in sample.tags}
     ran: set[str] = set()
     for configuration in list(sample.configurations)[part]:
@@ -60,13 +58,13 @@ def test_every_configuration_repeats_has_gradients_and_the_tags_that_source_and_
 
 
 @pytest.mark.parametrize("sample", [pytest.param(sample, id=sample.name) for sample in SAMPLES if sample.has_jax()])
-def test_jax_gives_the_same(sample: Sample) -> None:
+def test_jax_returns_the_same_results(sample: Sample) -> None:
     optional("jax")
     arguments = sample.arguments()
     met = jax_results(sample.jax(), sample.arguments())
     compare(met, run(sample, arguments), sample.rtol, sample.atol, dtypes=True)
 
 
-def test_samples_of_other_addresses_name_their_project() -> None:
+def test_sample_with_an_unknown_url_must_name_its_project() -> None:
     with pytest.raises(ValueError, match="unknown project"):
         register(lambda draw: (), {"none": ()}, tags="", url="https://github.com/someone/else")

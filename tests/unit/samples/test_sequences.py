@@ -174,7 +174,7 @@ SIZES: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", ORIGINALS)
-def test_it_computes_what_transformers_does(name: str) -> None:
+def test_function_equals_that_of_transformers(name: str) -> None:
     sample = samples()[name]
 
     def drawn(sizes: dict[str, Any]) -> Callable[[], tuple[Any, ...]]:
@@ -184,7 +184,7 @@ def test_it_computes_what_transformers_does(name: str) -> None:
         compare_with(ORIGINALS[name], sample.function, make, sample.rtol, sample.atol)
 
 
-def test_options_do_what_those_of_transformers_do() -> None:
+def test_options_behave_as_in_transformers() -> None:
     states = samples()["rotary_embedding"].inputs(Draw(1), 2, 5, 5, 8, 5)
     compare(samples()["rotary_embedding"].function(*states, 2), rotary_embedding(*states, 2))
     states = samples()["group_query_attention"].inputs(Draw(1), 2, 6, 2, 8, 5)
@@ -226,7 +226,7 @@ def beams(*state: Any) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_step_of_beam_search_is_that_of_transformers(seed: int, early: bool) -> None:
+def test_beam_search_step_equals_that_of_transformers(seed: int, early: bool) -> None:
     inputs = samples()["beam_search_step"].inputs
     sizes = {"batch": 12, "beams": 3, "vocabulary": 40, "longest": 12, "length": 7, "length_penalty": 0.6}
 
@@ -240,7 +240,7 @@ def test_a_step_of_beam_search_is_that_of_transformers(seed: int, early: bool) -
     compare_with(in_use(beams), in_use(beam_search_step), lambda: inputs(Draw(seed), **sizes), 1e-5, 1e-5)
 
 
-def test_as_many_beams_as_prefixes_find_the_best_sequence() -> None:
+def test_exhaustive_beams_find_the_best_sequence() -> None:
     """Each token depends on the previous one by a table; 0 ends a sequence."""
     table = torch.randn(4, 4, generator=torch.Generator().manual_seed(2))
     count, steps = 36, 3
@@ -264,7 +264,7 @@ def test_as_many_beams_as_prefixes_find_the_best_sequence() -> None:
     assert state[3][0, : len(best)].tolist() == pytest.approx([ways[way] for way in best])
 
 
-def test_tokens_are_distributed_as_the_large_model_says() -> None:
+def test_tokens_have_the_distribution_of_the_large_model() -> None:
     torch.manual_seed(0)
     draft = torch.tensor([[3.0, 0.0, 0.0, 0.0], [0.0, 3.0, 0.0, 0.0]])
     target = torch.tensor([[1.0, 1.0, 0.0, -1.0], [1.0, 0.0, 1.0, -1.0], [0.0, 0.0, 0.0, 0.0]])
@@ -279,7 +279,7 @@ def test_tokens_are_distributed_as_the_large_model_says() -> None:
     torch.testing.assert_close(accepted, agreed, rtol=0, atol=0.07)
 
 
-def test_only_the_best_token_is_drawn_where_no_more_are_let_in() -> None:
+def test_only_the_best_token_is_drawn_with_minimal_k_or_p() -> None:
     logits = torch.randn(20, 30)
     best = logits.argmax(1).tolist()
     assert top_k_sampling(logits, 1).tolist() == best
@@ -291,7 +291,7 @@ def test_only_the_best_token_is_drawn_where_no_more_are_let_in() -> None:
 @pytest.mark.parametrize(
     ("rows", "steps", "beam_size"), [(6, 1, 3), (3, 1, 3), (4, 1, 1), (6, 2, 3), (5, 1, None), (5, 4, None)]
 )
-def test_products_of_beams_are_those_of_each_row(rows: int, steps: int, beam_size: int | None) -> None:
+def test_beam_products_equal_those_of_each_row(rows: int, steps: int, beam_size: int | None) -> None:
     beams = beam_size or 1
     first = torch.randn(rows, steps, 4, dtype=torch.float64, requires_grad=True)
     second = torch.randn(rows // beams, 4, 5, dtype=torch.float64, requires_grad=True)
@@ -321,7 +321,7 @@ def test_sequences_are_padded(options: dict[str, Any], expected: list[list[int]]
 
 
 @pytest.mark.parametrize("collapse", [True, False])
-def test_the_best_path_is_decoded(collapse: bool) -> None:
+def test_best_path_is_decoded(collapse: bool) -> None:
     scores, labels, lengths = samples()["greedy_decoder"].inputs(Draw(3), 5, 41, 6, 9)
     scores[4, :, 5] = 99.0
     decoded, true = greedy_decoder(scores, labels, lengths, 5, collapse)
@@ -334,7 +334,7 @@ def test_the_best_path_is_decoded(collapse: bool) -> None:
 
 
 @pytest.mark.parametrize("longest", [None, 2, 6])
-def test_places_up_to_the_length_are_filled(longest: int | None) -> None:
+def test_mask_covers_positions_up_to_the_length(longest: int | None) -> None:
     lengths = [3, 0, 4]
     columns = range(4 if longest is None else longest)
     expected = [[place < length for place in columns] for length in lengths]
@@ -354,13 +354,13 @@ def test_pages_are_found_by_their_table() -> None:
     compare(found, (*expected, torch.tensor([0, 1, 9, 29, 45])), 0, 0)
 
 
-def test_slopes_of_heads_that_are_no_power_of_two_are_those_of_the_paper() -> None:
+def test_alibi_slopes_of_any_number_of_heads_equal_the_paper() -> None:
     bias = alibi_bias(torch.ones(1, 2, dtype=torch.long), 12)[:, 0, 1]
     finer = [2 ** (-8 * head / 16) for head in (1, 3, 5, 7)]
     assert bias.tolist() == pytest.approx([2.0**-head for head in range(1, 9)] + finer)
 
 
-def test_scores_are_left_alone_where_runs_are_banned() -> None:
+def test_ngram_ban_does_not_change_its_input() -> None:
     scores = torch.zeros(1, 4)
     banned = no_repeat_ngram(torch.tensor([[3, 1, 2, 3, 1]]), scores, 3)
     assert banned.tolist() == [[0.0, 0.0, -torch.inf, 0.0]]
@@ -376,7 +376,7 @@ WITH_JAX = [
 
 
 @pytest.mark.parametrize(("sample", "configuration"), WITH_JAX)
-def test_jax_compiles_every_configuration_of_given_sizes(sample: Any, configuration: str) -> None:
+def test_jax_compiles_every_configuration_of_static_sizes(sample: Any, configuration: str) -> None:
     jax = optional("jax")
     arguments = sample.arguments(configuration)
     if None in arguments:

@@ -25,20 +25,20 @@ def place_in(folder: Path) -> Place:
 
 
 @on_simulator()
-def test_a_step_is_right_on_a_device_that_is(tmp_path: Path) -> None:
+def test_step_is_ok_on_a_correct_device(tmp_path: Path) -> None:
     outcome = run_step(STEP, place_in(tmp_path))
     assert (outcome.verdict, outcome.reason) == (Verdict.OK, "")
 
 
 @on_simulator()
-def test_a_step_is_wrong_on_a_device_that_fails(tmp_path: Path) -> None:
+def test_step_is_wrong_on_a_failing_device(tmp_path: Path) -> None:
     torch.sim.fail("aten::index", "device-side assert triggered")
     outcome = run_step(STEP, place_in(tmp_path))
     assert outcome.verdict is Verdict.WRONG
 
 
 @pytest.mark.slow
-def test_a_check_that_is_killed_leaves_the_steps_before(tmp_path: Path) -> None:
+def test_killed_check_keeps_the_completed_steps(tmp_path: Path) -> None:
     build()
     output = tmp_path / "check.zip"
     command = [sys.executable, str(CHECK), "--device", "sim", "--only", "replay *", "-o", str(output)]
@@ -59,7 +59,7 @@ def test_a_check_that_is_killed_leaves_the_steps_before(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_all_steps_are_right_or_not_for_this_device_and_one_file_has_them(tmp_path: Path) -> None:
+def test_no_step_is_wrong_and_one_archive_contains_all(tmp_path: Path) -> None:
     build()
     output = tmp_path / "check.zip"
     # torch loads the device when an interpreter starts; mmcv has no kernel on it for the trace's first case

@@ -32,7 +32,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     return nvml
 
 
-def test_a_gpu_is_described_by_torch_and_by_nvml(gpu: Nvml) -> None:
+def test_gpu_is_described_by_torch_and_nvml(gpu: Nvml) -> None:
     facts = describe_accelerators(["cuda:0"])
     assert facts["devices"]["cuda:0"] == {
         "name": "NVIDIA H200",
@@ -52,7 +52,7 @@ def test_a_gpu_is_described_by_torch_and_by_nvml(gpu: Nvml) -> None:
     assert gpu.closed
 
 
-def test_settings_are_those_of_the_moment(gpu: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_read_at_the_time_of_the_call(gpu: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "allow_bf16_reduced_precision_reduction"
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     before = describe_accelerators(["cuda:0"])["settings"]
@@ -71,7 +71,7 @@ def test_settings_are_those_of_the_moment(gpu: Nvml, monkeypatch: pytest.MonkeyP
     assert after[name] is False
 
 
-def test_what_nothing_tells_is_left_out(gpu: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_facts_are_left_out(gpu: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(device: object) -> None:
         raise RuntimeError("planted")
 
@@ -83,7 +83,7 @@ def test_what_nothing_tells_is_left_out(gpu: Nvml, monkeypatch: pytest.MonkeyPat
     assert "driver_cuda" not in facts["libraries"]
 
 
-def test_a_broken_driver_costs_its_own_facts_alone(gpu: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_driver_query_loses_only_its_facts(gpu: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise OSError("planted")
 
@@ -96,7 +96,7 @@ def test_a_broken_driver_costs_its_own_facts_alone(gpu: Nvml, monkeypatch: pytes
     assert facts["libraries"].keys() == {"driver", "driver_cuda", "cuda", "nccl"}
 
 
-def test_an_instance_of_a_shared_gpu_has_the_limits_of_the_whole(monkeypatch: pytest.MonkeyPatch, gpu: Nvml) -> None:
+def test_mig_instance_has_the_limits_of_its_gpu(monkeypatch: pytest.MonkeyPatch, gpu: Nvml) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml("nvmlDeviceGetEccMode", kind="MIG"))
     facts = describe_accelerators(["cuda:0"])["devices"]["cuda:0"]
     assert facts["max_sm_mhz"] == 1980.0
@@ -104,12 +104,12 @@ def test_an_instance_of_a_shared_gpu_has_the_limits_of_the_whole(monkeypatch: py
     assert "ecc" not in facts
 
 
-def test_without_a_device_nothing_is_asked(monkeypatch: pytest.MonkeyPatch, gpu: Nvml) -> None:
+def test_nothing_is_queried_without_a_device(monkeypatch: pytest.MonkeyPatch, gpu: Nvml) -> None:
     monkeypatch.setattr(gpu, "nvmlInit", lambda: pytest.fail("asked"))
     assert describe_accelerators([]) == {}
 
 
-def test_facts_read_as_lines_with_devices_that_are_alike_in_one(gpu: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_are_printed_as_lines_with_equal_devices_joined(gpu: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = dict(facts_in_words(describe_accelerators(["cuda:0", "cuda:1"])))
     assert lines["hardware"] == (
         "cuda:0, cuda:1: memory 150.0 GiB, l2 50 MiB, multiprocessors 132, capability 9.0, power limit 700 W, "
@@ -123,18 +123,18 @@ def test_facts_read_as_lines_with_devices_that_are_alike_in_one(gpu: Nvml, monke
     "strange",
     [None, [], "x", {"devices": 3}, {"devices": {"cuda:0": []}}, {"libraries": [1], "settings": {"a_bytes": {}}}],
 )
-def test_lines_of_a_stranger_s_facts_are_lines(strange: object) -> None:
+def test_untrusted_facts_are_printed_as_lines(strange: object) -> None:
     assert all(isinstance(text, str) for _, text in facts_in_words(strange))
 
 
-def test_facts_of_two_ranks_are_joined() -> None:
+def test_facts_of_two_ranks_are_merged() -> None:
     first = {"devices": {"cuda:0": {"name": "A"}}, "libraries": {"cuda": "12.4"}}
     second = {"devices": {"cuda:1": {"name": "B"}}, "libraries": {"cuda": "12.8"}}
     joined = merge_facts(first, second)
     assert joined == {"devices": {"cuda:0": {"name": "A"}, "cuda:1": {"name": "B"}}, "libraries": {"cuda": "12.8"}}
 
 
-def test_a_call_is_on_the_first_accelerator_among_its_tensors() -> None:
+def test_call_is_on_the_first_accelerator_among_its_tensors() -> None:
     def spec(device: str) -> TensorSpec:
         return TensorSpec((2,), (1,), torch.float32, device)
 

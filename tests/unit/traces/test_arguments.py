@@ -130,13 +130,13 @@ def exactly(value: object) -> object:
 
 
 @given(arguments)
-def test_any_argument_comes_back_exactly_as_it_was(value: object) -> None:
+def test_any_argument_survives_encoding_and_decoding(value: object) -> None:
     text = json.dumps(encode(value), allow_nan=False)
     assert exactly(decode(json.loads(text))) == exactly(value)
 
 
 @given(arguments)
-def test_what_stands_in_objects_is_found_and_replaced_in_its_order(value: object) -> None:
+def test_leaves_are_found_and_replaced_in_order(value: object) -> None:
     found = list(leaves(value))
     met: list[object] = []
     same = map_leaves(lambda leaf: met.append(leaf) or leaf, value)
@@ -148,7 +148,7 @@ def test_what_stands_in_objects_is_found_and_replaced_in_its_order(value: object
     assert exactly(with_numbers(value, numbers)) == exactly(value)
 
 
-def test_a_tiny_float_keeps_all_its_bits() -> None:
+def test_tiny_float_keeps_all_its_bits() -> None:
     assert decode(json.loads(json.dumps(encode(1e-12)))) == 1e-12
 
 
@@ -156,12 +156,12 @@ def test_lists_of_any_length_survive() -> None:
     assert decode(encode(list(range(10_000)))) == list(range(10_000))
 
 
-def test_complex_dtypes_are_told_apart_by_name() -> None:
+def test_complex_dtypes_are_distinguished_by_name() -> None:
     assert decode({"dtype": "complex64"}) is torch.complex64
     assert decode({"dtype": "complex32"}) is torch.complex32
 
 
-def test_a_dtype_that_this_torch_lacks_is_held_by_name() -> None:
+def test_unknown_dtype_is_kept_by_name() -> None:
     form = {"tensor": {"shape": [2], "stride": [1], "dtype": "float2_e9", "device": "cpu"}}
     assert decode(form) == Opaque("float2_e9 tensor")
 
@@ -199,7 +199,7 @@ def test_a_dtype_that_this_torch_lacks_is_held_by_name() -> None:
         {"tuple": 3},
     ],
 )
-def test_what_is_no_argument_is_refused(form: object) -> None:
+def test_malformed_argument_is_refused(form: object) -> None:
     with pytest.raises(FormatError):
         decode(form)
 
@@ -215,7 +215,7 @@ def test_what_is_no_argument_is_refused(form: object) -> None:
         *(("made_of", body) for body in (1, "coo", [], {}, {"coo": 1}, {"coo": {}, "nested": {}})),
     ],
 )
-def test_a_tensor_with_a_field_of_another_kind_is_refused(field: str, body: object) -> None:
+def test_tensor_with_a_field_of_another_type_is_refused(field: str, body: object) -> None:
     form = {"shape": [2], "stride": [1], "dtype": "float32", "device": "cpu"}
     assert decode({"tensor": form}) == TensorSpec((2,), (1,), torch.float32, "cpu")
     with pytest.raises(FormatError):
@@ -232,7 +232,7 @@ class _Pair(NamedTuple):
     second: object
 
 
-def test_live_containers_keep_their_classes() -> None:
+def test_containers_keep_their_classes() -> None:
     tree = [_Settings(a=1, b=_Pair(2, [3])), OrderedDict(c=torch.Size([4]))]
     made = map_leaves(lambda leaf: leaf if isinstance(leaf, torch.Size) else leaf + 1, tree)
     assert made == [{"a": 2, "b": (3, [4])}, {"c": (4,)}]

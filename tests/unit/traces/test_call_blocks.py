@@ -48,7 +48,7 @@ def records(draw: st.DrawFn) -> Calls:
 
 
 @given(records())
-def test_a_captured_block_is_decoded_in_one_go(record: Calls) -> None:
+def test_captured_block_is_parsed_directly(record: Calls) -> None:
     line = encode_line(record)[:-1]
     block = parse_block(line)
     assert block is not None
@@ -81,7 +81,7 @@ CHANGES = [
 
 
 @given(records(), st.data())
-def test_a_changed_block_is_read_as_json_reads_it_or_left_to_it(record: Calls, data: st.DataObject) -> None:
+def test_changed_block_is_parsed_like_json_or_left_to_json(record: Calls, data: st.DataObject) -> None:
     line = encode_line(record)[:-1]
     place = data.draw(st.integers(0, len(line)))
     end = place + data.draw(st.integers(0, 3))
@@ -91,7 +91,7 @@ def test_a_changed_block_is_read_as_json_reads_it_or_left_to_it(record: Calls, d
         assert record_of(block) == from_json(json.loads(changed))
 
 
-def test_what_json_refuses_is_not_decoded() -> None:
+def test_invalid_json_is_not_parsed() -> None:
     line = encode_line(Calls(0, [1, 2], [3, 4], [5, 6], [7, 8], [1, 0], [9]))[:-1]
     assert parse_block(line) is not None
     refused = [
@@ -111,7 +111,7 @@ def test_what_json_refuses_is_not_decoded() -> None:
             raise AssertionError(from_json(json.loads(changed)))
 
 
-def test_counts_of_tensors_that_sum_to_few_beyond_64_bits_are_refused() -> None:
+def test_overflowing_tensor_counts_are_refused() -> None:
     count, each = 1846, 9998 * 10**12
     tensors = [each] * (count - 1)
     tensors.append(2**64 + 1 - sum(tensors))
@@ -126,13 +126,13 @@ def test_sums_beyond_64_bits_are_exact() -> None:
 
 
 @given(st.integers(1, 30).flatmap(lambda calls: st.tuples(st.just(calls), st.lists(runs_of(calls), max_size=8))))
-def test_calls_of_any_run_are_perturbed_whatever_lies_over_what(block: tuple[int, list[tuple[int, int]]]) -> None:
+def test_overlapping_perturbed_runs_mark_the_right_calls(block: tuple[int, list[tuple[int, int]]]) -> None:
     calls, runs = block
     expected = [any(place <= call < place + count for place, count in runs) for call in range(calls)]
     assert perturbed_flags(runs, calls).tolist() == expected
 
 
-def test_a_hundred_thousand_runs_over_each_other_are_as_cheap_as_calls() -> None:
+def test_hundred_thousand_overlapping_runs_are_cheap() -> None:
     calls = 100_000
     began = process_time()
     assert perturbed_flags([(0, 10**15)] * calls, calls).all()

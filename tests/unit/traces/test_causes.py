@@ -38,18 +38,18 @@ from opgrip.platform.machine import check_device
         ("mat1 and mat2\nshapes " + "x" * 500, "RuntimeError: mat1 and mat2 shapes " + "x" * 500),
     ],
 )
-def test_common_causes_are_said_in_short_and_others_whole(message: str, cause: str) -> None:
+def test_common_errors_are_shortened_and_others_kept(message: str, cause: str) -> None:
     assert cause_of(RuntimeError(message)) == cause
 
 
-def test_a_real_lack_of_memory_says_how_much_was_asked_for() -> None:
+def test_real_out_of_memory_error_names_the_requested_size() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 50)
     assert cause_of(caught.value).startswith("out of memory: ")
     assert cause_of(caught.value).endswith(" were asked for")
 
 
-def test_what_is_cut_ends_with_a_whole_word() -> None:
+def test_shortened_text_ends_with_a_whole_word() -> None:
     assert shortened("three words here", 13) == "three ..."
     assert shortened("three words here", 16) == "three words here"
     assert one_line(ValueError("many words " * 30), 40).endswith("words ...")
@@ -64,7 +64,7 @@ def test_what_is_cut_ends_with_a_whole_word() -> None:
         ("mtia", "no MTIA device here: "),
     ],
 )
-def test_a_device_that_is_not_there_is_one_clear_line(name: str, told: str) -> None:
+def test_missing_device_is_one_clear_line(name: str, told: str) -> None:
     with pytest.raises(UserError) as caught:
         check_device(name)
     assert str(caught.value).startswith(told)

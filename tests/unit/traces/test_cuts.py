@@ -20,13 +20,13 @@ HUGE = 10**30
         (Cut(1, 4, 9), [1, 2, 3]),
     ],
 )
-def test_a_part_is_from_start_to_before_stop(cut: Cut, places: list[int]) -> None:
+def test_slice_contains_start_and_excludes_stop(cut: Cut, places: list[int]) -> None:
     assert list(cut.places(5)) == places
     assert cut.size(5) == len(places)
 
 
 @pytest.mark.parametrize("count", [1000, HUGE])
-def test_a_sample_is_the_same_for_a_seed_and_in_order(count: int) -> None:
+def test_sample_is_reproducible_by_seed_and_sorted(count: int) -> None:
     places = list(Cut(10, None, 7, 3).places(count))
     assert places == list(Cut(10, None, 7, 3).places(count)) == sorted(set(places))
     assert len(places) == 7
@@ -34,7 +34,7 @@ def test_a_sample_is_the_same_for_a_seed_and_in_order(count: int) -> None:
     assert places != list(Cut(10, None, 7, 4).places(count))
 
 
-def test_a_part_without_cases_is_an_error_that_tells_how_many_there_are() -> None:
+def test_empty_slice_is_an_error_with_the_number_of_cases() -> None:
     with pytest.raises(UserError, match="no case is left from --start 5 to --stop 9: the file has 5 cases, numbered"):
         Cut(5, 9).places(5)
     assert list(Cut().places(0)) == []

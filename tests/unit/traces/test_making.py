@@ -56,7 +56,7 @@ def test_objects_are_made_without_their_constructor() -> None:
     assert (type(point), vars(point), Point.ran) == (Point, {"x": 1, "shown": 2}, 0)
 
 
-def test_what_a_class_extends_is_filled_in() -> None:
+def test_contents_of_builtin_base_classes_are_restored() -> None:
     names = make_arguments(ObjectSpec("m:Names", {"x": 1}, {"a": 2}), CLASSES)
     assert (type(names), dict(names), names.x) == (Names, {"a": 2}, 1)
     order = make_arguments(ObjectSpec("collections:OrderedDict", {}, {"b": 1, "a": 2}), {})
@@ -68,7 +68,7 @@ def test_what_a_class_extends_is_filled_in() -> None:
     assert make_arguments(ObjectSpec("types:SimpleNamespace", {"a": 1}), {}) == types.SimpleNamespace(a=1)
 
 
-def test_things_that_stand_inside_of_themselves_are_made() -> None:
+def test_self_referencing_containers_are_made() -> None:
     tree = SharedSpec(0, [SameSpec(0), SharedSpec(1, {"list": SameSpec(0), "self": SameSpec(1)}), SameSpec(1)])
     made = make_arguments(tree, {})
     assert made[0] is made
@@ -76,7 +76,7 @@ def test_things_that_stand_inside_of_themselves_are_made() -> None:
     assert made[1]["list"] is made
 
 
-def test_modules_of_torch_need_no_leave() -> None:
+def test_torch_modules_need_no_trust() -> None:
     weight = ObjectSpec("torch.nn.parameter:Parameter", {}, torch.ones(2, 3, requires_grad=True) * 1)
     spec = ModuleSpec("torch.nn.modules.linear:Linear", {"weight": weight, "bias": None}, {}, {}, {"in_features": 3})
     linear = make_arguments(spec, {})
@@ -113,18 +113,18 @@ def test_modules_of_torch_need_no_leave() -> None:
     ],
     ids=lambda tree: repr(tree)[:60] if not isinstance(tree, ObjectSpec) or "inner" not in tree.fields else "nested",
 )
-def test_what_cannot_be_made_is_one_error(tree: Any) -> None:
+def test_object_that_cannot_be_made_is_a_user_error(tree: Any) -> None:
     with pytest.raises(UserError, match="an argument cannot be created: "):
         make_arguments([tree], CLASSES)
 
 
-def test_a_field_that_cannot_be_made_is_left_unset() -> None:
+def test_field_that_cannot_be_made_remains_unset() -> None:
     point = make_arguments(
         ObjectSpec("m:Point", {"x": Opaque("lock"), "y": [ObjectSpec("m:Missing")], "z": 1}), CLASSES
     )
     assert vars(point) == {"z": 1}
 
 
-def test_scalars_of_numpy_keep_their_type() -> None:
+def test_numpy_scalars_keep_their_type() -> None:
     made = make_arguments([ScalarSpec("float32", 0.5), ScalarSpec("bool", True), ScalarSpec("complex64", 1j)], {})
     assert [type(item) for item in made] == [np.float32, np.bool_, np.complex64]

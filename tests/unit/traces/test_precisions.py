@@ -10,7 +10,7 @@ from opgrip.platform.precisions import allows_tf32, read_precision, set_precisio
 
 
 @pytest.mark.skipif(read_precision("cuda.matmul") is None, reason="torch has one precision for all places")
-def test_either_kind_of_setting_allows_tf32() -> None:
+def test_old_and_new_settings_determine_tf32() -> None:
     assert not allows_tf32("cuda.matmul")
     before = read_precision("cuda.matmul")
     try:
@@ -24,7 +24,7 @@ def test_either_kind_of_setting_allows_tf32() -> None:
         set_precision("cuda.matmul", before)
 
 
-def test_an_older_torch_is_asked_by_its_older_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_torch_is_queried_by_its_older_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precisions, "read_precision", lambda place: None)
     assert (allows_tf32("cuda.matmul"), allows_tf32("cudnn.conv")) == (False, torch.backends.cudnn.allow_tf32)
     monkeypatch.setattr(torch.backends, "cudnn", None)

@@ -7,7 +7,7 @@ import pytest
 from opgrip.platform.private_apis import FOUND, PrivatePlaces
 
 
-def test_what_torch_has_is_taken_and_what_it_lacks_is_replaced() -> None:
+def test_existing_private_names_are_used_and_missing_ones_replaced() -> None:
     import torch
 
     places = PrivatePlaces()
@@ -23,19 +23,19 @@ def test_what_torch_has_is_taken_and_what_it_lacks_is_replaced() -> None:
     }
 
 
-def test_what_lies_in_a_module_is_imported_when_it_is_wanted() -> None:
+def test_module_of_a_private_name_is_imported_on_demand() -> None:
     from torch._dynamo.utils import counters
 
     assert PrivatePlaces().take_later("torch._dynamo.utils.counters", None, "nothing")() is counters
 
 
 @pytest.mark.parametrize("otherwise", ["", "  "])
-def test_a_place_without_a_fall_back_is_an_error(otherwise: str) -> None:
+def test_private_name_without_a_fallback_is_an_error(otherwise: str) -> None:
     with pytest.raises(ValueError, match=r"torch\._C\._storage_address"):
         PrivatePlaces().take("torch._C._storage_address", None, otherwise)
 
 
-def test_a_place_that_is_declared_twice_is_an_error() -> None:
+def test_private_name_that_is_declared_twice_is_an_error() -> None:
     places = PrivatePlaces()
     places.take("torch.Tensor", None, "nothing")
     with pytest.raises(ValueError, match="declared twice"):

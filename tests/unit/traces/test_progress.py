@@ -21,7 +21,7 @@ def on_terminal(width: int = 80) -> tuple[Reporter, io.StringIO]:
     return reporter, written
 
 
-def test_a_task_that_measures_nothing_shows_how_long_it_has_taken() -> None:
+def test_unmeasured_task_shows_its_elapsed_time() -> None:
     reporter, written = on_terminal()
     with reporter.doing("building nets.py:small", measures=False):
         for _ in range(2000):
@@ -32,7 +32,7 @@ def test_a_task_that_measures_nothing_shows_how_long_it_has_taken() -> None:
     assert "0:00:01" in written.getvalue()
 
 
-def test_no_thread_draws_while_something_is_measured() -> None:
+def test_progress_uses_no_thread_while_something_is_measured() -> None:
     reporter, _ = on_terminal()
     # threads of other tests may end meanwhile
     before = set(threading.enumerate())
@@ -41,7 +41,7 @@ def test_no_thread_draws_while_something_is_measured() -> None:
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 160])
-def test_a_narrow_terminal_shows_no_bar_and_fewer_words_and_no_number_is_cut(width: int) -> None:
+def test_narrow_terminal_shows_no_bar_and_whole_numbers(width: int) -> None:
     reporter, written = on_terminal(width)
     with reporter.doing("replaying 1234 cases on cuda:0", 1234) as advance:
         for _ in range(1234):
@@ -57,7 +57,7 @@ def test_a_narrow_terminal_shows_no_bar_and_fewer_words_and_no_number_is_cut(wid
     assert any(line.startswith("replaying") for line in lines) == (width >= 40)
 
 
-def test_in_jupyter_without_its_widgets_nothing_is_shown_and_nothing_is_warned_of(
+def test_jupyter_without_widgets_shows_nothing_and_does_not_warn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("opgrip.cli.progress.has_widgets", lambda: False)

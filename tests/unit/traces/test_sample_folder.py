@@ -20,7 +20,7 @@ def written(folder: Path, text: str) -> Path:
     return folder
 
 
-def test_a_class_is_what_the_calls_name_it(tmp_path: Path) -> None:
+def test_classes_are_named_as_in_the_calls(tmp_path: Path) -> None:
     sample = open_sample(written(tmp_path, json.dumps(GOOD | {"classes": {"m:A": "A"}})))
     assert sample.function(3) == 3
     assert sample.classes["m:A"] is sample.classes["A"]
@@ -46,7 +46,7 @@ def test_a_class_is_what_the_calls_name_it(tmp_path: Path) -> None:
         ({"source": {}}, "KeyError"),
     ],
 )
-def test_a_field_of_another_kind_is_one_line(tmp_path: Path, changes: dict[str, object], told: str) -> None:
+def test_field_of_another_type_is_one_line(tmp_path: Path, changes: dict[str, object], told: str) -> None:
     with pytest.raises(UserError) as caught:
         open_sample(written(tmp_path, json.dumps(GOOD | changes)))
     assert told in str(caught.value)
@@ -54,12 +54,12 @@ def test_a_field_of_another_kind_is_one_line(tmp_path: Path, changes: dict[str, 
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, "[]", "5", ""])
-def test_what_is_no_sample_is_one_line(tmp_path: Path, text: str) -> None:
+def test_file_that_is_not_a_sample_is_one_line(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError, match="is not a sample"):
         open_sample(written(tmp_path, text))
 
 
-def test_a_file_of_gigabytes_is_not_read(tmp_path: Path) -> None:
+def test_huge_sample_file_is_not_read(tmp_path: Path) -> None:
     written(tmp_path, json.dumps(GOOD))
     with (tmp_path / "sample.json").open("r+b") as file:
         file.truncate(1 << 40)

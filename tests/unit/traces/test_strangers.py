@@ -120,7 +120,7 @@ QUICK = [
 
 @pytest.mark.parametrize("name", slow_except(QUICK, TRACES))
 @pytest.mark.slow
-def test_a_strange_trace_is_read_or_refused_by_all(tmp_path: Path, name: str) -> None:
+def test_hostile_trace_is_read_or_refused_by_all_consumers(tmp_path: Path, name: str) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in TRACES[name]), encoding="utf-8")
     read_by_all(path)

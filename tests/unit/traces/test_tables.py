@@ -46,7 +46,7 @@ COLUMNS = (
 
 
 @given(st.text(alphabet="a1.,_ []x-", max_size=80), st.integers(8, 40))
-def test_a_folded_text_is_the_same_text_and_no_number_is_cut(text: str, width: int) -> None:
+def test_folded_text_is_complete_and_numbers_are_not_split(text: str, width: int) -> None:
     lines = fold(text, width)
     assert "".join("".join(lines).split()) == "".join(text.split())
     assert all(len(line) <= width for line in lines) or not text.strip()
@@ -55,7 +55,7 @@ def test_a_folded_text_is_the_same_text_and_no_number_is_cut(text: str, width: i
 
 
 @given(st.text(alphabet="a1., x\x1b", max_size=60), st.integers(4, 30))
-def test_a_shortened_text_ends_with_a_whole_number(text: str, most: int) -> None:
+def test_shortened_text_ends_with_a_complete_number(text: str, most: int) -> None:
     short = shorten(text, most)
     assert len(short) <= most
     head = short.removesuffix("…")
@@ -63,7 +63,7 @@ def test_a_shortened_text_ends_with_a_whole_number(text: str, most: int) -> None
     assert all(number in re.findall(r"\d+", text) for number in numbers) or "\x1b" in text
 
 
-def test_a_text_of_megabytes_is_cut_before_anything_is_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_of_megabytes_is_cut_early(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = [TableColumn("name", str), TableColumn("n", len, "d")]
     rows = ["x" * 4_000_000, *["y"] * 1000]
     pipe = io.StringIO()
@@ -73,7 +73,7 @@ def test_a_text_of_megabytes_is_cut_before_anything_is_made_of_it(monkeypatch: p
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
-def test_a_table_fits_its_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_fits_its_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = printed(COLUMNS, range(3), width, monkeypatch)
     assert all(len(line) <= width for line in lines)
     assert "1,234,567" in NUMBER.findall("\n".join(lines))
@@ -81,7 +81,7 @@ def test_a_table_fits_its_terminal(width: int, monkeypatch: pytest.MonkeyPatch) 
     assert any("replayed" in line for line in lines)
 
 
-def test_columns_leave_by_their_rank_and_text_goes_below_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_are_removed_by_rank_and_text_moves_below_first(monkeypatch: pytest.MonkeyPatch) -> None:
     wide, middle, narrow = (printed(COLUMNS, range(3), width, monkeypatch) for width in (240, 100, 60))
     assert "shapes" in "".join(wide[:2])
     assert "shapes" not in "".join(middle[:2])
@@ -90,7 +90,7 @@ def test_columns_leave_by_their_rank_and_text_goes_below_first(monkeypatch: pyte
     assert "p10" not in "".join(narrow[:2])
 
 
-def test_a_table_in_a_pipe_has_no_colours_and_no_trailing_spaces() -> None:
+def test_table_in_a_pipe_has_no_colours_and_no_trailing_spaces() -> None:
     pipe = io.StringIO()
     columns = [TableColumn("op", "real"), TableColumn("us", "imag", ",.1f"), TableColumn("note", lambda row: None)]
     print_table(columns, [1 + 2000j, 10 + 3j], pipe, "times", style=lambda row: "red")
@@ -107,7 +107,7 @@ op          us   note
     )
 
 
-def test_a_command_below_its_row_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_below_its_row_stays_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = [
         TableColumn("op", str),
         TableColumn("command", lambda row: "opcapture " * 10, below=True, is_command=True),
@@ -116,7 +116,7 @@ def test_a_command_below_its_row_stays_one_line(monkeypatch: pytest.MonkeyPatch)
     assert ("opcapture " * 10).strip() in [line.strip() for line in lines]
 
 
-def test_a_table_in_markdown_shows_text_as_it_is() -> None:
+def test_markdown_table_escapes_text() -> None:
     columns = [TableColumn("op", str), TableColumn("us", len, "d")]
     rows = ["a|b*", "x_y"]
     assert markdown_table(columns, rows) == [
@@ -132,6 +132,6 @@ def test_numbers_and_nouns_agree() -> None:
     assert [counted(1, "pass", "passes"), counted(2, "pass", "passes")] == ["1 pass", "2 passes"]
 
 
-def test_a_word_without_separators_is_broken_beside_its_numbers() -> None:
+def test_word_without_separators_is_broken_next_to_its_numbers() -> None:
     assert fold("abcdefgh1234xyz", 10) == ["abcdefgh", "1234xyz"]
     assert fold("float32[2,64,64] [1,1] False", 12) == ["float32[2,", "64,64] [1,1]", "False"]

@@ -38,7 +38,7 @@ def is_resizable(tensor: torch.Tensor) -> bool:
 
 
 @given(st.sampled_from([*REAL, *WIDE, *COMPLEX]), st.sampled_from(sorted(VIEWS)))
-def test_an_array_is_that_of_torch_and_its_memory_can_still_be_resized(dtype: torch.dtype, view: str) -> None:
+def test_array_equals_that_of_torch_and_the_tensor_remains_resizable(dtype: torch.dtype, view: str) -> None:
     tensor = VIEWS[view](filled(dtype))
     array = array_of(tensor)
     assert is_resizable(tensor)
@@ -51,7 +51,7 @@ def test_an_array_is_that_of_torch_and_its_memory_can_still_be_resized(dtype: to
         assert np.shares_memory(array, expected)
 
 
-def test_an_array_keeps_the_memory_that_it_shows() -> None:
+def test_array_keeps_its_memory_alive() -> None:
     array = array_of(torch.full((1 << 20,), 7.0))
     gc.collect()
     torch.full((1 << 20,), 8.0)
@@ -69,12 +69,12 @@ def test_an_array_keeps_the_memory_that_it_shows() -> None:
     ],
     ids=["bfloat16", "meta", "sparse", "conjugate", "negative"],
 )
-def test_what_numpy_cannot_show_is_refused(tensor: torch.Tensor) -> None:
+def test_tensor_that_numpy_cannot_represent_is_refused(tensor: torch.Tensor) -> None:
     with pytest.raises((TypeError, RuntimeError)):
         array_of(tensor)
 
 
-def test_freed_memory_is_not_looked_at() -> None:
+def test_freed_memory_is_not_accessed() -> None:
     tensor = torch.ones(3)
     tensor.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="freed"):
@@ -83,7 +83,7 @@ def test_freed_memory_is_not_looked_at() -> None:
 
 @pytest.mark.parametrize("exact", [True, False], ids=["all", "pieces"])
 @pytest.mark.parametrize("dtype", [*REAL, *WIDE, torch.bfloat16, *COMPLEX], ids=str)
-def test_a_tensor_whose_values_were_modelled_can_still_be_resized(dtype: torch.dtype, exact: bool) -> None:
+def test_tensor_remains_resizable_after_fitting(dtype: torch.dtype, exact: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     draws: list[Any] = [
         filled(dtype),

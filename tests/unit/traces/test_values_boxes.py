@@ -41,7 +41,7 @@ def kept(boxes: torch.Tensor, scores: torch.Tensor, threshold: float, offset: in
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7, 0.95])
 @pytest.mark.parametrize(("count", "groups"), [(300, 1), (300, 40), (300, 299), (300, 300), (1500, 500)])
-def test_as_many_boxes_are_kept_as_were(count: int, groups: int, threshold: float, offset: int) -> None:
+def test_suppression_keeps_the_recorded_number_of_boxes(count: int, groups: int, threshold: float, offset: int) -> None:
     boxes = proposals(count)
     again = drawn(told(boxes, groups), boxes)
     for seed in (0, 1):
@@ -50,7 +50,9 @@ def test_as_many_boxes_are_kept_as_were(count: int, groups: int, threshold: floa
 
 @given(st.integers(17, 400), st.floats(0, 1), st.floats(1, 2000), st.booleans(), st.floats(0, 90_000))
 @settings(deadline=None, max_examples=50)
-def test_as_many_are_kept_whatever_the_sizes(count: int, share: float, sides: float, whole: bool, away: float) -> None:
+def test_suppression_keeps_the_recorded_number_at_any_sizes(
+    count: int, share: float, sides: float, whole: bool, away: float
+) -> None:
     boxes = proposals(count, sides=sides) + away
     if whole:
         boxes = boxes.round()
@@ -63,7 +65,7 @@ def test_as_many_are_kept_whatever_the_sizes(count: int, share: float, sides: fl
 
 
 @pytest.mark.parametrize(("count", "groups"), [(5000, 1000), (20_000, 1000), (20_000, 15_000)])
-def test_mmcv_keeps_as_many_of_many_boxes(count: int, groups: int) -> None:
+def test_mmcv_keeps_the_recorded_number_of_many_boxes(count: int, groups: int) -> None:
     ops = optional("mmcv.ops")
     boxes = proposals(count)
     again = drawn(told(boxes, groups), boxes)
@@ -72,7 +74,7 @@ def test_mmcv_keeps_as_many_of_many_boxes(count: int, groups: int) -> None:
         assert len(places) == groups
 
 
-def test_boxes_of_one_size_keep_it_while_there_is_room() -> None:
+def test_boxes_of_one_size_keep_it_if_there_is_room() -> None:
     corners = torch.rand(400, 2, generator=seeded(0)) * 1000
     boxes = torch.cat([corners, corners + 32], dim=1).round()
     again = drawn(told(boxes, 100), boxes)
@@ -80,13 +82,13 @@ def test_boxes_of_one_size_keep_it_while_there_is_room() -> None:
     assert float((sides - 32).abs().max()) <= 1
 
 
-def test_groups_are_of_about_equal_size() -> None:
+def test_groups_have_about_equal_size() -> None:
     boxes = proposals(300)
     again = drawn(told(boxes, 50), boxes)
     assert overlapping(again) == pytest.approx(5, abs=0.1)
 
 
-def test_boxes_that_could_not_lie_apart_are_drawn_all_the_same() -> None:
+def test_boxes_that_cannot_be_separated_are_drawn() -> None:
     boxes = torch.tensor([[5.0, 5.0, 9.0, 9.0]]).repeat(100, 1)
     boxes[:, 4:] = 0
     boxes[0, 2] += 1
@@ -112,14 +114,14 @@ def test_boxes_stay_boxes_and_image_indices_stay_indices() -> None:
     assert bool((again[:, 3:] >= again[:, 1:3]).all())
 
 
-def test_boxes_with_scores_behind_them_are_boxes_too() -> None:
+def test_boxes_with_scores_are_boxes() -> None:
     detections = torch.cat([proposals(500), torch.rand(500, 1, generator=seeded(7))], dim=1)
     model = fitted(detections, Boxes)
     assert model.first == 0
     assert bool((drawn(model, detections)[:, 4] <= 1).all())
 
 
-def test_the_sizes_of_boxes_keep_their_distribution() -> None:
+def test_sizes_of_boxes_keep_their_distribution() -> None:
     boxes = proposals(4000)
     boxes[:, 2:] = boxes[:, :2] + torch.rand(4000, 2, generator=seeded(3)).pow(6) * 800 + 1
     again = drawn(fitted(boxes, Boxes), boxes)
@@ -127,7 +129,7 @@ def test_the_sizes_of_boxes_keep_their_distribution() -> None:
     assert float(one) == pytest.approx(float(other), rel=0.3)
 
 
-def test_boxes_fit_again_to_what_they_were_drawn_from() -> None:
+def test_fit_of_drawn_boxes_equals_the_model() -> None:
     for boxes in (proposals(3000), proposals(3000).round()):
         model = fitted(boxes, Boxes)
         again = fitted(drawn(model, boxes), Boxes)

@@ -21,7 +21,7 @@ WIDE = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 @given(st.floats(-1e3, 1e3), st.floats(0.01, 1e3), st.floats(0, 0.8), st.integers(0, 9))
 @settings(deadline=None)
-def test_floats_fit_again_to_what_they_were_drawn_from(mean: float, std: float, zeros: float, seed: int) -> None:
+def test_fit_of_drawn_floats_equals_the_model(mean: float, std: float, zeros: float, seed: int) -> None:
     generator = seeded(seed)
     tensor = torch.randn(5000, generator=generator, dtype=torch.float64) * std + mean
     tensor[torch.rand(5000, generator=generator) < zeros] = 0
@@ -44,7 +44,7 @@ def test_floats_fit_again_to_what_they_were_drawn_from(mean: float, std: float, 
     ],
     ids=["normal", "uniform", "exponential", "two hills", "whole"],
 )
-def test_a_distribution_keeps_its_shape(shape: str, tensor: torch.Tensor) -> None:
+def test_distribution_keeps_its_shape(shape: str, tensor: torch.Tensor) -> None:
     model = fitted(tensor, Floats)
     assert model.shape == shape
     again = drawn(model, tensor)
@@ -54,7 +54,7 @@ def test_a_distribution_keeps_its_shape(shape: str, tensor: torch.Tensor) -> Non
     assert (again.min(), again.max()) == (tensor.min(), tensor.max())
 
 
-def test_whole_numbers_stay_whole() -> None:
+def test_integral_floats_stay_integral() -> None:
     tensor = torch.randint(0, 256, (3, 100, 100), generator=seeded(0)).float()
     again = drawn(fitted(tensor, Floats), tensor)
     assert torch.equal(again, again.round())
@@ -63,7 +63,7 @@ def test_whole_numbers_stay_whole() -> None:
 
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
 @pytest.mark.parametrize("count", [700, 300_000])
-def test_special_values_are_as_many_as_they_were(dtype: torch.dtype, count: int) -> None:
+def test_special_values_keep_their_number(dtype: torch.dtype, count: int) -> None:
     tensor = torch.randn(count, generator=seeded(0)).to(dtype)
     tiny = torch.finfo(dtype).tiny
     tensor[tensor.abs() < tiny] = 1
@@ -81,7 +81,7 @@ def test_special_values_are_as_many_as_they_were(dtype: torch.dtype, count: int)
     assert int(((again != 0) & (again.abs() < tiny)).sum()) == 108
 
 
-def test_denormals_are_counted_where_the_cpu_flushes_them() -> None:
+def test_denormals_are_counted_if_the_cpu_flushes_them() -> None:
     tensor = torch.randn(900, generator=seeded(0))
     tensor[:90] = 1e-40
     expected = fit(tensor)
@@ -105,14 +105,14 @@ def test_zeros_do_not_bound_the_other_floats_of_a_large_tensor() -> None:
     assert int((drawn(model, tensor) == 0).sum()) == 1 << 17
 
 
-def test_the_few_plain_elements_of_a_large_tensor_are_found() -> None:
+def test_few_plain_elements_of_a_large_tensor_are_found() -> None:
     tensor = torch.zeros(1 << 18)
     tensor[12345], tensor[99999] = 7, 9
     again = drawn(fitted(tensor, Floats), tensor)
     assert again[again != 0].sort().values.tolist() == [7, 9]
 
 
-def test_relu_keeps_its_zeros_together() -> None:
+def test_zeros_of_relu_stay_together() -> None:
     kept = (torch.rand(100, generator=seeded(0)) < 0.5).repeat_interleave(20)
     tensor = torch.randn(2000, generator=seeded(1)).abs() * kept
     again = drawn(fitted(tensor, Floats), tensor)
@@ -126,7 +126,7 @@ def test_relu_keeps_its_zeros_together() -> None:
 
 
 @pytest.mark.parametrize("dtype", [*WIDE, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
-def test_every_kind_of_float_is_fitted_and_drawn(dtype: torch.dtype) -> None:
+def test_every_floating_point_dtype_is_fitted_and_drawn(dtype: torch.dtype) -> None:
     tensor = torch.randn(300, generator=seeded(0)).to(dtype)
     again = drawn(fitted(tensor, Floats), tensor).to(torch.complex64 if dtype.is_complex else torch.float32)
     assert 0.8 < float(again.std()) < 1.3
@@ -148,7 +148,7 @@ def test_sorted_rows_stay_sorted() -> None:
     assert float(drawn(fitted(boundaries, Floats), boundaries).diff(dim=-1).min()) >= 0
 
 
-def test_neighbours_that_were_near_stay_near() -> None:
+def test_similar_neighbours_stay_similar() -> None:
     image = torch.nn.functional.interpolate(
         torch.randn(1, 3, 8, 8, generator=seeded(0)), scale_factor=16, mode="bilinear"
     )
@@ -161,7 +161,7 @@ def test_neighbours_that_were_near_stay_near() -> None:
 
 @given(st.integers(65, 3000), st.integers(1, 3000), st.sampled_from([torch.float32, torch.float64]))
 @settings(deadline=None)
-def test_as_many_floats_differ_as_were_told(count: int, kinds: int, dtype: torch.dtype) -> None:
+def test_requested_number_of_distinct_floats_is_drawn(count: int, kinds: int, dtype: torch.dtype) -> None:
     kinds = min(kinds, count)
     model = Floats(0.0, 1.0, -4.0, 4.0, 0.0, 0.0, 0.0, 0.0, distinct=kinds)
     assert len(drawn(model, torch.empty(count, dtype=dtype)).unique()) == kinds
@@ -170,9 +170,7 @@ def test_as_many_floats_differ_as_were_told(count: int, kinds: int, dtype: torch
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
 @pytest.mark.parametrize("heat", [0.1, 1, 5, 30])
 @pytest.mark.parametrize("shape", [(50, 40), (2, 3, 16, 8), (300,)])
-def test_probabilities_add_up_to_one_and_peak_as_they_did(
-    dtype: torch.dtype, heat: float, shape: tuple[int, ...]
-) -> None:
+def test_probabilities_sum_to_one_and_keep_their_peak(dtype: torch.dtype, heat: float, shape: tuple[int, ...]) -> None:
     tensor = (torch.randn(shape, generator=seeded(0)) * heat).softmax(-1).to(dtype)
     model = fitted(tensor, Probabilities)
     again = drawn(model, tensor)
@@ -184,7 +182,7 @@ def test_probabilities_add_up_to_one_and_peak_as_they_did(
     assert int((again.abs() < tiny).sum()) == int((tensor.abs() < tiny).sum())
 
 
-def test_a_masked_softmax_keeps_its_zeros() -> None:
+def test_masked_softmax_keeps_its_zeros() -> None:
     logits = torch.randn(4, 64, 64, generator=seeded(0)).masked_fill(torch.ones(64, 64).triu(1).bool(), -math.inf)
     tensor = logits.softmax(-1)
     again = drawn(fitted(tensor, Probabilities), tensor)
@@ -194,7 +192,7 @@ def test_a_masked_softmax_keeps_its_zeros() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("size", [9, 64, 300])
-def test_positive_definite_matrices_stay_so(dtype: torch.dtype, size: int) -> None:
+def test_positive_definite_matrices_stay_positive_definite(dtype: torch.dtype, size: int) -> None:
     factor = torch.randn(3, size, size, dtype=dtype, generator=seeded(0))
     tensor = factor @ factor.mT * 7 + torch.eye(size, dtype=dtype)
     model = fit(tensor, requested_kinds=["factorable"])
@@ -208,7 +206,7 @@ def test_positive_definite_matrices_stay_so(dtype: torch.dtype, size: int) -> No
 
 @pytest.mark.parametrize("upper", [True, False])
 @pytest.mark.parametrize("size", [10, 400])
-def test_triangular_matrices_can_be_divided_by(upper: bool, size: int) -> None:
+def test_triangular_matrices_stay_solvable(upper: bool, size: int) -> None:
     factor = torch.randn(size, size, generator=seeded(0)) / size + torch.eye(size)
     tensor = (factor.triu() if upper else factor.tril()).contiguous()
     model = fit(tensor, requested_kinds=["factorable", "triangular"])
@@ -219,7 +217,7 @@ def test_triangular_matrices_can_be_divided_by(upper: bool, size: int) -> None:
     assert torch.equal(again, again.triu() if upper else again.tril())
 
 
-def test_matrices_that_are_neither_get_another_model() -> None:
+def test_other_matrices_get_another_model() -> None:
     tensor = torch.randn(20, 20, generator=seeded(0))
     singular = torch.ones(20, 20) + torch.eye(20) * 0
     indefinite = tensor + tensor.T
@@ -227,7 +225,7 @@ def test_matrices_that_are_neither_get_another_model() -> None:
         assert not isinstance(fit(matrix, requested_kinds=["factorable", "triangular"]), Factorable | Triangular)
 
 
-def test_numbers_between_quantiles_are_as_many_as_these_say() -> None:
+def test_values_between_quantiles_have_the_given_frequency() -> None:
     generator = torch.Generator().manual_seed(0)
     levels = [float(level) for level in range(len(PROBABILITIES))]
     drawn = at_quantiles(levels, PROBABILITIES, 500_000, generator)
@@ -235,6 +233,6 @@ def test_numbers_between_quantiles_are_as_many_as_these_say() -> None:
         assert (drawn < level).double().mean().item() == pytest.approx(probability, abs=3e-3)
 
 
-def test_numbers_between_quantiles_further_apart_than_a_float_holds_are_finite() -> None:
+def test_distant_quantiles_give_finite_values() -> None:
     levels = [-1.7e308, *[0.0] * (len(PROBABILITIES) - 2), 1.7e308]
     assert bool(at_quantiles(levels, PROBABILITIES, 100_000, torch.Generator().manual_seed(0)).isfinite().all())

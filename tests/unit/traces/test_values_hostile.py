@@ -78,7 +78,7 @@ SHAPES = [(70, 4), (1,), (), (3, 5, 7), (500,), (2, 20, 20)]
 DTYPES = [torch.float32, torch.int64, torch.uint8, torch.bool, torch.float16, torch.float64, torch.complex64]
 
 
-def test_there_is_an_example_of_every_model() -> None:
+def test_every_model_has_an_example() -> None:
     assert set(EXAMPLES) == set(value_models.names())
 
 
@@ -93,7 +93,7 @@ def draw_or_refuse(form: dict[str, Any], shape: tuple[int, ...] = (70, 4), dtype
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_field_of_another_kind_is_refused_or_drawn_from(name: str) -> None:
+def test_field_of_another_type_is_refused_or_drawn(name: str) -> None:
     form = EXAMPLES[name]
     for field, odd in itertools.product(form.keys() - {"model"}, ODD):
         draw_or_refuse(form | {field: odd})
@@ -108,7 +108,7 @@ def test_a_field_of_another_kind_is_refused_or_drawn_from(name: str) -> None:
 
 @given(st.sampled_from(sorted(EXAMPLES)), st.data(), st.sampled_from(SHAPES), st.sampled_from(DTYPES))
 @settings(deadline=None, max_examples=300)
-def test_fields_that_do_not_fit_together_are_refused_or_drawn_from(
+def test_inconsistent_fields_are_refused_or_drawn(
     name: str, data: st.DataObject, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     form = dict(EXAMPLES[name])
@@ -155,7 +155,7 @@ def test_every_model_is_drawn_for_any_shape_and_dtype(name: str) -> None:
         {"model": "probabilities", "peak": 1.5, "zeros": 0.0},
     ],
 )
-def test_a_model_that_cannot_be_drawn_from_is_refused(form: dict[str, Any]) -> None:
+def test_model_that_cannot_be_drawn_is_refused(form: dict[str, Any]) -> None:
     with pytest.raises(FormatError):
         value_model_from_json(form)
 
@@ -175,11 +175,11 @@ def test_a_model_that_cannot_be_drawn_from_is_refused(form: dict[str, Any]) -> N
     ],
     ids=lambda form: form["model"],
 )
-def test_counts_beyond_all_memory_take_none(form: dict[str, Any]) -> None:
+def test_huge_counts_allocate_nothing(form: dict[str, Any]) -> None:
     model = value_model_from_json(form)
     assert model.draw((300,), torch.float64, torch.Generator()).numel() == 300
 
 
-def test_cells_of_boxes_are_no_more_than_can_be_numbered() -> None:
+def test_cells_of_boxes_are_bounded() -> None:
     places = draw_separate_boxes(50, [-1e15, -1e15, 0, 0], [1e15, 1e15, 1.0, 1.0], [0, 1.0], False, torch.Generator())
     assert bool(places.isfinite().all())

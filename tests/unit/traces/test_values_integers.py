@@ -21,9 +21,7 @@ TOP = torch.iinfo(torch.int64).max
 
 @given(st.integers(66, 5000), st.integers(-1000, 1000), st.integers(2, 100_000), st.floats(0.2, 4), st.integers(0, 9))
 @settings(deadline=None)
-def test_integers_fit_again_to_what_they_were_drawn_from(
-    count: int, low: int, width: int, bend: float, seed: int
-) -> None:
+def test_fit_of_drawn_integers_equals_the_model(count: int, low: int, width: int, bend: float, seed: int) -> None:
     tensor = (torch.rand(count, generator=seeded(seed)).double().pow(bend) * width).long() + low
     # neither constant nor sorted
     tensor[0], tensor[1], tensor[2] = low + 1, low, low + 1
@@ -41,7 +39,7 @@ def test_integers_fit_again_to_what_they_were_drawn_from(
         assert int((values == value).sum()) == count
 
 
-def test_the_tail_of_a_skewed_tensor_stays_as_skewed() -> None:
+def test_tail_of_a_skewed_tensor_stays_skewed() -> None:
     tensor = torch.rand(200_000, generator=seeded(0)).double().pow(-1.5).long() % 100_003
     model = fitted(tensor, Integers)
     assert model.zipf > 0.5
@@ -58,7 +56,7 @@ def test_integers_of_every_width_are_fitted_and_drawn(dtype: torch.dtype) -> Non
     assert len(again.long().unique()) == 100
 
 
-def test_wide_integers_keep_how_many_of_them_differ() -> None:
+def test_wide_integers_keep_their_number_of_distinct_values() -> None:
     tensor = torch.randint(0, 1 << 60, (9000,), generator=seeded(0))
     tensor[:2000] = tensor[2000:4000]
     again = drawn(fitted(tensor, Integers), tensor)
@@ -66,7 +64,7 @@ def test_wide_integers_keep_how_many_of_them_differ() -> None:
     assert (int(again.min()), int(again.max())) == (int(tensor.min()), int(tensor.max()))
 
 
-def test_integers_from_the_lowest_to_the_highest_are_drawn() -> None:
+def test_integers_over_the_full_range_are_drawn() -> None:
     tensor = torch.randint(-TOP, TOP, (500,), generator=seeded(0))
     tensor[3], tensor[5] = -TOP - 1, TOP
     again = drawn(fitted(tensor, Integers), tensor)
@@ -75,7 +73,7 @@ def test_integers_from_the_lowest_to_the_highest_are_drawn() -> None:
 
 
 @pytest.mark.slow
-def test_very_many_wide_integers_are_estimated() -> None:
+def test_distinct_values_of_many_wide_integers_are_estimated() -> None:
     tensor = torch.randint(0, 1 << 40, (1 << 21,), generator=seeded(0))
     tensor[: 1 << 20] = tensor[7]
     tensor[-3:] = 0
@@ -86,7 +84,7 @@ def test_very_many_wide_integers_are_estimated() -> None:
     assert int(torch.count_nonzero(drawn(model, tensor))) == int(torch.count_nonzero(tensor))
 
 
-def test_zeros_are_counted_even_where_they_are_rare() -> None:
+def test_rare_zeros_are_counted() -> None:
     tensor = torch.randint(-5000, 5000, (20_000,), generator=seeded(0))
     for zeros in (0, 1, 5):
         tensor[tensor == 0] = 7
@@ -94,7 +92,7 @@ def test_zeros_are_counted_even_where_they_are_rare() -> None:
         assert int((drawn(fitted(tensor, Integers), tensor) == 0).sum()) == zeros
 
 
-def test_an_index_to_ignore_stays_beside_the_labels() -> None:
+def test_ignore_index_is_kept_next_to_the_labels() -> None:
     labels = torch.randint(0, 1000, (4000,), generator=seeded(0))
     labels[::3] = -100
     again = drawn(fitted(labels, Integers), labels)
@@ -104,7 +102,7 @@ def test_an_index_to_ignore_stays_beside_the_labels() -> None:
 
 
 @pytest.mark.parametrize("is_old", [False, True])
-def test_an_index_to_ignore_that_is_there_once_is_the_only_one_below_zero(is_old: bool) -> None:
+def test_single_ignore_index_is_the_only_negative_value(is_old: bool) -> None:
     labels = torch.randperm(31_900, generator=seeded(0))[:129]
     labels[5] = -100
     model = fitted(labels, Integers)
@@ -121,13 +119,13 @@ def test_few_distinct_integers_keep_their_counts() -> None:
     assert torch.equal(drawn(fitted(tensor, Integers), tensor).bincount(), tensor.bincount())
 
 
-def test_large_integers_are_ranged_on_all() -> None:
+def test_range_of_large_tensors_covers_all_elements() -> None:
     tensor = torch.zeros(1 << 19, dtype=torch.int64)
     tensor[12345] = 1 << 40
     assert int(drawn(fitted(tensor, Integers), tensor).max()) == 1 << 40
 
 
-def test_integers_add_up_to_what_was_told() -> None:
+def test_integers_have_the_given_total() -> None:
     tensor = torch.randint(0, 1000, (3000,), generator=seeded(0))
     model = Integers([[0, 100]], 1, 999, 2900, False, 800, total=int(tensor.sum()))
     again = drawn(model, tensor)
@@ -143,7 +141,7 @@ def test_integers_add_up_to_what_was_told() -> None:
     st.integers(66, 3000),
 )
 @settings(deadline=None)
-def test_a_progression_is_kept_exactly(start: int, step: int, repeats: int, period: int, count: int) -> None:
+def test_progression_is_kept_exactly(start: int, step: int, repeats: int, period: int, count: int) -> None:
     tensor = start + step * (torch.arange(count) // repeats % period)
     if count <= repeats:
         return
@@ -151,7 +149,7 @@ def test_a_progression_is_kept_exactly(start: int, step: int, repeats: int, peri
         assert torch.equal(drawn(fitted(values, Progression), values), values)
 
 
-def test_the_columns_of_a_grid_are_progressions() -> None:
+def test_columns_of_a_grid_are_progressions() -> None:
     for column in torch.meshgrid(torch.arange(30), torch.arange(0, 400, 8), indexing="ij"):
         for tensor in (column, column.reshape(-1), column.T.to(torch.int32)):
             assert torch.equal(drawn(fitted(tensor, Progression), tensor), tensor)
@@ -163,7 +161,7 @@ def test_long_progressions_are_found_by_some_of_their_elements() -> None:
         assert torch.equal(drawn(fitted(tensor, Progression), tensor), tensor)
 
 
-def test_what_begins_like_a_long_progression_is_none() -> None:
+def test_tensor_that_starts_like_a_progression_is_none() -> None:
     zeros = torch.zeros(1 << 19)
     zeros[1 << 18 :] = torch.rand(1 << 18)
     ramp = torch.arange(1 << 19)
@@ -173,13 +171,13 @@ def test_what_begins_like_a_long_progression_is_none() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1, 66, 198, 199])
-def test_what_is_a_progression_but_for_one_element_is_none(at: int) -> None:
+def test_progression_with_one_other_element_is_none(at: int) -> None:
     tensor = torch.arange(200)
     tensor[at] += 1
     assert type(fit(tensor)) is not Progression
 
 
-def test_the_largest_integers_can_be_drawn() -> None:
+def test_largest_integers_can_be_drawn() -> None:
     for tensor in (torch.arange(TOP - 99, TOP), torch.full((100,), TOP), torch.tensor([*range(99), TOP])):
         model = fit(tensor)
         assert model is not None
@@ -188,7 +186,7 @@ def test_the_largest_integers_can_be_drawn() -> None:
 
 @given(st.integers(66, 3000), st.integers(-100, 100), st.integers(0, 9))
 @settings(deadline=None)
-def test_a_permutation_stays_one(count: int, low: int, seed: int) -> None:
+def test_permutation_stays_a_permutation(count: int, low: int, seed: int) -> None:
     tensor = torch.randperm(count, generator=seeded(seed + 2)) + low
     again = drawn(fitted(tensor, Permutation), tensor)
     assert torch.equal(again.sort().values, torch.arange(count) + low)
@@ -253,7 +251,7 @@ def order_kinds(count: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", order_kinds(80))
-def test_order_is_drawn_as_it_was(kind: str) -> None:
+def test_order_of_integers_is_kept(kind: str) -> None:
     tensor = order_kinds(8000)[kind]
     model = fitted(tensor, Integers)
     again = fit(drawn(model, tensor))
@@ -266,7 +264,7 @@ def test_order_is_drawn_as_it_was(kind: str) -> None:
     assert again.by_row == model.by_row
 
 
-def test_sorted_rows_stay_sorted_row_by_row() -> None:
+def test_sorted_integer_rows_stay_sorted() -> None:
     tensor = torch.randint(0, 500, (2, 1000), generator=seeded(0)).sort(dim=-1).values
     tensor[1] += 400
     again = drawn(fitted(tensor, Integers), tensor)
@@ -275,13 +273,13 @@ def test_sorted_rows_stay_sorted_row_by_row() -> None:
 
 @given(st.integers(0, 3000), st.integers(0, 3000), st.integers(0, 9))
 @settings(deadline=None)
-def test_exactly_so_many_places_are_chosen(chosen: int, total: int, seed: int) -> None:
+def test_exact_number_of_places_is_chosen(chosen: int, total: int, seed: int) -> None:
     assert int(exactly(chosen, total, seeded(seed)).sum()) == min(chosen, total)
 
 
 @given(st.integers(0, 300), st.integers(-(1 << 63), TOP), st.integers(0, 1 << 62))
 @settings(deadline=None)
-def test_distinct_numbers_are_so_many_and_in_range(count: int, low: int, width: int) -> None:
+def test_distinct_numbers_have_the_given_count_and_range(count: int, low: int, width: int) -> None:
     high = min(TOP, low + width)
     numbers = distinct(count, low, high, seeded(0))
     assert len(numbers.unique()) == len(numbers) == min(count, high - low + 1)
@@ -290,7 +288,7 @@ def test_distinct_numbers_are_so_many_and_in_range(count: int, low: int, width: 
 
 @given(st.integers(1, 200), st.integers(0, 9000), st.floats(0, 8), st.integers(1, 100))
 @settings(deadline=None)
-def test_parts_add_up(count: int, more: int, exponent: float, most: int) -> None:
+def test_parts_have_the_given_total(count: int, more: int, exponent: float, most: int) -> None:
     weights = torch.arange(1, count + 1, dtype=torch.float64).pow(-exponent)
     for limit in (None, most):
         sizes = parts(count + more, weights, limit)

@@ -39,7 +39,7 @@ def arguments() -> list[tuple[str, str]]:
     ]
 
 
-def test_every_row_is_about_an_argument_that_torch_has() -> None:
+def test_every_row_refers_to_an_existing_argument() -> None:
     known = arguments()
     patterns = [(pattern, need.argument) for need in NEEDS for pattern in need.op.split("|")]
     for pattern, arguments_of_row in patterns:
@@ -49,13 +49,13 @@ def test_every_row_is_about_an_argument_that_torch_has() -> None:
                 assert any(fnmatchcase(argument, name) for argument in ops), (pattern, name)
 
 
-def test_every_row_names_a_model_that_there_is() -> None:
+def test_every_row_refers_to_an_existing_model() -> None:
     for need in NEEDS:
         assert need.model in ("", *value_models.names()), need
         assert need.why, need
 
 
-def test_a_model_on_request_is_tried_where_the_table_says_so_alone() -> None:
+def test_requested_model_is_tried_only_where_the_table_says_so() -> None:
     factor = torch.randn(20, 20, generator=seeded(0))
     positive, triangular = factor @ factor.T + torch.eye(20), (factor + 9 * torch.eye(20)).tril()
     assert isinstance(fit_argument("aten.linalg_cholesky_ex.default", "self", positive), Factorable)
@@ -103,11 +103,11 @@ def test_arguments_get_the_model_that_they_need() -> None:
         ("aten.scatter_add_.default", "src", torch.float32, False),
     ],
 )
-def test_whether_time_or_size_depends_on_values(op: str, argument: str, dtype: torch.dtype, expected: bool) -> None:
+def test_dependence_on_values_is_known_by_argument(op: str, argument: str, dtype: torch.dtype, expected: bool) -> None:
     assert depends_on_values(op, argument, dtype) is expected
 
 
-def test_outputs_tell_nothing_where_they_are_not_known() -> None:
+def test_unknown_outputs_do_not_refine_the_model() -> None:
     model = fitted(torch.rand(100, generator=seeded(0)) > 0.5, Booleans)
     for unknown in (None, (), "opaque", outputs(torch.zeros(101, 1))):
         assert refine_model("aten.nonzero.default", "self", model, unknown) == model
@@ -124,7 +124,7 @@ def test_outputs_tell_nothing_where_they_are_not_known() -> None:
     ],
     ids=lambda tensor: str(tensor.dtype),
 )
-def test_nonzero_finds_as_many(tensor: torch.Tensor) -> None:
+def test_nonzero_finds_the_recorded_number(tensor: torch.Tensor) -> None:
     model = fit_argument("aten.nonzero.default", "self", tensor)
     assert model is not None
     model = refine_model("aten.nonzero.default", "self", model, outputs(tensor.nonzero()))
@@ -142,7 +142,7 @@ def test_nonzero_finds_as_many(tensor: torch.Tensor) -> None:
     ],
     ids=["narrow", "wide", "floats", "relu", "sorted"],
 )
-def test_unique_finds_as_many(tensor: torch.Tensor) -> None:
+def test_unique_finds_the_recorded_number(tensor: torch.Tensor) -> None:
     result = torch._unique2(tensor)
     model = fit_argument("aten._unique2.default", "self", tensor)
     assert model is not None
@@ -150,7 +150,7 @@ def test_unique_finds_as_many(tensor: torch.Tensor) -> None:
     assert len(torch._unique2(drawn(model, tensor))[0]) == len(result[0])
 
 
-def test_unique_consecutive_finds_as_many_of_sorted_ones() -> None:
+def test_unique_consecutive_finds_the_recorded_number_if_sorted() -> None:
     tensor = torch.randint(0, 99, (5000,), generator=seeded(0)).sort(descending=True).values
     model = refine_model(
         "aten.unique_consecutive.default", "self", fitted(tensor, Integers), outputs(tensor.unique_consecutive())
@@ -158,20 +158,20 @@ def test_unique_consecutive_finds_as_many_of_sorted_ones() -> None:
     assert len(drawn(model, tensor).unique_consecutive()) == len(tensor.unique_consecutive())
 
 
-def test_repeat_interleave_gives_as_many() -> None:
+def test_repeat_interleave_returns_the_recorded_length() -> None:
     tensor = torch.randint(0, 900, (3000,), generator=seeded(0))
     result = torch.repeat_interleave(tensor)
     model = refine_model("aten.repeat_interleave.Tensor", "repeats", fitted(tensor, Integers), outputs(result))
     assert len(torch.repeat_interleave(drawn(model, tensor))) == len(result)
 
 
-def test_a_bincount_is_as_long() -> None:
+def test_bincount_has_the_recorded_length() -> None:
     tensor = torch.randint(0, 900, (3000,), generator=seeded(0))
     assert len(drawn(fitted(tensor, Integers), tensor).bincount()) == len(tensor.bincount())
 
 
 @pytest.mark.parametrize("op", ["mmcv._ext:nms", "torchvision.nms.default"])
-def test_nms_tells_how_many_lie_apart(op: str) -> None:
+def test_nms_output_determines_the_number_of_groups(op: str) -> None:
     corners = torch.rand(300, 2, generator=seeded(0)) * 100
     boxes = torch.cat([corners, corners + 50], dim=1)
     argument = "0" if "mmcv" in op else "dets"
@@ -181,7 +181,7 @@ def test_nms_tells_how_many_lie_apart(op: str) -> None:
     assert refine_model(op, argument, fitted(boxes, Boxes), outputs(torch.arange(0))) == fitted(boxes, Boxes)
 
 
-def test_soft_suppression_keeps_about_as_many() -> None:
+def test_soft_suppression_keeps_about_the_recorded_number() -> None:
     ops = optional("mmcv.ops")
     corners = torch.rand(500, 2, generator=seeded(0)) * 1000
     boxes = torch.cat([corners, corners + 40], dim=1)

@@ -35,7 +35,7 @@ class CountingElements(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_look_does_not_go_through_all_elements() -> None:
+def test_fitting_does_not_read_all_elements() -> None:
     # a terabyte, of which one row exists
     tensor = torch.randn(1, 300).expand(1 << 30, 300)
     with CountingElements() as counting:
@@ -86,7 +86,7 @@ def test_pieces_are_parts_of_rows(shape: list[int], last: int, turned: bool) -> 
         (torch.randn(256, 256).relu(), Floats),
     ],
 )
-def test_what_a_large_tensor_is_shows_in_its_pieces(tensor: torch.Tensor, kind: type) -> None:
+def test_kind_of_a_large_tensor_is_found_from_its_pieces(tensor: torch.Tensor, kind: type) -> None:
     model = fit_argument(ADD, "self", tensor)
     assert isinstance(model, kind)
     again = model.draw(tuple(tensor.shape), tensor.dtype, torch.Generator().manual_seed(0))
@@ -94,7 +94,7 @@ def test_what_a_large_tensor_is_shows_in_its_pieces(tensor: torch.Tensor, kind: 
     assert abs((again == 0).double().mean() - (tensor == 0).double().mean()) < 0.05
 
 
-def test_few_rows_that_were_used_show_in_pieces() -> None:
+def test_few_used_rows_are_found_from_pieces() -> None:
     tensor = torch.zeros(30_000, 768)
     tensor[torch.randperm(30_000)[:600]] = torch.rand(600, 768)
     model = fit_argument(ADD, "self", tensor)
@@ -102,7 +102,7 @@ def test_few_rows_that_were_used_show_in_pieces() -> None:
     assert 0.95 < model.zeros < 1
 
 
-def test_a_look_at_a_mask_of_minus_infinity_tells_the_program_nothing() -> None:
+def test_fitting_a_mask_of_minus_infinity_does_not_warn() -> None:
     mask = torch.full((128, 128), -math.inf).triu(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -111,7 +111,7 @@ def test_a_look_at_a_mask_of_minus_infinity_tells_the_program_nothing() -> None:
             assert fit_argument(ADD, "self", values.repeat(500)) is not None
 
 
-def test_sorted_rows_show_in_pieces() -> None:
+def test_sorted_rows_are_found_from_pieces() -> None:
     model = fit_argument(ADD, "self", torch.randn(500, 100).sort(dim=-1).values)
     assert isinstance(model, Floats)
     assert model.by_row
@@ -119,7 +119,7 @@ def test_sorted_rows_show_in_pieces() -> None:
 
 
 @pytest.mark.parametrize(("op", "argument"), [("aten.nonzero.default", "self"), ("aten.masked_select.default", "mask")])
-def test_where_a_count_is_an_outputs_size_all_elements_are_counted(op: str, argument: str) -> None:
+def test_all_elements_are_counted_if_they_determine_an_output_size(op: str, argument: str) -> None:
     mask = torch.zeros(1 << 20, dtype=torch.bool)
     mask[12345] = mask[777777] = True
     model = fit_argument(op, argument, mask)

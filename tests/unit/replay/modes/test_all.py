@@ -36,7 +36,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("mode", MODES)
-def test_it_gives_eagers_numbers(mode: str, call: str) -> None:
+def test_mode_returns_the_results_of_eager(mode: str, call: str) -> None:
     if mode == "aot" and call not in FOR_AOT:
         pytest.skip("each takes a C++ compiler seven seconds")
     function, args = CALLS[call]
@@ -54,13 +54,13 @@ def test_it_gives_eagers_numbers(mode: str, call: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_a_call_writes_comes_back_as_its_argument(mode: str) -> None:
+def test_written_argument_is_returned(mode: str) -> None:
     results = run(mode, torch.ops.aten.add_.Tensor, torch.ones(3), torch.ones(3), mutates=True)
     torch.testing.assert_close(results.arguments[0], torch.full((3,), 2.0))
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode.values[0] not in ("eager", "jit")])
-def test_a_branch_on_a_value_is_compiled_or_refused(mode: str) -> None:
+def test_branch_on_a_value_is_compiled_or_refused(mode: str) -> None:
     def branching(x: torch.Tensor) -> torch.Tensor:
         return x + 1 if x.sum() > 0 else x - 1
 
@@ -71,12 +71,12 @@ def test_a_branch_on_a_value_is_compiled_or_refused(mode: str) -> None:
         run(mode, branching, torch.ones(3))
 
 
-def test_a_trace_does_not_keep_what_an_extension_gave() -> None:
+def test_jit_refuses_extension_functions() -> None:
     ext = optional("mmcv.ops.nms").ext_module
     boxes = torch.tensor([[0.0, 0.0, 4.0, 4.0], [8.0, 8.0, 12.0, 12.0]])
     with pytest.raises(Unsupported, match="extension"):
         run("jit", ext.nms, boxes, torch.tensor([0.1, 0.9]), 0.5, 0)
 
 
-def test_functions_that_are_built_into_torch_are_traced() -> None:
+def test_builtin_torch_functions_are_traced() -> None:
     torch.testing.assert_close(run("jit", torch.relu, -torch.ones(3)).outputs[0], torch.zeros(3))

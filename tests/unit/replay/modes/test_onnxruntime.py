@@ -31,12 +31,12 @@ def precisions() -> Iterator[None]:
         set_precision(place, value)
 
 
-def test_a_session_is_asked_for_the_device_of_the_call() -> None:
+def test_session_uses_the_device_of_the_call() -> None:
     for device, index in {"cuda:0": "0", "cuda:3": "3"}.items():
         assert cuda_provider(device, [])[1]["device_id"] == index
 
 
-def test_a_session_multiplies_as_exactly_as_torch(precisions: None) -> None:
+def test_session_uses_tf32_as_torch_does(precisions: None) -> None:
     def uses_tf32(*operators: str) -> str:
         return cuda_provider("cuda:0", operators)[1]["use_tf32"]
 
@@ -50,14 +50,14 @@ def test_a_session_multiplies_as_exactly_as_torch(precisions: None) -> None:
 
 
 @pytest.mark.parametrize("name", ["baddbmm", "_addmm_activation", "_scaled_dot_product_efficient_attention", "linear"])
-def test_products_are_known_by_name(name: str, precisions: None) -> None:
+def test_tf32_operators_are_recognized_by_name(name: str, precisions: None) -> None:
     set_precision("cuda.matmul", "tf32")
     set_precision("cudnn.conv", "ieee")
     assert may_use_tf32([f"aten.{name}"])
     assert not may_use_tf32(["aten.lgamma", "aten.upsample_bilinear2d", "aten._convert_indices_from_coo_to_csr"])
 
 
-def test_a_session_searches_for_convolutions_where_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_searches_convolution_algorithms_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cuda_provider("cuda:0", [])[1]["cudnn_conv_algo_search"] == "HEURISTIC"
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     assert cuda_provider("cuda:0", [])[1]["cudnn_conv_algo_search"] == "EXHAUSTIVE"
@@ -65,14 +65,14 @@ def test_a_session_searches_for_convolutions_where_torch_does(monkeypatch: pytes
 
 @installed
 @pytest.mark.filterwarnings("ignore:Specified provider")
-def test_a_session_that_runs_on_the_cpu_instead_is_unsupported() -> None:
+def test_session_that_falls_back_to_the_cpu_is_unsupported() -> None:
     task = Task(torch.ops.aten.relu.default, (torch.randn(3),), {})
     with pytest.raises(Unsupported, match=f"^ONNX Runtime cannot load its {CUDA}: "):
         run_by(task, lambda operators: [cuda_provider("cuda:0", operators), (CPU, {})])
 
 
 @installed
-def test_nodes_that_run_on_the_cpu_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_run_on_the_cpu_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a stand-in for the providers of a session with CUDA; ONNX Runtime itself reports where each node runs."""
     import onnxruntime
 
@@ -86,7 +86,7 @@ def test_nodes_that_run_on_the_cpu_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert not run_by(task, lambda _: providers[1:]).note
 
 
-def test_a_device_is_done_with_the_inputs_before_a_session_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_is_synchronized_before_a_session_reads_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
 
     class Session:
@@ -114,7 +114,7 @@ def test_a_device_is_done_with_the_inputs_before_a_session_reads_them(monkeypatc
 
 
 @installed
-def test_tensorrt_says_in_a_line_what_to_install() -> None:
+def test_missing_tensorrt_reports_what_to_install() -> None:
     told = "^this onnxruntime has no TensorrtExecutionProvider: install onnxruntime-gpu and tensorrt$"
     with pytest.raises(Unsupported, match=told):
         run("tensorrt", torch.relu, torch.ones(3), device="cuda:0")

@@ -16,12 +16,12 @@ tvm = optional("tvm")
 pytestmark = needs_mode("tvm")
 
 
-def test_an_operator_that_it_cannot_convert_says_so_in_one_line() -> None:
+def test_operator_that_tvm_cannot_convert_is_one_line() -> None:
     with pytest.raises(Unsupported, match=r"^TVM cannot convert it: .*upsample_nearest2d\.default.*$"):
         run("tvm", torch.ops.aten.upsample_nearest2d.default, torch.randn(1, 2, 3, 3), [6, 6])
 
 
-def test_what_was_compiled_is_loaded_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_program_is_loaded_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args = (torch.randn(3), torch.randn(3))
     first = run("tvm", torch.ops.aten.sub.Tensor, *args, store=tmp_path)
     assert list(tmp_path.glob("*.so"))
@@ -30,7 +30,7 @@ def test_what_was_compiled_is_loaded_the_next_time(tmp_path: Path, monkeypatch: 
     torch.testing.assert_close(first.outputs, second.outputs)
 
 
-def test_each_program_has_its_own_number_of_threads(tmp_path: Path) -> None:
+def test_each_program_has_its_number_of_threads(tmp_path: Path) -> None:
     run_script(
         tmp_path,
         "import torch\n"
@@ -45,7 +45,7 @@ def test_each_program_has_its_own_number_of_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_search_is_kept_and_not_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_result_is_stored_and_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     optional("psutil")
     optional("cloudpickle")
     ffi = optional("tvm_ffi")

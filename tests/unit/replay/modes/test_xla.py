@@ -16,12 +16,12 @@ jax = optional("jax")
 pytestmark = needs_mode("xla")
 
 
-def test_results_whose_shapes_hang_on_values_are_told_in_one_line() -> None:
+def test_data_dependent_shapes_are_refused_in_one_line() -> None:
     with pytest.raises(Unsupported, match=r"^jax cannot run it: shapes in it depend on values$"):
         run("xla", torch.ops.aten.nonzero.default, torch.ones(3))
 
 
-def test_what_was_compiled_is_kept_and_not_compiled_again(tmp_path: Path) -> None:
+def test_compiled_program_is_cached_and_reused(tmp_path: Path) -> None:
     hits = []
     jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if "cache_hits" in event else None)
     args = (torch.randn(7, 3), torch.randn(3))
@@ -32,20 +32,20 @@ def test_what_was_compiled_is_kept_and_not_compiled_again(tmp_path: Path) -> Non
     assert len(hits) > found
 
 
-def test_another_number_of_threads_is_refused_once_it_runs() -> None:
+def test_changing_the_number_of_threads_is_refused() -> None:
     run("xla", torch.relu, torch.ones(3))
     with pytest.raises(Unsupported, match="has 1 threads in this process and cannot change to 2"):
         run("xla", torch.relu, torch.ones(3), threads=2)
 
 
-def test_results_have_the_dtypes_that_torch_gives_them() -> None:
+def test_results_have_the_dtypes_of_torch() -> None:
     made = run("xla", lambda x: (torch.zeros(2) + x, torch.full((2,), 0.5), x.new_zeros(2)), torch.ones(1))
     assert [tensor.dtype for tensor in made.outputs] == [torch.float32] * 3
     results = run("xla", lambda x: (x, x.topk(2).indices, torch.arange(2)), torch.ones(3))
     assert [tensor.dtype for tensor in results.outputs] == [torch.float32, torch.int64, torch.int64]
 
 
-def test_torch_is_as_it_was_after_torchax_is_imported(tmp_path: Path) -> None:
+def test_importing_torchax_does_not_change_torch(tmp_path: Path) -> None:
     run_script(
         tmp_path,
         "import sys, torch\n"
@@ -72,7 +72,7 @@ def test_torch_is_as_it_was_after_torchax_is_imported(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @needs_mode("tensorflow")
-def test_tensorflow_gives_eagers_numbers_and_says_in_a_line_what_it_cannot_do(tmp_path: Path) -> None:
+def test_tensorflow_returns_results_of_eager_or_a_reason(tmp_path: Path) -> None:
     run_script(
         tmp_path,
         """
@@ -119,14 +119,14 @@ assert ({{device.platform for device in jax.devices()}} == {{"cpu"}}) if "{devic
 
 
 @pytest.mark.parametrize("first", ["", "import jax"])
-def test_jax_starts_on_the_cpu_alone_for_a_replay_there(first: str, tmp_path: Path) -> None:
+def test_jax_starts_only_on_the_cpu_for_a_cpu_replay(first: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(ON_A_GPU.format(first=first, device="cpu"))
     done = run_python(script, status=0)
     assert done.stdout.splitlines() == ["false cpu"]
 
 
-def test_a_jax_without_a_gpu_is_told_in_a_line(tmp_path: Path) -> None:
+def test_jax_without_a_gpu_is_one_line(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(ON_A_GPU.format(first="", device="cuda:0").replace("jax.devices()", "[]"))
     done = run_python(script, status=0)

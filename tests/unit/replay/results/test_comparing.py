@@ -36,7 +36,7 @@ def with_rows(run: Results, change: Any) -> Results:
     return Results([change(row) for row in run], run.header)
 
 
-def test_verdicts_are_right() -> None:
+def test_verdicts_match_known_differences() -> None:
     comparison = compare(made_run(1), made_run(2, slower=1.2))
     verdicts = {pair.base.case: pair.verdict for pair in comparison.pairs}
     long_cases = [verdicts[number] for number in range(60) if 10 ** (3 * number / 60) > 50]
@@ -48,13 +48,13 @@ def test_verdicts_are_right() -> None:
     assert all(pair.more_runs is None for pair in comparison.pairs if pair.verdict is not Verdict.UNSURE)
 
 
-def test_one_repeat_does_not_make_sure_of_a_few_percent() -> None:
+def test_one_repeat_cannot_decide_a_small_difference() -> None:
     comparison = compare(made_run(1, repeats=1), made_run(2, repeats=1, slower=1.05))
     assert comparison.counts[Verdict.SLOWER] == 0
     assert any(pair.more_runs for pair in comparison.pairs)
 
 
-def test_cases_are_joined_though_their_traces_number_them_otherwise() -> None:
+def test_cases_are_joined_if_their_numbers_differ() -> None:
     base, new = made_run(1), made_run(2)
     renumbered = Results([replace(row, case=100 - row.case) for row in reversed(new.rows)], new.header)
     comparison = compare(base, renumbered)
@@ -63,7 +63,7 @@ def test_cases_are_joined_though_their_traces_number_them_otherwise() -> None:
     assert (comparison.missing, comparison.added) == ([], [])
 
 
-def test_what_fails_disappears_or_gives_others_is_told() -> None:
+def test_broken_changed_missing_and_new_cases_are_reported() -> None:
     base, new = made_run(1, cases=6), made_run(2, cases=6)
     rows: list[Result] = list(new)
     rows[0] = replace(rows[0], status="failed", error="out of memory", median_us=None, times_us=None)
@@ -78,7 +78,7 @@ def test_what_fails_disappears_or_gives_others_is_told() -> None:
     assert [pair.new.case for pair in compare(changed, base).mended] == [0, 1]
 
 
-def test_a_narrow_terminal_says_why_something_broke(tmp_path: Path) -> None:
+def test_narrow_terminal_shows_why_a_case_broke(tmp_path: Path) -> None:
     base, new = made_run(1, cases=3), made_run(2, cases=3)
     reason = "an illegal memory access was encountered in the kernel that was launched before"
     failed = with_rows(new, lambda row: replace(row, status="failed", error=reason) if row.case < 2 else row)
@@ -89,7 +89,7 @@ def test_a_narrow_terminal_says_why_something_broke(tmp_path: Path) -> None:
     assert f"BROKEN aten.op0.default and 1 more: {reason}" in " ".join(shown.text.split())
 
 
-def test_what_the_runs_were_made_with_is_told_first() -> None:
+def test_differing_run_facts_are_listed_first() -> None:
     other = {**HEADER, "device": "NVIDIA L4", "trace_hash": "11"}
     other["environment"] = {**HEADER["environment"], "versions": {"torch": "2.14.0", "numpy": "2.4"}}
     comparison = compare(made_run(1), Results(made_run(2).rows, other))
@@ -100,7 +100,7 @@ def test_what_the_runs_were_made_with_is_told_first() -> None:
     ]
 
 
-def test_a_variable_that_one_run_alone_had_is_told() -> None:
+def test_variable_set_in_one_run_only_is_reported() -> None:
     run = made_run(0)
     before = replace(run, header={**run.header, "environment": {"machine": "epyc"}})
     environment = {"machine": "epyc", "variables": {"ONEDNN_MAX_CPU_ISA": "SSE41"}}
@@ -110,7 +110,7 @@ def test_a_variable_that_one_run_alone_had_is_told() -> None:
     assert "ONEDNN_MAX_CPU_ISA" not in {name for name, *_ in compare(unknown, after).differs}
 
 
-def test_a_gate_on_runs_with_nothing_in_common_is_not_decided(runs: Path, tmp_path: Path) -> None:
+def test_gate_on_runs_without_common_cases_is_not_decided(runs: Path, tmp_path: Path) -> None:
     other = made_run(2, cases=3, mode="jit")
     write_results(other.rows, other.header, tmp_path / "other.json", force=False)
     words = ("base.json", tmp_path / "other.json", "--gate", "slower<=5%", "-o", tmp_path / "c.xml")
@@ -120,7 +120,7 @@ def test_a_gate_on_runs_with_nothing_in_common_is_not_decided(runs: Path, tmp_pa
     assert ElementTree.parse(tmp_path / "c.xml").getroot()[0].get("errors") == "1"
 
 
-def test_what_ran_with_other_results_and_fails_now_is_broken() -> None:
+def test_wrong_case_that_now_fails_is_broken() -> None:
     base, new = made_run(1, cases=4), made_run(2, cases=4)
     was = ["wrong", "unsupported", "failed", "ok"]
     base = Results([replace(row, status=status) for row, status in zip(base, was, strict=True)], HEADER)
@@ -137,7 +137,7 @@ def test_what_ran_with_other_results_and_fails_now_is_broken() -> None:
     assert (added.verdict, added.reason) == ("ADDED", "failed: it crashed")
 
 
-def test_rows_of_a_case_are_told_apart_by_how_they_were_run(tmp_path: Path) -> None:
+def test_variants_of_a_case_are_compared_separately(tmp_path: Path) -> None:
     def sweep(seed: int, slower: float) -> Results:
         rows = made_run(seed, cases=20).rows
         many = made_run(seed, cases=20, slower=slower, longer_than_us=0.0).rows
@@ -157,7 +157,7 @@ def test_rows_of_a_case_are_told_apart_by_how_they_were_run(tmp_path: Path) -> N
     assert "| variant |" in (tmp_path / "c.md").read_text()
 
 
-def test_one_row_without_sense_leaves_the_verdicts_of_all_others() -> None:
+def test_invalid_row_does_not_affect_other_verdicts() -> None:
     base, new = made_run(1), made_run(2, slower=1.3)
     expected = compare(base, new).counts
     for times in ([float("nan")] * 20, [float("inf")] * 20, [-1.0] * 20, [1e-140, 1e140] * 10):
@@ -171,7 +171,7 @@ def test_one_row_without_sense_leaves_the_verdicts_of_all_others() -> None:
     assert all(pair.reason for pair in compare(with_rows(base, lambda row: replace(row, median_us=-1.0)), new).pairs)
 
 
-def test_steps_of_a_coarse_clock_are_no_certainty() -> None:
+def test_steps_of_a_coarse_clock_are_not_significant() -> None:
     """Each repeat has exactly equal times, and the next repeat differs by one step of the clock."""
 
     def run(time: float) -> Results:
@@ -182,7 +182,7 @@ def test_steps_of_a_coarse_clock_are_no_certainty() -> None:
     assert compare(run(100.0), run(101.0)).counts[Verdict.SLOWER] == 0
 
 
-def test_groups_take_cases_together() -> None:
+def test_groups_combine_their_cases() -> None:
     comparison = compare(made_run(1, module="neck"), made_run(2, slower=1.3, module="neck"))
     (total,) = comparison.totals()
     (module,) = comparison.totals("module")
@@ -191,20 +191,20 @@ def test_groups_take_cases_together() -> None:
     assert 1.2 < total.judgement.low < total.judgement.ratio < total.judgement.high
 
 
-def test_times_that_no_clock_saw_are_unsure() -> None:
+def test_times_below_the_clock_resolution_are_unsure() -> None:
     base, new = (Results([made_row(0, [0.0, 0.0, 0.1])], HEADER) for _ in range(2))
     (pair,) = compare(base, new).pairs
     assert (pair.verdict, pair.reason) == (Verdict.UNSURE, "it takes no longer than reading the clock")
 
 
-def test_quantiles_stand_in_where_single_times_were_not_kept() -> None:
+def test_quantiles_are_used_without_single_times() -> None:
     base, new = (with_rows(made_run(seed), lambda row: replace(row, times_us=None, spread=0.1)) for seed in (1, 2))
     assert all(pair.judgement is not None for pair in compare(base, new).pairs)
 
 
 @given(st.lists(st.tuples(st.floats(-1, 1), st.floats(1e-6, 0.1)), min_size=1, max_size=30))
 @settings(deadline=None)
-def test_who_is_held_against_whom_does_not_matter(pairs: list[tuple[float, float]]) -> None:
+def test_swapping_base_and_new_mirrors_the_verdict(pairs: list[tuple[float, float]]) -> None:
     there = [Difference(ratio, variance, 8.0, 5, 5) for ratio, variance in pairs]
     back = [replace(item, log_ratio=-item.log_ratio) for item in there]
     opposite = {Verdict.SLOWER: Verdict.FASTER, Verdict.FASTER: Verdict.SLOWER}
@@ -215,7 +215,7 @@ def test_who_is_held_against_whom_does_not_matter(pairs: list[tuple[float, float
         assert one.low <= one.ratio <= one.high
 
 
-def test_the_repeats_of_all_cases_tell_how_much_one_varies() -> None:
+def test_variance_of_a_case_is_estimated_from_all_cases() -> None:
     # sums of squares of four degrees of freedom around a variance of 0.04, distributed like chi-squared
     squares = [0.04 * value for value in (0.7, 1.3, 1.9, 2.4, 2.9, 3.4, 3.9, 4.6, 5.4, 6.6, 8.5, 11.0)]
     prior = learn([(value, 4) for value in squares], USUAL[False])
@@ -238,7 +238,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_outcomes_of_gates_are_printed_and_are_the_exit_status(runs: Path) -> None:
+def test_gate_outcomes_are_printed_and_set_the_exit_status(runs: Path) -> None:
     def compared(new: str, *gates: str) -> tuple[int, list[str]]:
         words = [word for gate in gates for word in ("--gate", gate)]
         done = run_command("opgrip", "compare", "base.json", new, *words, cwd=runs)
@@ -257,7 +257,7 @@ def test_outcomes_of_gates_are_printed_and_are_the_exit_status(runs: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["slower", "slower<=5", "failed<=5%", "faster<=1%", "slower<=-1%"])
-def test_what_is_no_gate_is_refused(text: str, runs: Path) -> None:
+def test_invalid_gate_is_refused(text: str, runs: Path) -> None:
     with pytest.raises(UserError, match="is not a gate"):
         parse_gate(text)
     done = run_command("opgrip", "compare", "base.json", "same.json", "--gate", text, cwd=runs)
@@ -265,7 +265,7 @@ def test_what_is_no_gate_is_refused(text: str, runs: Path) -> None:
 
 
 @pytest.mark.parametrize(("new", "status", "element"), [("slow", 1, "failure"), ("doubtful", 3, "error")])
-def test_files_have_the_line_that_the_terminal_has(
+def test_files_contain_the_gate_line_of_the_terminal(
     new: str, status: int, element: str, runs: Path, tmp_path: Path
 ) -> None:
     base, head = (read_run(runs / f"{name}.json") for name in ("base", new))
@@ -292,14 +292,14 @@ def test_files_have_the_line_that_the_terminal_has(
     assert exit_status([held]) == status
 
 
-def test_the_largest_ratios_are_shown_if_nothing_is_sure() -> None:
+def test_largest_ratios_are_shown_if_nothing_is_significant() -> None:
     base, new = made_run(1, cases=15), with_rows(made_run(2, cases=15), lambda row: replace(row, slowed=0.9))
     printed = io.StringIO()
     print_comparison(compare(base, new), printed)
     assert printed.getvalue().count("UNSURE   ") == 10
 
 
-def test_ratios_of_fastest_runs_that_differ_from_the_medians_shown_are_noted() -> None:
+def test_ratios_of_fastest_runs_that_differ_from_medians_are_noted() -> None:
     # half of the new runs are slowed down, so that the median says 3 times, and the fastest run once
     fast, slowed = (
         [100.0 + run % 3 for run in range(20)],
@@ -310,7 +310,7 @@ def test_ratios_of_fastest_runs_that_differ_from_the_medians_shown_are_noted() -
     assert not any("fastest" in line for line in advice(compare(base, base)))
 
 
-def test_names_of_strangers_stay_text(tmp_path: Path) -> None:
+def test_names_in_untrusted_results_remain_text(tmp_path: Path) -> None:
     evil = "aten.<script>|`]](x)\x1b[2J\x00"
     for name, seed in (("a", 1), ("b", 2)):
         run = made_run(seed, op=evil, slower=1.0 + seed)
@@ -324,7 +324,7 @@ def test_names_of_strangers_stay_text(tmp_path: Path) -> None:
     ElementTree.parse(tmp_path / "c.xml")
 
 
-def test_a_notebook_shows_what_differs_and_the_rows_that_got_worse_first() -> None:
+def test_notebook_shows_differences_and_the_worst_rows_first() -> None:
     evil = "<script>alert(1)</script>"
     new = Results(made_run(2, slower=1.3, module=evil).rows, {**HEADER, "trace": evil})
     comparison = compare(made_run(1, module=evil), new)

@@ -27,7 +27,7 @@ def written(path: Path, results: Results) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
-def test_what_is_written_is_read_again(suffix: str, tmp_path: Path) -> None:
+def test_results_survive_writing_and_reading(suffix: str, tmp_path: Path) -> None:
     results = made_run(1, cases=5, note="a note")
     rows = [*results, replace(made_row(7, []), status="failed", error="it broke")]
     again = read_run(written(tmp_path / f"r{suffix}", Results(rows, HEADER)))
@@ -36,14 +36,14 @@ def test_what_is_written_is_read_again(suffix: str, tmp_path: Path) -> None:
     assert load_results(tmp_path / f"r{suffix}").attrs == HEADER
 
 
-def test_a_csv_has_the_rows(tmp_path: Path) -> None:
+def test_csv_contains_the_rows(tmp_path: Path) -> None:
     results = made_run(1, cases=3)
     again = read_run(written(tmp_path / "r.csv", results))
     assert [row.times_us for row in again] == [row.times_us for row in results]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet", ".xlsx"])
-def test_an_infinite_difference_is_read_again_as_one(suffix: str, tmp_path: Path) -> None:
+def test_infinite_difference_survives_writing_and_reading(suffix: str, tmp_path: Path) -> None:
     rows = [
         replace(made_row(0, []), status="wrong", error="it overflows", max_abs=math.inf, max_rel=math.inf),
         replace(made_row(1, [1.0]), max_abs=1e200, max_rel=1e-7, op='"max_abs": "1e999",'),
@@ -65,7 +65,7 @@ def test_an_infinite_difference_is_read_again_as_one(suffix: str, tmp_path: Path
         assert strict["results"][1]["op"] == rows[1].op
 
 
-def test_repeats_keep_the_largest_difference() -> None:
+def test_merged_repeats_keep_the_largest_difference() -> None:
     near, far = (made_row(0, [1.0], max_abs=error, max_rel=error) for error in (1e-7, 1e-6))
     wrong = [
         replace(near, status="wrong", error=f"by {error}", max_abs=error, max_rel=error) for error in (0.5, math.inf)
@@ -74,21 +74,21 @@ def test_repeats_keep_the_largest_difference() -> None:
     assert join_repeats([near, *wrong]) == wrong[1]
 
 
-def test_a_parquet_file_is_read_by_others(tmp_path: Path) -> None:
+def test_parquet_results_are_readable_by_pandas(tmp_path: Path) -> None:
     results = made_run(1, cases=3)
     frame = pd.read_parquet(written(tmp_path / "r.parquet", results))
     assert frame["median_us"].tolist() == [row.median_us for row in results]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
-def test_a_damaged_file_is_told_in_a_line(suffix: str, tmp_path: Path) -> None:
+def test_damaged_file_is_reported_in_one_line(suffix: str, tmp_path: Path) -> None:
     path = written(tmp_path / f"r{suffix}", made_run(1, cases=3))
     path.write_bytes(path.read_bytes()[:300])
     with pytest.raises(UserError, match="does not hold results of opreplay"):
         read_run(path)
 
 
-def test_a_workbook_has_a_sheet_a_mode_with_filters_and_a_chart(tmp_path: Path) -> None:
+def test_workbook_has_a_sheet_per_mode_with_filters_and_a_chart(tmp_path: Path) -> None:
     rows = [replace(made_row(number, [1.0, 2.0]), mode=mode, op=EVIL) for mode in ("eager", "jit") for number in (0, 1)]
     with zipfile.ZipFile(written(tmp_path / "r.xlsx", Results(rows, HEADER))) as book:
         sheets = ElementTree.fromstring(book.read("xl/workbook.xml")).findall(".//{*}sheet")
@@ -100,7 +100,7 @@ def test_a_workbook_has_a_sheet_a_mode_with_filters_and_a_chart(tmp_path: Path) 
         assert sum(name.startswith("xl/charts/chart") for name in book.namelist()) == 2
 
 
-def test_junit_has_a_test_a_row(tmp_path: Path) -> None:
+def test_junit_file_has_a_test_per_row(tmp_path: Path) -> None:
     statuses = ("ok", "wrong", "unsupported", "timeout")
     rows = [replace(made_row(place, [1.0]), status=status, op=EVIL) for place, status in enumerate(statuses)]
     suite = ElementTree.parse(written(tmp_path / "r.xml", Results(rows, HEADER))).getroot()[0]

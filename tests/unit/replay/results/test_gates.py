@@ -55,7 +55,7 @@ def contended_run(seed: int, share: float, cases: int = 10, factor: float = 3.0,
 
 
 @pytest.mark.parametrize("pairs", slow_except([6], [6, 20]))
-def test_error_rates_on_a_calm_machine(pairs: int) -> None:
+def test_gate_error_rates_on_an_idle_machine(pairs: int) -> None:
     same = Counter(outcome(made_run(2 * seed), made_run(2 * seed + 1)) for seed in range(pairs))
     slower = Counter(outcome(made_run(2 * seed), made_run(2 * seed + 1, slower=1.1)) for seed in range(pairs))
     assert same[FAILED] == 0
@@ -65,7 +65,7 @@ def test_error_rates_on_a_calm_machine(pairs: int) -> None:
 
 
 @pytest.mark.parametrize("share", slow_except([0.6], [0.3, 0.6, 0.9]))
-def test_error_rates_on_a_contended_machine(share: float) -> None:
+def test_gate_error_rates_on_a_contended_machine(share: float) -> None:
     pairs = [(contended_run(3 * seed, 0.0), contended_run(3 * seed + 1, share)) for seed in range(6)]
     pairs += [(new, base) for base, new in pairs]
     assert FAILED not in {outcome(base, new) for base, new in pairs}
@@ -76,13 +76,13 @@ def test_error_rates_on_a_contended_machine(share: float) -> None:
         assert of_one_call == {FAILED} or (share == 0.9 and factor == 2.0 and of_one_call == {FAILED, NOT_DECIDED})
 
 
-def test_runs_that_were_dropped_and_repeated_cleanly_are_no_doubt() -> None:
+def test_cleanly_repeated_runs_do_not_affect_verdicts() -> None:
     dropped = Results([replace(row, dropped=400, slowed=0.0) for row in made_run(2)], HEADER)
     assert compare(made_run(1), dropped).counts == compare(made_run(1), made_run(2)).counts
     assert {pair.reason for pair in compare(made_run(1), dropped).pairs} == {""}
 
 
-def test_tenfold_times_fail_whatever_the_machine_did() -> None:
+def test_gate_fails_on_tenfold_times_on_any_machine() -> None:
     busy = {"slowed": 0.007, "dropped": 79}
     base = Results([replace(row, **busy) for row in made_run(1, cases=10)], HEADER)
     tenfold = scaled(base, 10.0)
@@ -92,7 +92,7 @@ def test_tenfold_times_fail_whatever_the_machine_did() -> None:
     assert outcome(base, all_contended) is FAILED
 
 
-def test_contention_without_a_mark_is_seen_by_the_fastest_runs() -> None:
+def test_unmarked_contention_is_detected_by_the_fastest_runs() -> None:
     """The processor was slow from the start, so that no run was marked, but some runs were undisturbed."""
     for seed in range(10):
         unmarked = Results([replace(row, slowed=0.0) for row in contended_run(seed, 0.8)], HEADER)
@@ -119,7 +119,7 @@ def run_beside_neighbours(seed: int, cases: int = 40) -> Results:
     return Results(rows, HEADER)
 
 
-def test_error_rates_beside_neighbours_on_a_shared_machine() -> None:
+def test_gate_error_rates_on_a_shared_machine() -> None:
     pairs = [(run_beside_neighbours(2 * seed), run_beside_neighbours(2 * seed + 1)) for seed in range(10)]
     assert FAILED not in {outcome(base, new) for base, new in pairs}
     found = Counter(outcome(base, scaled(new, 1.1)) for base, new in pairs)
@@ -127,7 +127,7 @@ def test_error_rates_beside_neighbours_on_a_shared_machine() -> None:
     assert found[PASSED] == 0
 
 
-def test_contended_rows_never_fail_a_gate_and_enter_no_total() -> None:
+def test_contended_rows_never_fail_a_gate_and_are_not_in_totals() -> None:
     """The fastest run of a contended row is an upper bound: each of its runs may include a time slice of the
     scheduler.
     """
@@ -160,7 +160,7 @@ def test_contended_rows_never_fail_a_gate_and_enter_no_total() -> None:
     assert outcome(base, untimed) is NOT_DECIDED
 
 
-def test_a_slower_clock_widens_the_interval_by_the_ratio_of_the_clocks() -> None:
+def test_slower_clock_widens_the_interval_by_the_clock_ratio() -> None:
     def with_clock(run: Results, clock_mhz: float) -> Results:
         return Results([replace(row, clock_mhz=clock_mhz) for row in run], HEADER)
 
@@ -174,7 +174,7 @@ def test_a_slower_clock_widens_the_interval_by_the_ratio_of_the_clocks() -> None
     assert outcome(base, with_clock(slower, 2400.0)) is FAILED
 
 
-def test_a_row_that_lost_its_time_leaves_the_gate_undecided() -> None:
+def test_gate_is_undecided_if_a_row_lost_its_time() -> None:
     base, new = made_run(1, cases=6), made_run(2, cases=6)
     hung = replace(new.rows[5], status="timeout", median_us=None, times_us=None)
     (held,) = compare(base, Results([*new.rows[:5], hung], HEADER)).gate("slower<=5%")
@@ -182,7 +182,7 @@ def test_a_row_that_lost_its_time_leaves_the_gate_undecided() -> None:
     assert "aten.op5.default" in held.line
 
 
-def test_a_row_that_may_be_twice_as_slow_never_passes() -> None:
+def test_gate_never_passes_with_a_row_that_may_be_twice_as_slow() -> None:
     """With one repeat each and widely spread times, nothing is known about the largest row."""
     base, new = made_run(1, repeats=1, cases=4), made_run(2, repeats=1, cases=4)
     generator = np.random.default_rng(0)
@@ -191,7 +191,7 @@ def test_a_row_that_may_be_twice_as_slow_never_passes() -> None:
     assert held.outcome is NOT_DECIDED
 
 
-def test_the_total_has_the_doubt_of_its_rows() -> None:
+def test_total_is_as_uncertain_as_its_rows() -> None:
     """All rows of a repeat share its speed: their total is as uncertain as each row."""
     generator = np.random.default_rng(1)
     failed = 0
@@ -207,7 +207,7 @@ def test_the_total_has_the_doubt_of_its_rows() -> None:
     assert failed == 0
 
 
-def test_groups_are_gated_as_rows_are() -> None:
+def test_groups_are_gated_like_rows() -> None:
     base, new = made_run(1, cases=20, longer_than_us=0.0), made_run(2, cases=20, slower=1.3, longer_than_us=0.0)
     (held,) = compare(base, new).gate("op<=5%")
     assert held.line.startswith("gate op<=5%: failed: ")
@@ -219,13 +219,13 @@ def test_groups_are_gated_as_rows_are() -> None:
     assert outcome(base, new, "mode<=60%") is PASSED
 
 
-def test_limits_below_what_a_machine_resolves_are_not_decided() -> None:
+def test_gate_below_the_resolution_is_not_decided() -> None:
     noisy = [made_run(seed, between=0.2, cases=3, longer_than_us=0.0) for seed in (1, 2)]
     assert outcome(*noisy) is NOT_DECIDED
 
 
 @pytest.mark.parametrize("condition", ["slower<=5%", "total<=5%", "op<=5%", "module<=5%", "mode<=5%"])
-def test_a_gate_on_times_counts_the_rows_that_it_passes_without(condition: str) -> None:
+def test_passed_time_gate_counts_missing_rows(condition: str) -> None:
     base, new = made_run(0, 10), made_run(1, 10)
     fewer = Results([row for row in new if row.case != 9], HEADER)
     times_us = [row.median_us or 0.0 for row in base]

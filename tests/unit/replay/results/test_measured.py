@@ -43,7 +43,7 @@ def distilled(times_us: tuple[float, float] = (10.0, 100.0), trace_hash: str = "
     return Results(rows, {**HEADER, "trace_hash": trace_hash, FIELD: {"keys": keys, "traces": traces}})
 
 
-def test_a_score_names_the_machine_that_it_is_of_beside_that_of_the_baseline() -> None:
+def test_score_names_its_machine_and_that_of_the_baseline() -> None:
     (score,) = score_of(zoo_of(), baseline_of(Results(zoo_of().rows, HEADER)))
     machines = "on a slow processor, cpu, torch 2.13.0, 2 threads, against a processor, cpu, torch 2.13.0"
     assert score_line(score).endswith(machines)
@@ -59,7 +59,7 @@ def test_a_score_names_the_machine_that_it_is_of_beside_that_of_the_baseline() -
     }
 
 
-def test_a_score_of_an_accelerator_is_not_called_as_that_of_a_processor() -> None:
+def test_score_of_an_accelerator_names_the_device() -> None:
     on_gpu = zoo_of("cuda:0", device="NVIDIA H100")
     (score,) = score_of(on_gpu, baseline_of(zoo_of()))
     assert score.way == "eager, cuda:0"
@@ -68,31 +68,31 @@ def test_a_score_of_an_accelerator_is_not_called_as_that_of_a_processor() -> Non
     assert [score.way for score in score_of(on_both, baseline_of(zoo_of()))] == ["eager", "eager, cuda:0"]
 
 
-def test_a_distilled_score_names_its_machine_and_its_trace() -> None:
+def test_distilled_score_names_its_machine_and_trace() -> None:
     (score,) = distilled_scores(distilled())
     assert " on a processor, cpu, torch 2.13.0, against the captured times of its cases" in score_line(score)
     assert plain_of(score)["trace_hash"] == "abc"
 
 
-def test_threads_that_the_way_names_are_not_said_again_as_others() -> None:
+def test_score_line_shows_threads_once() -> None:
     rows = [replace(row, threads=3) for row in zoo_of().rows]
     (score,) = score_of(Results(rows, zoo_of().header), baseline_of(zoo_of()))
     assert score.way == "eager, 3 threads"
     assert "2 threads" not in score.measured.machine
 
 
-def test_what_a_stranger_calls_a_machine_does_not_reach_the_terminal() -> None:
+def test_untrusted_device_name_does_not_reach_the_terminal() -> None:
     (score,) = score_of(zoo_of(device="\x1b[31mred"), baseline_of(zoo_of()))
     assert "\x1b" not in score_line(score)
 
 
-def test_where_there_is_no_score_the_machine_is_told_too() -> None:
+def test_missing_score_names_the_machine() -> None:
     rows = [replace(row, status=FAILED, median_us=None) for row in zoo_of().rows]
     (score,) = score_of(Results(rows, zoo_of().header), baseline_of(zoo_of()))
     assert score_line(score).startswith("no score under eager on a slow processor, cpu")
 
 
-def test_two_replays_of_a_distilled_trace_are_held_against_each_other() -> None:
+def test_two_replays_of_a_distilled_trace_are_compared() -> None:
     (score,) = distilled_scores(distilled((5.0, 50.0)), distilled((10.0, 100.0)))
     assert score.score == pytest.approx(2.0)
     assert score.baseline == "a processor, cpu, torch 2.13.0"
@@ -102,7 +102,7 @@ def test_two_replays_of_a_distilled_trace_are_held_against_each_other() -> None:
     assert by_name == {"a": pytest.approx(1.0), "b": pytest.approx(310 / 160)}
 
 
-def test_what_the_other_replay_could_not_run_counts_for_nothing() -> None:
+def test_cases_that_the_other_replay_could_not_run_do_not_count() -> None:
     base = distilled((10.0, 100.0))
     base = Results([base.rows[0], replace(base.rows[1], status=FAILED, median_us=None)], base.header)
     (score,) = distilled_scores(distilled((5.0, 500.0)), base)
@@ -120,12 +120,12 @@ def test_what_the_other_replay_could_not_run_counts_for_nothing() -> None:
         ),
     ],
 )
-def test_a_replay_of_something_else_is_no_baseline(base: Results, told: str) -> None:
+def test_replay_of_another_trace_is_refused_as_baseline(base: Results, told: str) -> None:
     with pytest.raises(UserError, match=told):
         distilled_scores(distilled(), base)
 
 
-def test_the_command_takes_another_run_of_a_distilled_trace_as_the_baseline(tmp_path: Path) -> None:
+def test_score_command_accepts_another_distilled_run_as_baseline(tmp_path: Path) -> None:
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     distilled((5.0, 50.0)).save(one)
     distilled().save(other)

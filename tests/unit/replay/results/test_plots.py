@@ -88,12 +88,12 @@ KINDS = {
 }
 
 
-def test_every_kind_has_a_test() -> None:
+def test_every_plot_kind_has_a_test() -> None:
     assert set(plots.names()) == set(KINDS)
 
 
 @pytest.mark.parametrize("kind", slow_except([*KINDS][:1], KINDS))
-def test_each_kind_says_what_it_shows_and_is_the_same_every_time(kind: str) -> None:
+def test_each_plot_kind_shows_its_data_and_is_reproducible(kind: str) -> None:
     svg = picture(kind)
     assert set(KINDS[kind]) <= set(texts(svg))
     assert any("a $t$ & <b>" in text for text in texts(svg))
@@ -102,7 +102,7 @@ def test_each_kind_says_what_it_shows_and_is_the_same_every_time(kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", slow_except([*KINDS][:2], KINDS))
-def test_each_kind_is_a_picture_that_is_not_blank(kind: str) -> None:
+def test_each_plot_kind_is_a_non_blank_image(kind: str) -> None:
     from matplotlib.image import imread
 
     pixels = imread(io.BytesIO(picture(kind, "png")))[..., :3]
@@ -117,7 +117,7 @@ def widths_of_bars(figure: Any) -> list[float]:
     return [float(bar.get_width()) for bar in figure.axes[0].patches]
 
 
-def test_operators_add_up_the_calls_of_the_first_way_to_run_them() -> None:
+def test_operators_plot_adds_up_calls_of_the_first_variant() -> None:
     rows = [
         row(number, 10.0 / threads, op=f"aten.{name}", count=3, threads=threads, captured_us=7.0)
         for number, name in enumerate(("b", "a", "a"))
@@ -128,7 +128,7 @@ def test_operators_add_up_the_calls_of_the_first_way_to_run_them() -> None:
     assert widths_of_bars(figure) == [42.0, 21.0, 60.0, 30.0]
 
 
-def test_results_choose_the_picture_that_shows_what_they_differ_in() -> None:
+def test_default_plot_shows_what_the_results_differ_in() -> None:
     whole = results()
     one_mode = replace(whole, rows=[row for row in whole if row.mode == "eager"])
     one_way = replace(whole, rows=[row for row in one_mode if row.threads == 1])
@@ -142,7 +142,7 @@ def test_results_choose_the_picture_that_shows_what_they_differ_in() -> None:
     ]
 
 
-def test_a_call_that_asks_for_what_there_is_not_is_told_in_words_of_python() -> None:
+def test_invalid_plot_arguments_are_reported_in_python_terms() -> None:
     for words, reason in {
         ("nosuch",): "unknown kind= nosuch: choose history, modes, operators, roofline, scaling, shapes",
         ("modes", "over", "bytes"): "kind= modes does not take over= bytes: leave it out",
@@ -152,7 +152,7 @@ def test_a_call_that_asks_for_what_there_is_not_is_told_in_words_of_python() -> 
             results().plot(words[0], **dict([words[1:]] if words[1:] else []))
 
 
-def test_a_figure_keeps_its_style_whatever_the_program_sets(tmp_path: Path) -> None:
+def test_figure_keeps_its_style_with_other_matplotlib_settings(tmp_path: Path) -> None:
     import matplotlib
 
     figure = results().plot("modes")
@@ -167,14 +167,14 @@ def test_a_figure_keeps_its_style_whatever_the_program_sets(tmp_path: Path) -> N
     assert widths["image/png"]["width"] == 660
 
 
-def test_a_pdf_is_the_same_every_time() -> None:
+def test_pdf_is_reproducible() -> None:
     pdf = picture("modes", "pdf")
     assert pdf.startswith(b"%PDF")
     assert b"CreationDate" not in pdf
     assert pdf == picture("modes", "pdf")
 
 
-def test_names_of_strangers_stay_text() -> None:
+def test_names_in_untrusted_results_remain_text() -> None:
     assert f"{EVIL} (2)" in texts(picture("modes", by="op"))
     shown = texts(picture("roofline"))
     assert any(EVIL in text for text in shown)
@@ -190,7 +190,7 @@ def test_names_of_strangers_stay_text() -> None:
 
 
 @pytest.mark.slow
-def test_lines_of_text_do_not_run_over_each_other() -> None:
+def test_lines_of_text_do_not_overlap() -> None:
     """Check the bounding boxes of all text above and below the axes."""
     for kind in KINDS:
         plot = plots.get(kind)
@@ -232,7 +232,7 @@ class Elements(HTMLParser):
         self.elements.append((tag, dict(attrs)))
 
 
-def test_a_notebook_shows_results_as_a_table_with_a_picture_that_has_no_markup_of_strangers() -> None:
+def test_notebook_shows_a_table_and_an_image_without_untrusted_markup() -> None:
     rows = [replace(item, op=HOSTILE, shapes=HOSTILE, error=HOSTILE) for item in results()]
     page = Results(rows, {**HEADER, "trace": HOSTILE})._repr_html_()
     page.encode()
@@ -249,7 +249,7 @@ def test_a_notebook_shows_results_as_a_table_with_a_picture_that_has_no_markup_o
 @pytest.mark.parametrize(
     "run", [results(), Results([row(0, 5.0, status="failed", median_us=None)], {}), Results([], {})]
 )
-def test_without_matplotlib_or_times_a_notebook_shows_the_table_alone(
+def test_notebook_shows_only_the_table_without_matplotlib_or_times(
     run: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if len(run) > 1:
@@ -260,7 +260,7 @@ def test_without_matplotlib_or_times_a_notebook_shows_the_table_alone(
     assert page.count("<tr") == len(run) + 1
 
 
-def test_the_runs_of_a_history_stand_in_the_order_of_their_times() -> None:
+def test_history_plot_sorts_runs_by_time() -> None:
     figures = []
     plot = plots.get("history")
     assert plot is not None
@@ -277,7 +277,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_command_writes_pictures(saved: Path) -> None:
+def test_plot_command_writes_images(saved: Path) -> None:
     for suffix in ("png", "svg", "pdf"):
         done = run_command("opgrip", "plot", "one.json", "--kind", "modes", "-o", f"m.{suffix}", cwd=saved)
         assert (done.returncode, done.stderr) == (0, f"opgrip plot: wrote modes of 1 run to m.{suffix}\n")
@@ -327,7 +327,7 @@ def test_the_command_writes_pictures(saved: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_drawn_is_one_line(
+def test_plot_that_cannot_be_drawn_is_one_line(
     saved: Path, words: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(saved)
@@ -336,7 +336,7 @@ def test_what_cannot_be_drawn_is_one_line(
     assert not (saved / "x.svg").exists()
 
 
-def test_without_matplotlib_it_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"matplotlib is not installed: pip install 'matplotlib>=3\.8'"):
         picture("modes")

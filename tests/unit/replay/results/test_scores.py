@@ -64,18 +64,18 @@ def changed(results: Results, trace: str, number: int, **cells: Any) -> Results:
     return Results(rows, results.header)
 
 
-def test_a_machine_beside_itself_has_a_score_of_one() -> None:
+def test_score_of_the_baseline_machine_is_one() -> None:
     score = only(made_zoo(), made_zoo())
     assert score.score == pytest.approx(1.0)
     assert score.supported == pytest.approx(1.0)
     assert not score.is_partial
 
 
-def test_a_machine_that_takes_half_the_time_has_a_score_of_two() -> None:
+def test_half_the_time_gives_a_score_of_two() -> None:
     assert only(made_zoo(0.5), made_zoo()).score == pytest.approx(2.0)
 
 
-def test_families_weigh_the_same_and_models_are_means_of_their_runs() -> None:
+def test_families_have_equal_weight_and_models_are_means_of_runs() -> None:
     score = only(made_zoo({"a.predict": 0.25, "a.train": 1.0}), made_zoo())
     by_name = {model.model: model for model in score.models}
     assert by_name["a"].score == pytest.approx(2.0)
@@ -84,7 +84,7 @@ def test_families_weigh_the_same_and_models_are_means_of_their_runs() -> None:
 
 
 @pytest.mark.parametrize("status", [WRONG, UNSUPPORTED, FAILED])
-def test_a_case_that_is_not_ok_is_charged_and_makes_the_score_partial(status: str) -> None:
+def test_case_that_is_not_ok_is_charged_and_the_score_is_partial(status: str) -> None:
     results = changed(made_zoo(), "c.predict", 2, status=status, median_us=None)
     score = only(results, made_zoo())
     model = next(model for model in score.models if model.model == "c")
@@ -97,7 +97,7 @@ def test_a_case_that_is_not_ok_is_charged_and_makes_the_score_partial(status: st
 
 @given(speed=st.floats(0.05, 20.0), number=st.integers(0, 2))
 @settings(deadline=None, max_examples=20)
-def test_what_supports_less_at_the_same_pace_never_scores_better(speed: float, number: int) -> None:
+def test_fewer_supported_cases_never_improve_the_score(speed: float, number: int) -> None:
     whole = only(made_zoo(1 / speed), made_zoo())
     less = only(changed(made_zoo(1 / speed), "b.predict", number, status=UNSUPPORTED, median_us=None), made_zoo())
     assert whole.score is not None
@@ -109,7 +109,7 @@ ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 
 
 @pytest.mark.parametrize("op", [ATTENTION, "aten.mkldnn_rnn_layer.default"])
-def test_a_kernel_of_another_kind_of_device_leaves_base_and_measured(op: str) -> None:
+def test_kernel_of_another_device_kind_is_left_out_of_the_score(op: str) -> None:
     base = changed(made_zoo(), "c.predict", 2, op=op)
     run = changed(made_zoo(0.5, device="cuda:0"), "c.predict", 2, op=op, status=UNSUPPORTED, median_us=None)
     score = only(run, base)
@@ -130,7 +130,7 @@ def test_a_kernel_of_another_kind_of_device_leaves_base_and_measured(op: str) ->
         {"op": "aten.cudnn_batch_norm.default"},
     ],
 )
-def test_all_other_cases_that_are_not_ok_stay_in_the_base(cells: dict[str, str]) -> None:
+def test_other_cases_that_are_not_ok_count_in_the_base(cells: dict[str, str]) -> None:
     base = changed(made_zoo(), "c.predict", 2, op=cells["op"])
     cells = {"status": UNSUPPORTED, "device": "cuda:0", **cells}
     run = changed(made_zoo(0.5, device=cells["device"]), "c.predict", 2, median_us=None, **cells)
@@ -141,7 +141,7 @@ def test_all_other_cases_that_are_not_ok_stay_in_the_base(cells: dict[str, str])
 
 
 @pytest.mark.slow
-def test_the_score_of_an_h100_leaves_out_the_attention_of_the_cpu(tmp_path: Path) -> None:
+def test_score_of_an_h100_leaves_out_cpu_attention(tmp_path: Path) -> None:
     with zipfile.ZipFile(ROOT / "benchmarks/results/h100/raw.zip") as archive:
         path = Path(archive.extract("zoo.json", tmp_path))
     (score,) = distilled_scores(read_run(path))
@@ -151,7 +151,7 @@ def test_the_score_of_an_h100_leaves_out_the_attention_of_the_cpu(tmp_path: Path
 
 
 @pytest.mark.parametrize("speed", [0.25, 4.0])
-def test_a_model_of_which_nothing_runs_is_charged_at_the_pace_of_the_others(speed: float) -> None:
+def test_model_without_ok_cases_is_charged_at_the_pace_of_the_others(speed: float) -> None:
     whole = made_zoo(1 / speed)
     rows = [replace(row, status=FAILED, median_us=None) if row.trace == "c.predict" else row for row in whole.rows]
     score = only(Results(rows, HEADER), made_zoo())
@@ -163,14 +163,14 @@ def test_a_model_of_which_nothing_runs_is_charged_at_the_pace_of_the_others(spee
     assert (score.score or 0.0) < speed
 
 
-def test_nothing_that_runs_is_no_score() -> None:
+def test_run_without_ok_cases_has_no_score() -> None:
     rows = [replace(row, status=FAILED, median_us=None) for row in made_zoo().rows]
     score = only(Results(rows, HEADER), made_zoo())
     assert score.score is None
     assert score.supported == 0
 
 
-def test_a_score_of_some_cases_says_of_how_much_of_the_time() -> None:
+def test_partial_score_names_its_share_of_the_time() -> None:
     rows = [row for row in made_zoo().rows if row.case != 2]
     score = only(Results(rows, HEADER), made_zoo())
     assert score.selected == pytest.approx(110 / 1110)
@@ -178,20 +178,20 @@ def test_a_score_of_some_cases_says_of_how_much_of_the_time() -> None:
     assert "over cases" not in score_line(only(made_zoo(), made_zoo()))
 
 
-def test_what_a_stranger_calls_things_does_not_reach_the_terminal() -> None:
+def test_untrusted_processor_name_does_not_reach_the_terminal() -> None:
     baseline = baseline_of(made_zoo())
     (score,) = score_of(made_zoo(), replace(baseline, about={"processor": "\x1b[31mred"}))
     assert "\x1b" not in score_line(score)
 
 
 @pytest.mark.parametrize("cells", [{"spread": 1e10}, {"times_us": (1e-150, 1.0, 1e149)}], ids=["spread", "times"])
-def test_spreads_that_no_machine_has_are_as_large_as_any_is(cells: dict[str, Any]) -> None:
+def test_implausible_spreads_are_capped(cells: dict[str, Any]) -> None:
     score = only(changed(made_zoo(), "c.predict", 2, **cells), made_zoo())
     assert score.deviation <= 2 * MOST_DEVIATION
     assert math.isfinite(math.exp(Z * score.deviation))
 
 
-def test_a_score_of_a_busy_machine_says_so() -> None:
+def test_score_of_a_busy_machine_is_marked() -> None:
     quiet, busy = made_zoo(), made_zoo(slowed=0.9)
     for results, is_told in ((quiet, False), (busy, True)):
         text = io.StringIO()
@@ -199,14 +199,14 @@ def test_a_score_of_a_busy_machine_says_so() -> None:
         assert ("100% of the cases were slowed down by other processes" in text.getvalue()) == is_told
 
 
-def test_a_busy_machine_is_told_also_where_traces_have_no_baseline() -> None:
+def test_busy_machine_is_reported_for_traces_without_a_baseline() -> None:
     quiet, busy = made_zoo(), made_zoo(slowed=0.9)
     rows = [quiet.rows[0], *(replace(row, trace=f"mine/{row.trace}") for row in busy.rows)]
     (score,) = score_of(Results(rows, HEADER), baseline_of(quiet))
     assert score.slowed == 12 / 13
 
 
-def test_a_case_that_was_slowed_down_is_one_of_the_distilled_ones_whatever_it_stands_for() -> None:
+def test_slowed_distilled_case_counts_once_for_all_its_traces() -> None:
     rows = [replace(row, trace=None, key=str(n), slowed=0.9 * (n == 0)) for n, row in enumerate(made_zoo().rows[:4])]
     traces = {name: {"cases": [0], "us": [1.0]} for name in "abcdefgh"} | {"i": {"cases": [1, 2, 3], "us": [1.0] * 3}}
     header = {**HEADER, FIELD: {"keys": [row.key for row in rows], "traces": traces}}
@@ -214,20 +214,20 @@ def test_a_case_that_was_slowed_down_is_one_of_the_distilled_ones_whatever_it_st
     assert score.slowed == 0.25
 
 
-def test_very_many_ways_of_very_many_traces_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_variants_times_traces_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scores, "MOST_SCORES", 7)
     results = Results([*made_zoo().rows, *made_zoo(mode="jit").rows], HEADER)
     with pytest.raises(UserError, match="2 run configurations for 4 traces"):
         score_of(results, baseline_of(made_zoo()))
 
 
-def test_a_score_of_which_nothing_is_ok_does_not_blame_the_baseline() -> None:
+def test_score_without_ok_cases_does_not_blame_the_baseline() -> None:
     whole = made_zoo()
     score = only(Results([replace(row, status=FAILED, median_us=None) for row in whole.rows], HEADER), whole)
     assert "no case of the baseline is ok on this machine" in score_line(score)
 
 
-def test_ratios_that_no_machine_has_are_no_score() -> None:
+def test_implausible_ratios_give_no_score() -> None:
     baseline = baseline_of(made_zoo())
     trace = baseline.traces["c.predict"]
     cases = {key: replace(case, median_us=1e14) for key, case in trace.cases.items()}
@@ -238,7 +238,7 @@ def test_ratios_that_no_machine_has_are_no_score() -> None:
 
 @pytest.mark.parametrize("us", [1.6e293, 1e308, 5e-324, -1e308, math.inf, math.nan])
 @pytest.mark.parametrize("cell", ["median_us", "captured_us"])
-def test_times_that_no_machine_takes_are_none(cell: str, us: float) -> None:
+def test_implausible_times_are_ignored(cell: str, us: float) -> None:
     rows = [replace(row, **{cell: us}) for row in made_zoo().rows]
     score_of(Results(rows, HEADER), baseline_of(made_zoo()))
     keys = list(dict.fromkeys(row.key for row in rows))
@@ -247,14 +247,14 @@ def test_times_that_no_machine_takes_are_none(cell: str, us: float) -> None:
     assert score.score is None
 
 
-def test_an_interval_over_many_models_needs_no_more_memory_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interval_over_many_models_is_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [(0.01 * number, 1.0) for number in range(30)]
     at_once = interval_of(models)
     monkeypatch.setattr(spread, "DRAWN_AT_ONCE", 100)
     assert interval_of(models) == pytest.approx(at_once)
 
 
-def test_two_replays_of_one_machine_differ_by_as_much_as_the_score_says() -> None:
+def test_interval_covers_replays_of_one_machine_as_stated() -> None:
     """Draw pairs of runs with random differences of each case and of each run's speed."""
     generator = np.random.default_rng(0)
 
@@ -276,12 +276,12 @@ def test_two_replays_of_one_machine_differ_by_as_much_as_the_score_says() -> Non
     assert 180 <= inside <= 199
 
 
-def test_what_the_baseline_cannot_run_counts_for_nothing() -> None:
+def test_cases_that_the_baseline_cannot_run_do_not_count() -> None:
     baseline = changed(made_zoo(), "a.predict", 2, status=UNSUPPORTED, median_us=None)
     assert only(made_zoo(0.5), baseline).score == pytest.approx(2.0)
 
 
-def test_a_trace_without_a_baseline_is_told_and_has_no_score() -> None:
+def test_trace_without_a_baseline_is_reported_and_not_scored() -> None:
     baseline = Results([row for row in made_zoo().rows if row.trace != "c.predict"], HEADER)
     score = only(made_zoo(0.5), baseline)
     assert [model.model for model in score.models if model.score is None] == ["c"]
@@ -295,14 +295,14 @@ def test_a_trace_without_a_baseline_is_told_and_has_no_score() -> None:
     assert score.supported == pytest.approx(1.0)
 
 
-def test_a_score_of_chosen_models_says_of_how_many() -> None:
+def test_score_of_selected_models_names_their_number() -> None:
     chosen = Results([row for row in made_zoo(0.5).rows if row.trace.startswith("a")], HEADER)
     score = only(chosen, made_zoo())
     assert (score.traces, score.of_traces) == (2, 4)
     assert "2.000 over 2 of the baseline's 4 traces" in score_line(score)
 
 
-def test_options_that_no_row_tells_are_in_the_name_of_a_score() -> None:
+def test_options_without_a_column_are_in_the_name_of_a_score() -> None:
     results = Results(made_zoo(0.5).rows, {**HEADER, "unusual": ["bfloat16", "graph"]})
     assert only(results, made_zoo()).way == "eager, bfloat16, graph"
     with pytest.raises(UserError, match="without these options"):
@@ -313,13 +313,13 @@ def test_options_that_no_row_tells_are_in_the_name_of_a_score() -> None:
     )
 
 
-def test_rows_of_another_dtype_make_no_baseline_and_say_it_in_a_score() -> None:
+def test_rows_of_another_dtype_are_refused_as_baseline() -> None:
     rows = [replace(row, dtype="bfloat16") for row in made_zoo(0.5).rows]
     with pytest.raises(UserError, match="replayed as recorded"):
         baseline_of(Results(rows, HEADER))
 
 
-def test_a_case_that_raised_in_the_program_takes_no_place_of_one_alike() -> None:
+def test_skipped_case_does_not_replace_an_equal_one() -> None:
     base = made_zoo()
     raised = replace(base.rows[0], status=SKIPPED, median_us=None)
     score = only(Results([raised, *made_zoo(0.5).rows], HEADER), base)
@@ -327,7 +327,7 @@ def test_a_case_that_raised_in_the_program_takes_no_place_of_one_alike() -> None
     assert score.supported == pytest.approx(1.0)
 
 
-def test_opreplay_prints_no_score_of_less_than_half_of_the_requested_traces() -> None:
+def test_opreplay_prints_no_score_for_less_than_half_of_the_traces() -> None:
     def printed(*traces: str) -> list[str]:
         rows, text = [row for row in made_zoo() if row.trace in traces], io.StringIO()
         requested = {origin.trace: {} for origin in MODELS}
@@ -342,14 +342,14 @@ def test_opreplay_prints_no_score_of_less_than_half_of_the_requested_traces() ->
     assert [line.split()[0] for line in lines if line.startswith(("a ", "b ", "c "))] == ["a", "b"]
 
 
-def test_opreplay_prints_no_score_of_less_than_half_of_a_trace() -> None:
+def test_opreplay_prints_no_score_for_less_than_half_of_a_trace() -> None:
     rows = [row for row in made_zoo() if row.case == 0]
     text = io.StringIO()
     print_scores(score_of(Results(rows, HEADER), baseline_of(made_zoo())), text, LEAST_COVERED)
     assert text.getvalue() == "no score: these cases take 0.9% of the baseline's time, less than 50%\n"
 
 
-def test_a_trace_that_was_not_replayed_is_a_line_of_its_own() -> None:
+def test_trace_that_was_not_replayed_has_its_own_line() -> None:
     rows = [row for row in made_zoo().rows if row.trace != "c.predict"]
     about = {"c.predict": {"model": "c", "library": "lib", "family": "y", "problem": "it is not installed"}}
     score = only(Results(rows, {**HEADER, "traces": about}), made_zoo())
@@ -359,7 +359,7 @@ def test_a_trace_that_was_not_replayed_is_a_line_of_its_own() -> None:
     assert score.is_partial
 
 
-def test_a_baseline_of_another_recording_is_told() -> None:
+def test_baseline_of_another_recording_is_reported() -> None:
     def with_hash(text: str) -> Results:
         about = {origin.trace: {"model": origin.model, "trace_hash": text} for origin in MODELS}
         return Results(made_zoo().rows, {**HEADER, "traces": about})
@@ -371,13 +371,13 @@ def test_a_baseline_of_another_recording_is_told() -> None:
     assert score.score == pytest.approx(1.0)
 
 
-def test_each_mode_has_a_score_against_the_baselines_eager() -> None:
+def test_each_mode_has_a_score_against_eager_of_the_baseline() -> None:
     rows = [*made_zoo().rows, *made_zoo(0.5, mode="compile").rows]
     scores = score_of(Results(rows, HEADER), baseline_of(made_zoo()))
     assert [(score.way, round(score.score or 0, 6)) for score in scores] == [("eager", 1.0), ("compile", 2.0)]
 
 
-def test_two_people_get_the_same_interval() -> None:
+def test_interval_is_reproducible() -> None:
     results, baseline = made_zoo({"a.predict": 0.3, "b.predict": 0.7, "c.predict": 1.4}), made_zoo()
     first, second = only(results, baseline), only(results, baseline)
     assert first.interval == second.interval
@@ -386,7 +386,7 @@ def test_two_people_get_the_same_interval() -> None:
     assert first.interval[0] < first.score < first.interval[1]
 
 
-def test_more_repeats_make_the_score_surer() -> None:
+def test_more_repeats_reduce_the_deviation_of_the_score() -> None:
     from opgrip.replay.results.ratios import join_repeats
 
     once = made_zoo()
@@ -395,7 +395,7 @@ def test_more_repeats_make_the_score_surer() -> None:
 
 
 @pytest.mark.parametrize("name", ["b.json", "b.json.gz", "b.json.zst"])
-def test_a_baseline_comes_back_from_its_file(tmp_path: Path, name: str) -> None:
+def test_baseline_survives_writing_and_reading(tmp_path: Path, name: str) -> None:
     baseline = baseline_of(made_zoo())
     write_baseline(baseline, tmp_path / name)
     again = read_baselines(tmp_path / name)
@@ -406,7 +406,7 @@ def test_a_baseline_comes_back_from_its_file(tmp_path: Path, name: str) -> None:
     assert "torch 2.13.0" in again.machine
 
 
-def test_a_baseline_holds_names_that_look_like_its_own_form(tmp_path: Path) -> None:
+def test_baseline_keys_may_contain_json_syntax(tmp_path: Path) -> None:
     strange = 'a],[b "x"\n'
     results = changed(made_zoo(), "c.predict", 2, key=strange)
     write_baseline(baseline_of(results), tmp_path / "b.json")
@@ -414,12 +414,12 @@ def test_a_baseline_holds_names_that_look_like_its_own_form(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("cells", [{"count": -5}, {"median_us": 1e149}, {"median_us": -5.0}])
-def test_no_baseline_is_written_that_cannot_be_read(cells: dict[str, Any]) -> None:
+def test_impossible_baseline_is_not_written(cells: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="an impossible number of calls or time"):
         baseline_of(changed(made_zoo(), "c.predict", 2, **cells))
 
 
-def test_times_are_of_cases_as_they_were_recorded() -> None:
+def test_baseline_times_require_recorded_values_and_plausible_times() -> None:
     assert len(times_of(made_zoo())) == len(times_of(made_zoo(threads=3)))
     assert not times_of(made_zoo(values="random"))
     assert ("c.predict", made_zoo().rows[-1].key) not in times_of(changed(made_zoo(), "c.predict", 2, median_us=1e149))
@@ -427,7 +427,7 @@ def test_times_are_of_cases_as_they_were_recorded() -> None:
         times_of(Results(made_zoo().rows, {**HEADER, "unusual": ["bfloat16"]}))
 
 
-def test_times_are_of_one_number_of_threads_which_their_name_tells() -> None:
+def test_baseline_requires_one_number_of_threads() -> None:
     header = {**HEADER, "environment": {"processor": "P", "threads": 2}}
     assert "2 threads" in machine_of(Results(made_zoo().rows, header))
     of_three = machine_of(Results(made_zoo(threads=3).rows, header))
@@ -437,7 +437,7 @@ def test_times_are_of_one_number_of_threads_which_their_name_tells() -> None:
         times_of(Results([*made_zoo().rows, *made_zoo(threads=3).rows], header))
 
 
-def test_a_baseline_is_added_to_that_of_the_same_machine() -> None:
+def test_baseline_is_merged_only_with_one_of_the_same_machine() -> None:
     old, new = (
         baseline_of(made_zoo()),
         baseline_of(Results([row for row in made_zoo() if row.trace == "a.train"], HEADER)),
@@ -468,14 +468,14 @@ BAD = (
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_what_is_no_baseline_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
+def test_file_that_is_not_a_baseline_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "b.json"
     path.write_text(text)
     with pytest.raises(UserError, match=r"is not a baseline|was written by a newer opgrip"):
         read_baselines(path)
 
 
-def test_a_file_that_grows_without_end_is_no_baseline(tmp_path: Path) -> None:
+def test_oversized_baseline_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "b.json.gz"
     path.write_bytes(gzip.compress(b'{"format": 1, "traces": {"a": ' + b" " * MOST_BYTES))
     with pytest.raises(UserError, match="is too large for a baseline"):
@@ -483,7 +483,7 @@ def test_a_file_that_grows_without_end_is_no_baseline(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_make_a_baseline_and_print_the_score_again(tmp_path: Path) -> None:
+def test_commands_make_a_baseline_and_print_the_score(tmp_path: Path) -> None:
     results, baseline = tmp_path / "zoo.json", tmp_path / "base.json.zst"
     made_zoo().save(results)
     done = succeed("opgrip", "zoo", "baseline", results, "-o", baseline, cwd=tmp_path)

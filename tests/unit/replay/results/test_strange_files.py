@@ -87,7 +87,7 @@ def refused(path: Path, document: Any) -> str:
         ("unheard", 1, "has other columns"),
     ],
 )
-def test_a_cell_that_its_column_cannot_hold_is_told(column: str, cell: Any, problem: str, tmp_path: Path) -> None:
+def test_cell_that_its_column_cannot_hold_is_reported(column: str, cell: Any, problem: str, tmp_path: Path) -> None:
     document = stored(tmp_path / "r.json", made_run(1, cases=2))
     document["results"][1][column] = cell
     assert problem in refused(tmp_path / "r.json", document)
@@ -111,11 +111,11 @@ def test_a_cell_that_its_column_cannot_hold_is_told(column: str, cell: Any, prob
         '{"results": [], "seed": 1e999}',
     ],
 )
-def test_a_document_of_another_form_is_told_in_a_line(document: str, tmp_path: Path) -> None:
+def test_malformed_document_is_reported_in_one_line(document: str, tmp_path: Path) -> None:
     assert "\n" not in refused(tmp_path / "r.json", document)
 
 
-def test_a_million_names_of_columns_make_no_table(tmp_path: Path) -> None:
+def test_million_column_names_are_refused(tmp_path: Path) -> None:
     rows = [{f"column{number}": 1} for number in range(100_000)]
     assert "has other columns" in refused(tmp_path / "r.json", {"results": rows})
 
@@ -130,7 +130,9 @@ def test_a_million_names_of_columns_make_no_table(tmp_path: Path) -> None:
     cell=st.sampled_from(STRANGE),
     fact=st.sampled_from(STRANGE),
 )
-def test_what_is_read_can_be_compared_and_shown(column: str, name: str, cell: Any, fact: Any, tmp_path: Path) -> None:
+def test_any_results_that_are_read_can_be_compared_and_shown(
+    column: str, name: str, cell: Any, fact: Any, tmp_path: Path
+) -> None:
     run = made_run(1, cases=3, repeats=2)
     document = stored(tmp_path / "r.json", run)
     document["results"][0][column] = cell
@@ -147,7 +149,7 @@ def test_what_is_read_can_be_compared_and_shown(column: str, name: str, cell: An
     make_page({"strange": strange}, {}, "title")
 
 
-def test_a_parquet_file_of_other_types_is_told_in_a_line(tmp_path: Path) -> None:
+def test_parquet_file_with_other_types_is_reported_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "folder=1" / "r.parquet"
     path.parent.mkdir()
     run = made_run(1, cases=2)
@@ -166,7 +168,7 @@ def test_a_parquet_file_of_other_types_is_told_in_a_line(tmp_path: Path) -> None
             read_run(path)
 
 
-def test_a_parquet_file_whose_statistics_have_other_levels_is_told_in_a_line(tmp_path: Path) -> None:
+def test_parquet_file_with_inconsistent_statistics_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "r.parquet"
     parquet.write_table(pyarrow.table({"op": ["a", None]}), path)
     path.write_bytes(with_required_column(path.read_bytes(), "op"))
@@ -174,9 +176,7 @@ def test_a_parquet_file_whose_statistics_have_other_levels_is_told_in_a_line(tmp
         read_run(path)
 
 
-def test_a_few_bytes_that_stand_for_millions_of_rows_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_file_with_millions_of_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opgrip.replay.reports.result_files.MOST_CELLS", 100_000)
     cells = pyarrow.array([1] * 60_000, pyarrow.int64())
     parquet.write_table(pyarrow.table({"case": cells, "count": cells}), tmp_path / "r.parquet", compression="zstd")
@@ -186,7 +186,7 @@ def test_a_few_bytes_that_stand_for_millions_of_rows_are_refused(
 
 
 @pytest.mark.parametrize("text", FORMULAS)
-def test_no_cell_of_a_csv_begins_a_formula(text: str, tmp_path: Path) -> None:
+def test_csv_cells_never_start_a_formula(text: str, tmp_path: Path) -> None:
     assert unquoted(quoted(text)) == text
     row = replace(made_row(0, [1.0, 2.0]), op=text, shapes=text, module=text, key="123e45")
     write_results([row], HEADER, tmp_path / "r.csv", force=False)
@@ -198,7 +198,7 @@ def test_no_cell_of_a_csv_begins_a_formula(text: str, tmp_path: Path) -> None:
     assert (again.op, again.shapes, again.key, again.note) == (text.replace("\t", "\\t"), again.op, "123e45", "")
 
 
-def test_names_of_facts_do_not_steer_a_terminal(tmp_path: Path) -> None:
+def test_names_of_facts_cannot_control_the_terminal(tmp_path: Path) -> None:
     run = made_run(1, cases=2)
     header = {**run.header, "\x1b[2Jname": "x", "environment": {"\x1b]0;title\x07": "y"}}
     write_results(run.rows, header, tmp_path / "r.json", force=False)
@@ -206,7 +206,7 @@ def test_names_of_facts_do_not_steer_a_terminal(tmp_path: Path) -> None:
     assert (shown.returncode, "\x1b" in shown.stdout) == (0, False)
 
 
-def test_names_are_text_in_markdown(tmp_path: Path) -> None:
+def test_names_are_escaped_in_markdown(tmp_path: Path) -> None:
     evil = "[x](javascript:alert(1)) <img src=x onerror=alert(1)> |`_a_ `*b*"
     rows = [replace(made_row(0, [1.0]), op=evil, captured_total_us=0.0, count=1)]
     write_results(rows, {**HEADER, "trace": "a\n# b <i>"}, tmp_path / "r.md", force=False)

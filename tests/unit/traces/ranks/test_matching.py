@@ -60,7 +60,7 @@ def waiting(waits: RankWaits) -> list[float]:
         ("reduce", [60, 0, 0], {(0, 2)}),
     ],
 )
-def test_who_waits_depends_on_the_collective(
+def test_waiting_ranks_depend_on_the_kind_of_collective(
     kind: str, expected: list[int], pairs: set[tuple[int, int]], tmp_path: Path
 ) -> None:
     waits = waits_of(tmp_path, [(kind, 10, 90)], [(kind, 30, 90)], [(kind, 70, 90)])
@@ -68,18 +68,18 @@ def test_who_waits_depends_on_the_collective(
     assert set(zip(waits.pairs["rank"], waits.pairs["waits_for"], strict=True)) == pairs
 
 
-def test_the_others_wait_for_a_root_that_comes_late(tmp_path: Path) -> None:
+def test_other_ranks_wait_for_a_late_root(tmp_path: Path) -> None:
     calls = [("broadcast", 50, 60)], [("broadcast", 10, 60)], [("broadcast", 55, 60)]
     assert waiting(waits_of(tmp_path, *calls)) == [0, 40, 0]
 
 
-def test_nobody_waits_longer_than_it_stays(tmp_path: Path) -> None:
+def test_no_rank_waits_longer_than_its_call(tmp_path: Path) -> None:
     # inconsistent clocks: the first rank continues before the last has arrived
     calls = [("all_reduce", 10, 30)], [("all_reduce", 70, 90)], [("all_reduce", 60, 90)]
     assert waiting(waits_of(tmp_path, *calls)) == [20, 0, 10]
 
 
-def test_from_where_the_kinds_differ_collectives_are_unmatched(tmp_path: Path) -> None:
+def test_collectives_after_a_mismatch_are_unmatched(tmp_path: Path) -> None:
     first = [("all_reduce", 10, 20), ("broadcast", 30, 40), ("all_reduce", 50, 60)]
     second = [("all_reduce", 15, 20), ("all_reduce", 35, 40), ("all_reduce", 55, 60)]
     waits = waits_of(tmp_path, first, second, [("all_reduce", 12, 20)])
@@ -87,7 +87,7 @@ def test_from_where_the_kinds_differ_collectives_are_unmatched(tmp_path: Path) -
     assert waits.ranks["collectives"].tolist() == [1, 1, 1]
 
 
-def test_ranks_that_never_met_are_told(tmp_path: Path) -> None:
+def test_ranks_without_a_common_collective_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no collective that several of its ranks took part in"):
         waits_of(tmp_path, [("all_reduce", 10, 20)], [("broadcast", 10, 20)])
     with pytest.raises(UserError, match="has the calls of one process"):
