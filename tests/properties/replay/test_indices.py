@@ -20,7 +20,7 @@ def rows(draw: st.DrawFn) -> tuple[torch.Tensor, int, int]:
 
 
 @given(rows())
-def test_lengths_are_possible_and_sum_up(case: tuple[torch.Tensor, int, int]) -> None:
+def test_fitted_lengths_are_valid_and_have_the_requested_sum(case: tuple[torch.Tensor, int, int]) -> None:
     drawn, most, total = case
     lengths = fitting_lengths(drawn, most, total)
     assert lengths.shape == drawn.shape
@@ -29,26 +29,26 @@ def test_lengths_are_possible_and_sum_up(case: tuple[torch.Tensor, int, int]) ->
 
 
 @given(rows())
-def test_lengths_that_fit_stay(case: tuple[torch.Tensor, int, int]) -> None:
+def test_valid_lengths_are_unchanged(case: tuple[torch.Tensor, int, int]) -> None:
     drawn, most, total = case
     lengths = fitting_lengths(drawn, most, total)
     assert torch.equal(fitting_lengths(lengths, most, total), lengths)
 
 
-def test_lengths_stay_possible_where_floats_cannot_count() -> None:
+def test_lengths_are_valid_beyond_the_precision_of_floats() -> None:
     most = (1 << 59) // 3
     lengths = fitting_lengths(torch.tensor([0, most, 1]), most, 2 * most + 7)
     assert int(lengths.sum()) == 2 * most + 7
     assert int(lengths.max()) <= most
 
 
-def test_many_short_lengths_stay_as_uneven_as_they_were() -> None:
+def test_many_short_lengths_keep_their_distribution() -> None:
     drawn = torch.tensor([0, 0, 0, 100, 0, 0, 0, 300])
     assert fitting_lengths(drawn, 1000, 200).tolist() == [0, 0, 0, 50, 0, 0, 0, 150]
 
 
 @given(rows(), st.randoms(use_true_random=False))
-def test_columns_ascend_in_each_row_without_two_alike(case: tuple[torch.Tensor, int, int], random: object) -> None:
+def test_columns_ascend_in_each_row_without_duplicates(case: tuple[torch.Tensor, int, int], random: object) -> None:
     drawn, most, total = case
     lengths = fitting_lengths(drawn, most, total).reshape(-1)
     values = [random.randrange(-20, 20) for _ in range(int(lengths.sum()))]  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ def test_columns_ascend_in_each_row_without_two_alike(case: tuple[torch.Tensor, 
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.data())
-def test_places_ascend_without_two_alike(sizes: list[int], data: st.DataObject) -> None:
+def test_places_ascend_without_duplicates(sizes: list[int], data: st.DataObject) -> None:
     count = data.draw(st.integers(0, torch.Size(sizes).numel()))
     drawn = torch.stack(
         [torch.tensor(data.draw(st.lists(st.integers(0, size - 1), min_size=count, max_size=count))) for size in sizes]
