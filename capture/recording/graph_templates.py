@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from opgrip.capture.timing.kernel_windows import WrittenCalls
 from opgrip.traces.schema.records import Graph
 
 if TYPE_CHECKING:
@@ -75,6 +76,15 @@ class GraphCapture:
         storages = np.concatenate([pieces[place] for place in order.tolist()])
         signature, scope = describe(calls[order])
         return Graph(self.signature, list(signature), list(scope), tensors[order].tolist(), storages.tolist())
+
+    def written(self) -> Iterator[WrittenCalls]:
+        """Yield the calls of each thread, with their positions in the graph as signatures."""
+        starts = np.concatenate([part.calls[:, 1] for part in self.parts])
+        places = np.argsort(np.argsort(starts, kind="stable"), kind="stable")
+        ends = np.cumsum([len(part.calls) for part in self.parts])
+        for part, own in zip(self.parts, np.split(places, ends[:-1]), strict=True):
+            begins, stops = part.calls[:, 1:3].T.tolist()
+            yield WrittenCalls(0, part.mode.idents, 0, own.tolist(), begins, stops, [0] * len(own))
 
 
 class GraphTemplates:

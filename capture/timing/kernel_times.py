@@ -9,9 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -21,7 +19,14 @@ from numpy.typing import NDArray
 
 from opgrip.capture.program.accelerators import KINDS, GraphCaptures, is_capturing, is_started, synchronize, with_index
 from opgrip.capture.program.patches import Patches
-from opgrip.capture.timing.kernel_windows import LaunchedWork, Window, clock_distance_ns
+from opgrip.capture.timing.graph_nodes import GraphLaunch, GraphNodes, KernelCounts, add_kernel
+from opgrip.capture.timing.kernel_windows import (
+    LaunchedWork,
+    Window,
+    WrittenCalls,
+    clock_distance_ns,
+    innermost_calls,
+)
 from opgrip.capture.torch_compat.accelerator_private import (
     PREPARE_PROFILER,
     ActivityProfile,
@@ -32,59 +37,6 @@ from opgrip.capture.torch_compat.accelerator_private import (
 )
 from opgrip.errors import UserError, one_line, raise_if_from_program
 from opgrip.traces.schema.records import DeviceTimes, Kernels, Record
-
-
-@dataclass(slots=True)
-class WrittenCalls:
-    """Calls of one thread that were written.
-
-    Attributes
-    ----------
-    thread : thread number in the trace
-    idents : numbers by which the records may identify the thread
-    first : index of the first call among all calls of the thread
-    starts, ends : times by `perf_counter_ns`
-    device_ns : device time of each call so far
-    """
-
-    thread: int
-    idents: tuple[int, ...]
-    first: int
-    signatures: Sequence[int]
-    starts: Sequence[int]
-    ends: Sequence[int]
-    device_ns: list[int]
-
-
-def innermost_calls(
-    blocks: Iterable[WrittenCalls], launched: Iterable[LaunchedWork]
-) -> Iterator[tuple[WrittenCalls, int, LaunchedWork]]:
-    """Yield block and index of the innermost call around each launch of a thread; add the work's time to all around."""
-    blocks = list(blocks)
-    calls = sorted(
-        (start, -end, number, place)
-        for number, block in enumerate(blocks)
-        for place, (start, end) in enumerate(zip(block.starts, block.ends, strict=True))
-    )
-    upcoming = 0
-    around: list[tuple[int, WrittenCalls, int]] = []
-    for item in sorted(launched, key=attrgetter("at_ns")):
-        while upcoming < len(calls) and calls[upcoming][0] <= item.at_ns:
-            start, negative_end, number, place = calls[upcoming]
-            _leave_before(start, around)
-            around.append((-negative_end, blocks[number], place))
-            upcoming += 1
-        _leave_before(item.at_ns, around)
-        for _, block, place in around:
-            block.device_ns[place] = max(0, block.device_ns[place]) + item.duration_ns
-        if around:
-            yield around[-1][1], around[-1][2], item
-
-
-def _leave_before(time_ns: int, around: list[tuple[int, WrittenCalls, int]]) -> None:
-    while around and around[-1][0] < time_ns:
-        around.pop()
-
 
 FOREVER_NS = (1 << 63) - 1
 FIRST_KERNELS = 8
@@ -105,6 +57,7 @@ class KernelTimes:
     ----------
     failure : reason for the lack of records, or None
     fallback : reason why calls were timed by events instead, or None
+    graphs : the graphs that the program captured
     is_cut : True if torch's profiler stopped collecting records too early
     """
 
@@ -125,6 +78,7 @@ class KernelTimes:
         self._devices: set[torch.device] = set()
         self._windows: list[Window] = []
         self._blocks: list[WrittenCalls] = []
+        self.graphs = GraphNodes()
         self._calls_by_thread: Counter[int] = Counter()
         self._calls_in_window = 0
         self._ended_ns = -1
@@ -293,7 +247,7 @@ class KernelTimes:
         """Yield the device times and kernels of the written calls in these windows."""
         if not windows:
             return
-        kernels: dict[int, dict[str, list[int]]] = {}
+        kernels: KernelCounts = {}
         by_ident: dict[int, list[WrittenCalls]] = {}
         for block in self._blocks:
             for ident in block.idents:
@@ -306,12 +260,16 @@ class KernelTimes:
             self.is_cut |= spans[-1][2] < window.ended_ns
             for item in launched:
                 by_thread.setdefault(item.thread, []).append(item)
+        self.graphs.find(windows)
+        of_launches: dict[GraphLaunch, list[LaunchedWork]] = {}
         for ident, items in by_thread.items():
             for block, place, item in innermost_calls(by_ident.get(ident, ()), items):
-                names = kernels.setdefault(block.signatures[place], {})
-                count = names.setdefault(item.name, [0, 0])
-                count[0] += 1
-                count[1] += item.duration_ns
+                signature = block.signatures[place]
+                if signature in self.graphs:
+                    of_launches.setdefault((signature, block.thread, block.first + place), []).append(item)
+                else:
+                    add_kernel(kernels, signature, item)
+        yield from self.graphs.divide(of_launches, kernels)
         for block in self._blocks:
             self._note_idle(block, spans)
             if max(block.device_ns) >= 0:

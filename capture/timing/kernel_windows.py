@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from time import perf_counter_ns, time_ns
 from typing import Any
 
 from opgrip.capture.torch_compat.accelerator_private import ActivityProfile, is_launch, is_work
+from opgrip.traces.formats.profiler_events import LAUNCH as KERNEL_LAUNCH
 
 ID_BITS = (1 << 32) - 1
 """bits of a thread number that the accelerator's records contain"""
@@ -49,12 +51,75 @@ def launched_by(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
         elif is_launch(event):
             launches[event.correlation_id()] = event
     launched: list[LaunchedWork] = []
-    for event in work:
+    # the kernels of a graph have one launch, and keep the order in which they ran
+    for event in sorted(work, key=lambda event: int(event.start_ns())):
         launch = launches.get(event.correlation_id())
         if launch is not None:
             thread = launch.device_resource_id() & ID_BITS
             launched.append(LaunchedWork(event.name(), thread, launch.start_ns() - distance_ns, event.duration_ns()))
     return launched
+
+
+def nodes_in(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
+    """Return the launches that started no work: while a graph is captured, each of them adds a node to it."""
+    with_work = {event.correlation_id() for event in events if is_work(event)}
+    return [
+        LaunchedWork(event.name(), event.device_resource_id() & ID_BITS, event.start_ns() - distance_ns, 0)
+        for event in events
+        if is_launch(event) and event.correlation_id() not in with_work and KERNEL_LAUNCH.fullmatch(event.name())
+    ]
+
+
+@dataclass(slots=True)
+class WrittenCalls:
+    """Calls of one thread that were written.
+
+    Attributes
+    ----------
+    thread : thread number in the trace
+    idents : numbers by which the records may identify the thread
+    first : index of the first call among all calls of the thread
+    starts, ends : times by `perf_counter_ns`
+    device_ns : device time of each call so far
+    """
+
+    thread: int
+    idents: tuple[int, ...]
+    first: int
+    signatures: Sequence[int]
+    starts: Sequence[int]
+    ends: Sequence[int]
+    device_ns: list[int]
+
+
+def innermost_calls(
+    blocks: Iterable[WrittenCalls], launched: Iterable[LaunchedWork]
+) -> Iterator[tuple[WrittenCalls, int, LaunchedWork]]:
+    """Yield block and index of the innermost call around each launch of a thread; add the work's time to all around."""
+    blocks = list(blocks)
+    calls = sorted(
+        (start, -end, number, place)
+        for number, block in enumerate(blocks)
+        for place, (start, end) in enumerate(zip(block.starts, block.ends, strict=True))
+    )
+    upcoming = 0
+    around: list[tuple[int, WrittenCalls, int]] = []
+    for item in sorted(launched, key=attrgetter("at_ns")):
+        while upcoming < len(calls) and calls[upcoming][0] <= item.at_ns:
+            start, negative_end, number, place = calls[upcoming]
+            _leave_before(start, around)
+            around.append((-negative_end, blocks[number], place))
+            upcoming += 1
+        _leave_before(item.at_ns, around)
+        for _, block, place in around:
+            block.device_ns[place] = max(0, block.device_ns[place]) + item.duration_ns
+        if around:
+            yield around[-1][1], around[-1][2], item
+
+
+def _leave_before(time_ns: int, around: list[tuple[int, WrittenCalls, int]]) -> None:
+    while around and around[-1][0] < time_ns:
+        around.pop()
 
 
 @dataclass(frozen=True, slots=True)

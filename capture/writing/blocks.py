@@ -148,7 +148,10 @@ class Blocks:
             self._remember_forward(block)
         for capture in ended:
             self.recorder.templates.captures.remove(capture)
-            self.recorder.pending.add(capture.record(self._names_of))
+            graph = capture.record(self._names_of)
+            self.recorder.pending.add(graph)
+            if self.recorder.kernels is not None and capture.parts:
+                self.recorder.kernels.graphs.note(graph, capture.written())
         return blocks
 
     def _own(self, calls: ThreadCalls) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from threading import Thread
+from threading import Thread, get_native_id
+from time import time_ns
 
 import pytest
 import torch
@@ -13,10 +14,10 @@ from torch.profiler import ProfilerActivity
 from opgrip.capture import Capture, Schedule
 from opgrip.capture.command.capture_options import make_parser
 from opgrip.capture.command.opcapture import run as opcapture
-from opgrip.capture.hooks import wrapped_operators
+from opgrip.capture.hooks import graphs, wrapped_operators
+from opgrip.capture.recording import signature_table
 from opgrip.capture.timing import kernel_times
-from opgrip.capture.timing.kernel_times import WrittenCalls, innermost_calls
-from opgrip.capture.timing.kernel_windows import launched_by
+from opgrip.capture.timing.kernel_windows import WrittenCalls, innermost_calls, launched_by
 from opgrip.capture.torch_compat import accelerator_private
 from opgrip.errors import UserError
 from opgrip.traces import load
@@ -98,6 +99,76 @@ def test_each_recorded_step_has_its_kernels(tmp_path: Path) -> None:
                 capture._flusher.flush()
     assert times_of(tmp_path / "t.jsonl", "aten.sin.default") == [700] * 3
     assert times_of(tmp_path / "t.jsonl", "aten.cos.default") == [900] * 3
+
+
+class Graph:
+    """Graph of the operators that run while it is captured; a launch runs none of them."""
+
+    def __init__(self) -> None:
+        self.began_ns = self.ended_ns = 0
+        self.launched_ns: list[int] = []
+
+    def capture_begin(self) -> None:
+        self.began_ns = time_ns()
+
+    def capture_end(self) -> None:
+        self.ended_ns = time_ns()
+
+    def replay(self) -> None:
+        self.launched_ns.append(time_ns())
+
+
+@pytest.mark.usefixtures("_device", "_kinds")
+@pytest.mark.parametrize("lost", [0, 1])
+def test_kernels_of_a_graph_go_to_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
+    class Profile(ProfileOnCpu):
+        """Profile in which a captured operator launches a kernel in each launch of the graph, from the last on."""
+
+        def stop(self) -> list[Event]:
+            events = super().stop()
+            pairs = list(zip(events[::2], events[1::2], strict=True))
+            captured = [pair for pair in pairs if graph.began_ns < pair[0].start < graph.ended_ns]
+            others = [event for pair in pairs if pair not in captured for event in pair]
+            launches = [
+                Event("cuda_runtime", number, "cudaGraphLaunch", at, 10, get_native_id())
+                for number, at in enumerate(graph.launched_ns, 1000)
+            ]
+            kernels = [
+                Event("kernel", launch.correlation, kernel.title, launch.start + 9 * place, kernel.duration, 7)
+                for launch in launches
+                for place, (_, kernel) in enumerate(captured[lost:])
+            ]
+            return [*others, *(launch for launch, _ in captured), *launches, *kernels[::-1]]
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(kernel_times, "ActivityProfile", Profile)
+    monkeypatch.setattr(graphs, "with_index", lambda device: torch.device("cuda:0"))
+    monkeypatch.setattr(signature_table, "device_of", lambda signature: "cuda:0")
+    large, graph = torch.ones(LARGE), Graph()
+    with Capture(tmp_path / "t.jsonl", device_time="kernels") as capture:
+        large.cos()
+        graph.capture_begin()
+        large.sin()
+        large.view(2, -1)
+        large.cos()
+        graph.capture_end()
+        for _ in range(3):
+            graph.replay()
+        large.sin()
+    assert capture.dropped == 0
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    sines, cosines = (times_of(tmp_path / "t.jsonl", f"aten.{name}.default") for name in ("sin", "cos"))
+    assert (cosines[0], sines[-1]) == (900, 700)
+    by_op = trace.kernels_by_operator().set_index("op")["launches"].to_dict()
+    if lost:
+        # the time of fewer kernels than nodes is divided like that of the same calls outside of the graph
+        assert by_op == {"aten.cos.default": 1, "aten.sin.default": 1, "torch.cuda:Graph.replay": 3}
+        assert sum(sines[:-1]) + sum(cosines[1:]) == 3 * 900
+        assert sines[0] / cosines[1] == pytest.approx(7 / 9, rel=0.01)
+    else:
+        assert by_op == {"aten.cos.default": 4, "aten.sin.default": 4}
+        assert (sines, cosines) == ([700] * 4, [900] * 4)
+    assert times_of(tmp_path / "t.jsonl", "aten.view.default") == [0] * 3
 
 
 @pytest.mark.usefixtures("_device")
