@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from opgrip.capture.timing.kernel_windows import LaunchedWork, Window, WrittenCalls, innermost_calls, nodes_in
+from opgrip.capture.timing.kernel_windows import Window, WrittenCalls, innermost_calls, nodes_in
+from opgrip.platform.activity_records import LaunchedWork
 from opgrip.traces.schema.records import Graph, GraphTimes, Record
 
 GraphLaunch: TypeAlias = tuple[int, int, int]

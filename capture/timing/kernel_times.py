@@ -20,27 +20,20 @@ from numpy.typing import NDArray
 from opgrip.capture.program.accelerators import KINDS, GraphCaptures, is_capturing, is_started, synchronize, with_index
 from opgrip.capture.program.patches import Patches
 from opgrip.capture.timing.graph_nodes import GraphLaunch, GraphNodes, KernelCounts, add_kernel
-from opgrip.capture.timing.kernel_windows import (
-    LaunchedWork,
-    Window,
-    WrittenCalls,
-    clock_distance_ns,
-    innermost_calls,
-)
-from opgrip.capture.torch_compat.accelerator_private import (
-    PREPARE_PROFILER,
+from opgrip.capture.timing.kernel_windows import Window, WrittenCalls, clock_distance_ns, innermost_calls
+from opgrip.capture.torch_compat.accelerator_private import PREPARE_PROFILER
+from opgrip.errors import UserError, one_line, raise_if_from_program
+from opgrip.platform.activity_records import (
     ActivityProfile,
+    LaunchedWork,
     injected_profiler,
     launch_nothing,
     recorded_activities,
     running_profile,
 )
-from opgrip.errors import UserError, one_line, raise_if_from_program
 from opgrip.traces.schema.records import DeviceTimes, Kernels, Record
 
 FOREVER_NS = (1 << 63) - 1
-FIRST_KERNELS = 8
-"""kernels that the capture launches when a window begins; an H200 lost one"""
 MOST_CALLS_OF_WINDOW = 100_000
 """calls after which a window ends and another one begins: torch's profiler stops collecting at 128 MiB of records"""
 
@@ -121,7 +114,7 @@ class KernelTimes:
         """
         kind = next(iter(recorded_activities()), None)
         # a kernel launched during a capture would become part of the program's graph
-        return kind is not None and is_started(kind) and not is_capturing(kind) and launch_nothing(kind, FIRST_KERNELS)
+        return kind is not None and is_started(kind) and not is_capturing(kind) and launch_nothing(kind)
 
     def _refuse(self, reason: str) -> None:
         if self._is_required:

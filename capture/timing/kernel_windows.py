@@ -9,55 +9,12 @@ from operator import attrgetter
 from time import perf_counter_ns, time_ns
 from typing import Any
 
-from opgrip.capture.torch_compat.accelerator_private import ActivityProfile, is_launch, is_work
+from opgrip.platform.activity_records import ID_BITS, ActivityProfile, LaunchedWork, is_launch, is_work, launched_by
 from opgrip.traces.formats.profiler_events import LAUNCH as KERNEL_LAUNCH
 
-ID_BITS = (1 << 32) - 1
-"""bits of a thread number that the accelerator's records contain"""
 CLOCK_READINGS = 20
 CUT_NS = 1_000_000_000
 """time without a launch at the end of a window from which its records are incomplete"""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchedWork:
-    """Work that one launch started on an accelerator.
-
-    Attributes
-    ----------
-    thread : number of the launching thread: the system's number, or the lower bits of Python's
-    at_ns : time of the launch by `perf_counter_ns`
-    """
-
-    name: str
-    thread: int
-    at_ns: int
-    duration_ns: int
-
-
-def launched_by(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
-    """Return an accelerator's work and the threads that launched it, from a profile's events.
-
-    Parameters
-    ----------
-    events : events of torch's profiler, in which a launch and its work share a correlation number
-    distance_ns : offset of the profile's clock from `perf_counter_ns`
-    """
-    launches: dict[int, Any] = {}
-    work: list[Any] = []
-    for event in events:
-        if is_work(event):
-            work.append(event)
-        elif is_launch(event):
-            launches[event.correlation_id()] = event
-    launched: list[LaunchedWork] = []
-    # the kernels of a graph have one launch, and keep the order in which they ran
-    for event in sorted(work, key=lambda event: int(event.start_ns())):
-        launch = launches.get(event.correlation_id())
-        if launch is not None:
-            thread = launch.device_resource_id() & ID_BITS
-            launched.append(LaunchedWork(event.name(), thread, launch.start_ns() - distance_ns, event.duration_ns()))
-    return launched
 
 
 def nodes_in(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:

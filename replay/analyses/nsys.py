@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from opgrip.cli.command import not_negative, positive
 from opgrip.cli.options import EFFORT, OUTPUT, option, titled
 from opgrip.errors import UserError
+from opgrip.platform.activity_records import idle_spans
 from opgrip.replay.analyses import Analysis, AnalysisSession, analyses
 from opgrip.replay.analyses.nsys_report import DeviceWork, DeviceWorkKind, NsysRange, NsysReport, read_report
 from opgrip.replay.analyses.profiler_programs import (
@@ -31,8 +32,10 @@ from opgrip.replay.analyses.profiler_programs import (
     run_program,
     why_unseen,
 )
+from opgrip.replay.operators.devices import DELAY_KERNEL
 from opgrip.replay.results.columns import Columns, column
 from opgrip.replay.results.results import RAN, Result
+from opgrip.replay.run.kernels import counted_names
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, NSYS, PREPARE, READY, check_ranges
 
 if TYPE_CHECKING:
@@ -70,8 +73,6 @@ class NsysRun:
     work: list[DeviceWork] = field(default_factory=list)
 
 
-DELAY_KERNEL = "spin_kernel"
-"""kernel of torch that keeps the device busy before a run that torch's own clock times"""
 Runs = dict[Key, list[NsysRun]]
 """timed runs by row"""
 
@@ -138,27 +139,21 @@ def _with_work(row: NsysColumns, runs: Sequence[NsysRun]) -> NsysColumns:
     everything = [work for run in runs for work in run.work]
     kernels = [work for work in everything if work.kind in (DeviceWorkKind.KERNEL, DeviceWorkKind.GRAPH)]
     copies = [work for work in everything if work.kind is DeviceWorkKind.COPY]
-    names = Counter(work.name for work in kernels)
     return replace(
         row,
-        nsys_kernels="; ".join(f"{name} x{number / count:g}" for name, number in names.most_common()),
+        nsys_kernels=counted_names((work.name for work in kernels), count),
         nsys_launches=len(kernels) / count,
         nsys_gpu_us=sum(work.end_ns - work.start_ns for work in kernels) / count / 1e3,
-        nsys_gap_us=median(_idle_ns(run.work) for run in runs if run.work) / 1e3,
+        nsys_gap_us=median(
+            sum(end - start for start, end in idle_spans((work.start_ns, work.end_ns) for work in run.work))
+            for run in runs
+            if run.work
+        )
+        / 1e3,
         nsys_copies=len(copies) / count,
         nsys_copied_bytes=round(sum(work.copied_bytes for work in copies) / count),
         nsys_memsets=sum(work.kind is DeviceWorkKind.MEMSET for work in everything) / count,
     )
-
-
-def _idle_ns(work: Sequence[DeviceWork]) -> int:
-    """Return the time between a run's first and last device work in which the device was idle."""
-    idle, busy_until = 0, None
-    for item in sorted(work, key=lambda item: item.start_ns):
-        if busy_until is not None:
-            idle += max(0, item.start_ns - busy_until)
-        busy_until = max(busy_until or 0, item.end_ns)
-    return idle
 
 
 PLACES = (

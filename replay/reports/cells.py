@@ -18,6 +18,7 @@ from opgrip.replay.results.origins import MachineColumns, OriginColumns
 from opgrip.replay.results.ratios import ClusterColumns
 from opgrip.replay.results.results import OK, VARIANT_COLUMNS, Result
 from opgrip.replay.run.energy import EnergyColumns
+from opgrip.replay.run.kernels import KernelColumns
 from opgrip.replay.sequences.step_options import RankColumns, SequenceColumns
 from opgrip.replay.workers.journal import checked_cell, quoted
 from opgrip.traces.schema.json_values import check_finite, check_nesting
@@ -95,6 +96,7 @@ def _refusal(path: Path, reason: str) -> UserError:
 
 
 ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
+    ("a GPU that records its kernels", KernelColumns),
     ("energy", EnergyColumns),
     ("split", ClusterColumns),
     ("sequence", SequenceColumns),

@@ -12,6 +12,7 @@ from itertools import chain
 import torch
 
 from opgrip.errors import UserError
+from opgrip.platform.activity_records import records_work
 from opgrip.platform.machine import find_gpu
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.preceding_calls import PrecedingCalls, recent_bytes
@@ -25,6 +26,7 @@ from opgrip.replay.operators.memory import Function, bytes_of
 from opgrip.replay.results.ratios import base_place, with_ratios, with_timing_clusters
 from opgrip.replay.results.results import CONTENDED, LAUNCH_BOUND, NOISY, Result, rate_of
 from opgrip.replay.run.energy import Clocks, Energy, open_meter, warm_up
+from opgrip.replay.run.kernels import kernel_columns
 from opgrip.replay.run.preparation import Prepared, prepare
 from opgrip.replay.run.workload import Workload, failed
 from opgrip.replay.timing import pages
@@ -193,6 +195,7 @@ def _measure(
                 flusher(workload.device) if cache == COLD else None,
                 announce,
                 workload.request.inputs.seed,
+                records=not workload.request.profiled and records_work(workload.device),
             )
             for subjects in measurer.in_rounds(same_cache) if cache == PROGRAM else measurer.one_by_one(same_cache):
                 number = subjects[0].number
@@ -325,6 +328,7 @@ def _fill_rows(
             is_launch_bound = subject.is_launch_bound and case.operator is not None
             timed = _with_times(result, subject.samples, workload, way)
             timed = replace(timed, doubts=LAUNCH_BOUND) if is_launch_bound else timed
+            timed = timed.adding(kernel_columns(subject.recorded)) if subject.recorded else timed
             yield with_timing_clusters(timed, case, subject.samples) if case.timing_clusters else timed
 
 

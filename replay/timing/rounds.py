@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
+from opgrip.platform.activity_records import recorded_work
 from opgrip.platform.contention import Contention, Waits
 from opgrip.platform.heartbeat import IDLE
 from opgrip.replay.cases.preceding_calls import BEFORE, CallPosition
 from opgrip.replay.operators.contexts import restored
-from opgrip.replay.operators.devices import check_use, is_accelerator
+from opgrip.replay.operators.devices import DELAY_KERNEL, check_use, is_accelerator
 from opgrip.replay.operators.memory import is_out_of_memory
 from opgrip.replay.timing.samples import FEWEST
 from opgrip.replay.timing.stopwatch import MemoryPace, Pace, Stopwatch
@@ -43,6 +44,8 @@ QUIET_S = 0.05
 RETRY_NS = 1_000_000_000
 """minimum time for running contended cases again, even if all runs before took less"""
 MOST_IN_A_ROW = 5
+RECORDED, RECORDED_NS = 5, 200_000_000
+"""runs whose kernels are recorded after the timed runs, and time after which there is no second such run"""
 
 NO_ROW = IDLE
 """row of calls that run without being measured"""
@@ -70,6 +73,7 @@ class Measurer:
 
     announce : called before each run
     flush : empties the caches; None to leave them unchanged
+    records : whether the device records its work in a few runs of each subject after the timed ones
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Measurer:
         flush: Callable[[], None] | None,
         announce: Announce,
         seed: int = 0,
+        records: bool = False,
     ) -> None:
         self.effort = effort
         self._stopwatch = stopwatch
@@ -94,6 +99,7 @@ class Measurer:
         self._watchful_until_ns = 0
         self._marks: deque[Waits] = deque(maxlen=BEFORE + 1)
         self._lacks_memory = is_accelerator(stopwatch.device)
+        self._records = records
 
     def one_by_one(self, groups: Sequence[SubjectGroup]) -> Iterator[list[Subject]]:
         """Run the subjects of each case in turn until they are done, then the next case.
@@ -109,7 +115,7 @@ class Measurer:
                     if self._lacks_quiet_runs(case):
                         contended.append((group, case))
                     else:
-                        yield self._settled(case)
+                        yield self._settled(group, case)
             yield from self._retry(contended, self._run_until_done, perf_counter_ns() - started_ns)
 
     def in_rounds(self, groups: Sequence[SubjectGroup]) -> Iterator[list[Subject]]:
@@ -135,7 +141,7 @@ class Measurer:
                             if self._lacks_quiet_runs(case):
                                 contended.append((group, case))
                             else:
-                                yield self._settled(case)
+                                yield self._settled(group, case)
             yield from self._retry(contended, self._round, perf_counter_ns() - started_ns)
 
     def _retry(
@@ -169,9 +175,9 @@ class Measurer:
                 waiting.append((group, case))
             else:
                 in_a_row = 0
-                yield self._settled(case)
-        for _, case in waiting:
-            yield self._settled(case)
+                yield self._settled(group, case)
+        for group, case in waiting:
+            yield self._settled(group, case)
 
     def _run_untimed(self, group: SubjectGroup, cases: Sequence[Sequence[Subject]]) -> None:
         """Run the subjects once after an accelerator's allocator was emptied, so that no timed run requests memory."""
@@ -189,10 +195,35 @@ class Measurer:
     def _lacks_quiet_runs(self, case: Sequence[Subject]) -> bool:
         return any(subject.failure is None and subject.samples.lacks_quiet_runs(self.effort) for subject in case)
 
-    def _settled(self, case: list[Subject]) -> list[Subject]:
+    def _settled(self, group: SubjectGroup, case: list[Subject]) -> list[Subject]:
         for subject in case:
             subject.samples.settle(self.effort)
+        if self._records:
+            try:
+                self._record(group, case)
+            except Exception as error:
+                # the row has its times, and lacks only the columns of kernels
+                check_use(self._stopwatch.device, error)
         return case
+
+    def _record(self, group: SubjectGroup, case: Sequence[Subject]) -> None:
+        """Run the subjects a few more times, each as for a timed run, while the device records its work.
+
+        The first run is left out: its launches wait for the memory that the records need.
+        """
+        place, spans = case[0].places[0], []
+        until_ns = perf_counter_ns() + RECORDED_NS
+        with restored(group.settings), torch.set_grad_enabled(group.grad), recorded_work() as work:
+            for number in range(1 + RECORDED):
+                for subject in case if number < 2 or perf_counter_ns() < until_ns else ():
+                    if subject.failure is None:
+                        self._run_before(place, group)
+                        self._announce(subject.number, subject.row)
+                        span = subject.time_apart(self._stopwatch, self._flush, place.recent)
+                        spans += [(subject, *span)] if number else []
+        for subject, began_ns, ended_ns in spans:
+            own = [item for item in work if began_ns <= item.at_ns <= ended_ns and DELAY_KERNEL not in item.name]
+            subject.recorded.append(own)
 
     @property
     def _watch(self) -> Contention:

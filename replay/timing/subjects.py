@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from time import perf_counter_ns
+from dataclasses import dataclass, field, replace
+from time import perf_counter_ns, time_ns
 from typing import Any
 
+from opgrip.platform.activity_records import LaunchedWork
 from opgrip.replay.cases.preceding_calls import CallPosition
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.memory import LARGE, Arguments, Function, is_out_of_memory, mostly_fresh, release_memory
@@ -57,6 +58,7 @@ class Subject:
     in_torch : True if it uses torch's streams
     runs : stratum and time in ns of each kept run, in order
     failure : error of a run
+    recorded : work that each of some runs after the timed ones gave the device
     """
 
     number: int
@@ -77,6 +79,7 @@ class Subject:
     samples: Samples = field(init=False)
     runs: list[tuple[Stratum, float]] = field(default_factory=list)
     failure: Exception | None = None
+    recorded: list[list[LaunchedWork]] = field(default_factory=list)
     _range: Range = field(init=False)
     _ready: Range = field(init=False)
     _before: Range = field(init=False)
@@ -85,6 +88,7 @@ class Subject:
     _launch: LaunchTime = field(default_factory=LaunchTime)
     _graphs: dict[int, Any] = field(default_factory=dict)
     _faulted: bool = False
+    _began_ns: int = 0
 
     def __post_init__(self) -> None:
         self.samples = Samples(self._shares(), alike=bool(self.profiled))
@@ -161,18 +165,31 @@ class Subject:
                 flush()
             self._ready.end()
             count = None if self.fresh is None else pages.FaultCount()
-            time_ns = stopwatch.time(self.function, runs, self._range, self._launch, graph)
-            is_slow = count is not None and count.were_slow(time_ns * len(runs))
+            self._began_ns = time_ns()
+            run_ns = stopwatch.time(self.function, runs, self._range, self._launch, graph)
+            is_slow = count is not None and count.were_slow(run_ns * len(runs))
             if count is not None:
                 self._faulted = bool(mostly_fresh(count.faults * pages.PAGE, max(self.result_bytes * len(runs), LARGE)))
             if stopwatch.method == CONTINUOUS and self._size == 1:
-                self._size = min(block_size(time_ns), self.most_in_block())
+                self._size = min(block_size(run_ns), self.most_in_block())
             if not is_slow or attempt == MOST_SLOW:
                 break
             # a repeated run finds the memory that was slow to get
             self.drop()
         self.samples.spent_ns += perf_counter_ns() - began
-        return (index, self._faulted), time_ns
+        return (index, self._faulted), run_ns
+
+    def time_apart(
+        self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
+    ) -> tuple[int, int]:
+        """Run once as a timed run does, and return the system's time in ns before and after; the run does not count."""
+        kept = self._size, self._launch, self.samples.spent_ns
+        self._size, self._launch = 1, replace(self._launch)
+        try:
+            self.time(stopwatch, flush, recent)
+        finally:
+            self._size, self._launch, self.samples.spent_ns = kept
+        return self._began_ns, time_ns()
 
     def keep(self, stratum: Stratum, time_ns: float, slowed: bool = False) -> None:
         self.samples.add(stratum, time_ns)

@@ -18,6 +18,7 @@ from opgrip.replay.results.origins import MachineColumns, OriginColumns
 from opgrip.replay.results.ratios import ClusterColumns
 from opgrip.replay.results.results import STATUSES, Result
 from opgrip.replay.run.energy import EnergyColumns
+from opgrip.replay.run.kernels import KernelColumns
 from opgrip.replay.run.request import TORCH, RunRequest, identity
 from opgrip.traces.schema.json_values import LIMIT
 
@@ -42,7 +43,7 @@ def measured_row(cells: Mapping[str, Any]) -> Result:
 
 @cache
 def _measured_columns() -> dict[str, Column]:
-    declared = (Result, EnergyColumns, ClusterColumns, MachineColumns, OriginColumns)
+    declared = (Result, EnergyColumns, KernelColumns, ClusterColumns, MachineColumns, OriginColumns)
     return {about.name: about for group in declared for about in columns_in(group)}
 
 

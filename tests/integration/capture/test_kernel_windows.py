@@ -225,7 +225,7 @@ def test_kernel_records_of_a_long_step_are_taken_in_parts(tmp_path: Path, monkey
 
 @pytest.mark.usefixtures("_device")
 def test_profile_without_records_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProfileOnCpu, "stop", lambda self: self._profile.stop() and [])
+    monkeypatch.setattr(ProfileOnCpu, "stop", lambda self: self._profile.__exit__(None, None, None) or [])
     with pytest.warns(RuntimeWarning, match=r"lacks times of kernels: torch's profiler returned no records"):  # noqa: SIM117
         with Capture(tmp_path / "t.jsonl"):
             torch.ones(LARGE).sin()
@@ -259,7 +259,7 @@ def test_calls_before_the_first_record_have_no_time_rather_than_zero(
 ) -> None:
     begun: list[int] = []
 
-    def launch(kind: str, times: int) -> bool:
+    def launch(kind: str) -> bool:
         begun[:] = [time_ns(), time_ns()]
         return True
 

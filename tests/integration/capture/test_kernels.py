@@ -17,16 +17,17 @@ from opgrip.capture.command.opcapture import run as opcapture
 from opgrip.capture.hooks import graphs, wrapped_operators
 from opgrip.capture.recording import signature_table
 from opgrip.capture.timing import kernel_times
-from opgrip.capture.timing.kernel_windows import WrittenCalls, innermost_calls, launched_by
-from opgrip.capture.torch_compat import accelerator_private
+from opgrip.capture.timing.kernel_windows import WrittenCalls, innermost_calls
 from opgrip.errors import UserError
+from opgrip.platform import activity_records
+from opgrip.platform.activity_records import launched_by
 from opgrip.traces import load
 
 
 @pytest.fixture(params=[True, False], ids=["activity types", "device types"])
 def _kinds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Separate launches and device work as torch with `activity_type` does, and as torch 2.11 does without it."""
-    monkeypatch.setattr(accelerator_private, "_has_activity_type", request.param)
+    monkeypatch.setattr(activity_records, "_has_activity_type", request.param)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,8 @@ def load_without_places(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> 
     assert spec is not None
     assert spec.loader is not None
     bare = importlib.util.module_from_spec(spec)
+    # dataclasses look their module up
+    monkeypatch.setitem(sys.modules, spec.name, bare)
     spec.loader.exec_module(bare)
     return bare
 

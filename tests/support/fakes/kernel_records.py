@@ -16,7 +16,6 @@ from torch.profiler import ProfilerActivity
 
 from opgrip.capture.hooks import wrapped_operators
 from opgrip.capture.timing import kernel_times
-from opgrip.capture.torch_compat.accelerator_private import ActivityProfile
 from opgrip.traces import load
 
 LARGE = 20
@@ -67,13 +66,14 @@ class ProfileOnCpu:
     """Profile in which each innermost operator of `DURATIONS` launched a kernel at its begin."""
 
     def __init__(self) -> None:
-        self._profile = ActivityProfile(on_cpu=True)
+        self._profile: Any = torch.autograd.profiler.profile(use_cpu=True, use_kineto=True)
 
     def start(self) -> None:
-        self._profile.start()
+        self._profile.__enter__()
 
     def stop(self) -> list[Event]:
-        operators = [event for event in self._profile.stop() if event.name() in DURATIONS]
+        self._profile.__exit__(None, None, None)
+        operators = [event for event in self._profile.kineto_results.events() if event.name() in DURATIONS]
         return [event for number, operator in enumerate(innermost(operators), 1) for event in launch(number, operator)]
 
 
@@ -119,7 +119,7 @@ def record_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_times, "synchronize", lambda device: None)
     monkeypatch.setattr(kernel_times, "is_started", lambda kind: kind == "cuda")
     monkeypatch.setattr(kernel_times, "is_capturing", lambda kind: False)
-    monkeypatch.setattr(kernel_times, "launch_nothing", lambda kind, times: False)
+    monkeypatch.setattr(kernel_times, "launch_nothing", lambda kind: False)
     monkeypatch.setattr(wrapped_operators, "accelerator_of", device_of)
 
 
