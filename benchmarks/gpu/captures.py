@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
+from gpu.kernels import device_records
 from gpu.programs import last_line, run_command
-from gpu.step import NotHereError, Place, Step, expect
+from gpu.step import NotHereError, Place, Step, expect, expect_between
 from opgrip.capture import Capture
-from opgrip.traces import load
+from opgrip.capture.program.capture_choices import AUTO, EVENTS
+from opgrip.traces import Trace, load
+from opgrip.traces.table.graph_launches import BY_KERNELS
 
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "sim": "SIM_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 """variables that hide devices from a process that has not initialized them yet"""
 GRAPHS = ("CUDAGraph", "XPUGraph", "Graph")
+LAUNCHES = 20
 FLUSHED_S = 1.2
 """time in which a capture's thread wakes up twice"""
 
@@ -101,33 +108,108 @@ def check_first_calls(place: Place) -> None:
     expect(times[0] > 0, f"the first call has no device time; ns of all, and kernels: {times}, {kernels}")
 
 
-def check_graph(place: Place) -> None:
-    """Check a program that captures a graph, longer than the recording thread sleeps, and replays it."""
+def check_graph(place: Place, device_time: str) -> None:
+    """Check a program that captures a graph, longer than the recording thread sleeps, and launches it: the trace has
+    the graph's calls once, each launch, and device times of both.
+    """
     module, trace = place.module, place.folder / "graph.jsonl"
     kinds = [getattr(module, name) for name in GRAPHS if hasattr(module, name)]
     if not kinds:
         raise NotHereError(f"{place.kind} has no graphs")
-    x = torch.ones(1000, device=place.device)
-    with Capture(trace) as capture:
+    elements = 1 << (20 if place.kind == "cuda" else 12)
+    x, unsorted = torch.ones(1000, device=place.device), torch.rand(elements, device=place.device)
+    unsorted.sort()
+    module.synchronize()
+    with Capture(trace, device_time=device_time) as capture:
         for _ in range(3):
             x.sin()
+        unsorted.sort()
         module.synchronize()
         graph = kinds[0]()
         with module.graph(graph):
             y = x.sin()
             time.sleep(FLUSHED_S)
-            z = y.cos()
+            ordered, _ = unsorted.sort()
+            z = y.view(10, 100).cos()
         x.fill_(2)
         graph.replay()
+        module.synchronize()
+        started = time.perf_counter()
+        for _ in range(LAUNCHES - 1):
+            graph.replay()
+        launch_us = (time.perf_counter() - started) / (LAUNCHES - 1) * 1e6
         x.sin()
+        module.synchronize()
+    started = time.perf_counter()
+    for _ in range(LAUNCHES - 1):
+        graph.replay()
+    native_us = (time.perf_counter() - started) / (LAUNCHES - 1) * 1e6
+    module.synchronize()
+    place.note(launch_us=launch_us, native_launch_us=native_us, failure=capture.failure and str(capture.failure))
+    _note_graph_records(place, trace)
     expected = torch.full((1000,), 2.0).sin().cos()
-    expect(torch.allclose(z.cpu(), expected, rtol=1e-4), "the graph gives other results under a capture")
-    calls = load(trace, partial=False).calls
-    sines = calls[calls["op"] == "aten.sin.default"]["device_ns"]
-    place.note(calls=len(calls), device_ns=sines.tolist())
-    expect(capture.dropped == 0 and len(sines) == 5, f"{len(sines)} of 5 calls are in the trace")
-    has_time = (sines > 0).tolist()
-    expect(has_time == [True] * 3 + [False, True], f"device times of 3 calls, the graph's and 1: {sines.tolist()} ns")
+    expect(torch.allclose(z.flatten().cpu(), expected, rtol=1e-4), "the graph gives other results under a capture")
+    expect(torch.equal(ordered.cpu(), unsorted.cpu().sort()[0]), "the graph sorts wrongly under a capture")
+    expect(capture.dropped == 0, f"{capture.dropped} calls were dropped")
+    _check_launches(place, load(trace, partial=False), device_time, graph)
+
+
+def _note_graph_records(place: Place, trace: Path) -> None:
+    """Note what the trace has of graphs: templates, launches, kernels."""
+    records = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
+    ops = {record["id"]: record["op"] for record in records if record["type"] == "signature"}
+    graphs = [record for record in records if record["type"] == "graph"]
+    times = [record for record in records if record["type"] == "graph_times"]
+    launched = {record["signature"] for record in graphs}
+    launches = [
+        {name: record[name][place] for name in ("device_ns", "duration_ns", "streams") if record.get(name)}
+        for record in records
+        if record["type"] == "calls"
+        for place, number in enumerate(record["signature"])
+        if number in launched
+    ]
+    later = [record["device_ns"] for record in records if record["type"] == "device_times"]
+    kernels = [
+        (ops[record["signature"]], record["names"], record["launches"], record["device_ns"])
+        for record in records
+        if record["type"] == "kernels"
+    ]
+    place.note(
+        graphs=[[ops[number] for number in record["calls"]] for record in graphs],
+        graph_times=[record["device_ns"] for record in times],
+        launches=launches[:4],
+        later_device_ns=later[:2],
+        kernels=kernels,
+    )
+
+
+def _check_launches(place: Place, trace: Trace, device_time: str, graph: Any) -> None:
+    """Check number and device time of the calls within and outside of launches."""
+    calls = trace.calls
+    by_op = {str(op): own["device_ns"].tolist() for op, own in calls.groupby("op", observed=True)}
+    counts = {op: len(times) for op, times in by_op.items()}
+    place.note(counts=counts, device_ns={op: times[:6] for op, times in by_op.items()})
+    sines, sorts = by_op.get("aten.sin.default", []), by_op.get("aten.sort.default", [])
+    expect(len(sines) == 4 + LAUNCHES, f"{len(sines)} of {4 + LAUNCHES} calls of sin are in the trace")
+    expect(len(sorts) == 1 + LAUNCHES, f"{len(sorts)} of {1 + LAUNCHES} calls of sort are in the trace")
+    expect(min(sines) > 0 and min(sorts) > 0, f"device times in ns of sin {sines[:6]}, of sort {sorts[:6]}")
+    views = by_op.get("aten.view.default", [])
+    expect(max(views, default=0) == 0, f"a view in a graph has a device time: {views[:3]} ns")
+    if place.kind != "cuda":
+        return
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(10):
+            graph.replay()
+        place.module.synchronize()
+    kineto_us = sum(kernel.us for kernel in device_records(profiler)) / 10
+    launched = calls[calls["duration_ns"] == 0]
+    launch_us = float(launched["device_ns"].sum()) / LAUNCHES / 1e3
+    facts = {graph.split for graph in trace.source.graphs.graphs.values()}
+    place.note(kineto_us=kineto_us, device_us_of_launch=launch_us, split=sorted(facts))
+    expect_between(launch_us / kineto_us, 0.8, 1.5, "a launch's device time divided by kineto's")
+    if device_time == AUTO:
+        expect_between(sorts[-1] / sorts[0], 0.5, 1.5, "time of sort in a launch divided by its time outside")
+        expect(facts == {BY_KERNELS}, f"the time of launches is divided {facts}")
 
 
 def check_side_stream(place: Place) -> None:
@@ -182,7 +264,8 @@ STEPS = (
     Step("forks of a captured program use the device", check_forks),
     Step("capture with workers of a DataLoader", check_workers),
     Step("device time of the first calls of a capture", check_first_calls),
-    Step("capture of a program with a graph", check_graph),
+    Step("capture of a program with a graph", partial(check_graph, device_time=AUTO)),
+    Step("capture by events of a program with a graph", partial(check_graph, device_time=EVENTS)),
     Step("captured values of a side stream", check_side_stream),
     Step("capture on two devices", check_two_devices),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
@@ -15,12 +16,13 @@ from opgrip.capture.program.patches import Patches
 from opgrip.capture.program.places import Location
 from opgrip.capture.recording.graph_templates import GraphCapture
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.scope_table import Epochs
 from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadMode
 from opgrip.errors import raise_if_from_program
 from opgrip.traces.schema.records import Graph
 
-Launch = tuple[int, int, int, Callable[[Any], Any]]
-"""epoch, signature and pair numbers, and the function that runs and times a launch"""
+Launch = tuple[Epochs, int, int, int, Callable[..., Any]]
+"""epochs of the recording and number of its current one, signature and pair numbers, function that runs a launch"""
 
 
 class GraphWatch:
@@ -33,7 +35,7 @@ class GraphWatch:
         self.recorder = recorder
         self._patches = Patches()
         self._captures: WeakKeyDictionary[Any, GraphCapture] = WeakKeyDictionary()
-        self._launches: WeakKeyDictionary[Any, dict[tuple[ThreadMode, Location], Launch]] = WeakKeyDictionary()
+        self._launches: dict[tuple[int, ThreadMode, Location], Launch] = {}
 
     def __enter__(self) -> GraphWatch:
         for kind, graph in graph_classes():
@@ -54,8 +56,9 @@ class GraphWatch:
                 mode = self.recorder.threads.in_step()
                 if mode is not None and not mode.idle:
                     device = with_index(torch.device(kind))
-                    self._launches.pop(graph, None)
+                    self._forget(id(graph))
                     self._captures[graph] = self.recorder.templates.begin(graph, device, mode)
+                    weakref.finalize(graph, self._forget, id(graph)).atexit = False
             except Exception as error:
                 self.recorder.lost.drop("capture of a graph", error)
             return result
@@ -81,14 +84,14 @@ class GraphWatch:
             if mode is None or mode.idle:
                 return original(graph, *args, **kwargs)
             try:
-                epoch, number, pair, run = self._launches[graph][mode, mode.place]
-                if epoch != self.recorder.epochs.current:
+                epochs, epoch, number, pair, run = self._launches[id(graph), mode, mode.place]
+                if epochs is not self.recorder.epochs or epoch != epochs.current:
                     raise KeyError
             except KeyError:
                 launch = self._prepare(kind, original, graph, mode)
                 if launch is None:
                     return original(graph, *args, **kwargs)
-                _, number, pair, run = launch
+                *_, number, pair, run = launch
             if self.recorder.write_ahead is not None:
                 self.recorder.write_ahead_of(number)
             mode.launched = start = perf_counter_ns()
@@ -103,6 +106,11 @@ class GraphWatch:
 
         return replay
 
+    def _forget(self, graph: int) -> None:
+        """Forget the launches of a graph that is captured again or no longer exists, whose id another may get."""
+        for key in [key for key in self._launches if key[0] == graph]:
+            del self._launches[key]
+
     def _prepare(self, kind: str, original: Callable[..., Any], graph: Any, mode: ThreadMode) -> Launch | None:
         """Return what launches of a graph from the current location need, or None if they cannot be recorded."""
         recorder = self.recorder
@@ -111,14 +119,15 @@ class GraphWatch:
             number = recorder.templates.signatures.get(graph)
             if number is None:
                 number = recorder.templates.add(graph, device)
+                weakref.finalize(graph, self._forget, id(graph)).atexit = False
                 recorder.pending.add(Graph(number, captured=False))
-            epoch = recorder.epochs.current
+            epochs, epoch = recorder.epochs, recorder.epochs.current
             _, pair = recorder.scopes.point(number, mode.place, 0)
             run = original
             if recorder.kernels is None or not recorder.kernels.expect(number, device, recorder.graphs):
                 run = mode.device.timed(original, device, lambda: mode.launched)
-            launch = epoch, number, pair, run
-            self._launches.setdefault(graph, {})[mode, mode.place] = launch
+            launch = epochs, epoch, number, pair, run
+            self._launches[id(graph), mode, mode.place] = launch
             return launch
         except Exception as error:
             raise_if_from_program(error)
