@@ -82,6 +82,24 @@ def device_records(profiler: profile) -> list[Kernel]:
     return sorted(events, key=lambda kernel: kernel.start_us)
 
 
+def work_of(run: Callable[[], object], runs: int = 20) -> list[Kernel]:
+    """Return kernels, copies and fills of the last of some runs, with the median time of each over the later half."""
+    for _ in range(WARMUP):
+        run()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(runs):
+            run()
+            torch.cuda.synchronize()
+    records = device_records(profiler)
+    # the records of the first kernels may be lost
+    each = round(len(records) / runs)
+    later = [records[len(records) - each * (run + 1) :][:each] for run in range(runs // 2)]
+    return [
+        Kernel(same[0].name, same[0].start_us, median(kernel.us for kernel in same))
+        for same in zip(*later, strict=True)
+    ]
+
+
 def kernel_names(kernels: Sequence[Kernel]) -> dict[str, int]:
     """Return the number of runs of each kernel."""
     return dict(Counter(kernel.name for kernel in kernels))

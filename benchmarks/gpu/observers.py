@@ -13,8 +13,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from capture_overhead import EmptyMode
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu.kernels import device_records
 from gpu.models import make_step
@@ -33,13 +33,6 @@ BOTH = "profiler cpu+cuda"
 Observer = Callable[[], AbstractContextManager[Any]]
 
 
-class _PassOn(TorchDispatchMode):
-    """A mode that only runs each call: the least that a capture in Python can cost."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
 def measure_program(place: Place, name: str) -> None:
     """Note the step times of a model under each observer, opgrip's captures first and slow observers last."""
     step = _warmed_up(place, name)
@@ -47,7 +40,8 @@ def measure_program(place: Place, name: str) -> None:
     _note_cost(place, step, "native", nullcontext)
     for way in ways:
         _capture(place, step, name, way)
-    _note_cost(place, step, "dispatch mode", _PassOn)
+    # the least that a capture in Python can cost
+    _note_cost(place, step, "empty mode", EmptyMode)
     _note_cost(place, step, "native again", nullcontext)
     if place.kind == "cuda":
         _note_cost(place, step, "profiler cuda", partial(profile, activities=[ProfilerActivity.CUDA]))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import asdict
 from statistics import median
 
 import torch
 
-from gpu.kernels import kernel_names, kernel_us, kernels_in, kernels_of
+from gpu.kernels import kernel_names, kernel_us, kernels_in, kernels_of, work_of
 from gpu.programs import SHIPPED, capture_calls, median_us, replay_rows, row_of
 from gpu.step import Facts, NotHereError, Place, Step, expect, expect_between
 from opgrip.capture import Capture
 from opgrip.platform.machine import find_gpu
 from opgrip.replay.operators.devices import with_index
 from opgrip.replay.results.results import CONTENDED, OK, RAN, UNSUPPORTED
+from opgrip.replay.run.kernels import KernelColumns
 from opgrip.traces import load
 
 METHODS = ("discrete", "events", "graph")
@@ -89,6 +91,38 @@ def check_long_call(place: Place) -> None:
     place.note(kernel_us=expected, **us)
     for method, value in us.items():
         expect_between(value, (1 - NEAR) * expected, (1 + NEAR) * expected + LAUNCH_US, f"{method} of a long product")
+
+
+def check_kernels_of_rows(place: Place) -> None:
+    """Check the columns of kernels in a replay, also of a CUDA graph, against another profile of the same calls."""
+    one, x = torch.ones(1, device=place.device), torch.rand(1024, 1024, device=place.device)
+    calls = {
+        "aten.add.Tensor": lambda: one + 1,
+        "aten.mm.default": lambda: torch.mm(x, x),
+        "aten.sort.stable": lambda: torch.sort(x.view(-1), stable=True),
+        "aten.nonzero.default": lambda: x.nonzero(),
+    }
+    trace = capture_calls(place, *calls.values())
+    rows = replay_rows(place, trace)
+    for op, run in calls.items():
+        work = work_of(run)
+        own = KernelColumns.of(row_of(rows, op))
+        us = sum(item.us for item in work)
+        place.note(**{op: {**asdict(own), "median_us": row_of(rows, op).median_us, "expected_us": us}})
+        expect(own.kernels == len(work), f"{op} has {own.kernels} kernels, copies and fills, not {len(work)}")
+        seen = {name.rpartition(" x")[0] for name in (own.kernel_names or "").split("; ")}
+        expect(seen == {item.name for item in work}, f"{op} has the kernels {sorted(seen)}")
+        near_us = NEAR * us + KERNEL_US * len(work)
+        expect_between(own.gpu_us or 0.0, us - near_us, us + near_us, f"gpu_us of {op}")
+        longest_us = median_us(row_of(rows, op)) * (1 + NEAR) + EVENT_US
+        expect_between((own.gpu_us or 0.0) + (own.launch_gap_us or 0.0), us - near_us, longest_us, f"the span of {op}")
+        is_waiting = op == "aten.nonzero.default"
+        expect(own.launch_bound == is_waiting, f"launch_bound of {op} is {own.launch_bound}")
+    in_graph = KernelColumns.of(
+        row_of(replay_rows(place, trace, op=["aten.sort*"], exec_mode="graph"), "aten.sort.stable")
+    )
+    place.note(graph=asdict(in_graph))
+    expect((in_graph.launches, in_graph.launch_bound) == (1, False), "a graph is not one launch without waits")
 
 
 def check_caches(place: Place) -> None:
@@ -202,6 +236,7 @@ BY_PROFILER = "torch.profiler sees only kernels of CUDA"
 STEPS = (
     Step("--device-time events against torch.profiler", check_captured_times, needs_cuda=BY_PROFILER),
     Step("--device-time kernels against torch.profiler", check_times_of_kernels, needs_cuda=BY_PROFILER),
+    Step("kernels of replayed rows against torch.profiler", check_kernels_of_rows, 60.0, needs_cuda=BY_PROFILER),
     Step("an addition of one element by each method", check_short_call, needs_cuda=BY_PROFILER),
     Step("a product of milliseconds by each method", check_long_call, needs_cuda=BY_PROFILER),
     Step("--cache warm,cold", check_caches, needs_cuda="the size of the last cache is asked of CUDA"),

@@ -54,7 +54,7 @@ STYLES = {
 MEANINGS = {
     "unfaithful": "the results have other shapes or dtypes than the recorded ones",
     "noisy": "the middle half of the runs spreads over more than a quarter of the median",
-    "slowed": "other processes used the cores during most runs",
+    "slowed": "other processes used the cores, or the GPU's clock was throttled, during most runs",
     LAUNCH_BOUND: "the device waited for the host in most runs, so the time is that of the launches: "
     "--exec-mode graph times the device",
 }

@@ -132,10 +132,13 @@ class Result:
         "why timing stopped: `precision`, `settled`, `budget`, `most`, `iterations`, `contended`"
     )
     dropped: int = column(
-        "number of runs that were repeated because the processor was slowed down or used by others", default=0
+        "number of runs that were repeated because the processor was slowed down or used by others, or the GPU's clock "
+        "was throttled",
+        default=0,
     )
     slowed: float | None = column(
-        "share of the timed runs that were made while the processor was slowed down or used by others"
+        "share of the timed runs that were made while the processor was slowed down or used by others, or the GPU's "
+        "clock was throttled"
     )
     noisy: bool | None = column("True if `spread` is above 0.25, so that the median is doubtful")
     method: str | None = column(

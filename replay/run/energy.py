@@ -271,6 +271,11 @@ class Clocks:
         reasons = dict.fromkeys(reason for _, reasons in readings for reason in reasons)
         return fmean(clocks) if clocks else None, ", ".join(reasons) or None
 
+    @property
+    def is_throttled(self) -> bool:
+        """True if the clock was throttled at the last reading."""
+        return bool(self._readings and self._readings[-1][1])
+
     def close(self) -> None:
         if self._gpu is not None:
             self._gpu.close()

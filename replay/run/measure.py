@@ -195,6 +195,7 @@ def _measure(
                 flusher(workload.device) if cache == COLD else None,
                 announce,
                 workload.request.inputs.seed,
+                is_throttled=lambda: clocks.is_throttled,
                 records=not workload.request.profiled and records_work(workload.device),
             )
             for subjects in measurer.in_rounds(same_cache) if cache == PROGRAM else measurer.one_by_one(same_cache):

@@ -28,10 +28,10 @@ from opgrip.replay.timing.timing_options import Effort
 
 MOST = 100
 MOST_DROPPED = 3 * FEWEST
-"""most runs of a subject to drop because the processor was slowed down, without `--iterations`
+"""most runs of a subject to drop because the processor or the device was slowed down, without `--iterations`
 
-With `--iterations`, at most that many are dropped. A processor that is always slow is measured anyway, and the rows
-report it.
+With `--iterations`, at most that many are dropped. A processor or device that is always slow is measured anyway, and
+the rows report it.
 """
 LONG_NS = 100_000_000
 """longer runs are not repeated on a slow processor"""
@@ -73,6 +73,7 @@ class Measurer:
 
     announce : called before each run
     flush : empties the caches; None to leave them unchanged
+    is_throttled : returns True if the device's clock is lowered now
     records : whether the device records its work in a few runs of each subject after the timed ones
     """
 
@@ -84,6 +85,7 @@ class Measurer:
         announce: Announce,
         seed: int = 0,
         records: bool = False,
+        is_throttled: Callable[[], bool] = lambda: False,
     ) -> None:
         self.effort = effort
         self._stopwatch = stopwatch
@@ -100,6 +102,7 @@ class Measurer:
         self._marks: deque[Waits] = deque(maxlen=BEFORE + 1)
         self._lacks_memory = is_accelerator(stopwatch.device)
         self._records = records
+        self._is_throttled = is_throttled
 
     def one_by_one(self, groups: Sequence[SubjectGroup]) -> Iterator[list[Subject]]:
         """Run the subjects of each case in turn until they are done, then the next case.
@@ -314,7 +317,7 @@ class Measurer:
         self._lacks_memory = self._lacks_memory or (is_out_of_memory(error) and is_accelerator(self._stopwatch.device))
 
     def _check(self, all_of_them: bool = True) -> None:
-        """Keep the runs since the last check, except those on a slowed or contended core.
+        """Keep the runs since the last check, except those on a slowed or contended core, or a throttled device.
 
         all_of_them : False to do this only if enough runs are pending to be worth a check
         """
@@ -326,6 +329,7 @@ class Measurer:
         if perf_counter_ns() >= self._watchful_until_ns and self._watch.is_contended(run_ns=self._pending_ns):
             is_contended = True
             self._be_watchful()
+        is_slowed = is_slowed or self._is_throttled()
         memory_rate = None if self._memory_pace is None else self._memory_pace.gb_per_s()
         for subject, stratum, time_ns, was_contended in self._pending:
             if memory_rate is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import chain, repeat
 from pathlib import Path
 from time import perf_counter
 
@@ -135,6 +136,20 @@ def test_rows_have_the_clock_at_which_they_were_timed(tiny_trace: Path, monkeypa
     rows = rows_of(load_workload(request_with(tiny_trace, top=3)).cases, settings_of(iterations=2, warmup=0))
     assert {(row.status, row.clock_mhz, row.throttled) for row in rows} == {(OK, 1500, "SwPowerCap")}
     assert nvml.closed
+    # the clock was throttled all the time
+    assert {row.slowed for row in rows} == {1.0}
+    assert all("slowed" in row.doubts for row in rows)
+
+
+def test_runs_with_a_throttled_clock_are_discarded(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = Nvml()
+    reasons = chain([4, 4, 4], repeat(0))
+    monkeypatch.setattr(nvml, REASONS, lambda handle: next(reasons))
+    monkeypatch.setattr(measure, "find_gpu", lambda device: Gpu(nvml, "GPU"))
+    monkeypatch.setattr(energy, "EVERY_S", 0.0)
+    [row] = rows_of(load_workload(request_with(tiny_trace, top=1)).cases, settings_of(iterations=5, cache="warm"))
+    assert (row.samples, row.throttled) == (5, "SwPowerCap")
+    assert row.dropped >= 3
 
 
 def test_clocks_are_read_periodically_and_assigned_to_rows(

@@ -41,7 +41,7 @@ def test_device_and_its_clocks_are_measured(tmp_path: Path) -> None:
 def test_model_is_observed_and_replayed(tmp_path: Path) -> None:
     facts = measure(tmp_path, "first", "program:bert,replay:bert")
     observers = [fact["observer"] for fact in facts if "observer" in fact]
-    assert observers == ["native", "opgrip events", "dispatch mode", "native again", "profiler cpu", "eto"]
+    assert observers == ["native", "opgrip events", "empty mode", "native again", "profiler cpu", "eto"]
     [trace] = [fact for fact in facts if "trace" in fact]
     assert trace["calls"] > 500
     assert trace["untimed"] < trace["calls"] / 2
