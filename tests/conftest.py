@@ -12,8 +12,8 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-# as many threads as there are processors for each process that runs tests: more of them spin, waiting for each other;
-# not here where such processes are only started, which would all inherit it
+# Divide the processors among the processes that run tests, since more threads would spin while they wait for each
+# other. The process that only starts these processes keeps its threads: they would all inherit its setting.
 if WORKERS := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(WORKERS))))
 
@@ -36,14 +36,14 @@ from opgrip.replay.modes.conversions.runtimes import THREADS
 
 # modules imported by processes of tests leave no files next to them
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-# XLA starts once in a process: with one thread, which tests of modes ask for, whoever comes first
+# XLA starts only once per process: let it start with one thread, as tests of modes require
 os.environ.setdefault(THREADS, "1")
 
 # commands run by tests keep no results next to their inputs
 os.environ["OPGRIP_STORE"] = ""
 
 SEED = 0
-# for what test modules draw when they are loaded
+# test modules draw numbers when they are imported
 torch.manual_seed(SEED)
 
 
@@ -51,7 +51,7 @@ torch.manual_seed(SEED)
 def pytest_collection() -> Generator[None, object, object]:
     """Write compiled test modules to `__pycache__`: rewriting their assertions takes ten seconds in each process.
 
-    Garbage collection searches neither what is loaded meanwhile nor, later, what was loaded.
+    Garbage collection is off during the collection, and never searches the collected objects.
     """
     gc.disable()
     with pytest.MonkeyPatch.context() as patch:
@@ -64,7 +64,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Give tests that measure the machine to themselves where several processes run tests."""
+    """Run a test marked `alone` while no other process runs a test."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return (yield)
     here = Path(__file__)
@@ -87,8 +87,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _machine_of_tests() -> Iterator[None]:
-    """Let this process take the machine for quiet, fork workers and proofs of samples as `forks` does, and hide
-    its recordable programs from other test processes.
+    """Simulate an idle machine, fork workers and checks of samples as `forks` does, and separate the sockets.
+
+    Programs that can be recorded are visible only to the test process that started them.
     """
     with TemporaryDirectory(prefix="og") as folder, pytest.MonkeyPatch.context() as patch:
         for name in MEASURING:
@@ -100,9 +101,10 @@ def _machine_of_tests() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _drawn_alike_with_no_mode_left_on() -> Iterator[None]:
-    """Let each test draw the same numbers in every run, whichever tests ran before it in its process, and fail
-    a test after which torch believes that a dispatch mode is on, and compiles nothing any more.
+def _fixed_seed_without_leftover_mode() -> Iterator[None]:
+    """Seed all random generators before each test, and fail a test that leaves a dispatch mode active.
+
+    torch would compile nothing in later tests of the process.
     """
     torch.manual_seed(SEED)
     np.random.seed(SEED)
@@ -113,16 +115,16 @@ def _drawn_alike_with_no_mode_left_on() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of `.ci/run`, which runs the quick tests before it adds packages."""
-    told = "skip quick tests that passed in the last run and do not use packages installed since; all: in all folders"
-    parser.addoption("--after-packages", nargs="?", const=IGNORANT, choices=(IGNORANT, ALL), help=told)
-    parser.addoption("--slow-part", type=part, metavar="K/N", help="of the slow tests only one part of N")
+    text = "skip quick tests that passed in the last run and do not use packages installed since; all: in all folders"
+    parser.addoption("--after-packages", nargs="?", const=IGNORANT, choices=(IGNORANT, ALL), help=text)
+    parser.addoption("--slow-part", type=part, metavar="K/N", help="run only part K of N of the slow tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Know the marker of `passed`; keep what passes, where tests are not only run for another process."""
+    """Declare the marker of `passed`, and record passed tests except in xdist workers."""
     config.addinivalue_line("markers", f"{EVERY_PART}: a slow test that each part of --slow-part has")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # shells start background jobs so, and tests of interrupts would wait for ever
+        # shells start background jobs with this setting, under which tests of interrupts would never end
         signal.signal(signal.SIGINT, signal.default_int_handler)
     cache = getattr(config, "cache", None)
     if cache is not None and not hasattr(config, "workerinput"):
@@ -130,7 +132,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, which nobody would be left to share, and end with what waits for all others."""
+    """Skip tests by the options, and sort the others: slow tests first, tests marked `alone` last."""
     which, slow_part = config.getoption("--after-packages"), config.getoption("--slow-part")
     left_out: set[pytest.Item] = set()
     if which is not None and config.cache is not None:
@@ -144,7 +146,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def place_of(item: pytest.Item) -> tuple[bool, bool, float]:
-    """Return the sort key of a test: slow tests first, then by descending time limit."""
+    """Return the sort key of a test: slow tests first, tests marked `alone` last, then by descending time limit."""
     timeout = item.get_closest_marker("timeout")
     seconds = float(timeout.args[0]) if timeout is not None else 0.0
     return item.get_closest_marker("slow") is None, item.get_closest_marker("alone") is not None, -seconds
@@ -152,7 +154,7 @@ def place_of(item: pytest.Item) -> tuple[bool, bool, float]:
 
 @pytest.fixture(scope="session")
 def tiny_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trace of two training steps of a tiny model."""
+    """Return the trace of two training steps of a tiny model."""
     path = tmp_path_factory.mktemp("traces") / "tiny.jsonl"
     train_tiny_net(path)
     return path
@@ -160,7 +162,7 @@ def tiny_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def detector_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trace of the built-in detector, made by the command."""
+    """Return the trace of the built-in detector, captured by opcapture."""
     path = tmp_path_factory.mktemp("traces") / "detector.jsonl"
     succeed("opcapture", "--input-size", "96", "--batch-size", "1", "-o", path)
     return path

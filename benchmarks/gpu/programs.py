@@ -17,15 +17,15 @@ from opgrip.replay.results.results import CONTENDED, OK, RAN, Result
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "traces/faster_rcnn.jsonl"
-START = "import sys; from opgrip.{room} import main; sys.exit(main())"
-ROOMS = {"opcapture": "capture.start", "opreplay": "replay.command.opreplay"}
+START = "import sys; from opgrip.{module} import main; sys.exit(main())"
+COMMAND_MODULES = {"opcapture": "capture.start", "opreplay": "replay.command.opreplay"}
 QUICK = {"budget": 0.1, "timeout": 60}
 """options of replays whose times do not matter"""
 
 
 def run_command(name: str, *words: object) -> subprocess.CompletedProcess[str]:
     """Run one of the project's commands, as a user does."""
-    command = [sys.executable, "-c", START.format(room=ROOMS[name]), *map(str, words)]
+    command = [sys.executable, "-c", START.format(module=COMMAND_MODULES[name]), *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr)
     return done

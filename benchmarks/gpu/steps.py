@@ -18,8 +18,8 @@ from gpu.replays import (
 )
 from gpu.step import Step
 
-ROOMS = (times, captures, devices, limits, failures, ranks, profilers, modes)
-CHECKS: Mapping[str, Step] = {step.name: step for room in ROOMS for step in room.STEPS}
+STEP_MODULES = (times, captures, devices, limits, failures, ranks, profilers, modes)
+CHECKS: Mapping[str, Step] = {step.name: step for module in STEP_MODULES for step in module.STEPS}
 ON_CUDA = "it is for CUDA"
 TRANSFORMERS = {"bert", "llama", "gpt2"}
 

@@ -22,7 +22,7 @@ FAST = "--iterations 1 --warmup 0 --top 2"
     "command",
     [f"opreplay TRACE {FAST}", "opgrip trace info TRACE", "opgrip longtail TRACE"],
 )
-def test_closed_reader_is_no_error(command: str, tiny_trace: Path) -> None:
+def test_closed_reader_causes_no_error(command: str, tiny_trace: Path) -> None:
     words = command.replace("TRACE", str(tiny_trace))
     line = f"set -o pipefail; {Path(program_path('opreplay')).parent}/{words} | true"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=300, check=False)

@@ -7,13 +7,13 @@ from itertools import chain
 import pytest
 from optional import EVERYBODY
 from programs import ROOT, run_python
-from project_files import ROOMS, pyproject
+from project_files import PACKAGES, pyproject
 
 import opgrip
 
 
 def test_every_top_level_package_is_linked_from_the_import_package() -> None:
-    for package in ROOMS:
+    for package in PACKAGES:
         link = ROOT / "opgrip" / package
         assert link.is_symlink()
         assert link.resolve() == ROOT / package

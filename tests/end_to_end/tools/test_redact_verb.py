@@ -30,7 +30,7 @@ def test_redact_writes_the_trace_and_reports_what_remains(tiny_trace: Path, tmp_
     assert "exists" in refusal(*command)
 
 
-def test_full_values_beside_a_trace_are_left_out(tmp_path: Path) -> None:
+def test_redact_leaves_out_full_values_of_a_trace(tmp_path: Path) -> None:
     train_tiny_net(tmp_path / "t.jsonl", values="full")
     done = succeed("opgrip", "trace", "redact", "t.jsonl", "-o", "r.jsonl", cwd=tmp_path)
     assert "t.values.safetensors contains the values and is not copied" in done.stderr

@@ -206,7 +206,7 @@ def test_folders_are_compared_and_shifts_are_reported_by_operator(tmp_path: Path
     assert (empty.returncode, "holds no traces" in empty.stderr) == (2, True)
 
 
-def test_proportionally_more_calls_are_no_shift(tmp_path: Path) -> None:
+def test_proportionally_more_calls_cause_no_shift(tmp_path: Path) -> None:
     x = torch.randn(8, 8)
     sides = [
         [

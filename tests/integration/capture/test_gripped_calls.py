@@ -92,7 +92,7 @@ def test_random_state_has_priority_within_the_size_limit(tmp_path: Path, monkeyp
             path.unlink()
 
 
-def test_the_files_are_a_trace_with_full_values_beside(tmp_path: Path) -> None:
+def test_sample_calls_are_a_trace_with_full_values(tmp_path: Path) -> None:
     write_calls(tmp_path, kept(torch.arange(200.0), results=torch.ones(100, 3)))
     trace = load(tmp_path / "calls.jsonl", partial=False)
     (signature,) = trace.signatures

@@ -1,4 +1,4 @@
-"""Tests of when kernels' records begin and end, without a GPU: by default, beside other profilers, and in windows."""
+"""Tests of the start and end of kernel records without a GPU: by default, next to other profilers, and in windows."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from gpu.processes import StepProcess, run_step, run_steps
 from gpu.profilers import _expect_kernels
 from gpu.reports import NSYS, cut, keep_small, small_reports
 from gpu.step import NotHereError, Place, Step, Verdict, WrongError, expect, expect_between, read_facts
-from gpu.steps import CHECKS, MEASUREMENTS, PLANS, ROOMS, STEPS
+from gpu.steps import CHECKS, MEASUREMENTS, PLANS, STEP_MODULES, STEPS
 from nsys_reports import NsysStandIn, write_report
 
 from opgrip.replay.analyses.nsys_report import read_report
@@ -173,7 +173,7 @@ def test_kernel_times_are_compared_with_the_profiler(tmp_path: Path, monkeypatch
 
 
 def test_step_names_are_unique() -> None:
-    assert len(CHECKS) == sum(len(room.STEPS) for room in ROOMS)
+    assert len(CHECKS) == sum(len(module.STEPS) for module in STEP_MODULES)
     assert len({step.slug for step in STEPS.values()}) == len(STEPS)
 
 

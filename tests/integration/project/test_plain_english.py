@@ -1,4 +1,4 @@
-"""Test that docstrings, messages and documents are plain engineering English, by wordings that readers stumble over."""
+"""Test that docstrings, messages, documents and test names are plain English, by wordings that readers stumble over."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ FRAGMENT = re.compile(r"(?:Of|As of|That of|Those|What|Where|Whether|Until|Its)\
 """first words of docstrings that cannot be understood without the body"""
 LEAST_WORDS = 3
 """words of a text that is a message and not a name or a key"""
+RIDDLE = re.compile(
+    r"^test_(?:it|of|what|whatever|where|which|who)_|_(?:is|are)_no_|_of_(?:its|their|ones)_own(?:_|$)|_(?:goes|gone)_on(?:_|$)"
+    r"|_(?:anew|beside|said|strangers?|tells?|told|whatever)(?:_|$)|_(?:stands?|stood)_(?:for|in|there)(?:_|$)|_there_(?:is|are)(?:_|$)"
+)
+"""parts of test names that cannot be understood without the body: a name needs a subject, a verb and an outcome"""
 
 
 def texts_of_module(path: Path) -> Iterator[tuple[int, str, bool]]:
@@ -77,6 +82,14 @@ def texts() -> Iterator[tuple[str, int, str, bool]]:
             yield str(path.relative_to(ROOT)), line, text, False
 
 
+def names_of_tests() -> Iterator[tuple[str, int, str]]:
+    """Yield file, line and name of every test."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if definition := re.match(r"\s*(?:async )?def (test_\w+)\(", line):
+                yield str(path.relative_to(ROOT)), number, definition[1]
+
+
 def wordings(text: str) -> Iterator[tuple[str, str]]:
     """Yield each wording of a text that readers stumble over, and what to write instead."""
     for pattern, hint in PLAIN_WORDS.items() if ANY.search(text) else ():
@@ -96,3 +109,15 @@ def test_texts_contain_no_confusing_wordings_or_fragments() -> None:
 @pytest.mark.parametrize("text", ["One line a case.", "It stands for three calls.", "Numbers of its own", "goes on"])
 def test_confusing_wording_is_found(text: str) -> None:
     assert list(wordings(text))
+
+
+def test_names_of_tests_have_a_subject_and_no_confusing_wording() -> None:
+    names = list(names_of_tests())
+    assert len(names) > 1000
+    problems = [f"{file}:{line}: {name}: {found[0]!r}" for file, line, name in names if (found := RIDDLE.search(name))]
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("name", ["test_what_is_no_range_is_refused", "test_rows_of_its_own", "test_a_mistake_is_told"])
+def test_confusing_test_name_is_found(name: str) -> None:
+    assert RIDDLE.search(name)

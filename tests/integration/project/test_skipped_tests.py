@@ -54,15 +54,15 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_passed_tests_unrelated_to_new_packages_are_skipped(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passed, "installed", lambda: INSTALLED | {"jax": "0.10.2"})
-    of_another_room = item("replay/test_a.py::passes")
+    of_another_folder = item("replay/test_a.py::passes")
     again = [
         *(item(f"traces/test_a.py::{name}") for name in ("is_skipped", "fails", "fails_at_its_end", "is_new")),
-        of_another_room,
+        of_another_folder,
         item("traces/test_a.py::passes", "slow"),
     ]
     left_out = [item("traces/test_a.py::passes"), item("samples/test_a.py::passes")]
     assert need_not_run_again([*again, *left_out], cache) == left_out
-    assert need_not_run_again([*again, *left_out], cache, of_all_rooms=True) == [of_another_room, *left_out]
+    assert need_not_run_again([*again, *left_out], cache, of_all_folders=True) == [of_another_folder, *left_out]
 
 
 @pytest.mark.parametrize("installed", [{"torch": "2.13.0"}, INSTALLED | {"numpy": "2.2.0"}])

@@ -79,7 +79,7 @@ def test_corrupt_values_file_is_reported_and_models_are_used(
     assert not torch.equal(found, VALUES)
 
 
-def test_values_file_deleted_later_is_no_error(folder: Path) -> None:
+def test_values_file_deleted_later_causes_no_error(folder: Path) -> None:
     (case,) = make_cases(load(folder / "t.jsonl"))
     (values,) = case.values.values()
     assert isinstance(values, Stored)

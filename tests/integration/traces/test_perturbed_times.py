@@ -83,7 +83,7 @@ def test_longtail_times_are_unperturbed(tmp_path: Path) -> None:
     assert function.between_ns == 23 * GAP_NS
 
 
-def test_longtail_uses_perturbed_times_if_there_are_no_others(tmp_path: Path) -> None:
+def test_longtail_uses_perturbed_times_without_others(tmp_path: Path) -> None:
     (function,) = find_longtail([trace_of(tmp_path, [4, 5, 6])], lambda trace: 1e10).functions
     assert function.operator_ns == 4 * SIN_NS + 3 * PERTURBED_NS
 

@@ -11,13 +11,13 @@ from zlib import crc32
 import pytest
 
 TESTS = Path(__file__).resolve().parents[2]
-ROOMS = frozenset({"project", "results", "samples", "traces"})
+INDEPENDENT_FOLDERS = frozenset({"project", "results", "samples", "traces"})
 """Folders of tests whose quick tests do not depend on modes, runtimes or sources of models.
 
 Import layers in pyproject.toml keep the code independent of these, or slow tests cover the dependency.
 """
 IGNORANT, ALL = "ignorant", "all"
-"""Choices of the quick tests to skip once passed: the tests in `ROOMS`, or all."""
+"""Choices of the quick tests to skip once passed: the tests in `INDEPENDENT_FOLDERS`, or all."""
 EVERY_PART = "every_part"
 """marker of slow tests that run in each part"""
 KEPT = "opgrip/passed"
@@ -54,7 +54,9 @@ def installed() -> dict[str, str]:
     return {str(item.metadata["Name"]): item.version for item in metadata.distributions()}
 
 
-def need_not_run_again(items: list[pytest.Item], cache: pytest.Cache, of_all_rooms: bool = False) -> list[pytest.Item]:
+def need_not_run_again(
+    items: list[pytest.Item], cache: pytest.Cache, of_all_folders: bool = False
+) -> list[pytest.Item]:
     """Return quick tests that passed in the last run; none if a package was removed or changed since."""
     kept: dict[str, Any] = cache.get(KEPT, {})
     if not kept or not kept["installed"].items() <= installed().items():
@@ -64,7 +66,7 @@ def need_not_run_again(items: list[pytest.Item], cache: pytest.Cache, of_all_roo
         item
         for item in items
         if item.nodeid in passed
-        and (of_all_rooms or not ROOMS.isdisjoint(item.path.relative_to(TESTS).parts))
+        and (of_all_folders or not INDEPENDENT_FOLDERS.isdisjoint(item.path.relative_to(TESTS).parts))
         and item.get_closest_marker("slow") is None
     ]
 

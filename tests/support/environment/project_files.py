@@ -14,7 +14,7 @@ else:
     # pytest depends on it there
     import tomli as tomllib
 
-ROOMS = ("capture", "replay", "samples", "tools", "traces", "zoo")
+PACKAGES = ("capture", "replay", "samples", "tools", "traces", "zoo")
 
 
 def pyproject(folder: Path = ROOT) -> dict[str, Any]:

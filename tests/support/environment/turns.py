@@ -16,7 +16,7 @@ def turn(path: Path, gate: Path, alone: bool) -> Iterator[None]:
     Parameters
     ----------
     gate : another file, which is locked while waiting
-    alone : True for an exclusive lock
+    alone : True to lock exclusively
     """
     with ExitStack() as stack:
         with _locked(gate, fcntl.LOCK_EX):

@@ -96,7 +96,7 @@ def launch(number: int, operator: Any) -> tuple[Event, Event]:
 
 
 class ProfileWithoutRecords:
-    """Profile that begins and ends none of torch's, and counts both."""
+    """Profile that does not use torch's profiler, and counts starts and stops."""
 
     begun = ended = 0
 
@@ -109,7 +109,7 @@ class ProfileWithoutRecords:
 
 
 def record_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take large tensors for tensors on a GPU, whose kernels are those of `ProfileOnCpu`."""
+    """Treat large tensors as tensors on a GPU whose kernels `ProfileOnCpu` records."""
 
     def device_of(tensors: Any, values: Any) -> torch.device | None:
         return torch.device("cuda:0") if any(tensor.numel() >= LARGE for tensor in tensors) else None

@@ -1,10 +1,11 @@
-"""A fuzzer of the readers of other tools' files that is guided by what of their code a file runs: atheris.
+"""Coverage-guided fuzzer (atheris) of the readers of other tools' files.
 
     python tests/support/fuzz/guided.py --seconds 60
-    python tests/support/fuzz/guided.py --runs 20000 --seed 1         the same files again, whatever the machine
+    python tests/support/fuzz/guided.py --runs 20000 --seed 1         the same files on every machine
 
-It ends with status 1 where a reader raises anything but `UserError`, takes over 10 s or 2 GB; the file is kept in
-build/fuzz then. Without atheris (`pip install '.[fuzz]'`), which not every Python has, it says so and ends well.
+It exits with status 1 if a reader raises another error than `UserError` or exceeds 10 s or 2 GB, and keeps the file
+in build/fuzz. Without atheris (`pip install '.[fuzz]'`), which some Python versions lack, it prints a note and exits
+with status 0.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-ROOMS = ("cli", "display", "platform", "traces", "samples", "capture", "replay", "zoo", "tools")
+PACKAGES = ("cli", "display", "platform", "traces", "samples", "capture", "replay", "zoo", "tools")
 IMPORTED = (
     *("torch._dynamo.guards", "pandas.io.formats.csvs", "rich._emoji_codes", "sqlite3", "xml.sax.saxutils"),
     *("rich.console", "rich.table", "scipy.special", "pyarrow.pandas_compat", "jsonschema"),
@@ -226,7 +226,7 @@ def _report_end(ended: int, child: int, reply: int) -> None:
 
 
 def _take_files(request: Mapping[str, Any], files: Sequence[int]) -> None:
-    """Replace this fork's standard streams with those of a request; a worker of a replay leaves its parent first."""
+    """Replace this fork's standard streams by the request's; a worker of a replay leaves its parent first."""
     reply, *streams = files
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if "heartbeat" in request:
@@ -319,8 +319,8 @@ def main(number: int) -> None:
     """Import the modules that the commands use, and fork on request."""
     for name in IMPORTED:
         importlib.import_module(name)
-    for room in ROOMS:
-        package = importlib.import_module(f"opgrip.{room}")
+    for name in PACKAGES:
+        package = importlib.import_module(f"opgrip.{name}")
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not OTHERS.search(module.name):
                 importlib.import_module(module.name)
@@ -329,7 +329,7 @@ def main(number: int) -> None:
     quiet = importlib.import_module("quiet")
     for name in quiet.MEASURING:
         importlib.import_module(name).Contention = quiet.QuietMachine
-    # at exit, those of torch's libraries of operators would take 30 ms in each fork
+    # clearing torch's operator libraries at exit would take 30 ms in each fork
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False
     # otherwise garbage collection in a fork would copy all of it

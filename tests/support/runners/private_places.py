@@ -15,8 +15,8 @@ from opgrip.replay.operators import torch_private as of_replay
 
 def main() -> None:
     rows = [
-        (room, name, state)
-        for room, places in (
+        (package, name, state)
+        for package, places in (
             ("capture", of_capture.private_places()),
             ("capture", compiler_private.private_places()),
             ("capture", accelerator_private.private_places()),
@@ -29,8 +29,8 @@ def main() -> None:
     ]
     width = max(len(name) for _, name, _ in rows)
     print(f"torch {torch.__version__}, Python {platform.python_version()}")
-    for room, name, state in rows:
-        print(f"{room:8} {name:{width}} {state}")
+    for package, name, state in rows:
+        print(f"{package:8} {name:{width}} {state}")
 
 
 if __name__ == "__main__":

@@ -231,7 +231,7 @@ def test_by_reference_keeps_the_import_path(project: ModuleType, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_generated_test_of_a_sample_can_pass_and_fail(project: ModuleType, tmp_path: Path) -> None:
+def test_generated_sample_test_can_pass_and_fail(project: ModuleType, tmp_path: Path) -> None:
     one = gripped(project.Coder.code, project.Coder(torch.ones(2)), torch.rand(2), owner=project.Coder)
     folder = write_folder(one, tmp_path, lambda part: write_calls(part, one))
 

@@ -125,7 +125,7 @@ def test_subjects_run_in_batches_in_order() -> None:
     assert list(dict.fromkeys(told)) == [0, 1, 2, 3, 4]
 
 
-def test_failing_subject_fails_alone() -> None:
+def test_failing_subject_does_not_affect_others() -> None:
     runs: list[int] = []
 
     def failing(_: torch.Tensor) -> None:

@@ -74,7 +74,7 @@ def test_mmcv_keeps_the_recorded_number_of_many_boxes(count: int, groups: int) -
         assert len(places) == groups
 
 
-def test_boxes_of_one_size_keep_it_if_there_is_room() -> None:
+def test_boxes_of_one_size_keep_it_if_they_fit() -> None:
     corners = torch.rand(400, 2, generator=seeded(0)) * 1000
     boxes = torch.cat([corners, corners + 32], dim=1).round()
     again = drawn(told(boxes, 100), boxes)

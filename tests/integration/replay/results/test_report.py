@@ -183,7 +183,7 @@ def test_case_with_several_variants_counts_once(tmp_path: Path) -> None:
 
 
 @in_browser
-def test_invalid_report_address_is_no_error(tmp_path: Path) -> None:
+def test_invalid_report_address_causes_no_error(tmp_path: Path) -> None:
     evil = Results([replace(made_row(0, [1.0, 2.0]), key="constructor")], HEADER)
     with opened(page_of(tmp_path / "r.html", {"__proto__": evil, "b": evil})) as page:
         for address in ("/case/%", "/case/constructor", "/case/__proto__", "/constructor", "/__proto__", "/runs?%=%"):

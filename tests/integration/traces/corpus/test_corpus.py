@@ -170,7 +170,7 @@ def test_markdown_table_escapes_its_cells(corpus: Corpus, tmp_path: Path) -> Non
     assert {row.replace("\\|", "").count("|") for row in (heads, rule, *rows)} == {len(table.columns) + 1}
 
 
-def test_csv_cells_are_no_formulas_and_numbers_are_bounded(corpus: Corpus, tmp_path: Path) -> None:
+def test_csv_cells_contain_no_formulas_and_numbers_are_bounded(corpus: Corpus, tmp_path: Path) -> None:
     write_table(summarize(corpus).table.assign(op="=cmd|calc"), tmp_path / "c.csv", False, {})
     assert ",'=cmd" in "," + (tmp_path / "c.csv").read_text().splitlines()[1]
     signature = load(corpus.members[0].path).signatures[-1]

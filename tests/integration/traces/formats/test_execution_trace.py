@@ -350,7 +350,7 @@ def test_malformed_node_is_counted_and_the_others_are_read(tmp_path: Path) -> No
         {**whole, "id": 5, "ts": "now"},
         {**whole, "id": 6, "inputs": {**whole["inputs"], "strides": [[1]]}},
         node(7, 2, "triton_kernel", "", inputs=[X, ONE]) | {"outputs": {"values": [1], "shapes": [], "types": []}},
-        # what is inside a strange call is not a call
+        # nodes inside a malformed call are not calls
         node(8, 6, "aten::relu", RELU, inputs=[X], outputs=[Y]),
     ]
     nodes = [WHOLE, *map(json.dumps, strange), '{"id": 9, "name": "a "quoted" label"}', '{"id": 1, "a": 1, "a": 1}']

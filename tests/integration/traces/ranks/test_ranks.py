@@ -245,7 +245,7 @@ def test_invented_processes_of_a_trace_are_not_ranks(tmp_path: Path) -> None:
             find_waits(path)
 
 
-def test_workers_of_ranks_are_no_ranks_and_programs_are_not_mixed(tmp_path: Path) -> None:
+def test_workers_of_ranks_are_not_ranks_and_programs_are_not_mixed(tmp_path: Path) -> None:
     first, second = ranks_of(tmp_path, 2, clocks=[0, 3_000_000])
     worker = tmp_path / "t.rank1.pid7.jsonl"
     worker.write_text(second.read_text().replace('"rank":1,', '"rank":1,"parent_pid":6,', 1))
