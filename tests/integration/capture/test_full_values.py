@@ -302,7 +302,7 @@ def test_unknown_values_option_is_refused() -> None:
         Capture("t.jsonl", values="all")
 
 
-def test_full_values_count_to_the_limit_of_bytes(tmp_path: Path) -> None:
+def test_full_values_count_towards_the_byte_limit(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl", values="full", max_bytes=100_000) as watched:
         for size in range(1000, 1100):
             torch.ones(size).sin()

@@ -254,7 +254,7 @@ def test_calls_after_the_last_kernel_record_have_unknown_times(tmp_path: Path, m
 
 @pytest.mark.usefixtures("_device")
 @pytest.mark.parametrize(("lost", "unknown"), [(0, 0), (1, 0), (2, 1), (3, 2)])
-def test_calls_before_the_first_record_have_no_time_rather_than_zero(
+def test_calls_before_the_first_record_have_no_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, unknown: int
 ) -> None:
     begun: list[int] = []

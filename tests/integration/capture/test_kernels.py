@@ -121,7 +121,7 @@ class Graph:
 
 @pytest.mark.usefixtures("_device", "_kinds")
 @pytest.mark.parametrize("lost", [0, 1])
-def test_kernels_of_a_graph_go_to_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
+def test_kernels_of_a_graph_belong_to_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
     class Profile(ProfileOnCpu):
         """Profile in which a captured operator launches a kernel in each launch of the graph, from the last on."""
 

@@ -42,7 +42,7 @@ def replay_calls(folder: Path, call: Callable[[], object], **options: Any) -> li
 
 
 @pytest.mark.parametrize("options", [{}, {"cache": "cold"}, {"exec_mode": "continuous"}, {"mode": "eager,jit"}])
-def test_a_row_has_the_kernels_of_one_run(
+def test_row_has_the_kernels_of_one_run(
     options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record_on_cpu(monkeypatch)
@@ -58,14 +58,14 @@ def test_a_row_has_the_kernels_of_one_run(
     assert to_frame(rows)["gpu_us"].tolist() == [KernelColumns.of(row).gpu_us for row in rows]
 
 
-def test_runs_with_records_change_no_other_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiled_runs_change_no_other_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record_on_cpu(monkeypatch)
     x = torch.ones(9)
     [row] = replay_calls(tmp_path, lambda: x.sin(), iterations=7)
     assert (row.samples, row.stopped, len(row.times_us or ())) == (7, "iterations", 7)
 
 
-def test_a_profile_that_fails_costs_only_the_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_profile_loses_only_its_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: ProfileOnCpu) -> None:
         raise RuntimeError("Profiler is already enabled on this thread")
 
@@ -77,7 +77,7 @@ def test_a_profile_that_fails_costs_only_the_columns(tmp_path: Path, monkeypatch
     assert row.added == {}
 
 
-def test_without_records_a_row_has_no_kernels(tmp_path: Path) -> None:
+def test_row_without_records_has_no_kernels(tmp_path: Path) -> None:
     x = torch.ones(9)
     [row] = replay_calls(tmp_path, lambda: x.sin())
     assert KernelColumns.of(row) == KernelColumns()
@@ -100,7 +100,7 @@ def records_of(call: str) -> list[LaunchedWork]:
         ("one_nonzero", 6, 23.454, 46.21, True),
     ],
 )
-def test_columns_of_an_h200s_records(
+def test_columns_are_computed_from_h200_records(
     call: str, each: int, gpu_us: float, gap_us: float, is_bound: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(activity_records, "_has_activity_type", False)
@@ -113,14 +113,14 @@ def test_columns_of_an_h200s_records(
     assert own.launch_gap_us == pytest.approx(gap_us, abs=0.01)
 
 
-def test_the_profilers_own_work_is_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_work_of_the_profiler_is_not_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """An H200 gave the request for memory of records the number of the launch around it."""
     monkeypatch.setattr(activity_records, "_has_activity_type", False)
     first = min(records_of("one_sort"), key=lambda item: item.launch)
     assert (first.name, first.start_ns - first.at_ns) == ("Memcpy DtoD (Device -> Device)", 365_871)
 
 
-def test_work_on_several_streams_and_in_a_graph() -> None:
+def test_work_on_several_streams_and_in_a_graph_is_counted() -> None:
     """Overlapping work keeps a device busy once, and a graph's kernels have one launch, before any gap."""
     side = [LaunchedWork("a", 0, 0, 50, 1, 5, 100), LaunchedWork("b", 0, 10, 50, 2, 15, 120)]
     graph = [LaunchedWork("c", 0, 0, 10, 3, 125, start) for start in (100, 130, 200)]
