@@ -20,7 +20,7 @@ from opgrip.errors import one_line
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, Unsupported, Untrusted, import_trusted, module_of
 from opgrip.replay.operators.torch_private import is_dispatched, operator_names
 from opgrip.replay.operators.triton_kernels import kernel_in, launcher
-from opgrip.traces.schema.records import COMPILED, EXTENSION, FUNCTION, OPERATOR, Signature
+from opgrip.traces.schema.records import COMPILED, EXTENSION, FUNCTION, OPERATOR, Signature, is_graph_launch
 
 COMPUTING = frozenset(
     {
@@ -158,6 +158,8 @@ def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EX
         raise Unsupported("a compiled region is not an operator: capture it with --compiled operators")
     if signature.kind == FUNCTION:
         raise Unsupported("the trace has the operators that this function ran: replay those")
+    if is_graph_launch(signature.op):
+        raise Unsupported("the trace lacks the graph's calls: start the capture before the program captures its graphs")
     if signature.kind == EXTENSION:
         try:
             return Operator(_find_function(signature.op, extensions), mutates=True)

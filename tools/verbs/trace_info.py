@@ -208,6 +208,7 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
     yield from _counts(trace)
     operations = operator_calls(calls)
     operators = [item for item in trace.signatures if is_operator(item.op, item.kind)]
+    yield from _graphs(trace)
     yield "signatures", f"{len(operators):,} of {counted(len({item.op for item in operators}), 'operator')}"
     contended = 0.0 if trace.end is None else trace.end.contended
     if operations["perturbed"].any():
@@ -250,6 +251,17 @@ def _counts(trace: Trace) -> Iterable[tuple[str, str]]:
             "nested",
             f"{counted(int(higher_order[COUNT].sum()), 'call')} of {taking}, {counted(below, 'call')} inside them",
         )
+
+
+def _graphs(trace: Trace) -> Iterable[tuple[str, str]]:
+    """Yield how many graphs of known calls were launched, and how their device time is divided."""
+    graphs = trace.graphs[trace.graphs["captured"]]
+    if len(graphs):
+        launches, calls = int(graphs["launches"].sum()), int((graphs["launches"] * graphs["calls"]).sum())
+        what = f"{counted(launches, 'launch', 'launches')} of {counted(len(graphs), 'graph')}"
+        yield "graphs", f"{what} ran {counted(calls, 'call')}, {graphs['share'].sum():.0%} of the device's time"
+        for split, own in graphs[graphs["device_us"] > 0].groupby("split"):
+            yield "graphs", f"{own['share'].sum():.0%} of the device's time is divided among their calls {split}"
 
 
 def _distilled(header: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

@@ -100,6 +100,17 @@ class CallSource:
                 counts[number] += 1
         return {number: totals[number] / count for number, count in counts.items()}
 
+    def launches(self) -> dict[int, tuple[int, int]]:
+        """Return the number of launches and their device time in ns by signature, for the graphs of the whole file."""
+        counts = dict.fromkeys((*self.graphs.graphs, *self.graphs.unknown), (0, 0))
+        for block in self._recorded() if counts else ():
+            times = block.device_ns if len(block.device_ns) else np.zeros(len(block), dtype=np.int64)
+            for number in counts.keys() & set(block.signature.tolist()):
+                own = block.signature == number
+                launches, device_ns = counts[number]
+                counts[number] = launches + int(own.sum()), device_ns + int(np.maximum(times[own], 0).sum())
+        return counts
+
     @property
     def calls(self) -> int:
         """Number of calls."""

@@ -18,6 +18,14 @@ BY_KERNELS = "by the records of their kernels"
 BY_ESTIMATE = "by an estimate: times of the same signatures outside of graphs, else bytes of their tensors"
 
 
+def doubt_of_graphs(share: float) -> str:
+    """Return the reason to doubt a trace that lacks the calls of graphs with this share of the device's time."""
+    return (
+        f"{share:.0%} of the device's time is in launches of graphs whose capture the trace does not have, so that "
+        "their operators are missing: start the capture before the program captures its graphs"
+    )
+
+
 @dataclass(slots=True)
 class GraphCalls:
     """The calls of a graph, in columns, and their shares of a launch's time.

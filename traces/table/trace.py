@@ -43,6 +43,7 @@ from opgrip.traces.table.call_table import (
     CallNames,
     all_storages,
     calls_table,
+    counts_of,
     quantiles,
     rows_table,
     summarize_kernels,
@@ -50,6 +51,7 @@ from opgrip.traces.table.call_table import (
     with_times,
 )
 from opgrip.traces.table.distinct_calls import NUMBER, distinct_calls, ordered_rows
+from opgrip.traces.table.graph_launches import doubt_of_graphs
 from opgrip.traces.table.lazy_fields import LazyField, is_made
 from opgrip.traces.table.profiler_labels import label_of, labeled, own_calls
 from opgrip.traces.table.step_starts import call_filter, unfinished_calls
@@ -203,7 +205,27 @@ class Trace:
     def doubts(self) -> list[str]:
         """Reasons why the calls of another tool's file do not represent its program."""
         doubts = self.header.get("doubts")
-        return list(map(str, doubts)) if isinstance(doubts, list) else []
+        in_header = list(map(str, doubts)) if isinstance(doubts, list) else []
+        unseen = self.graphs[~self.graphs["captured"]]
+        return [doubt_of_graphs(float(unseen["share"].sum())), *in_header] if len(unseen) else in_header
+
+    @cached_property
+    def graphs(self) -> pd.DataFrame:
+        """Return one row per graph: calls, captured, split, launches, device_us, share.
+
+        `calls` is the number of calls in the graph, `captured` whether the trace has them, `split` how the launches'
+        time is divided among them, and `share` the share of the device's time that the launches take.
+        """
+        launched, known = self.source.launches(), self.source.graphs.graphs
+        own = self.own_distinct_calls if launched else None
+        whole_ns = 0.0 if own is None else float((own["device_ns"] * counts_of(own)).sum())
+        rows = []
+        for number, (launches, device_ns) in launched.items():
+            graph = known.get(number)
+            about = (0, False, "") if graph is None else (len(graph), True, graph.split)
+            rows.append((*about, launches, device_ns / 1e3, device_ns / max(whole_ns, 1.0)))
+        table = pd.DataFrame(rows, columns=["calls", "captured", "split", "launches", "device_us", "share"])
+        return table.astype({"captured": bool})
 
     @property
     def device_time_doubt(self) -> str | None:
