@@ -189,7 +189,7 @@ def test_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
         (["--flag-that-is-not"], "unknown option --flag-that-is-not"),
     ],
 )
-def test_usage_error_is_one_line_and_leaves_no_file(folder: Path, args: list[str], told: str) -> None:
+def test_usage_error_is_reported_in_one_line_and_leaves_no_file(folder: Path, args: list[str], told: str) -> None:
     (folder / "existing.jsonl").write_text("precious", encoding="utf-8")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     done = run_command("opcapture", *args, cwd=folder)
@@ -232,7 +232,7 @@ def test_step_that_changes_its_inputs_gets_new_copies(folder: Path) -> None:
     assert len(load(folder / "t.jsonl").signatures) == 1
 
 
-def test_unwritable_folder_is_one_line(folder: Path) -> None:
+def test_unwritable_folder_is_reported_in_one_line(folder: Path) -> None:
     (folder / "locked").mkdir(mode=0o555)
     # root may write anywhere but there
     target = "/proc/t.jsonl" if os.geteuid() == 0 else "locked/t.jsonl"

@@ -94,7 +94,7 @@ def test_private_capture_reports_custom_operators_whose_names_stay(tmp_path: Pat
     assert "acme" not in (tmp_path / "h.jsonl").read_text()
 
 
-def test_private_capture_has_a_default_name_without_the_program_name(tmp_path: Path) -> None:
+def test_default_name_of_a_private_capture_hides_the_program(tmp_path: Path) -> None:
     (tmp_path / "SECRET_program.py").write_text("import torch; torch.ones(2).neg()")
     done = succeed("opcapture", "--private", "--", "SECRET_program.py", cwd=tmp_path)
     assert (tmp_path / "private.jsonl").exists()

@@ -68,7 +68,9 @@ def test_module_runs_by_its_name(folder: Path) -> None:
         (("--run", "train", "--", "train.py"), "--run is for models"),
     ],
 )
-def test_script_that_cannot_be_run_is_one_line(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_script_that_cannot_be_run_is_reported_in_one_line(
+    folder: Path, arguments: tuple[str, ...], message: str
+) -> None:
     error = refusal("opcapture", *arguments, cwd=folder, in_one_line=True)
     assert message in error
     assert not list(folder.glob("*.jsonl"))

@@ -63,7 +63,7 @@ def traces_in(folder: Path) -> set[str]:
         (("--", "-m", "package.broken"), "-m package.broken cannot start: SyntaxError: "),
     ],
 )
-def test_script_that_cannot_start_is_one_line_and_leaves_no_file(
+def test_script_that_cannot_start_is_reported_in_one_line_and_leaves_no_file(
     folder: Path, words: tuple[str, ...], told: str
 ) -> None:
     error = refusal("opcapture", *words, cwd=folder, in_one_line=True)
@@ -89,7 +89,7 @@ def test_script_without_operator_calls_writes_no_trace(folder: Path) -> None:
     assert not traces_in(folder)
 
 
-def test_model_without_operator_calls_is_one_line_and_writes_no_trace(tmp_path: Path) -> None:
+def test_model_without_operator_calls_is_reported_and_writes_no_trace(tmp_path: Path) -> None:
     factory = "import torch\ndef make(): return torch.nn.Identity(), torch.ones(3)"
     (tmp_path / "nets.py").write_text(factory, encoding="utf-8")
     error = refusal("opcapture", "--model", "nets.py:make", cwd=tmp_path)

@@ -88,7 +88,7 @@ def test_optimizer_steps_are_recorded(tmp_path: Path) -> None:
     assert [step.count("add_") for step in steps] == [2, 4]
 
 
-def test_program_without_steps_has_none(tmp_path: Path) -> None:
+def test_selecting_steps_of_a_program_without_steps_is_refused(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         run(1)
     with pytest.raises(UserError, match="does not contain its number of steps"):

@@ -30,7 +30,7 @@ def test_closed_reader_causes_no_error(command: str, tiny_trace: Path) -> None:
     assert "Error" not in done.stderr
 
 
-def test_full_device_is_one_line() -> None:
+def test_full_device_is_reported_in_one_line() -> None:
     command = [program_path("opgrip"), "trace", "info", "trace:faster_rcnn"]
     with Path("/dev/full").open("w") as full:
         done = run_forked(command, terminal=full.fileno())

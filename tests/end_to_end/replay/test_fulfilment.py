@@ -44,7 +44,7 @@ def lines_of(rows: list[Result], *words: str) -> list[str]:
         (["--op", "aten.add*", "--op", "aten.mm"], RAN, "nothing ran with --op aten.mm: no case matches it"),
     ],
 )
-def test_request_that_no_row_fulfilled_is_one_line(words: list[str], other: Result, line: str) -> None:
+def test_request_that_no_row_fulfilled_is_reported_in_one_line(words: list[str], other: Result, line: str) -> None:
     assert lines_of([RAN, other], *words) == [line]
 
 
@@ -56,7 +56,7 @@ def test_request_is_fulfilled_by_a_row_that_ran(status: str) -> None:
     )
 
 
-def test_run_without_a_row_that_ran_is_one_line() -> None:
+def test_run_without_a_row_that_ran_is_reported_in_one_line() -> None:
     assert lines_of([LACKING, replace(LACKING, status=FAILED)], "--backward") == ["no case ran: it cannot"]
     assert lines_of([replace(LACKING, status=SKIPPED, error="it raised")]) == ["no case ran: it raised"]
     several = [LACKING, LACKING, replace(LACKING, error="it may not")]

@@ -115,7 +115,7 @@ def test_cut_trace_is_replayed_only_with_partial(tmp_path: Path) -> None:
         ([], "there is nothing to replay: name a trace"),
     ],
 )
-def test_usage_error_is_one_line_and_leaves_no_file(tmp_path: Path, args: list[str], told: str) -> None:
+def test_usage_error_is_reported_in_one_line_and_leaves_no_file(tmp_path: Path, args: list[str], told: str) -> None:
     write(tmp_path / "t.jsonl")
     write(tmp_path / "nothing.jsonl", [End(0, 0, 1)])
     (tmp_path / "existing.json").write_text("precious", encoding="utf-8")

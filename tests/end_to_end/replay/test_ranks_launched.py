@@ -331,7 +331,7 @@ def test_usage_error_is_reported_by_one_rank_only(two_ranks: Path) -> None:
     assert done.returncode != 0
 
 
-def test_error_common_to_all_ranks_is_one_line(two_ranks: Path) -> None:
+def test_error_common_to_all_ranks_is_reported_in_one_line(two_ranks: Path) -> None:
     device = "cuda:99" if torch.cuda.is_available() else "cuda"
     done = launch(two_ranks, 2, "-m", "opgrip.replay", "ddp.jsonl", "--sequence", "--device", device)
     assert len([line for line in done.stderr.splitlines() if line.startswith("opreplay: error: ")]) == 1

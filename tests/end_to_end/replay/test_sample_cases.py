@@ -57,7 +57,7 @@ def test_calls_of_a_trace_have_no_jax_implementation(detector_trace: Path, tmp_p
         ("some.jsonl --tag Reduce", "--tag is for samples: "),
     ],
 )
-def test_incompatible_sample_options_are_one_line(words: str, told: str) -> None:
+def test_incompatible_sample_options_are_reported_in_one_line(words: str, told: str) -> None:
     error = refusal("opreplay", *words.split(), in_one_line=True)
     assert error.startswith(f"opreplay: error: {told}")
 

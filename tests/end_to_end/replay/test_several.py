@@ -179,7 +179,7 @@ def mixed_folder(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Path
 
 
 @pytest.mark.parametrize("words", [["--list"], [*FAST, "-o", "rows.json", "--force"]], ids=["list", "replay"])
-def test_traces_without_a_selected_operator_are_one_line(mixed_folder: Path, words: list[str]) -> None:
+def test_traces_without_a_selected_operator_are_reported_in_one_line(mixed_folder: Path, words: list[str]) -> None:
     done = run_command("opreplay", mixed_folder, "--op", "nothing*", *words, cwd=mixed_folder)
     # its one case needs an extension
     assert done.returncode == (0 if "--list" in words else 1), done.stderr
@@ -216,7 +216,7 @@ def test_worst_input_is_first() -> None:
     assert sum(item.share for item in inputs) == pytest.approx(1.0)
 
 
-def test_zoo_traces_that_are_not_installed_are_one_line(
+def test_zoo_traces_that_are_not_installed_are_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def missing(trace: ZooTrace) -> Path:

@@ -172,7 +172,7 @@ def test_label_selects_the_calls_within_it(marked_trace: Path, labels: list[str]
     assert sum(case.share for case in cases) == pytest.approx(1)
 
 
-def test_unknown_label_is_one_line_with_the_existing_labels(marked_trace: Path) -> None:
+def test_unknown_label_is_reported_with_the_existing_labels(marked_trace: Path) -> None:
     error = refusal("opreplay", marked_trace, "--label", "backward")
     told = "no label matches --label backward: the trace has 'forward pass', 'after', 'inner'"
     assert error == f"opreplay: error: {told}\n"

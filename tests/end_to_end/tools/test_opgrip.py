@@ -100,7 +100,7 @@ def test_info_of_a_cut_trace_needs_partial(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("args", [("trace", "nothing"), ("nothing",), ("trace", "info")])
-def test_unknown_verb_is_one_line(args: tuple[str, ...]) -> None:
+def test_unknown_verb_is_reported_in_one_line(args: tuple[str, ...]) -> None:
     assert "error: " in refusal("opgrip", *args, in_one_line=True)
 
 

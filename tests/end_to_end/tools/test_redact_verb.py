@@ -49,7 +49,9 @@ def test_redact_leaves_out_full_values_of_a_trace(tmp_path: Path) -> None:
         (("-o", "r.jsonl", "--salt-file", os.devnull), "holds no salt"),
     ],
 )
-def test_usage_errors_are_one_line(tiny_trace: Path, tmp_path: Path, words: tuple[str, ...], problem: str) -> None:
+def test_usage_errors_are_reported_in_one_line(
+    tiny_trace: Path, tmp_path: Path, words: tuple[str, ...], problem: str
+) -> None:
     (tmp_path / "t.jsonl").write_bytes(tiny_trace.read_bytes())
     error = refusal("opgrip", "trace", "redact", "t.jsonl", *words, cwd=tmp_path, in_one_line=True)
     assert problem in error

@@ -15,7 +15,7 @@ def test_samples_are_listed_one_per_line_and_filtered() -> None:
     assert all("ViewAttribute" in line and "MMDetection" in line for line in views.splitlines())
 
 
-def test_unknown_sample_tag_or_source_is_one_line() -> None:
+def test_unknown_sample_tag_or_source_is_reported_in_one_line() -> None:
     for words, told in (
         (("list", "--tag", "Fast"), "unknown tag 'Fast': choose from ForLoop, "),
         (("list", "no_such*"), "no sample matches these names and tags: "),

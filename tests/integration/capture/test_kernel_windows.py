@@ -233,7 +233,7 @@ def test_profile_without_records_is_reported(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("_device")
-def test_calls_after_the_last_kernel_record_have_unknown_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_after_the_last_kernel_record_have_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Profile(ProfileWithoutRecords):
         def stop(self) -> list[Event]:
             return [Event("cuda_runtime", 1, "cudaLaunchKernel", start=full_ns)]

@@ -209,7 +209,7 @@ def test_cfg_options_override_the_config(tmp_path: Path) -> None:
     ("content", "told"),
     [("model = (", "is not an OpenMMLab config"), ("x = 1\n", "is not a config of a model")],
 )
-def test_file_that_is_not_a_config_is_one_line(tmp_path: Path, content: str, told: str) -> None:
+def test_file_that_is_not_a_config_is_reported_in_one_line(tmp_path: Path, content: str, told: str) -> None:
     (tmp_path / "config.py").write_text(content, encoding="utf-8")
     error = refusal("opcapture", "--model", "config.py", cwd=tmp_path)
     assert told in error.splitlines()[-1]

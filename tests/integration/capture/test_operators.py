@@ -124,7 +124,7 @@ def test_operator_capture_restores_the_random_state(tmp_path: Path) -> None:
         ("opinfo:aten.from_file", {}, "no samples of aten.from_file.default can be created"),
     ],
 )
-def test_usage_error_is_one_line(tmp_path: Path, model: str, options: dict[str, Any], problem: str) -> None:
+def test_usage_error_is_reported_in_one_line(tmp_path: Path, model: str, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(UserError) as raised:
         capture(model, tmp_path / "x.jsonl", **options)
     assert problem in str(raised.value)

@@ -55,7 +55,7 @@ def test_capture_function_and_opcapture_record_the_same(tmp_path: Path) -> None:
     assert trace.header["model"] == command.header["model"]
 
 
-def test_invalid_arguments_are_one_line_in_python_terms(tmp_path: Path) -> None:
+def test_invalid_arguments_are_reported_in_python_terms(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     with pytest.raises(UserError, match="a module needs inputs"):
         capture(TinyNet(), path)

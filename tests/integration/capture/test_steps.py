@@ -62,7 +62,7 @@ def test_schedule_without_active_steps_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["active", "wait", "skip", "repeat", "warmup"])
 @pytest.mark.parametrize("value", [1.5, 2.0, "x", None, float("nan")])
-def test_schedule_with_fractional_steps_is_refused(name: str, value: Any) -> None:
+def test_schedule_with_a_non_integer_number_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{name}={value!r} is not an integer number of steps"):
         Schedule(**{name: value})
 

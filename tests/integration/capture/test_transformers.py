@@ -113,7 +113,7 @@ def test_each_model_type_has_a_default_head() -> None:
         ("bert", {"new_tokens": 3}, "--new-tokens is for --run generate"),
     ],
 )
-def test_usage_error_is_one_line(name: str, request_: dict[str, object], problem: str) -> None:
+def test_usage_error_is_reported_in_one_line(name: str, request_: dict[str, object], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         load_program(f"transformers:{name}", ModelOptions(**request_))  # type: ignore[arg-type]
 

@@ -108,7 +108,7 @@ def test_missing_nvml_reports_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     assert find_gpu("cuda:0") is None
 
 
-def test_gpu_unknown_to_nvml_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_unknown_to_nvml_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml(kind="other"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties_of)
     with pytest.raises(UserError, match="NVML does not report cuda:0: not found"):

@@ -167,7 +167,7 @@ def test_debug_shows_the_full_error(trace: Path, tmp_path: Path, planted: dict[s
         ("planted-searches --tune 2 --tuner skill", "unknown tuner 'skill': choose from luck"),
     ],
 )
-def test_unavailable_mode_is_one_line(trace: Path, planted: dict[str, str], mode: str, told: str) -> None:
+def test_unavailable_mode_is_reported_in_one_line(trace: Path, planted: dict[str, str], mode: str, told: str) -> None:
     error = refusal("opreplay", trace, "--mode", *mode.split(), env=planted, in_one_line=True)
     assert error.startswith("opreplay: error: ")
     assert told in error

@@ -280,7 +280,9 @@ def test_default_metric_that_a_chip_lacks_is_left_out(stand_in: StandIn, tiny_tr
     ]
 
 
-def test_requested_metric_that_a_chip_lacks_is_one_line(stand_in: StandIn, tiny_trace: Path, tmp_path: Path) -> None:
+def test_requested_metric_that_a_chip_lacks_is_reported_in_one_line(
+    stand_in: StandIn, tiny_trace: Path, tmp_path: Path
+) -> None:
     name = "sm__cyclse_active.avg"
     stand_in.tell(lacks={name: name})
     done = stand_in.replay(tiny_trace, tmp_path / "out.json", "--ncu-metrics", f"basic,{name}")
@@ -300,7 +302,7 @@ def test_requested_metric_that_a_chip_lacks_is_one_line(stand_in: StandIn, tiny_
         ),
     ],
 )
-def test_error_common_to_every_batch_is_one_line(
+def test_error_common_to_every_batch_is_reported_in_one_line(
     stand_in: StandIn, tiny_trace: Path, tmp_path: Path, state: dict[str, str], said: str
 ) -> None:
     stand_in.tell(**state)
@@ -327,11 +329,11 @@ def test_empty_report_loses_only_its_batch(stand_in: StandIn, tiny_trace: Path, 
         (["--ncu", "--batch-device", "cuda", "--batch-command", "'{command}"], "is not a command line"),
     ],
 )
-def test_invalid_ncu_options_are_one_line(tiny_trace: Path, options: list[str], said: str) -> None:
+def test_invalid_ncu_options_are_reported_in_one_line(tiny_trace: Path, options: list[str], said: str) -> None:
     assert said in refusal("opreplay", tiny_trace, *options, in_one_line=True)
 
 
-def test_missing_ncu_is_one_line_with_the_searched_places(tiny_trace: Path) -> None:
+def test_missing_ncu_is_reported_with_the_searched_places(tiny_trace: Path) -> None:
     elsewhere = ("--ncu", "--batch-device", "cuda", "--batch-command", "{command}")
     error = refusal("opreplay", tiny_trace, *elsewhere, "--ncu-bin", "/nowhere/ncu")
     assert "/nowhere/ncu is not an executable" in error
@@ -364,7 +366,7 @@ def test_page_numbers_are_read_with_thousands_separators() -> None:
     assert "case 3 aten.mm eager" in kernel.ranges
 
 
-def test_page_without_kernels_has_none() -> None:
+def test_page_without_kernels_is_read_as_empty() -> None:
     assert list(kernels_of_csv(table([]), BASIC)) == []
     assert list(kernels_of_csv("==WARNING== No kernels were profiled.\n", BASIC)) == []
 

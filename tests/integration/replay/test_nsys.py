@@ -278,7 +278,7 @@ def test_row_missing_in_the_report_is_unchanged(report: Path) -> None:
     assert with_seen(row(9), None, seen) == row(9)
 
 
-def test_invalid_report_is_one_line(tmp_path: Path) -> None:
+def test_invalid_nsys_report_is_reported_in_one_line(tmp_path: Path) -> None:
     foreign, empty, other = (tmp_path / name for name in ("foreign", "empty", "other"))
     foreign.write_bytes(b"no database at all, but long enough to be read as one" * 20)
     sqlite3.connect(empty).close()

@@ -108,7 +108,7 @@ def test_tensor_may_have_strides_and_dtype() -> None:
         ([], "there is nothing to replay"),
     ],
 )
-def test_usage_errors_are_one_line(words: list[str], problem: str) -> None:
+def test_usage_errors_are_reported_in_one_line(words: list[str], problem: str) -> None:
     assert problem in refusal("opreplay", *words, in_one_line=True)
 
 
@@ -163,7 +163,7 @@ def test_operator_of_an_extension_is_replayed(own_operators: Path) -> None:
         ("import sys; sys.exit(0)", "its process ended: status 0"),
     ],
 )
-def test_extension_that_cannot_be_imported_is_one_line(own_operators: Path, text: str, reason: str) -> None:
+def test_extension_that_cannot_be_imported_is_reported_in_one_line(own_operators: Path, text: str, reason: str) -> None:
     (own_operators / "myops.py").write_text(text)
     words = ("--operator", "myops.twice", "--extension", "myops", "--inputs", '{"x": [8]}')
     error = refusal("opreplay", *words, cwd=own_operators)

@@ -95,7 +95,7 @@ def test_command_only_options_exist() -> None:
         ({"inputs": {"self": torch.ones(2)}}, "an argument cannot be a Tensor: give the tensor's shape as a tuple"),
     ],
 )
-def test_invalid_option_value_is_one_line_in_python_terms(
+def test_invalid_option_value_is_reported_in_python_terms(
     tiny_trace: Path, keywords: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError) as caught:

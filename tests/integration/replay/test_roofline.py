@@ -316,7 +316,7 @@ def test_samples_have_limits(tmp_path: Path, measured: dict[str, str]) -> None:
         (("--sequence", "--roofline"), "--roofline is for single cases: leave it out with --sequence"),
     ],
 )
-def test_invalid_roofline_output_or_input_is_one_line(
+def test_invalid_roofline_output_or_input_is_reported_in_one_line(
     detector_trace: Path, tmp_path: Path, told: tuple[str, ...], reason: str
 ) -> None:
     shown = run_command("opreplay", detector_trace, *told, cwd=tmp_path)

@@ -325,7 +325,7 @@ def test_case_runs_after_its_preceding_calls_of_the_program(tmp_path: Path) -> N
     assert rounds_of == ["cos", "tan", "exp", "neg", "abs"] * 4
 
 
-def test_preceding_calls_start_after_a_call_that_flushes_the_cache(tmp_path: Path) -> None:
+def test_preceding_calls_start_with_the_last_call_that_flushes_the_cache(tmp_path: Path) -> None:
     small, large = torch.ones(5), torch.ones(FLUSHING_BYTES // 8)
 
     def program() -> None:

@@ -434,7 +434,7 @@ def test_argument_names_of_an_untrusted_trace_are_not_executed(tmp_path: Path) -
     assert "is not an argument's name" in str(result.error)
 
 
-def test_unit_with_data_dependent_sizes_keeps_the_recorded_ones(tmp_path: Path) -> None:
+def test_unit_with_data_dependent_sizes_follows_the_replayed_values(tmp_path: Path) -> None:
     def selected(scores: Tensor) -> Tensor:
         found = scores[scores > 0.5]
         return found * 2

@@ -255,7 +255,7 @@ def test_device_peaks_are_measured_and_limit_its_rows(tmp_path: Path) -> None:
 
 
 @on_simulator(SIM_FAIL="aten::neg=planted failure")
-def test_device_that_cannot_be_measured_is_one_line(tmp_path: Path) -> None:
+def test_device_that_cannot_be_measured_is_reported_in_one_line(tmp_path: Path) -> None:
     os.environ["OPGRIP_CACHE"] = str(tmp_path)
     make_measuring_quick()
     with pytest.raises(UserError, match=r"what sim:1 gives at most cannot be measured: .*planted failure: leave "):

@@ -133,7 +133,7 @@ def test_archive_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not list(temporary.iterdir())
 
 
-def test_damaged_archives_are_one_line(tmp_path: Path) -> None:
+def test_damaged_archives_are_reported_in_one_line(tmp_path: Path) -> None:
     whole = pack(tmp_path / "a.zip", {"inputs.txt": INPUTS * 50}).read_bytes()
     packed = pack(tmp_path / "a.tgz", {"inputs.txt": INPUTS * 50}).read_bytes()
     damaged = {

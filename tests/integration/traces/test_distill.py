@@ -124,7 +124,7 @@ def test_check_leaves_out_traces_without_times(folder: Path) -> None:
     assert len(check_of(partly, distill(partly, 2), times)) == 2
 
 
-def test_error_is_relative_to_the_replayed_time() -> None:
+def test_error_is_relative_to_the_measured_time() -> None:
     assert Check("a", "a", 100.0, 90.0).error == pytest.approx(-0.1)
 
 

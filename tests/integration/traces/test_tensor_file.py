@@ -122,13 +122,13 @@ def test_tensor_key_survives_writing_and_reading(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\xff" * 100, b"\x02" + b"\0" * 7 + b"{]"])
-def test_foreign_values_file_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_foreign_values_file_is_reported_in_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "t").write_bytes(content)
     with pytest.raises(UserError, match="is not a file of safetensors"):
         TensorFile(tmp_path / "t").keys()
 
 
-def test_missing_key_of_a_values_file_is_one_line(tmp_path: Path) -> None:
+def test_missing_key_of_a_values_file_is_reported_in_one_line(tmp_path: Path) -> None:
     load_safetensors().torch.save_file({"a": torch.ones(2, 3)}, tmp_path / "t")
     file = TensorFile(tmp_path / "t")
     assert file.read("a").shape == (6,)

@@ -57,7 +57,7 @@ def test_bars_are_split_by_phase_or_else_by_module(trace: Trace, detector_trace:
     assert sum(bars(shown).values()) <= detector.summary()["time_us"].sum() * 1.0001
 
 
-def test_invalid_grouping_and_empty_trace_are_one_line(trace: Trace) -> None:
+def test_invalid_grouping_and_empty_trace_are_reported_in_one_line(trace: Trace) -> None:
     with pytest.raises(UserError, match="a picture cannot be grouped by nosuch: choose op, module"):
         trace.plot(by="nosuch")
     with pytest.raises(UserError, match="the trace has no calls"):

@@ -134,7 +134,7 @@ def test_trace_loads_by_its_name() -> None:
     assert len(load(f"zoo:{trace.name}").own_calls) == trace.recording.calls
 
 
-def test_unknown_trace_is_one_line() -> None:
+def test_unknown_trace_is_reported_in_one_line() -> None:
     with pytest.raises(MissingFileError, match=f"the zoo has no trace 'x{TRACES[0].name}': did you mean"):
         load(f"zoo:x{TRACES[0].name}")
     done = run_command("opgrip", "trace", "info", "zoo:none")

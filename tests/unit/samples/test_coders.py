@@ -229,7 +229,7 @@ def test_options_are_equal_in_jax_with_a_loop_as_reference(name: str, values: tu
     compare(jax_results(jitted(one.jax(), arguments), arguments), one.function(*arguments), 1e-5, 1e-4)
 
 
-def test_class_offsets_enlarge_boxes_within_a_limit() -> None:
+def test_offsets_of_several_classes_are_decoded_as_by_a_loop() -> None:
     boxes, offset = (value.double() for value in deltas(Draw(0)))
     torch.testing.assert_close(offset2bbox(boxes, offset), boxes_by_loop(boxes, offset))
 

@@ -46,7 +46,7 @@ def test_classes_are_named_as_in_the_calls(tmp_path: Path) -> None:
         ({"source": {}}, "KeyError"),
     ],
 )
-def test_field_of_another_type_is_one_line(tmp_path: Path, changes: dict[str, object], told: str) -> None:
+def test_field_of_another_type_is_reported_in_one_line(tmp_path: Path, changes: dict[str, object], told: str) -> None:
     with pytest.raises(UserError) as caught:
         open_sample(written(tmp_path, json.dumps(GOOD | changes)))
     assert told in str(caught.value)
@@ -54,7 +54,7 @@ def test_field_of_another_type_is_one_line(tmp_path: Path, changes: dict[str, ob
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, "[]", "5", ""])
-def test_file_that_is_not_a_sample_is_one_line(tmp_path: Path, text: str) -> None:
+def test_file_that_is_not_a_sample_is_reported_in_one_line(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError, match="is not a sample"):
         open_sample(written(tmp_path, text))
 

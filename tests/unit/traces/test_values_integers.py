@@ -161,7 +161,7 @@ def test_long_progressions_are_found_by_some_of_their_elements() -> None:
         assert torch.equal(drawn(fitted(tensor, Progression), tensor), tensor)
 
 
-def test_tensor_that_starts_like_a_progression_is_none() -> None:
+def test_tensor_that_only_starts_like_a_progression_gets_another_model() -> None:
     zeros = torch.zeros(1 << 19)
     zeros[1 << 18 :] = torch.rand(1 << 18)
     ramp = torch.arange(1 << 19)
@@ -171,7 +171,7 @@ def test_tensor_that_starts_like_a_progression_is_none() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1, 66, 198, 199])
-def test_progression_with_one_other_element_is_none(at: int) -> None:
+def test_progression_with_one_other_element_gets_another_model(at: int) -> None:
     tensor = torch.arange(200)
     tensor[at] += 1
     assert type(fit(tensor)) is not Progression

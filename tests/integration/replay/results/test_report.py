@@ -304,7 +304,7 @@ def test_report_page_is_self_contained(tmp_path: Path) -> None:
         assert outside not in page.partition("<script>")[0]
 
 
-def test_file_that_cannot_be_reported_is_one_line(tmp_path: Path) -> None:
+def test_unreadable_report_input_is_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     done = run_command("opgrip", "report", "x.json", "-o", "r.html", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -166,7 +166,7 @@ def damaged_node(**fields: Any) -> bytes:
     ],
     ids=["cut", "long", "huge", "text", "wire", "number", "deep", "code", "uneven", "attribute"],
 )
-def test_file_that_is_not_a_chakra_trace_is_one_line(data: bytes, tmp_path: Path) -> None:
+def test_file_that_is_not_a_chakra_trace_is_reported_in_one_line(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.et").write_bytes(data)
     with pytest.raises(UserError, match=r"a\.et cannot be read"):
         list(TraceReader(tmp_path / "a.et"))

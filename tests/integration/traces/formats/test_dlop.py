@@ -160,7 +160,7 @@ def test_real_table_is_replayed(tmp_path: Path) -> None:
         '{"size": [[1]]' + "".join(f', "c{place}": [1]' for place in range(300)) + "}",
     ],
 )
-def test_broken_table_is_one_line(tmp_path: Path, text: str) -> None:
+def test_broken_table_is_reported_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "ones.json").write_text(text)
     with pytest.raises(UserError):
         list(TraceReader(tmp_path / "ones.json", format_name="dlop"))

@@ -325,7 +325,7 @@ WHOLE = json.dumps(node(3, 2, "aten::add", ADD, inputs=[X, Y, ONE], outputs=[Z])
     ],
     ids=["deep", "number", "twice", "members twice", "huge", "negative", "uneven", "long"],
 )
-def test_file_that_is_not_an_execution_trace_is_one_line(text: str, tmp_path: Path) -> None:
+def test_file_that_is_not_an_execution_trace_is_reported_in_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(UserError, match=r"a\.json (cannot be read|is refused)"):
         list(TraceReader(tmp_path / "a.json"))

@@ -283,7 +283,7 @@ def test_node_without_an_operator_is_named_with_the_reason(tmp_path: Path) -> No
     assert list(trace.calls["op"]) == ["aten.relu.default"]
 
 
-def test_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_package_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import sys
 
     (tmp_path / "model.onnx").write_bytes(SEED)

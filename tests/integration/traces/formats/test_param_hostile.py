@@ -105,7 +105,7 @@ def test_reading_allocates_nothing_on_a_named_device(tmp_path: Path) -> None:
     ],
     ids=["cut", "twice", "deep", "digits", "device"],
 )  # fmt: skip
-def test_malformed_file_is_one_line(tmp_path: Path, content: str) -> None:
+def test_malformed_file_is_reported_in_one_line(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     assert format_of(tmp_path / "config.json") == NAME
     with pytest.raises(UserError, match="cannot be read") as told:

@@ -16,7 +16,7 @@ tvm = optional("tvm")
 pytestmark = needs_mode("tvm")
 
 
-def test_operator_that_tvm_cannot_convert_is_one_line() -> None:
+def test_operator_that_tvm_cannot_convert_is_reported_in_one_line() -> None:
     with pytest.raises(Unsupported, match=r"^TVM cannot convert it: .*upsample_nearest2d\.default.*$"):
         run("tvm", torch.ops.aten.upsample_nearest2d.default, torch.randn(1, 2, 3, 3), [6, 6])
 

@@ -126,7 +126,7 @@ def test_jax_starts_only_on_the_cpu_for_a_cpu_replay(first: str, tmp_path: Path)
     assert done.stdout.splitlines() == ["false cpu"]
 
 
-def test_jax_without_a_gpu_is_one_line(tmp_path: Path) -> None:
+def test_jax_without_a_gpu_is_reported_in_one_line(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(ON_A_GPU.format(first="", device="cuda:0").replace("jax.devices()", "[]"))
     done = run_python(script, status=0)

@@ -327,7 +327,7 @@ def test_plot_command_writes_images(saved: Path) -> None:
         ),
     ],
 )
-def test_plot_that_cannot_be_drawn_is_one_line(
+def test_plot_that_cannot_be_drawn_is_reported_in_one_line(
     saved: Path, words: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(saved)

@@ -168,7 +168,7 @@ def test_parquet_file_with_other_types_is_reported_in_one_line(tmp_path: Path) -
             read_run(path)
 
 
-def test_parquet_file_with_inconsistent_statistics_is_one_line(tmp_path: Path) -> None:
+def test_parquet_file_with_inconsistent_statistics_is_reported_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "r.parquet"
     parquet.write_table(pyarrow.table({"op": ["a", None]}), path)
     path.write_bytes(with_required_column(path.read_bytes(), "op"))
