@@ -1,41 +1,44 @@
 """Record what a PyTorch model really runs, and run every recorded call again anywhere.
 
-The packages are `opgrip.capture`, `opgrip.replay`, `opgrip.samples`, `opgrip.tools` and `opgrip.traces`. Public names
-are loaded on first use.
+The packages are `opgrip.capture`, `opgrip.replay`, `opgrip.samples`, `opgrip.tools` and `opgrip.traces`. They and the
+public names are loaded on first use. `capture` and `replay` are packages, whose functions of the same name are
+imported by `from opgrip.capture import capture` and `from opgrip.replay import replay`.
 """
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
+
+from opgrip.cli.plugins import lazy_names
 
 if TYPE_CHECKING:
     from opgrip.capture import Capture as Capture
     from opgrip.capture import Schedule as Schedule
+    from opgrip.replay import benchmark as benchmark
     from opgrip.replay import compare as compare
     from opgrip.tools.sample_gripper import grip as grip
+    from opgrip.traces import UserError as UserError
     from opgrip.traces import load as load
 
     __version__: str
 
-__all__ = ["Capture", "Schedule", "__version__", "compare", "grip", "load"]
+__all__ = ["Capture", "Schedule", "UserError", "__version__", "benchmark", "compare", "grip", "load"]
 
-_MODULES = {
-    "Capture": "opgrip.capture",
-    "Schedule": "opgrip.capture",
-    "compare": "opgrip.replay",
-    "grip": "opgrip.tools.sample_gripper",
-    "load": "opgrip.traces",
-}
+_get, __dir__ = lazy_names(
+    __name__,
+    {
+        "Capture": "opgrip.capture",
+        "Schedule": "opgrip.capture",
+        "UserError": "opgrip.errors",
+        "benchmark": "opgrip.replay",
+        "compare": "opgrip.replay",
+        "grip": "opgrip.tools.sample_gripper",
+        "load": "opgrip.traces",
+        **{package: f"opgrip.{package}" for package in ("capture", "replay", "samples", "tools", "traces")},
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return metadata.version("opgrip")
-    if name in _MODULES:
-        return getattr(import_module(_MODULES[name]), name)
-    raise AttributeError(f"module 'opgrip' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return metadata.version("opgrip") if name == "__version__" else _get(name)

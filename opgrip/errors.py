@@ -143,7 +143,12 @@ class UserError(Exception):
 
 
 class NothingSelectedError(UserError):
-    """A selection matches nothing in a trace; this is normal if only some of several traces contain a match."""
+    """A selection matches nothing in a trace; this is normal if only some of several traces contain a match.
+
+    advice : the part of the hint that applies to other traces too
+    """
+
+    advice = ""
 
 
 class MissingFileError(UserError, FileNotFoundError):

@@ -122,7 +122,8 @@ class OperatorRequest:
 
     operator: tuple[str, ...] = option(
         (),
-        "replay this operator instead of a trace, such as aten.add.Tensor or aten.mm; can be repeated",
+        "replay this operator instead of a trace, such as aten.add.Tensor, aten.mm, or 'aten.add*' for those that take "
+        "the arguments; can be repeated",
         repeated=True,
         metavar="NAME",
         role=CASES,

@@ -28,12 +28,18 @@ from opgrip.capture.grip.gripping import Grips
 from opgrip.capture.grip.patterns import parse_pattern
 from opgrip.capture.grip.sample_calls import RecordedSample
 from opgrip.capture.program.capture_choices import CALLS, GRIPS
+from opgrip.cli.command import did_you_mean
 from opgrip.errors import UserError
 from opgrip.samples.tags import Tag
 
 __all__ = ["Gripper", "Gripping", "RecordedSample", "grip"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+PARAMETERS = ("entry", "calls", "tags", "name", "to", "by_reference")
+DLOP_ENTRY = "class_entry"
+"""name of `entry` in DLOP-Bench's grip"""
 
 
 class Gripping:
@@ -99,6 +105,7 @@ class Gripper:
         name: str | None = None,
         to: str | Path = GRIPS,
         by_reference: bool = False,
+        **unknown: Any,
     ) -> Any:
         """Decorate a function to record its calls, and write them as a sample when the program ends.
 
@@ -116,6 +123,11 @@ class Gripper:
         UserError : if a parameter is invalid, or a class has no such method. A function that cannot be gripped causes
             a warning and stays unchanged.
         """
+        if unknown:
+            word = next(iter(unknown))
+            otherwise = f"choose from {', '.join(PARAMETERS)}"
+            hint = "write entry=" if word == DLOP_ENTRY else did_you_mean(word, PARAMETERS, otherwise, "{}=")
+            raise UserError(f"grip() has no parameter {word}", hint)
         if isinstance(function, str):
             raise UserError(f"grip({function!r}) does not decorate a function", f"write grip.this({function!r})")
         keep = _keep(calls, tags, name, by_reference)

@@ -15,6 +15,7 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, entry_points, requires
 from itertools import chain
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from opgrip.errors import UserError
@@ -123,20 +124,35 @@ def _entry_points(search_path: tuple[str, ...]) -> Any:
     return entry_points()
 
 
+class _NamedLikeItsFunction(ModuleType):
+    """Package with a function of its own name."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        function = self.__name__.rpartition(".")[2]
+        raise TypeError(f"{self.__name__} is a package: call its function, from {self.__name__} import {function}")
+
+
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the functions `__getattr__` and `__dir__` of a package (PEP 562).
+
+    A package with a function of its own name, such as `opgrip.replay`, then reports how to import the function if a
+    program calls the package.
 
     Parameters
     ----------
     package : name of the package
-    modules : full name of the module that defines each public name
+    modules : full name of the module that defines each public name, or of the package that a name refers to
     """
 
     def get(name: str) -> Any:
         if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(modules[name]), name)
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
+        module = import_module(modules[name])
+        value = module if modules[name] == f"{package}.{name}" else getattr(module, name)
         setattr(sys.modules[package], name, value)
         return value
+
+    if package.rpartition(".")[2] in modules:
+        sys.modules[package].__class__ = _NamedLikeItsFunction
 
     return get, lambda: sorted({*vars(sys.modules[package]), *modules})

@@ -174,9 +174,11 @@ def _no_match(what: str, patterns: Sequence[str], flag: str, names: Iterable[Any
     near = nearest(patterns[0], distinct)
     others = " and others" if len(distinct) > len(near) else ""
     wider = f"*{patterns[0]}*"
-    hint = f"; a pattern matches whole names, so try {flag} '{wider}'"
     is_part = any(matches(name, (wider,)) for name in distinct)
-    return NothingSelectedError(problem, f"the trace has {', '.join(map(repr, near))}{others}{hint if is_part else ''}")
+    advice = f"; a pattern matches whole names, so try {flag} '{wider}'" if is_part else ""
+    error = NothingSelectedError(problem, f"the trace has {', '.join(map(repr, near))}{others}{advice}")
+    error.advice = advice
+    return error
 
 
 MOST_REASONS = 3

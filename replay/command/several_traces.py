@@ -60,10 +60,12 @@ class Unmatched:
     def __init__(self, traces: int) -> None:
         self._traces = traces
         self._counts: Counter[str] = Counter()
+        self._advice = ""
 
     def add(self, error: NothingSelectedError) -> None:
         """Count a trace without selected cases, by the reason in `error`."""
         self._counts[error.problem] += 1
+        self._advice = self._advice or error.advice
 
     @property
     def are_all(self) -> bool:
@@ -77,7 +79,7 @@ class Unmatched:
 
     def error(self) -> UserError:
         """Return the error for a selection that matches no case in any trace."""
-        return NothingSelectedError(self.line(), "opgrip corpus --by op lists their operators")
+        return NothingSelectedError(self.line(), f"opgrip corpus --by op lists their operators{self._advice}")
 
 
 MakeReplay = Callable[[argparse.Namespace, Origin], TraceReplay]

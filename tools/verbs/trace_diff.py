@@ -37,7 +37,8 @@ examples:
   opgrip trace diff 'monday/*.rank0.jsonl' 'friday/*.rank0.jsonl' --fail-on operators
 
 Two signatures are the same if they call the same operator with arguments of the same shapes, strides, dtypes and
-scalars under the same settings; their numbers do not matter, so redacted traces can be compared. Calls are counted per
+scalars under the same settings; their numbers do not matter, so redacted traces can be compared. Strides and settings
+are ignored if one side is a file of another tool, such as a profile. Calls are counted per
 step if the traces record steps, and in total if a side has several traces.
 Kinds of differences: came (signatures only in B), went (only in A), counts (other numbers of calls), shares (other
 shares of the time), values (other statistics of values), operators (other shares of the time, whatever the shapes).
@@ -131,6 +132,9 @@ def _print_diff(difference: TraceDifference, top: int) -> None:
     if difference.units != (1, 1):
         one, other = (f"{int(units):,}" for units in difference.units)
         print_line(f"{'counted':<12}by {difference.unit}, of {_pair(one, other)}", sys.stdout, indent=12)
+    if difference.by_call:
+        parts = "operators, shapes, dtypes and numbers, since a file of another tool has no more"
+        print_line(f"{'compared':<12}{parts}", sys.stdout, indent=12)
     changed = difference.changed
     counts = ", ".join(f"{kind} {len(difference.of_kind(kind)):,}" for kind in KINDS)
     print_line(f"{'signatures':<12}{len(difference.rows):,}: {counts}", sys.stdout, indent=12)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class Cases:
     Attributes
     ----------
     time_ns : total time in ns, computed with the median time of each signature
+    call_of_profile : outline without the details that profiles lack
     models : tensors of the first signature of these calls, with their value models
     """
 
@@ -46,11 +47,18 @@ class Cases:
     time_ns: float = 0.0
     models: list[tuple[TensorSpec, ValueModel | None]] = field(default_factory=list)
     times_us: list[tuple[float, int]] = field(default_factory=list)
+    call_of_profile: str = ""
 
     @property
     def median_us(self) -> float | None:
         """Median time in us of a call of the most frequent signature."""
         return max(self.times_us, key=lambda item: item[1])[0] if self.times_us else None
+
+    def include(self, other: Cases) -> None:
+        """Add the calls and times of other cases, without their models."""
+        self.count += other.count
+        self.time_ns += other.time_ns
+        self.times_us += other.times_us
 
 
 @dataclass(slots=True)
@@ -83,6 +91,7 @@ class Side:
             cases = self.cases.setdefault(key_of_case(signature, contexts.get(number, {})), Cases())
             if not cases.count:
                 cases.op, cases.call = signature.op, call_outline(signature)
+                cases.call_of_profile = call_outline(_as_in_profile(signature))
                 cases.models = list(_models(signature, trace.values))
             cases.count += int(counts[number])
             cases.time_ns += float(totals[number])
@@ -97,16 +106,21 @@ class Side:
     def include(self, other: Side) -> None:
         """Add the sums of another side, but not its value models."""
         for key, cases in other.cases.items():
-            own = self.cases.setdefault(key, Cases(cases.op, cases.call))
-            own.count += cases.count
-            own.time_ns += cases.time_ns
-            own.times_us += cases.times_us
+            self.cases.setdefault(key, Cases(cases.op, cases.call)).include(cases)
         if not self.traces:
             self.header = other.header
         self.steps = None if self.steps is None or other.steps is None else self.steps + other.steps
         self.traces += other.traces
         self.calls += other.calls
         self.time_ns += other.time_ns
+
+    def by_call(self) -> Side:
+        """Return the side with its cases joined by operator, shapes, dtypes and other arguments, without models."""
+        joined: dict[str, Cases] = {}
+        for cases in self.cases.values():
+            key = cases.call_of_profile or cases.call
+            joined.setdefault(key, Cases(cases.op, cases.call)).include(cases)
+        return replace(self, cases=joined)
 
     def units(self, unit: str) -> float:
         """Return the number of steps, traces or calls, whichever `unit` names."""
@@ -133,6 +147,22 @@ def _steps(trace: Trace) -> int:
         )
         return len(reported_starts(trace.end, last_ns))
     return sum(1 for label in trace.labels.index if STEP_LABEL.fullmatch(str(label)))
+
+
+def _as_in_profile(signature: Signature) -> Signature:
+    """Return a signature without devices, and with numbers that an operator takes as tensors in one form.
+
+    Profilers record such a number as a tensor without dimensions.
+    """
+    takes_tensors = signature.op.rpartition(".")[2].startswith(("Tensor", "self"))
+    args = tuple(
+        Opaque("number")
+        if (isinstance(value, int | float | complex) and takes_tensors) or getattr(value, "shape", None) == ()
+        else value
+        for value in signature.args
+    )
+    kwargs = {name: value for name, value in signature.kwargs.items() if name != "device"}
+    return replace(signature, args=args, kwargs=kwargs)
 
 
 def _contexts(trace: Trace) -> dict[int, Mapping[str, Any]]:

@@ -150,6 +150,7 @@ class TraceDifference:
     rows : all signatures, largest change of time first
     unit, units : unit per which calls are counted (`step`, `trace`, `call`), and number of units on each side
     operators : operators whose share of time or calls changed
+    by_call : True if strides, settings and values were ignored, which the file of another tool on one side lacks
     """
 
     names: tuple[str, str]
@@ -158,6 +159,7 @@ class TraceDifference:
     unit: str = TRACE
     units: tuple[float, float] = (1, 1)
     operators: list[OperatorRow] = field(default_factory=list)
+    by_call: bool = False
 
     def of_kind(self, kind: str) -> list[Row]:
         return [row for row in self.rows if kind in row.kinds]
@@ -200,13 +202,16 @@ def compare_sides(
     before: Side, after: Side, names: tuple[str, str], tolerances: Tolerances = Tolerances()
 ) -> TraceDifference:
     """Return the differences between two sides."""
+    by_call = before.header.get("converted_from") != after.header.get("converted_from")
+    if by_call:
+        before, after = before.by_call(), after.by_call()
     unit = unit_of(before, after)
     keys = dict.fromkeys((*before.cases, *after.cases))
     rows = [_row(key, before, after, unit, tolerances) for key in keys]
     rows.sort(key=lambda row: (not row.kinds, -abs(row.shares[1] - row.shares[0]), -max(row.shares), row.key))
     facts = list(_facts(before.header, after.header))
     units = before.units(unit), after.units(unit)
-    return TraceDifference(names, facts, rows, unit, units, list(_operators(rows, tolerances)))
+    return TraceDifference(names, facts, rows, unit, units, list(_operators(rows, tolerances)), by_call)
 
 
 def _side_of(traces: Iterable[Trace]) -> Side:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from opgrip.traces.zoo import PREFIX as ZOO_PREFIX
 from opgrip.traces.zoo import read_manifest, zoo_file
 
 PREFIX = "trace:"
+NAME_OF_MODEL = re.compile(r"[\w./-]+:[\w.-]+")
+"""form of a name of `opcapture --model`, such as `opinfo:all` or `nets.py:net`"""
 
 
 def shipped_traces() -> dict[str, Path]:
@@ -57,9 +61,12 @@ def read_trace_chunks(path: Path) -> Iterator[bytes]:
 
 
 def hint_for_missing(path: Path) -> str:
-    """Return a hint for a missing file that names a shipped trace, or says that standard input is not supported."""
+    """Return a hint for a missing file: a shipped trace, the forms of other names, or that stdin is not supported."""
     if str(path) == "-":
         return ", and standard input is not read"
+    if NAME_OF_MODEL.fullmatch(str(path)):
+        model = f"a model is recorded first: opcapture --model {shlex.quote(str(path))}"
+        return f"; {model}; names that are not files are trace:NAME, zoo:NAME and sample:NAME"
     name = path.name.partition(".")[0]
     if name in shipped_traces():
         return f", and {PREFIX}{name} is one that ships"

@@ -6,11 +6,12 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 
-from opgrip.cli.command import did_you_mean
+from opgrip.cli.command import WILD, counted, did_you_mean
 from opgrip.cli.option_types import matches
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case
@@ -19,6 +20,7 @@ from opgrip.replay.cases.sources import CaseSet, sources
 from opgrip.replay.cases.unused_results import require_gradients
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, check_import
 from opgrip.replay.operators.lookup import mutates, namespaces_of
+from opgrip.replay.operators.torch_private import operator_names
 from opgrip.traces.formats.operator_schemas import NoOverload, bind, op_of, operator_name, schemas_of
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.json_values import NESTING
@@ -84,12 +86,45 @@ def target_of(operators: Sequence[str], inputs: Sequence[str], extensions: Seque
         raise UserError("--inputs is not a JSON object of arguments", FORM)
     if len(configurations) > MOST_CONFIGURATIONS:
         raise UserError(f"--inputs has more than {MOST_CONFIGURATIONS:,} configurations", "give fewer")
-    names = [name.strip() for text in operators for name in text.split(",")]
+    forms = configurations or [{}]
+    named = [name.strip() for text in operators for name in text.split(",")]
+    for extension in extensions if any(map(_is_pattern, named)) else ():
+        check_import(extension)
+        namespaces_of(extension)
+    names = list(dict.fromkeys(chain.from_iterable(_expanded(name, forms) for name in named)))
     if not all(map(NAME.fullmatch, names)):
         raise UserError(f"{','.join(names)[:60]!r} is not the name of an operator", "write aten.add.Tensor or aten.mm")
     for extension in _needed(names, extensions):
         check_import(extension)
-    return f"{PREFIX}{','.join(names)} {json.dumps(configurations or [{}])}"
+    return f"{PREFIX}{','.join(names)} {json.dumps(forms)}"
+
+
+def _is_pattern(name: str) -> bool:
+    return any(letter in name for letter in WILD)
+
+
+def _expanded(name: str, configurations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the operators that match a name with wildcards and take the arguments; any other name unchanged."""
+    if not _is_pattern(name):
+        return [name]
+    pattern = name.replace("::", ".")
+    every = sorted({op_of(schema) for full_name in operator_names() for schema in schemas_of(full_name)})
+    matched = [op for op in every if matches(op, [pattern]) or matches(op.rpartition(".")[0], [pattern])]
+    if not matched:
+        raise UserError(f"no operator matches {name[:60]!r}", "write 'aten.add*', or aten.add for one operator")
+    taking = [op for op in matched if _takes(op, configurations)]
+    if not taking:
+        raise UserError(
+            f"none of {counted(len(matched), 'operator')} that match {name[:60]!r} takes these arguments", FORM
+        )
+    return taking
+
+
+def _takes(name: str, configurations: Sequence[Mapping[str, Any]]) -> bool:
+    try:
+        return all(_bound(name, schemas_of(name), form) for form in configurations)
+    except UserError:
+        return False
 
 
 def _needed(operators: Sequence[str], extensions: Collection[str]) -> list[str]:

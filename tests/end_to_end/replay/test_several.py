@@ -189,6 +189,10 @@ def test_traces_without_a_selected_operator_are_reported_in_one_line(mixed_folde
     assert "nothing._ext" in done.stdout + done.stderr
 
 
+def test_a_part_of_a_name_over_several_traces_is_answered_with_a_pattern(folder: Path) -> None:
+    assert "so try --op '*add*'" in refusal("opreplay", folder, "--op", "add")
+
+
 def test_inputs_that_several_traces_share_are_one_row(folder: Path) -> None:
     done = succeed("opreplay", folder, "--op", "aten.add*", *FAST, cwd=folder)
     _, header, *lines = done.stdout.splitlines()

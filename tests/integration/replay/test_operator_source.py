@@ -51,6 +51,12 @@ def test_overload_is_chosen_by_the_arguments() -> None:
     assert signatures("mm", {"self": [2, 3], "mat2": [3, 4]})[0].op == "aten.mm.default"
 
 
+def test_a_pattern_names_the_operators_that_take_the_arguments() -> None:
+    ops = [item.op for item in signatures("aten.add*", ADD)]
+    assert ops == ["aten.add.Tensor", "aten.add_.Tensor"]
+    assert [item.op for item in signatures("aten::ma*imum", ADD, ADD)] == ["aten.maximum.default"] * 2
+
+
 @pytest.mark.parametrize(
     "name", ["torch.relu", "torch.nn.functional.relu", "nn.functional.relu", "F.relu", "torch.Tensor.relu", "aten.relu"]
 )
@@ -101,6 +107,8 @@ def test_tensor_may_have_strides_and_dtype() -> None:
         (["--operator", "aten.neg", "--inputs", '{"nobody": [2]}'], "has no argument nobody"),
         (["--operator", "aten.neg", "--inputs", "[" * 100_000], "--inputs cannot be read"),
         (["--operator", "aten.neg", "--inputs", "[1]"], "--inputs is not a JSON object of arguments"),
+        (["--operator", "aten.qq*"], "no operator matches 'aten.qq*': write 'aten.add*'"),
+        (["--operator", "aten.neg*", "--inputs", '{"nobody": [2]}'], "that match 'aten.neg*' takes these arguments"),
         (["--operator", "aten neg"], "is not the name of an operator"),
         (["--operator", "aten.neg", "trace.jsonl"], "--operator replaces a trace"),
         (["--operator", "aten.neg", "--tag", "ForLoop"], "--tag is for samples: leave it out with --operator"),

@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.traces import Trace, load
+from opgrip.traces.analysis.differences import Tolerances, compare_traces
 from opgrip.traces.io.json_stream import members
 from opgrip.traces.schema.arguments import TensorSpec, tensors
 from opgrip.traces.schema.records import Kernels
@@ -76,6 +77,9 @@ def test_calls_equal_those_of_a_capture(tmp_path: Path) -> None:
     assert not trace.end.dropped
     assert calls_of(trace) == calls_of(own)
     assert {row.phase for row in trace.calls.itertuples()} == {"forward", "backward", "optimizer"}
+    difference = compare_traces(trace, own, ("a", "own"), Tolerances(shares=1.0))
+    assert difference.by_call
+    assert {row.op for row in difference.changed} <= {"aten.detach.default"}
 
 
 def test_arguments_are_read_by_the_schema(tmp_path: Path) -> None:

@@ -206,6 +206,14 @@ def test_names_of_facts_cannot_control_the_terminal(tmp_path: Path) -> None:
     assert (shown.returncode, "\x1b" in shown.stdout) == (0, False)
 
 
+def test_a_long_list_among_the_facts_is_shown_by_its_length(tmp_path: Path) -> None:
+    run = made_run(1, cases=1)
+    header = {**run.header, "distilled": {"method": "facility location", "keys": ["0123456789ab"] * 500}}
+    write_results(run.rows, header, tmp_path / "r.json", force=False)
+    shown = run_command("opgrip", "results", "show", tmp_path / "r.json").stdout
+    assert '{"method": "facility location", "keys": "500 items"}' in shown
+
+
 def test_names_are_escaped_in_markdown(tmp_path: Path) -> None:
     evil = "[x](javascript:alert(1)) <img src=x onerror=alert(1)> |`_a_ `*b*"
     rows = [replace(made_row(0, [1.0]), op=evil, captured_total_us=0.0, count=1)]
