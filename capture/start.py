@@ -1,4 +1,4 @@
-"""Entry point of `opcapture`. It parses the arguments before it loads anything slow."""
+"""Entry point of `opcapture`, which parses the arguments before it imports slow modules."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Construction of live arguments from a trace, using classes that the caller provides.
 
-Nothing is imported, and no code of a class runs: objects are created without their constructors, and their fields are
-set directly.
+Nothing is imported, and no code of these classes runs: objects are created without calling constructors, and their
+fields are set directly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from opgrip.traces.schema.tensor_specs import TensorSpec
 _BUILTINS = ("bool", "int", "float", "complex", "str", "bytes", "list", "tuple", "dict", "set", "frozenset", "object")
 
 _NOT_OF_TENSORS = ("_", "assert_", "boolean_", "handle_", "has_")
-"""prefixes of functions that torch.nn.functional only uses internally"""
+"""prefixes of functions in torch.nn.functional that are internal"""
 
 
 def _safe_objects() -> Iterator[tuple[str, Any]]:
@@ -56,27 +56,27 @@ def _safe_objects() -> Iterator[tuple[str, Any]]:
 
 
 def name_of(definition: Any) -> str:
-    """Return the name of a class or function in the form of a trace."""
+    """Return the name `module:qualname` by which a trace refers to a class or function."""
     return f"{definition.__module__}:{definition.__qualname__}"
 
 
 SAFE_OBJECTS: dict[str, Any] = {}
-"""classes and functions that every trace may name, because passing them as an argument is harmless"""
+"""classes and functions that any trace may name, because they are harmless as arguments"""
 SAFE_OBJECTS.update(_safe_objects())
 
 
 class CannotMake(Exception):
-    """The reason why an argument cannot be constructed."""
+    """An argument cannot be constructed; the message gives the reason."""
 
 
 def make_arguments(tree: Any, classes: Mapping[str, Any], make_tensor: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
-    """Return the live arguments of a tree of specs.
+    """Return the arguments described by specs, as tensors, objects and plain values.
 
-    A field of an object is left unset if the trace could not hold it or its class is not provided.
+    A field of an object stays unset if the trace could not hold its value, or if its class is not provided.
 
-    classes : objects that the tree may name, by `module:qualname`, by the qualname, or by the first part of the
+    classes : classes and functions that may occur, by `module:qualname`, by qualname, or by the first part of the
         qualname
-    make_tensor : function that returns the tensor of a leaf; without it, each leaf must already be a tensor
+    make_tensor : function that returns the tensor for a `TensorSpec`; by default, tensors are already there
 
     Raise `UserError` if the class of an argument is not provided, or it cannot be constructed for another reason.
     """
@@ -98,7 +98,9 @@ class _Maker:
         self._shared: dict[int, Any] = {}
 
     def make(self, value: Any, shared: int | None = None) -> Any:
-        """Return an argument; one with a `shared` number is registered before its content is constructed."""
+        """Construct an argument; if `shared` is a number, register the object under it before its content is
+        constructed.
+        """
         match value:
             case torch.Size() | None | bool() | int() | float() | complex() | str():
                 return value
@@ -142,7 +144,7 @@ class _Maker:
         return value
 
     def _find(self, name: str) -> Any:
-        """Return the object that a name refers to, out of the provided and the safe ones."""
+        """Return the class or function with a name, if it is provided or safe."""
         module, _, qualname = name.partition(":")
         places = ((name, self._classes), (name, SAFE_OBJECTS), (qualname, self._classes))
         definition = next((objects[key] for key, objects in places if key in objects), None)
@@ -219,7 +221,7 @@ class _Maker:
 
 
 def _blank(cls: type, content: Any, make: Callable[[Any], Any]) -> tuple[Any, Callable[[], None]]:
-    """Return an object, without its content if the class allows that, and a function that fills in the content."""
+    """Return an object, if possible without its content, and a function that fills in the content."""
     nothing = lambda: None  # noqa: E731
     match content:
         case None:
@@ -278,9 +280,9 @@ Values = Callable[[TensorSpec, tuple[int, ...]], torch.Tensor]
 
 
 def lay_out(specs: Sequence[TensorSpec], values: Values, device: Callable[[str], str] = str) -> list[torch.Tensor]:
-    """Return the tensors of some specs; specs with equal storage numbers share their memory.
+    """Return tensors for specs; specs with equal storage numbers share memory.
 
-    A tensor that requires a gradient is created as the result of an operator, so that a function may write into it.
+    A tensor that requires a gradient is the result of an operator and not a leaf, so that a function may write into it.
 
     values : function that returns a tensor's values in the requested shape, in which dimensions of stride 0 have size 1
     device : function that maps a recorded device to the device to use
@@ -310,13 +312,15 @@ def lay_out(specs: Sequence[TensorSpec], values: Values, device: Callable[[str],
 
 
 def once_shape(spec: TensorSpec) -> tuple[int, ...]:
-    """Return a tensor's shape with size 1 in each dimension of stride 0, as for full values."""
+    """Return a tensor's shape with size 1 in each dimension of stride 0; full values are stored in this shape."""
     steps = spec.stride or (1,) * len(spec.shape)
     return tuple(1 if step == 0 else size for size, step in zip(spec.shape, steps, strict=True))
 
 
 def tensor_over(storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor:
-    """Return the tensor of a spec over a storage, which is not a view of another tensor."""
+    """Return a tensor with a spec's shape and strides over a storage; for autograd, it is not a view of
+    another tensor.
+    """
     assert spec.stride is not None, "the caller's business"
     empty = torch.empty(0, dtype=spec.dtype, device=storage.device)
     return empty.set_(storage, spec.offset, spec.shape, spec.stride)

@@ -1,4 +1,6 @@
-"""Compare a trace with torch's own record functions for the same steps, to name what a capture misses."""
+"""Comparison of a trace with torch's own record functions for the same steps, to find operators that a capture
+misses.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ class CountDifference:
 
     Attributes
     ----------
-    explained : reason why the capture does not see it, if known; see docs/capture.md
+    explained : reason why the capture does not see the operator, if known; see docs/capture.md
     """
 
     op: str
@@ -36,10 +38,10 @@ class CountDifference:
 def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifference]:
     """Return the differences between torch's count of the operators in some steps and a trace of the same steps.
 
-    Torch reports an operator and the operators that it calls. An operator whose name is in the trace counts as one
-    call, and operators below it are ignored; otherwise the operators below count. Variants such as `add` and `add_`
-    count together, as torch may pick another one under a dispatch mode. Printing of tensors is ignored, since torch
-    turns modes off for it.
+    Torch reports an operator and also the operators that it calls. If the operator's name is in the trace, it counts as
+    one call; otherwise the operators that it calls are counted. Variants such as `add` and `add_` count together,
+    because torch may choose another variant under a dispatch mode. The printing of tensors is ignored, because torch
+    turns dispatch modes off for it.
     """
     trace_counts = count_calls(trace)
     names = {form_of(name) for name in trace_counts}
@@ -55,7 +57,7 @@ def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifferenc
 
 
 def differences(torch_counts: Mapping[str, int], trace_counts: Mapping[str, int]) -> list[CountDifference]:
-    """Return the differences of two counts of calls, largest first."""
+    """Return the differences between two counts of calls, largest first."""
     differing = []
     for name in {form_of(name) for name in (*torch_counts, *trace_counts)}:
         forms = [form for form in {*torch_counts, *trace_counts} if form_of(form) == name]
@@ -72,14 +74,14 @@ def differences(torch_counts: Mapping[str, int], trace_counts: Mapping[str, int]
 
 
 def form_of(name: str) -> str:
-    """Return the name under which the variants of an operator count: `aten::add` for `aten::add_`."""
+    """Return the name under which all variants of an operator are counted: `aten::add` for `aten::add_`."""
     if name.endswith("_") and not name.endswith("__"):
         name = name[:-1]
     return SAME.get(name, name)
 
 
 def count_calls(trace: str | Path) -> Counter[str]:
-    """Count the calls of each operator in a trace, all overloads together, by the dispatcher's names: `aten::add`.
+    """Count the calls of each operator in a trace, all overloads together, by names such as `aten::add`.
 
     Calls on meta and fake tensors count too, because torch also reports them.
     """
@@ -126,28 +128,28 @@ SAME = {
     # the gradients of max, sort and index
     "aten::zeros": "aten::new_zeros",
 }
-"""operators that are counted under another name, because torch replaces one by the other"""
+"""operators that are counted under another name, because torch may call one in place of the other"""
 
 OTHER_FORM = "equal in total: autograd picks another form of the operator under a dispatch mode"
 
 PRINTING = "opgrip: a tensor is printed"
 
 MADE_OF = {"aten::repeat_interleave": "aten::repeat_interleave", "aten::where": "aten::nonzero_numpy"}
-"""operators with an overload that only calls others, and the operator that this overload calls"""
+"""operators of which one overload only calls another operator, and that other operator"""
 
 NOT_DISPATCHED = {
     "aten::empty": "torch.tensor() and similar functions allocate without the dispatcher",
     "aten::detach": "torch.tensor() detaches its result without the dispatcher",
     "aten::_local_scalar_dense": "torch.tensor() of a list of tensors reads each of them without the dispatcher",
 }
-"""operators that do not always reach a dispatch mode, with the reason"""
+"""operators that do not always reach a dispatch mode, each with the reason"""
 
 NOT_TOLD = {
     "aten::clone": "autograd copies the tensor that an in-place operator overwrites, below the operator",
     "aten::detach": "torch's own copies of a tensor's metadata are operators only under a dispatch mode",
     "aten::scalar_tensor": "autograd converts numbers to tensors only under a dispatch mode",
 }
-"""operators that only a dispatch mode sees, with the reason"""
+"""operators that only a dispatch mode sees, each with the reason"""
 
 
 def _outermost(event: Any, names: Collection[str]) -> Iterator[str]:
@@ -183,13 +185,15 @@ def _marked(function: Callable[..., str]) -> Callable[..., str]:
 
 
 def _is_made_of_others(event: Any) -> bool:
-    """Return True for an overload made of other operators, or one that autocast calls again with cast arguments."""
+    """Return True for an overload that only calls other operators, or that autocast calls a second time with cast
+    arguments.
+    """
     below = {child.name for child in event.cpu_children}
     return MADE_OF.get(event.name) in below or {event.name, "aten::to"} <= below
 
 
 def _is_composite(name: str) -> bool:
-    """Return True if every overload of an operator is made of other operators."""
+    """Return True if every overload of an operator only calls other operators."""
     overloads = torch._C._jit_get_schemas_for_operator(name)
     names = (f"{name}.{overload.overload_name}" if overload.overload_name else name for overload in overloads)
     kernels = [_has_composite_kernel(name) for name in names]

@@ -95,7 +95,7 @@ class Steps:
 @titled("contents of the trace")
 @dataclass(frozen=True, slots=True)
 class RecordingOptions:
-    """Contents of the recording: keywords of `Capture` of the same names."""
+    """Options for the contents of a recording; each is a keyword of `Capture` with the same name."""
 
     extension: tuple[str, ...] = option(
         (),
@@ -234,7 +234,7 @@ class Findings:
 
 
 OPTIONS = (ModelName, ModelOptions, OperatorOptions, Steps, TraceOutput, RecordingOptions, OnDemandOptions, Findings)
-"""option classes in the order of the help"""
+"""option classes in the order of the help text"""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -255,12 +255,12 @@ def check_grips(args: argparse.Namespace) -> None:
 
 
 def check_not_for_models(args: argparse.Namespace) -> None:
-    """Raise `UserError` for model options in a capture of a script."""
+    """Raise `UserError` if options for models are set in a capture of a script."""
     refuse_options(args, OPTIONS, ("models",), "a script after -- has its own options")
 
 
 def check_on_demand(args: argparse.Namespace) -> None:
-    """Raise `UserError` for options of recordings on demand without `--on-demand`."""
+    """Raise `UserError` if options of recordings on demand are set without `--on-demand`."""
     if args.on_demand:
         return
     for _, word, default, _ in options_in(OnDemandOptions):

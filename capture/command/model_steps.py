@@ -1,4 +1,4 @@
-"""Capture the steps of a model, for `opcapture` and for Python programs."""
+"""Capture of a model's steps, for `opcapture` and for Python programs."""
 
 from __future__ import annotations
 
@@ -38,19 +38,21 @@ from opgrip.errors import UserError, cause_of, in_words_of_python, place_of
 from opgrip.traces.table.trace import Trace, load
 
 MOST_LEARNED = 2
-"""most warm-up steps that are watched: calls that are new in one step are examined again in the next"""
+"""maximum number of warm-up steps that the capture watches: calls that are new in one step are examined again in the
+next
+"""
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 """suffixes of trace files"""
 
 
 def ignore_own_warnings() -> None:
-    """Suppress the warnings at the end of a capture, which the caller reports itself."""
+    """Suppress warnings that are issued at the end of a capture, because the caller reports these problems itself."""
     for message in ("the trace .* could not be written", ".* was not gripped", "the extension .* was not recorded"):
         warnings.filterwarnings("ignore", message=message)
 
 
 def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
-    """Raise `UserError` if a capture cannot be made or written as requested."""
+    """Raise `UserError` if the requested capture is not possible or its trace cannot be written."""
     check_grips(args)
     output = None if args.output is None else own_path(args.output)
     if output is not None and str(output) != "-":
@@ -83,7 +85,7 @@ def make_capture(
     model: nn.Module | None = None,
     schedule: Schedule = ALWAYS,
 ) -> Capture:
-    """Return the requested capture, not yet begun."""
+    """Return the requested capture, which has not begun yet."""
     recording = asdict(from_arguments(RecordingOptions, args))
     extensions = (*KNOWN_EXTENSIONS, *recording.pop("extension"))
     recording["grip_to"] = (recording["grip_to"] or Path(GRIPS)) if recording["grip"] else None
@@ -97,7 +99,7 @@ def output_of(args: argparse.Namespace, name: str) -> str:
 
 
 def capture_of(program: ModelProgram, args: argparse.Namespace) -> Capture:
-    """Return the capture of a program's steps, not yet begun."""
+    """Return the capture for a program's steps, which has not begun yet."""
     model = {"name": program.name, "run": args.run, **program.details}
     settings = {"seed": args.seed, "warmup": args.warmup, "steps": args.steps, "device": args.device}
     learned = min(args.warmup, MOST_LEARNED)
@@ -109,11 +111,12 @@ def capture_of(program: ModelProgram, args: argparse.Namespace) -> Capture:
 
 
 def capture_steps(capture: Capture, program: ModelProgram, args: argparse.Namespace, reporter: Reporter) -> None:
-    """Run the warm-up steps, in the last of which the capture learns, and the recorded ones; then end the capture.
+    """Run the warm-up steps and the recorded steps, then end the capture. During the last warm-up steps, the capture
+    examines new signatures.
 
     Raises
     ------
-    UserError : a step fails, or calls no operator; the trace is discarded
+    UserError : a step fails, or calls no operator; the trace is discarded then
     """
     total, learned = args.warmup + args.steps, capture.schedule.warmup
     doing = f"running {args.warmup} warm-up and {counted(args.steps, 'recorded step')}"
@@ -139,12 +142,12 @@ def capture_steps(capture: Capture, program: ModelProgram, args: argparse.Namesp
 def warm_up(
     program: ModelProgram, args: argparse.Namespace, advance: Callable[[], None] = lambda: None, learned: int = 0
 ) -> list[Any]:
-    """Run the unwatched warm-up steps and return the inputs of the remaining steps, so that making them is not
-    captured.
+    """Run the warm-up steps without capture, and return the inputs of the remaining steps, so that their generation is
+    not captured.
 
     Parameters
     ----------
-    learned : number of steps that are watched but not recorded
+    learned : number of warm-up steps that the capture watches without recording them
     """
     for _ in range(args.warmup - learned):
         run_step(program, program.inputs())
@@ -153,7 +156,7 @@ def warm_up(
 
 
 def run_step(program: ModelProgram, inputs: object) -> None:
-    """Run a step; `UserError` if it fails."""
+    """Run a step; raise `UserError` if it fails."""
     try:
         program.step(inputs)
     except UserError:
@@ -171,7 +174,7 @@ def check_written(capture: Capture) -> None:
 
 
 def values_problem(capture: Capture) -> str | None:
-    """Return the reason why full values could not be written; None if they could, or were not requested."""
+    """Return the reason why full values could not be written; None if they were written or not requested."""
     full = capture.full_values
     if full is None or full.failure is None:
         return None
@@ -179,9 +182,9 @@ def values_problem(capture: Capture) -> str | None:
 
 
 OF_COMMAND = ("audit", "find_longtail", *words_in(OnDemandOptions))
-"""options that print a table, or apply to programs that continue to run"""
+"""options that print a table, or that apply to programs that continue to run"""
 OF_MODULES = ("run", "warmup", "steps", "autocast")
-"""options for building a model, which a given module makes irrelevant"""
+"""options for building a model, which have no effect on a given module"""
 
 
 def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **options: Any) -> Trace:
@@ -197,9 +200,8 @@ def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **op
     model : a module, or a model source as for `opcapture --model`
     output : trace file
     inputs : inputs of a module: a tensor, a tuple of positional inputs, or a dictionary; each step gets copies
-    options : options of `opcapture --help` by their long names, with `_` for `-`; a list for options that take several
-        values. With `run="train"` the module's parameters change, with `run="predict"` they do not; its training mode
-        is restored
+    options : options of `opcapture --help` by their long names, with `_` in place of `-`; a list for options that take
+        several values. With `run="train"`, the module's parameters change. The module's training mode is restored
 
     Raises
     ------

@@ -43,11 +43,11 @@ from opgrip.traces.analysis.machine_ceilings import bandwidth_of
 from opgrip.traces.table.trace import load
 
 MOST_NAMES = 4
-"""most files or operators that are listed by name; of the others only the number is printed"""
+"""maximum number of files or operators that are listed by name; the others are only counted"""
 
 
 def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
-    """Yield lines that report recorded calls, the trace's path, missing parts, and next steps."""
+    """Yield lines that report the recorded calls, the trace's path, missing parts, and what to do next."""
     where = "stdout" if str(capture.path) == "-" else str(capture.path)
     if capture.keeps_last:
         yield from _dump_lines(capture)
@@ -88,7 +88,7 @@ def _dump_lines(capture: Capture) -> Iterator[str]:
 
 
 def _shown(capture: Capture, path: Path) -> Path:
-    """Return a file name next to the capture's path, in the form in which the user wrote that path."""
+    """Return the path of a file next to the trace, in the form in which the user wrote the trace's path."""
     return Path(capture.path).with_name(path.name)
 
 
@@ -240,11 +240,11 @@ def _print_longtail(capture: Capture, file: IO[str]) -> None:
 
 ROUNDS, WARMUP = 300, 30
 LOW = 0.25
-"""quantile of the times that is used, since other work of the machine only makes times longer"""
+"""quantile of the times that is used; a low one, because other work on the machine only makes times longer"""
 
 
 def own_cost() -> CaptureCost:
-    """Return the cost of recording a repeated call, as measured now or earlier."""
+    """Return the cost of recording a repeated call, measured now or taken from an earlier measurement."""
     operator_ns, between_ns = measure_once("cost of capture", "cpu", _measure)
     return CaptureCost(operator_ns, between_ns)
 
@@ -253,8 +253,8 @@ def own_cost() -> CaptureCost:
 def _measure() -> tuple[float, float]:
     """Return the time that a capture adds to a small operator, and between two operators, in ns.
 
-    Without a capture only the sum of both is known. Operator time beyond that sum must be added to the operators; the
-    rest counts as time between them.
+    Without a capture, only the sum of operator time and time between operators is known. Operator time beyond that sum
+    must be cost added to operators; the remaining cost counts as time between them.
     """
     boxes = torch.rand(16, 4)
     for _ in range(WARMUP):

@@ -19,19 +19,20 @@ from opgrip.cli.command import did_you_mean
 from opgrip.errors import MissingFileError, UserError, one_line
 
 FOR_GROUPS_S = 0.1
-"""time for process groups' threads to take the interpreter lock and release the tensors of collectives
+"""time in seconds that threads of process groups get to take the interpreter lock and release the tensors of
+collectives
 
-DistributedDataParallel holds the lock while it joins these threads, so without this pause both can wait for ever
-(torch 2.13).
+DistributedDataParallel holds the lock while it joins these threads, so without this pause both can wait for ever (torch
+2.13).
 """
 
 
 def check_script(arguments: Sequence[str]) -> None:
-    """Raise `UserError` if no script or module is named that can be run.
+    """Raise `UserError` if the arguments name no script or module, or one that cannot be run.
 
     Parameters
     ----------
-    arguments : what follows `python`: a file or `-m` and a module, then its own arguments
+    arguments : the arguments that `python` would get: a file, or `-m` and a module, then the script's arguments
     """
     if arguments[:1] == ["-m"] and len(arguments) > 1:
         return
@@ -46,7 +47,7 @@ def check_script(arguments: Sequence[str]) -> None:
 
 
 def script_name(arguments: Sequence[str]) -> str:
-    """Return the name of a script or module, fit for a file name; `arguments` as in `check_script`."""
+    """Return the name of a script or module in a form suitable for a file name; `arguments` as in `check_script`."""
     return arguments[1].rpartition(".")[2] if arguments[0] == "-m" else Path(arguments[0]).stem
 
 
@@ -55,16 +56,17 @@ def run_script(
     compiled: Callable[[bytes, str], CodeType] | None = None,
     ended_in: Callable[[BaseException], None] = lambda error: None,
 ) -> int:
-    """Run a script or module, and return the exit status of `python`; `sys.excepthook` reports what ends the script.
+    """Run a script or module, and return the exit status that `python` would have. An exception that ends the script is
+    reported by `sys.excepthook`.
 
     Parameters
     ----------
-    compiled : compiles a script from its source and file name; None for Python's own way
+    compiled : function that compiles a script's source, given source and file name; None for Python's own `compile`
     ended_in : called with the exception that ends the script, including `SystemExit`
 
     Raises
     ------
-    UserError : no line of the script can run
+    UserError : the script could not be started
     """
     before = list(sys.argv), list(sys.path)
     # keeps the script's objects, or the error whose frames hold them, alive as long as the script's threads
@@ -102,7 +104,7 @@ def run_script(
 
 
 def _run_file(file: str, compiled: Callable[[bytes, str], CodeType] | None) -> dict[str, Any]:
-    """Run a file; return the names that it has defined."""
+    """Run a file, and return the global names that it defined."""
     if compiled is None or not Path(file).is_file():
         return runpy.run_path(file, run_name="__main__")
     try:
@@ -121,7 +123,7 @@ def _run_file(file: str, compiled: Callable[[bytes, str], CodeType] | None) -> d
 
 
 def _wait_for_threads() -> None:
-    """Wait for threads as `python` does at its end; thread pools must be notified, or their threads wait for ever."""
+    """Wait for threads as `python` does at exit; thread pools must be notified, or their threads wait for ever."""
     hooks: list[Callable[[], None]] = getattr(threading, "_threading_atexits", [])
     while hooks:
         with suppress(Exception):
@@ -143,7 +145,7 @@ def _status(code: object) -> int:
 
 
 def _report(error: BaseException, frames: TracebackType | None) -> int:
-    """Report an exception that ends the script by `sys.excepthook`, as `python` does, and return the exit status."""
+    """Report an exception that ends the script with `sys.excepthook`, as `python` does, and return the exit status."""
     error = error.with_traceback(frames)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, frames
     try:
@@ -159,7 +161,7 @@ def _report(error: BaseException, frames: TracebackType | None) -> int:
 
 
 def _own_frames(error: BaseException) -> TracebackType | None:
-    """Return the traceback without the frames that ran the script, or None if no others remain."""
+    """Return the traceback without the frames of opgrip that ran the script, or None if no frames remain."""
     frames, runners = error.__traceback__, (__file__, runpy.run_path.__code__.co_filename, "<frozen importlib")
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(runners):
         frames = frames.tb_next
@@ -167,7 +169,7 @@ def _own_frames(error: BaseException) -> TracebackType | None:
 
 
 def _cannot_start(arguments: Sequence[str], error: BaseException) -> UserError:
-    """Return the error for a script of which no line ran."""
+    """Return the error for a script that failed before its first line ran."""
     name = " ".join(arguments[:2]) if arguments[0] == "-m" else arguments[0]
     reason = str(error) if isinstance(error, ImportError) else one_line(error)
     return UserError(f"{name} cannot start", reason)

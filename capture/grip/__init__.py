@@ -1,1 +1,3 @@
-"""Gripping of functions: recording their calls, and extracting their source as a sample that runs on its own."""
+"""Gripping of functions: recording their calls, and extracting their source as a sample that runs without the
+program.
+"""

@@ -1,4 +1,4 @@
-"""Copies of live arguments, numpy arrays as tensors over the same memory, and exact comparison."""
+"""Copies of live arguments, conversion of numpy arrays to tensors over the same memory, and exact comparison."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ Array = np.ndarray[Any, Any]
 
 
 class Arrays:
-    """Converts arrays; views of one array become tensors in one storage."""
+    """Converts numpy arrays to tensors; views of one array become tensors in one storage."""
 
     def __init__(self) -> None:
         self._memory: dict[int, tuple[Array, torch.Tensor]] = {}
 
     def take(self, array: Array) -> ArraySpec:
-        """Return an array as a tensor over its memory, or over a copy if torch has no such layout.
+        """Return the spec of an array with a tensor over its memory, or over a copy if torch does not support its
+        layout.
 
         Raises
         ------
-        TypeError, ValueError : dtype that torch does not have
+        TypeError, ValueError : the array's dtype does not exist in torch
         """
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
         root = _root(array)
@@ -42,7 +43,7 @@ class Arrays:
         return ArraySpec(memory.as_strided(array.shape, [step // size for step in steps], offset // size))
 
     def _over(self, root: Array) -> torch.Tensor:
-        """Return the bytes of an array as a tensor, the same tensor each time."""
+        """Return the bytes of an array as a tensor; the same tensor is returned each time."""
         if id(root) not in self._memory:
             self._memory[id(root)] = root, torch.from_numpy(root.reshape(-1).view(np.uint8))
         return self._memory[id(root)][1]
@@ -65,14 +66,14 @@ ALIGNMENT = 16
 
 @contextmanager
 def isolate_from_program() -> Iterator[None]:
-    """Run the block outside of the program's modes and gradients."""
+    """Run the block without the program's dispatch modes and without gradients."""
     # leave inference mode, because tensors created inside it cannot be used outside
     with without_modes(), without_functions(), torch.inference_mode(False), torch.no_grad():
         yield
 
 
 def copy_tensors(tree: Any) -> Any:
-    """Return the tree with copied tensors that keep their strides and share memory as the originals do."""
+    """Return nested values with copied tensors; the copies keep strides and share memory as the originals do."""
     with isolate_from_program():
         tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
         copies = iter(_copies([tensor.resolve_conj().resolve_neg() for tensor in tensors]))
@@ -80,13 +81,13 @@ def copy_tensors(tree: Any) -> Any:
 
 
 def bytes_of(tree: Any) -> int:
-    """Return the number of bytes of memory under the tensors in a tree of values; shared memory counts once."""
+    """Return the number of bytes of storage used by the tensors in nested values; shared storage counts once."""
     spans = _spans(leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor))
     return sum(end - first for first, end in spans.values())
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Return True if two trees are equal to the last bit of their tensors."""
+    """Return True if two nested values are equal, including every bit of their tensors."""
     with isolate_from_program():
         return _alike(one, other)
 
@@ -145,7 +146,7 @@ def _part(tensor: torch.Tensor, first: int, end: int) -> torch.UntypedStorage:
 
 
 def _spans(tensors: Iterable[torch.Tensor]) -> dict[int, tuple[int, int]]:
-    """Return the bytes that tensors span of each storage, by its address."""
+    """Return the range of bytes of each storage that tensors use, by the storage's address."""
     spans: dict[int, tuple[int, int]] = {}
     for tensor in tensors:
         address, (first, end) = storage_address(tensor), _span(tensor)
@@ -155,7 +156,7 @@ def _spans(tensors: Iterable[torch.Tensor]) -> dict[int, tuple[int, int]]:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the bytes of its storage that a tensor spans: the first, and one past the last."""
+    """Return the range of bytes of its storage that a tensor uses: the first byte, and one past the last."""
     if tensor.numel() == 0:
         return 0, 0
     reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))

@@ -30,7 +30,7 @@ from opgrip.traces.schema.python_objects import SharedSpec
 
 @dataclass(frozen=True, slots=True)
 class GrippedCall:
-    """Call of a gripped function.
+    """A recorded call of a gripped function.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class GrippedCall:
     after : copy of the arguments after the call, if it wrote into them
     random_state : state of torch's CPU generator before the call, if the call drew random numbers
     operators, operator_ns : number and time of the operators that it launched
-    settings : torch's settings as in a trace's contexts, and autocast as `cpu:bfloat16`
+    settings : torch settings as in a trace's `Context`, and autocast in the form `cpu:bfloat16`
     """
 
     args: tuple[Any, ...]
@@ -55,16 +55,16 @@ class GrippedCall:
 
 @dataclass(frozen=True, slots=True)
 class Gripped:
-    """Function with its calls.
+    """A gripped function with its recorded calls.
 
     Attributes
     ----------
-    function : the original, without the wrapper
+    function : the original function, without the wrapper
     owner : class of a method
     entry : qualified name, such as `delta2bbox` or `Coder.decode`
     name : name of the sample
     tags : values of `opgrip.samples.tags.Tag`
-    by_reference : keep the import path instead of the code
+    by_reference : True if the sample imports the function instead of containing its code
     """
 
     function: Callable[..., Any]
@@ -77,19 +77,19 @@ class Gripped:
 
 
 MOST_BYTES = 1 << 30
-"""largest size of the tensors of a call that is kept"""
+"""maximum number of bytes of the tensors of a call that is recorded"""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Settings for keeping a function's calls.
+    """Settings for recording a function's calls.
 
     Attributes
     ----------
-    calls : number of calls to keep, all with different signatures
+    calls : number of calls to record, all with different signatures
     name : name of the sample; None for the function's own name
     tags : tags from the user, in addition to detected ones
-    by_reference : keep the import path instead of the code
+    by_reference : True if the sample imports the function instead of containing its code
     """
 
     calls: int = CALLS
@@ -100,15 +100,15 @@ class Keep:
 
 @dataclass(slots=True)
 class Keeper:
-    """Keeper of the calls of one function.
+    """Records the first calls of one function, each with another signature.
 
     Attributes
     ----------
-    function : the original
+    function : the original function
     owner : class of a method
-    entry : qualified name
-    filled : callback, called once enough calls are kept
-    lost : number of calls that could not be kept, by reason
+    entry : qualified name of the function
+    filled : callback that is called when enough calls are recorded
+    lost : number of calls that could not be recorded, by reason
     """
 
     function: FunctionType
@@ -130,7 +130,7 @@ class Keeper:
         return name if name.isidentifier() else _bound_name(self.function)
 
     def has_room(self) -> bool:
-        """Return True if further calls should be kept; calls in progress count as kept."""
+        """Return True if further calls should be recorded; calls in progress count as recorded."""
         return len(self.calls) + self._going < self.keep.calls
 
     def gripped(self) -> Gripped:
@@ -141,11 +141,11 @@ class Keeper:
         return Gripped(self.function, owner, self.entry, self.name, tags, calls, self.keep.by_reference)
 
     def run(self, arguments: SpecTree, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
-        """Run a call, and keep it if its signature is new. Errors while keeping it are only counted.
+        """Run a call, and record it if its signature is new. Errors of recording are only counted.
 
         Parameters
         ----------
-        arguments : the arguments as a tree of specs
+        arguments : the arguments as specs
         """
         try:
             before = self._begin(arguments)
@@ -179,7 +179,7 @@ class Keeper:
         return result
 
     def _begin(self, arguments: SpecTree) -> _Before | None:
-        """Return a copy of a call's arguments, or None if the call need not be kept."""
+        """Return a copy of a call's arguments, or None if the call need not be recorded."""
         if not self.has_room() or os.getpid() != self._pid:
             return None
         key = call_key(self.entry, *arguments.tree)
@@ -245,7 +245,7 @@ class Keeper:
 
 
 def _bound_name(function: FunctionType) -> str:
-    """Return the name of a lambda in its module."""
+    """Return the name of the variable in its module to which a lambda is assigned."""
     for name, value in list(function.__globals__.items()):
         if value is function or (type(value) is FunctionType and getattr(value, "__wrapped__", None) is function):
             return name
@@ -253,7 +253,7 @@ def _bound_name(function: FunctionType) -> str:
 
 
 def owner_of(function: FunctionType, entry: str) -> type | None:
-    """Return the class of a method by its qualified name, or None for a function."""
+    """Return the class of a method, found by its qualified name, or None for a function."""
     scope: Any = function.__globals__
     for part in entry.split(".")[:-1]:
         scope = (scope if isinstance(scope, dict) else vars(scope)).get(part)
@@ -273,7 +273,7 @@ class _RandomStates:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """State recorded before a call runs; `tree` holds the arguments with copied tensors."""
+    """State before a call runs; `tree` holds the arguments with copied tensors."""
 
     names: Mapping[str, Any]
     tree: Any

@@ -1,6 +1,4 @@
-"""Gripping: replacing functions in all modules that refer to them, keeping or recording their calls, writing
-samples.
-"""
+"""Gripping: replaces functions in all modules that refer to them, records their calls, and writes samples."""
 
 from __future__ import annotations
 
@@ -45,16 +43,16 @@ KEEP = Keep()
 
 
 class Grips:
-    """Context manager that grips the functions matched by patterns, also in modules loaded later, and those passed to
-    `grip`.
+    """Context manager that grips functions: those that match patterns, also in modules loaded later, and those passed
+    to `grip`.
 
     Parameters
     ----------
     patterns : patterns of functions
-    keep : settings for keeping calls
-    to : folder for samples, or None for no samples; each sample is written once it has enough calls, the rest by
-    `finish`
-    recorder : recorder of a trace for the calls, if any
+    keep : settings for recording calls
+    to : folder for samples, or None for no samples; a sample is written when it has enough calls, at the latest by
+        `finish`
+    recorder : recorder of the trace that also records the calls, or None
 
     Attributes
     ----------
@@ -115,7 +113,7 @@ class Grips:
         rebind({watched.wrapper: watched.function for watched in self.watched})
 
     def grip(self, value: Any, entry: str | None = None, owner: type | None = None) -> Any:
-        """Return a function, static method or class method with its calls gripped, or unchanged if that is not
+        """Return a function, static method or class method in a form that records its calls; unchanged if that is not
         possible.
         """
         function = plain_function(value)
@@ -143,7 +141,9 @@ class Grips:
                 self.refused[str(pattern)] = "no function that it matches was called"
 
     def script_compiler(self) -> Compile | None:
-        """Return a compile function for scripts that grips their functions, or None if no pattern matches a script."""
+        """Return a function that compiles a script and grips functions in it, or None if no pattern matches a
+        script.
+        """
         patterns = [item for item in self.patterns if item.matches_module("__main__")]
         if not patterns:
             return None
@@ -183,7 +183,7 @@ class Grips:
         rebind(replacements, modules if len(modules) == 1 else None)
 
     def _lend(self, target: GripTarget) -> None:
-        """Define an inherited method in the class itself, gripped."""
+        """Define an inherited method, gripped, in the class itself."""
         name = target.qualname.rpartition(".")[2]
         if (target.owner, name) not in self._lent:
             assert target.owner is not None
@@ -209,7 +209,7 @@ class Grips:
             self.refused[target.qualname] = str(error)
 
     def _watch(self, target: GripTarget) -> WatchedFunction:
-        """Return the watched form of a function, the same one each time."""
+        """Return the wrapper of a function; the same wrapper is returned each time."""
         function = target.function
         # an inner function is a new object whenever the outer one runs, but counts as one function
         is_local = LOCALS in target.qualname
@@ -225,7 +225,7 @@ class Grips:
         return watched
 
     def _write_beside(self, keeper: Keeper) -> None:
-        """Write a function's sample while the program continues."""
+        """Write a function's sample in a thread while the program continues."""
         thread = threading.Thread(target=self._write, args=(keeper,), name="opgrip-gripper", daemon=True)
         self._writing.append(thread)
         with own_work() if self._recorder is None else self._recorder.own_calls.lock:
@@ -254,17 +254,17 @@ class Grips:
 
 
 class WatchedFunction:
-    """Wrapper of a function whose calls are kept, recorded in a trace, or both.
+    """Wrapper that records a function's calls for a sample, in a trace, or both.
 
     Parameters
     ----------
-    recorder : recorder of the trace, if any
-    keeper : keeper of calls, if a sample is wanted
+    recorder : recorder of the trace, or None
+    keeper : recorder of calls for a sample, or None
 
     Attributes
     ----------
-    active : True while calls are watched
-    called : True once there was a call
+    active : True while calls are recorded
+    called : True after the first call
     """
 
     def __init__(self, function: FunctionType, entry: str, recorder: Recorder | None, keeper: Keeper | None) -> None:
@@ -322,12 +322,12 @@ def _wrapper(function: FunctionType, watched: WatchedFunction) -> FunctionType:
 
 
 def _is_traced() -> bool:
-    """Return True if the running code is being traced or compiled."""
+    """Return True if torch is tracing or compiling the running code."""
     tracing: bool = torch._C._get_tracing_state() is not None
     return tracing or is_transforming()
 
 
 def _describe_result(result: Any) -> Any:
-    """Return a result as a trace holds it."""
+    """Return a result in the form in which a trace holds it."""
     with own_work(), isolate_from_program():
         return take(result).tree

@@ -1,6 +1,7 @@
-"""Conversion of live arguments into trees of specs whose leaves are live tensors and plain values.
+"""Conversion of live arguments to nested specs, with live tensors and plain values inside.
 
-Objects are read without calling any of the program's code; not even `isinstance` is used, as classes can override it.
+Objects are read without calling any of the program's code; not even `isinstance` is used, because classes can override
+it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from opgrip.traces.schema.python_objects import (
 from opgrip.traces.schema.tensor_specs import plain_name
 
 MOST_VALUES = 100_000
-"""largest number of values in the arguments of a call that is kept"""
+"""maximum number of values in the arguments of a recorded call"""
 
 _PLAIN = frozenset(
     {
@@ -45,7 +46,7 @@ _PLAIN = frozenset(
 )
 _HASHABLE = _PLAIN - {type(...)}
 _BUILTIN = (list, tuple, dict, set, frozenset, str, int, float, complex, bytes)
-"""builtins that classes extend; the content of such objects is read as the builtin"""
+"""builtin types from which classes may derive; the content of such objects is read as the builtin type"""
 _ROOTS = frozenset({object, *_BUILTIN, OrderedDict, defaultdict, deque, SimpleNamespace, *torch.Tensor.__mro__})
 """classes implemented in C whose objects can still be read and created"""
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -56,17 +57,17 @@ _NAMES_BY_ID = {id(thing): name for name, thing in SAFE_OBJECTS.items()}
 
 
 class CannotHold(Exception):
-    """Error that states why a sample cannot hold an argument."""
+    """A sample cannot hold an argument; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecTree:
-    """Arguments as a tree of specs.
+    """Arguments as nested specs.
 
     Attributes
     ----------
-    tree : specs, live tensors and plain values; `Opaque` for values that cannot be held
-    names : classes, functions and enum members that the tree names
+    tree : nested specs, live tensors and plain values; `Opaque` for values that cannot be held
+    names : classes, functions and enum members to which `tree` refers by name
     refused : reasons why an argument cannot be held, ignoring fields of objects; None if all can be held
     """
 
@@ -76,7 +77,7 @@ class SpecTree:
 
 
 def take(value: Any) -> SpecTree:
-    """Return the spec tree of a value; raise `CannotHold` if it is too large."""
+    """Return a value as specs; raise `CannotHold` if it is too large."""
     taker = _Taker()
     taker.count(value)
     return SpecTree(taker.take(value), taker.names, next(iter(taker.refused), None))
@@ -84,7 +85,7 @@ def take(value: Any) -> SpecTree:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Parts of an object: its class, its fields, and its content as the builtin that it extends."""
+    """The parts of an object: class, fields, and, if its class derives from a builtin type, its value as this type."""
 
     cls: type
     fields: Mapping[str, Any]
@@ -223,7 +224,7 @@ class _Taker:
 
 
 def _inner(value: Any) -> list[Any] | None:
-    """Return the parts of a value that may be referenced from several places, or None for other values."""
+    """Return the parts of a value that can be referenced from several places; None for values without such parts."""
     kind = type(value)
     if kind in _PLAIN or issubclass(kind, torch.Tensor | np.ndarray | np.generic):
         return None
@@ -248,7 +249,7 @@ def _inner(value: Any) -> list[Any] | None:
 
 
 def _parts(value: Any) -> _Parts:
-    """Return the class, the fields and the builtin content of an object whose class is defined in Python."""
+    """Return class, fields and builtin content of an object whose class is defined in Python."""
     cls = type(value)
     _check_class(cls)
     fields = dict(_fields_of(value))
@@ -279,7 +280,7 @@ _CONTENTS: dict[type, Callable[[Any], Any]] = {
 
 
 def _module_parts(module: nn.Module) -> _Parts:
-    """Return a module's class and the fields that are not in its tables."""
+    """Return a module's class, and its fields other than parameters, buffers and submodules."""
     if issubclass(type(module), torch.jit.ScriptModule):
         raise CannotHold("a module that torch.jit made")
     _check_class(type(module))
@@ -311,7 +312,7 @@ def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_class(cls: type) -> None:
-    """Raise `CannotHold` for a class whose objects consist of more than fields and the content of a builtin."""
+    """Raise `CannotHold` if objects of a class consist of more than fields and the content of a builtin type."""
     if cls not in _checked:
         _checked[cls] = _refusal(cls)
     if (reason := _checked[cls]) is not None:
@@ -338,7 +339,7 @@ def _refusal(cls: type) -> str | None:
 
 
 def _name(value: Any) -> str | None:
-    """Return the name that represents a class, function or enum member, or None for other values."""
+    """Return the name that refers to a class, function or enum member, or None for other values."""
     if (listed_name := _NAMES_BY_ID.get(id(value))) is not None:
         return listed_name
     kind = type(value)

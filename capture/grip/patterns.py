@@ -1,7 +1,7 @@
-"""Patterns of functions: matching, search in loaded modules, and replacement.
+"""Patterns for functions: matching, search in loaded modules, and replacement of functions.
 
 Inner functions and functions of a script are decorated before they exist: their source is compiled again with a
-placeholder constant as an additional decorator. Lines and columns stay as they were.
+placeholder constant as an additional decorator. Lines and columns do not change.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ LOCALS = "<locals>"
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Pattern of functions, with globs as in file names.
+    """Pattern for functions, with wildcards as in file names.
 
     Attributes
     ----------
-    module : matches modules that define functions, and packages that re-export functions of their submodules
-    qualname : matches qualified names: `delta2bbox`, `Coder.decode`, `make.<locals>.inner`
+    module : pattern for modules that define functions, and packages that re-export functions of their submodules
+    qualname : pattern for qualified names such as `delta2bbox`, `Coder.decode`, `make.<locals>.inner`
     """
 
     module: str
@@ -37,7 +37,7 @@ class Pattern:
         return f"{self.module}:{self.qualname}"
 
     def matches_module(self, name: str) -> bool:
-        """Return True if a module of that name may contain a matching function."""
+        """Return True if a module with this name may contain a matching function."""
         return fnmatchcase(name, self.module)
 
     def matches(self, qualname: str) -> bool:
@@ -54,7 +54,7 @@ class Pattern:
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Parse `module:function`; raise `UserError` for other forms."""
+    """Parse a pattern of the form `module:function`; raise `UserError` for other forms."""
     module, colon, qualname = text.partition(":")
     if not (module and colon and qualname) or ":" in qualname:
         raise UserError(
@@ -65,13 +65,13 @@ def parse_pattern(text: str) -> Pattern:
 
 @dataclass(frozen=True, slots=True)
 class GripTarget:
-    """Function that a pattern matches.
+    """A function that a pattern matches.
 
     Attributes
     ----------
-    owner : class in which it was found, if any
+    owner : class in which the function was found, or None
     qualname : qualified name under which it was found
-    inside : enclosing function, if the function is created whenever that runs
+    inside : enclosing function, if the function is created whenever the enclosing one runs
     inherited : True if `owner` inherits the method
     """
 
@@ -110,7 +110,7 @@ def _in_namespace(
 
 
 def _find_inherited(cls: type, prefix: str, patterns: Sequence[Pattern]) -> Iterator[GripTarget]:
-    """Yield the inherited methods that a pattern names explicitly for this class."""
+    """Yield the inherited methods that a pattern names for this class."""
     for pattern in patterns:
         # without wildcards, which match the class that defines the method as well, or should not match at all
         name = pattern.qualname.rpartition(".")[2]
@@ -141,7 +141,7 @@ def nested_names(code: CodeType, qualname: str) -> Iterator[str]:
 
 
 def plain_function(value: Any) -> FunctionType | None:
-    """Return the Python function behind an attribute of a module or class, if there is one."""
+    """Return the Python function behind an attribute of a module or class, or None."""
     # not isinstance, because some objects override `__class__`
     if type(value) in (staticmethod, classmethod):
         value = value.__func__
@@ -149,13 +149,13 @@ def plain_function(value: Any) -> FunctionType | None:
 
 
 def _belongs(value: Any, module: str) -> bool:
-    """Return True if a module defines the function, or is a package above the defining module."""
+    """Return True if the module defines the function, or is a parent package of the defining module."""
     home = getattr(value, "__module__", None)
     return isinstance(home, str) and (home == module or home.startswith(f"{module}."))
 
 
 def refusal(function: Any) -> str | None:
-    """Return the reason why a function's calls cannot be kept, or None."""
+    """Return the reason why a function's calls cannot be recorded, or None if they can."""
     if isinstance(function, type):
         return "it is a class: name the method with entry="
     if not isinstance(function, FunctionType):
@@ -174,7 +174,7 @@ def loaded_modules() -> list[ModuleType]:
 
 
 def rebind(replacements: Mapping[FunctionType, FunctionType], modules: Sequence[ModuleType] | None = None) -> None:
-    """Replace each key of the mapping by its value in modules and classes, including methods.
+    """Replace functions, including methods, by others wherever modules and classes refer to them.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def _replace_value(value: Any, by_id: Mapping[int, FunctionType]) -> Any:
 
 
 def _classes(namespaces: Sequence[dict[str, Any]]) -> Iterator[type]:
-    """Yield the classes in namespaces and their nested classes, each once."""
+    """Yield the classes in namespaces, and classes nested in these, each once."""
     visited_ids: set[int] = set()
     stack: list[Mapping[str, Any]] = list(namespaces)
     while stack:
@@ -228,11 +228,11 @@ _OWN_PACKAGE = __name__.rpartition(".")[0]
 Decorate = Callable[[Any], Any]
 
 _FUTURE = 0x1FF0000
-"""code flags that future imports set"""
+"""code flags that `from __future__` imports set"""
 
 
 class CannotDecorate(Exception):
-    """Error that states why an inner function cannot be decorated."""
+    """An inner function cannot be decorated; the message gives the reason."""
 
 
 def decorated_module(source: str | bytes, file: str, is_gripped: Callable[[str], bool], decorate: Decorate) -> CodeType:
@@ -312,7 +312,7 @@ def _find(code: CodeType, name: str, line: int) -> CodeType:
 
 
 def _rename_code(code: CodeType, qualname: str) -> CodeType:
-    """Restore the qualified names that code objects have in their module."""
+    """Set the qualified names of code objects to the names that they have in their module."""
     before = f"{_AROUND}.{LOCALS}.{qualname.rpartition(f'{LOCALS}.')[2]}"
 
     def name(text: str) -> str:
@@ -331,7 +331,7 @@ def _rename_code(code: CodeType, qualname: str) -> CodeType:
 
 
 def _with_constant(code: CodeType, sentinel: str, value: Any) -> CodeType:
-    """Return code with `value` in place of the placeholder, including nested code."""
+    """Return code, including nested code, with `value` in place of the placeholder constant."""
 
     def changed(item: Any) -> Any:
         if isinstance(item, CodeType):
@@ -342,7 +342,7 @@ def _with_constant(code: CodeType, sentinel: str, value: Any) -> CodeType:
 
 
 class _Marks(ast.NodeVisitor):
-    """Transformer that inserts the placeholder as first decorator of each matching function."""
+    """Inserts the placeholder as first decorator of each matching function of a syntax tree."""
 
     sentinel = "opgrip: a decorator stands here"
 

@@ -1,4 +1,4 @@
-"""Observation of a call: number and time of its operators, and the tags that they imply."""
+"""Observation of a call: number and time of its operators, and tags of a sample derived from them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REDUCE = "Reduce"
 BROADCAST = "Broadcast"
 VIEW = "ViewAttribute"
 RANDOM = "Random"
-"""values of `opgrip.samples.tags.Tag` derived from a run; the others are derived from the source"""
+"""values of `opgrip.samples.tags.Tag` that are derived from a run; other tags are derived from the source"""
 
 _INDEXING = frozenset(
     {
@@ -55,7 +55,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 class _Spent(threading.local):
-    """Time in ns spent on observation in this thread, which is subtracted from the observed time."""
+    """Time in ns that observation took in this thread; it is subtracted from the observed time."""
 
     ns = 0
 
@@ -68,7 +68,7 @@ _own = threading.local()
 
 @contextmanager
 def own_work() -> Iterator[None]:
-    """Exclude this thread's calls inside the block from observation."""
+    """Exclude calls that this thread makes inside the block from observation."""
     if at_own_work():
         yield
         return
@@ -87,12 +87,12 @@ def at_own_work() -> bool:
 
 
 class Running(OrderlyMode):
-    """Mode that counts the operators of a block, below autograd and autocast.
+    """Dispatch mode that counts the operators of a block, below autograd and autocast.
 
     Attributes
     ----------
-    operators, operator_ns : their number and time
-    tags : tags that they imply
+    operators, operator_ns : number and total time of the operators
+    tags : tags of a sample that follow from the operators
     """
 
     supports_higher_order_operators = True
@@ -105,12 +105,12 @@ class Running(OrderlyMode):
 
     @property
     def tags(self) -> frozenset[str]:
-        """Tags found so far."""
+        """Tags of a sample derived from the operators so far."""
         return frozenset[str]().union(*self._tags_by_call.values())
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True so that compiled code runs unchanged; otherwise it would compute other results than without the
+        """Return True so that compiled code runs unchanged; without this, it would compute other results under the
         mode.
         """
         return True
@@ -153,11 +153,11 @@ leave_compiled(Running)
 
 
 def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterator[str]:
-    """Yield the tags that one operator's call implies for the function that made it.
+    """Yield the tags for a function that follow from one operator call in it.
 
     Parameters
     ----------
-    shapes : shape of each tensor in order, and whether it could be a mask
+    shapes : shape of each tensor in order, and True if it could be a mask
     """
     name = func._schema.name.partition("::")[2]
     plain = name.rstrip("_")

@@ -1,6 +1,6 @@
-"""Recorded calls of a sample: writing, reading, running again and comparing.
+"""Recorded calls of a sample: functions that write, read, repeat and compare them.
 
-A sample's folder holds them as a trace, with whole tensor values in a second file.
+A sample's folder holds the calls as a trace, with full tensor values in a second file.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ from opgrip.traces.table.live_calls import LiveArguments
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """Results of a call as a trace describes them, without values."""
+    """Results of a call as metadata, without values."""
 
     tree: Any
 
 
 def difference(expected: Any, got: Any) -> str | None:
-    """Return one line on where two results differ, or None if they do not.
+    """Return one line that describes how two results differ, or None if they do not.
 
     Tensors, arrays and floats are compared with the tolerances of `torch.testing.assert_close`; nan equals nan. Fields
     of objects that cannot be held are ignored.
 
     Parameters
     ----------
-    expected : live values, or a `Sketch`, of which only number types, shapes and dtypes are compared
+    expected : live values, or a `Sketch`; with a sketch, only types of numbers, shapes and dtypes are compared
     """
     with isolate_from_program():
         tree = expected.tree if isinstance(expected, Sketch) else take(expected).tree
@@ -105,7 +105,7 @@ _NUMBERS = (bool, int, float, complex, ScalarSpec)
 
 
 def _inner(value: Any) -> dict[str, Any] | None:
-    """Return the parts of a value by access path."""
+    """Return the parts of a value by access path, or None if it has none."""
     match value:
         case dict():
             return {f"[{key!r}]": item for key, item in value.items()}
@@ -164,7 +164,7 @@ def _short(value: Any) -> str:
 VALUES = "calls.safetensors"
 
 WHOLE_BYTES = 64 << 20
-"""limit of full values in one sample; further calls keep only value models and a description of their results"""
+"""maximum number of bytes of full values in one sample; further calls keep only value models and metadata of results"""
 
 
 def write_calls(folder: Path, gripped: Gripped) -> None:
@@ -191,7 +191,7 @@ def write_calls(folder: Path, gripped: Gripped) -> None:
 
 
 class _Writing:
-    """Converter of calls to records, one call after another on an artificial clock."""
+    """Converts calls to records of a trace; their start times are artificial."""
 
     def __init__(self, pend: Callable[[Record], None], full: FullValues) -> None:
         self.fitter = Fitter(pend, count().__next__)
@@ -200,7 +200,7 @@ class _Writing:
         self._contexts: list[dict[str, Any]] = []
 
     def records(self, number: int, name: str, call: GrippedCall) -> Iterator[Record]:
-        """Yield the records of a call, after passing its value records to `pend`."""
+        """Yield the records of a call, after passing records of its values to `pend`."""
         # the random state comes first, because the values of the rest may exhaust the limit
         state = None if call.random_state is None else self._describe(call.random_state)
         args, kwargs = self._describe((call.args, call.kwargs))
@@ -217,7 +217,7 @@ class _Writing:
         self.start_ns += call.duration_ns
 
     def _describe(self, value: Any) -> Any:
-        """Return a live value as a trace describes it, with its values."""
+        """Return a live value in the form in which a trace describes it, with its values."""
         tree = take(value).tree
         (described,), _ = describe_call((tree,), {}, lambda place: self._fit)
         return described
@@ -230,8 +230,8 @@ class _Writing:
 def recorded_calls(folder: Path, classes: Mapping[str, Any]) -> list[GrippedCall]:
     """Return the calls written by `write_calls`, with live arguments and results.
 
-    Nothing that the files name is imported. If a call's full values are missing, its arguments are drawn from value
-    models, its results are a `Sketch`, and `after` is unknown.
+    Nothing that the files name is imported. If the full values of a call are missing, its arguments are drawn from
+    value models, its results are a `Sketch`, and `after` is unknown.
 
     Parameters
     ----------
@@ -298,7 +298,7 @@ def as_it_ran(call: GrippedCall) -> Iterator[None]:
 
 
 class RecordedSample:
-    """Sample written by `grip`. Creating it loads and runs the sample's code, so use it only for trusted folders.
+    """A sample written by `grip`. The constructor loads and runs the sample's code, so use it only for trusted folders.
 
     Parameters
     ----------
@@ -318,7 +318,7 @@ class RecordedSample:
         return recorded_calls(self._opened.folder, self._opened.classes)
 
     def difference(self, call: GrippedCall) -> str | None:
-        """Run a call again and return one line on where it differs from the recording, or None."""
+        """Run a call again; return one line that describes how it differs from the recording, or None."""
         with as_it_ran(call):
             results = self._opened.function(*call.args, **call.kwargs)
         line = difference(call.results, results)

@@ -1,1 +1,1 @@
-"""Hooks into the program: dispatch mode, modules, threads, extensions, Triton and compiled code."""
+"""Hooks into the program: dispatch mode, modules, threads, extension functions, Triton kernels and compiled code."""

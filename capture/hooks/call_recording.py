@@ -1,6 +1,6 @@
-"""Lookup and recording of a thread's calls outside the fast path of `dispatch.py`.
+"""Recording of a thread's calls that the fast path in `dispatch.py` does not handle.
 
-This covers calls that were not predicted, functions that the dispatcher does not see, and results other than a single
+These are calls that were not predicted, functions that the dispatcher does not see, and results other than a single
 plain tensor.
 """
 
@@ -41,7 +41,7 @@ NO_STORAGES: Storages = ()
 
 
 class CallRecording(ThreadMode):
-    """Lookup and recording of the calls of one thread."""
+    """Looks up and records the calls of one thread."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
@@ -159,9 +159,10 @@ class CallRecording(ThreadMode):
         return tuple([self._storages.number(tensor) for tensor in argument_tensors(args, kwargs)])
 
     def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallPoint, Storages | None]:
-        """Return the call point and the storages of a call that was not predicted.
+        """Return the call point (the node of a call in the graph of predictions) and the storages of a call that was
+        not predicted.
 
-        For a call on meta or fake tensors, which is only counted, return the last call point and None.
+        A call on meta or fake tensors is only counted; for it, return the last call point and None.
         """
         began = self._begin_search()
         self.settle()
@@ -183,9 +184,10 @@ class CallRecording(ThreadMode):
     def _find_after(
         self, error: Exception, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[CallPoint | None, Storages | None]:
-        """Return the call point and the storages of a call whose test failed on a nested tensor.
+        """Return the call point and the storages of a call for which the test of its prediction failed on a nested
+        tensor.
 
-        Count any other call that could not be looked up.
+        Other calls that cannot be looked up are counted.
         """
         try:
             if not any(tensor.is_nested for tensor in argument_tensors(args, kwargs)):
@@ -200,7 +202,7 @@ class CallRecording(ThreadMode):
     def _look_up(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], argument_storages: Storages
     ) -> CallPoint:
-        """Return the call point of a call that did not follow the last one before."""
+        """Return the call point of a call that did not follow the last call before."""
         if is_higher_order(func):
             outer = higher_order_node(self.recorder, self, func, args, kwargs, len(argument_storages))
             if outer is not None:
@@ -233,7 +235,7 @@ class CallRecording(ThreadMode):
         return entry
 
     def _begin_search(self) -> int:
-        """Switch to the recorder's current tables, which may have been started again; return the time in ns."""
+        """Switch to the recorder's current tables, which may have been cleared; return the time in ns."""
         first, epoch = self.epochs[0], self.recorder.epochs.current
         # set this before any lookup, because another thread may start new tables at the same time
         self.epochs = (first, None)
@@ -248,7 +250,7 @@ class CallRecording(ThreadMode):
         self._spent(began)
 
     def _spent(self, began: int) -> None:
-        """Add own work that ends now and does not count as the program's time."""
+        """Add the time since `began` to the capture's own work, which does not count as the program's time."""
         self.recorder.observations.set_aside(self.own_work.add(began))
 
     def _keep(

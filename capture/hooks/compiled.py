@@ -1,4 +1,4 @@
-"""Programs with compiled regions, recorded as their original operators or as one call per region."""
+"""Recording of programs with compiled regions: as original operators, or as one call per region."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OpaqueMode(RecordingMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True: torch may run compiled code under this mode."""
+        """Return True, so that torch may run compiled code under this mode."""
         return True
 
 
@@ -87,7 +87,7 @@ class CompiledWatch:
 
 
 class _Eager:
-    """torch's eager stance, which is set from the start of the first capture to the end of the last one."""
+    """Torch's stance `force_eager`, set from the start of the first capture to the end of the last one."""
 
     _before = "default"
 
@@ -105,7 +105,7 @@ class _Eager:
             self._captures += 1
 
     def stance_before(self) -> str:
-        """Return the stance that the program had set."""
+        """Return the compiler stance that the program had set."""
         return self._before
 
     def __exit__(self, *ignored: object) -> None:
@@ -119,7 +119,9 @@ _eager = _Eager()
 
 
 def region_name(graph: Any) -> str:
-    """Return the names of the kernels that a compiled region launches, in order, as in inductor's code."""
+    """Return a name for a compiled region: the names of the kernels that it launches, in the order of
+    inductor's code.
+    """
     region: str | None = getattr(graph, "_opgrip_name", None)
     if region is None:
         launches = (kernel or call for kernel, call in _KERNEL.findall(graph.source_code or ""))

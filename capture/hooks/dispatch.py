@@ -35,11 +35,11 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 class RecordingMode(CallRecording):
-    """Recorder of the calls of one thread, which runs every call unchanged.
+    """Dispatch mode that records the calls of one thread and runs every call unchanged.
 
     Attributes
     ----------
-    last, started : node and start in ns of the last operator call
+    last, started : call point and start in ns of the last operator call
     """
 
     supports_higher_order_operators = True
@@ -154,7 +154,9 @@ class RecordingMode(CallRecording):
     def _match_storages(
         self, node: CallPoint, args: Sequence[Any], kwargs: Mapping[str, Any] | None
     ) -> Storages | None:
-        """Return the storages of a call's tensors, or None if they share memory differently from the node's."""
+        """Return the storages of a call's tensors, or None if they share memory in another way than the call
+        point's.
+        """
         number = self._numbers.get
         if node.layout == SEVERAL:
             numbers = [number(storage_address(args[place])) for place in node.places]

@@ -36,7 +36,7 @@ _FUNCTION_POINTER: type = type(ctypes.pythonapi.Py_IsInitialized).__mro__[1]
 
 
 class ModuleWatch(ABC):
-    """A context in which functions of some modules are wrapped, also if the program loads the modules later."""
+    """A context that wraps functions of some modules, also in modules that the program loads later."""
 
     def __init__(self, recorder: Recorder, names: Iterable[str]) -> None:
         self.recorder = recorder
@@ -64,7 +64,7 @@ class ExtensionWatch(ModuleWatch):
     """A context in which calls of the named extension modules' functions are recorded.
 
     The operators inside a function are also recorded, with the function's name in their scope. Modules that the program
-    loads later are watched from then on. For modules that use ctypes, the functions of their libraries are watched.
+    loads later are included. For modules that use ctypes, functions of their libraries are recorded.
     """
 
     def __init__(self, recorder: Recorder, names: Iterable[str] = KNOWN_EXTENSIONS) -> None:
@@ -84,7 +84,7 @@ class ExtensionWatch(ModuleWatch):
         self._libraries.clear()
 
     def refused(self) -> dict[str, str]:
-        """Return for each requested module without any recorded function the reason."""
+        """Return the reason why no function is recorded, for each requested module without recorded functions."""
         if not self._has_begun:
             return {}
         reasons = {}
@@ -111,7 +111,7 @@ class ExtensionWatch(ModuleWatch):
             self.recorder.lost.drop(f"extension {module.__name__}", error)
 
     def _watch_library(self, name: str, library: ctypes.CDLL) -> None:
-        """Watch the functions of a library that were accessed already, and later ones on their first access."""
+        """Record calls of a library's functions: already accessed ones now, others from their first access."""
         original = type(library)
         patches, recording = self._patches, self._recording
 
@@ -141,7 +141,7 @@ class ExtensionWatch(ModuleWatch):
 
 
 class _Pointer:
-    """A function of a library that records its calls; its types can be read and set as before."""
+    """A library function that records its calls; its argument and result types can be read and set as usual."""
 
     def __init__(self, function: Any, recorded: Callable[..., Any]) -> None:
         self.__dict__.update(_function=function, _recorded=recorded)
@@ -160,16 +160,16 @@ class _Pointer:
 
 
 def _is_compiled_function(value: Any) -> bool:
-    """Return True for functions not written in Python, as made by pybind and ctypes."""
+    """Return True for a function that is not written in Python, such as one made by pybind or ctypes."""
     if isinstance(value, type | FunctionType | ModuleType) and not hasattr(value, "_opgrip_patch"):
         return False
     return callable(value) and type(value).__module__ in ("builtins", "_ctypes", "ctypes", "nanobind")
 
 
 LAUNCHING = {"triton.runtime.jit": ("JITFunction",), "triton.runtime.interpreter": ("InterpretedFunction",)}
-"""classes of kernels by module; their `run` method launches the kernel"""
+"""classes of kernels whose `run` method launches the kernel, by module"""
 TUNING = {"triton.runtime.autotuner": ("Autotuner",)}
-"""classes by module whose `_bench` method tries a configuration"""
+"""classes whose `_bench` method tries a configuration, by module"""
 TRIED = "launched by Triton's autotuner, to try a configuration"
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -180,8 +180,8 @@ _tuning = threading.local()
 class TritonWatch(ModuleWatch):
     """A context in which launches of Triton kernels are recorded, also if the program loads Triton later.
 
-    A launch has the scope of the line that makes it. A launch by an operator, such as a `triton_op`, is inside that
-    operator, whose replay repeats the launch. For an autotuned kernel, the launch with the chosen configuration is
+    A launch has the scope of the line that makes it. A launch inside an operator, such as a `triton_op`, belongs to
+    that operator, whose replay repeats the launch. For an autotuned kernel, the launch with the chosen configuration is
     recorded, and launches that try configurations are only counted.
     """
 
@@ -225,7 +225,7 @@ class TritonWatch(ModuleWatch):
         return recorded
 
     def _describe(self, kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Launch | None:
-        """Return the description of a launch, or None, after counting it, if it is not recorded."""
+        """Return the description of a launch; count a launch that is not recorded, and return None."""
         name = "a Triton kernel"
         try:
             name = name_of(kernel)
@@ -252,7 +252,7 @@ class TritonWatch(ModuleWatch):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A launch as recorded in a trace.
+    """A kernel launch in the form in which a trace records it.
 
     Attributes
     ----------
@@ -342,7 +342,7 @@ def _constant(value: Any) -> Any:
 
 @contextmanager
 def _inside(recorder: Recorder, mode: ThreadMode, function: str | None) -> Iterator[None]:
-    """Record the calls of the block as inside a function or operator, if there is one."""
+    """Record the calls of the block as calls inside a function or operator; None for no function."""
     if function is None:
         yield
         return
@@ -358,9 +358,9 @@ _HANDLER = RecordingMode.__torch_dispatch__.__code__
 
 
 def _running_operator() -> str | None:
-    """Return the name of the operator that this thread is in, found by the frame that runs it.
+    """Return the name of the operator that this thread is running, found in its stack frames.
 
-    Return None outside all operators, and inside a higher-order operator, whose calls are recorded separately.
+    Return None outside all operators, and inside a higher-order operator, because its calls are recorded separately.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

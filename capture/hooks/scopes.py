@@ -1,4 +1,4 @@
-"""Hooks that report the program's location to each thread's mode: running module, optimizer step, autocast."""
+"""Hooks that inform each thread's mode about the running module, optimizer step and autocast setting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from opgrip.traces.schema.records import HIGHER_ORDER
 
 
 class ScopeWatch:
-    """A context in which the locations of all threads' modes are kept up to date."""
+    """A context that keeps the modes of all threads informed about the program's location."""
 
     def __init__(self, recorder: Recorder, module_raised: Callable[[BaseException], None] | None = None) -> None:
         self.recorder = recorder
@@ -78,7 +78,7 @@ class ScopeWatch:
         return functools.wraps(original)(watched)
 
     def _mode_here(self) -> tuple[ThreadMode | None, int]:
-        """Return this thread's mode, or None if its scopes are not tracked, and the mode's depth."""
+        """Return this thread's mode and its depth; the mode is None if its scopes are not tracked."""
         try:
             mode = self.recorder.threads.in_step()
             if mode is None:
@@ -174,7 +174,7 @@ for hook in (ScopeWatch._enter_optimizer, ScopeWatch._leave_optimizer):
 class ThreadWatch:
     """A context in which threads started with `threading.Thread` record their calls.
 
-    Threads that were started before, and threads created by other libraries, are not seen.
+    Threads that were started before, and threads created by other libraries, are not recorded.
     """
 
     def __init__(self, recorder: Recorder) -> None:

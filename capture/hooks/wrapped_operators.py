@@ -1,7 +1,8 @@
-"""Callables that a call's node runs instead of its plain operator, to time, count, observe or record inner functions.
+"""Callables that run in place of an operator, to measure device time, count page faults, observe values or record inner
+functions.
 
-A node (see `capture/signatures/predictions.py`) contains the callable that runs its calls. Only calls that need
-additional work get a different callable, so that all other calls cost nothing extra.
+A call point (see `capture/signatures/predictions.py`) contains the callable that runs its calls. Only calls that need
+additional work get another callable than the operator, so that other calls cost nothing extra.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def measured(
     started: Callable[[], int],
     on_device: bool = True,
 ) -> Run | None:
-    """Return `run` with its device time or page faults measured, or None if neither applies to the call.
+    """Return a function that calls `run` and measures its device time or page faults; None if neither is measured for
+    the call.
 
     Parameters
     ----------
@@ -58,7 +60,7 @@ def measured(
 
 
 class _Watched:
-    """The operator of a node whose next call is observed, kept as long as observations of its signature are pending."""
+    """An operator whose next call is observed; it replaces the call point's operator while observations are pending."""
 
     __slots__ = ("_mode", "_node", "_operator", "_timed")
 
@@ -81,7 +83,7 @@ class _Watched:
 
 
 def schedule_observation(node: CallPoint, mode: ThreadMode) -> None:
-    """Schedule an observation of the values of a node's next call."""
+    """Schedule an observation of the values in the next call of a call point."""
     operator = node.op
     # wrap only once, even for several reasons: an observation inside another one would be part of the measured time
     if not isinstance(operator, _Watched):
@@ -113,13 +115,14 @@ def _look(
 def higher_order_node(
     recorder: Recorder, mode: ThreadMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: int
 ) -> CallPoint | None:
-    """Return the node of a call of a higher-order operator, such as `torch.cond` or `flex_attention`.
+    """Return the call point for a higher-order operator, such as `torch.cond` or `flex_attention`.
 
-    torch turns a dispatch mode off while an operator runs, and therefore while the operator's functions run. The node's
-    `op` turns the mode on again around the operator's own code, so that their calls are also recorded.
+    torch turns a dispatch mode off while an operator runs, and therefore also while the functions passed to it run. The
+    call point's `op` turns the mode on again around the operator's code, so that calls in these functions are recorded
+    too.
 
-    Return None if another mode or a subclass of the program runs the operator, and inside an extension's function or a
-    compiled region, because those calls include everything they call.
+    Return None if another mode or a tensor subclass runs the operator, and inside an extension function or a compiled
+    region, because such a call includes everything inside it.
 
     Parameters
     ----------

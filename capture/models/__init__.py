@@ -1,4 +1,6 @@
-"""Sources of models. A source is a file here, or an entry point `opgrip.model_sources` of another package."""
+"""Sources of models. A source is a module in this package, or an entry point `opgrip.model_sources` of another
+package.
+"""
 
 from opgrip.capture.models.program import ModelSource, load_program, model_sources, source_of
 

@@ -1,4 +1,4 @@
-"""Models from a callable: `package.module:factory`, `path/to/file.py:factory` or `builtin:faster_rcnn`."""
+"""Models made by a callable: `package.module:factory`, `path/to/file.py:factory` or `builtin:faster_rcnn`."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 LEARNING_RATE = 1e-3
 CHANNELS = 3
-"""channels of the images that are made for a factory that returns only a module"""
+"""number of channels of the images that are generated for a factory that returns only a module"""
 SIZES = ("batch_size", "input_size", "sequence_length")
 OTHERS = ("builtin:", "opinfo:", "transformers:")
-"""prefixes of the names of other sources' models"""
+"""prefixes of the names of models from other sources"""
 _FORM = re.compile(r"(?P<where>.+?):(?P<name>[A-Za-z_][\w.]*)")
 
 
 def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelProgram:
     """Build the program of a factory.
 
-    The factory returns a module and its inputs: a tensor, a tuple of positional inputs, or a dictionary. It receives
-    those settings among `batch_size`, `input_size`, `sequence_length` and `run` for which it has parameters.
+    The factory returns a module and its inputs: a tensor, a tuple of positional inputs, or a dictionary. The settings
+    `batch_size`, `input_size`, `sequence_length` and `run` are passed to parameters with these names.
 
     Parameters
     ----------
-    source : the user's name for it, if that is not `text`
+    source : the name that the user gave to the model, if it is not `text`
 
     Raises
     ------
@@ -170,7 +170,7 @@ def _build(text: str, factory: Callable[..., Any], options: ModelOptions) -> tup
 
 
 def _refuse(unused: Sequence[str], text: str) -> None:
-    """Raise `UserError` if the user gave a size that the factory does not take."""
+    """Raise `UserError` if the user set a size for which the factory has no parameter."""
     if unused:
         flag = unused[0].replace("_", "-")
         raise UserError(f"--{flag} does not apply to {text}", f"add to the factory the parameter {unused[0]}")
@@ -217,7 +217,7 @@ def _optimizers(model: Any) -> Sequence[torch.optim.Optimizer]:
 def train_step(
     loss: Callable[[Any], torch.Tensor], *optimizers: torch.optim.Optimizer
 ) -> Callable[[Any], torch.Tensor]:
-    """Return a training step: loss, backward pass and optimizers."""
+    """Return a function that runs a training step: loss, backward pass, and a step of each optimizer."""
 
     def train(inputs: Any) -> torch.Tensor:
         for optimizer in optimizers:
@@ -276,7 +276,7 @@ PACKAGE = "opgrip.samples.models"
 def builtin_models() -> list[str]:
     """Return the names of the built-in models: modules of the package that define a factory of the same name.
 
-    Their sources are read, not imported: the help lists the names and must not load torch.
+    The modules' sources are read and not imported, because the help text lists the names and must not load torch.
     """
     spec = find_spec("opgrip.samples")
     folders = (spec.submodule_search_locations if spec is not None else None) or []

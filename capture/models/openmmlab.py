@@ -1,4 +1,4 @@
-"""Models from OpenMMLab configs, by path or by the name of an installed config, and random inputs for them."""
+"""Models from OpenMMLab configs (paths, or names of configs in installed packages), and random inputs for them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 BATCH_SIZE = 1
 FRAMES = 2
-"""number of frames of a video"""
+"""number of frames in a generated video"""
 LEAST_CLASSES = 2
-"""smallest number of classes for which mmdet can generate labels, since it leaves out the first"""
+"""minimum number of classes for which mmdet can generate labels, because it leaves out the first"""
 DETECTION_SIZE = (800, 1333)
 SEGMENTATION_SIZE = (512, 1024)
 
@@ -36,13 +36,13 @@ def make_inputs(model: Any, config: Any, scope: str, options: ModelOptions) -> d
 
     Parameters
     ----------
-    model : model for the inputs; a segmentor in training is set to pad to their size
+    model : model that gets the inputs; a segmentor in training is set to pad to their size
     scope : package of the model
-    options : `batch_size`, else 1; `input_size`, else the size of the config's test pipeline
+    options : options `batch_size` (default: 1) and `input_size` (default: size of the config's test pipeline)
 
     Raises
     ------
-    UserError : inputs for this package are not known here
+    UserError : inputs for models of this package are not supported
     """
     maker = _MAKERS.get(scope)
     if maker is None:
@@ -161,7 +161,7 @@ INSTALL = (
 def load_config_model(text: str, options: ModelOptions) -> ModelProgram:
     """Build the program of a config, with random weights unless a checkpoint is given.
 
-    Nothing is downloaded: pretrained parts that the config names are left out.
+    Nothing is downloaded: pretrained weights that the config names are ignored.
 
     Raises
     ------
@@ -197,7 +197,7 @@ def load_config_model(text: str, options: ModelOptions) -> ModelProgram:
 
 
 def find_config(text: str) -> Path:
-    """Return the config file of a path, or of a bare name in an installed package.
+    """Return the config file for a path, or for the name of a config in an installed package.
 
     Raises
     ------
@@ -242,7 +242,7 @@ def _no_config(path: Path) -> UserError:
 
 
 def _may_be_config(path: Path) -> bool:
-    """Return True if Python code sets `model`, takes it from another config, or cannot be read."""
+    """Return True if Python code sets `model` or takes it from another config, or if the file cannot be read."""
     try:
         body = ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
@@ -254,7 +254,7 @@ def _may_be_config(path: Path) -> bool:
 
 
 def _carried_configs() -> Iterator[Path]:
-    """Yield configs that installed packages ship under `.mim/configs`, as OpenMMLab's do."""
+    """Yield the configs that installed packages ship in `.mim/configs`, as OpenMMLab's packages do."""
     for folder in dict.fromkeys(sys.path):
         for configs in sorted(Path(folder or ".").glob("*/.mim/configs")):
             yield from sorted(configs.rglob("*.py"))
@@ -340,7 +340,7 @@ def _step(model: Any, config: Any, run: str) -> Callable[[Any], Any]:
 
 
 def _begin_training() -> None:
-    """Set what mmengine's loops set before the first step: assigners and batch sizes depend on it."""
+    """Set the state that mmengine's loops set before the first step, because assigners and batch sizes depend on it."""
     from mmengine.logging import MessageHub
 
     for name in ("epoch", "iter"):

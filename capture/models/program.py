@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 _UNSUPPORTED = re.compile(r"Unsupported (?:global|class)\W.*?GLOBAL (\S+)")
-"""torch's message for a class that its loader refuses"""
+"""pattern of torch's message for a class that its safe loader rejects"""
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a file of weights with torch's loader that runs no code from the file.
+    """Load weights from a file with torch's safe loader, which runs no code from the file.
 
     Raises
     ------
-    UserError : the file is missing, contains more than weights, or fits another model
+    UserError : the file is missing, contains more than weights, or does not match the model
     """
     import torch
 
@@ -59,7 +59,7 @@ RUNS = (*RUNS_OF_ALL, GENERATE)
 NEW_TOKENS = 8
 AUTOCASTS = ("bfloat16", "float16")
 DEFAULT, LARGE, RANDOM = SHAPES = ("default", "large", "random")
-"""shapes of operators' tensors: from torch's table, larger, or random"""
+"""shapes of the tensors of operators: from torch's table, larger, or random"""
 
 
 _OF_MODULES = ("models", "modules")
@@ -165,17 +165,17 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class ModelProgram:
-    """Model that is ready to run.
+    """A model that is ready to run.
 
     Attributes
     ----------
-    name : short name, fit for a file name
-    model : root of the module paths
-    inputs : makes the inputs of one step, always the same; a step may change them
-    step : runs the model once
+    name : short name, suitable for a file name
+    model : module to which module paths in the trace are relative
+    inputs : function that returns the inputs of one step, with the same values each time; a step may change them
+    step : function that runs the model once
     details : fields for the trace's header
     steps : number of steps, without warm-up; None to take it from the options
-    finish : called after all steps; returns lines to print
+    finish : function called after all steps, which returns lines to print
     """
 
     name: str
@@ -188,13 +188,13 @@ class ModelProgram:
 
 
 def under_autocast(program: ModelProgram, dtype: str | None) -> ModelProgram:
-    """Return the program with its model under `torch.autocast`.
+    """Return a program that runs its model under `torch.autocast`.
 
-    Only calls of the model run under it, not the backward pass and the optimizer, as torch's documentation advises.
+    The backward pass and the optimizer run outside autocast, as torch's documentation recommends.
 
     Parameters
     ----------
-    dtype : `bfloat16` or `float16`; None for the program as it is
+    dtype : `bfloat16` or `float16`; None to return the program unchanged
     """
     if dtype is None:
         return program
@@ -235,16 +235,16 @@ OPTIONS_OF_TEXTS = ("sequence_length", "new_tokens")
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Source of models.
+    """A source of models.
 
     Attributes
     ----------
-    form : form of its model names, for the help
-    matches : returns True if a `--model` belongs to it
-    load : builds the program; raises `UserError` if it cannot
-    lacks : purposes of options (`Option.only`) that it does not support; these are refused with `hint`
+    form : form of its model names, for the help text
+    matches : function that returns True for a `--model` of this source
+    load : function that builds the program, or raises `UserError`
+    lacks : values of `Option.only` whose options are not supported; the error message for them has the hint `hint`
     runs : supported values of `--run`
-    takes : supported options of texts, of `sequence_length` and `new_tokens`
+    takes : which of the options `sequence_length` and `new_tokens` are supported
     """
 
     form: str
@@ -273,7 +273,7 @@ def load_program(name: str, options: ModelOptions) -> ModelProgram:
 
     Raises
     ------
-    UserError : no source matches, or the source cannot load it or does not support the options
+    UserError : no source matches, or the source cannot load the model or does not support the options
     """
     source = source_of(name)
     if options.run not in source.runs:

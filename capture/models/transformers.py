@@ -1,6 +1,6 @@
-"""Models of the package transformers by class or model type: `transformers:BertForMaskedLM`, `transformers:bert`.
+"""Models of the package transformers, by class or model type: `transformers:BertForMaskedLM`, `transformers:bert`.
 
-They are built from configs, which `--cfg-options` changes; `small` sets few and narrow layers.
+A model is built from its default config. `--cfg-options` changes the config; `small` makes the layers few and narrow.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _build(found: type[Any], config: Any) -> nn.Module:
 
 
 def weight_bytes(found: type[Any], config: Any) -> int | None:
-    """Return the size of a model's weights without allocating them; None if it cannot be determined."""
+    """Return the size in bytes of a model's weights without allocating them; None if it cannot be determined."""
     import torch
 
     try:
@@ -132,7 +132,7 @@ def _generate(model: Any, inputs: dict[str, Any], count: int) -> Any:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return a model's loss, or else the mean of its first differentiable output; `UserError` if there is none."""
+    """Return a model's loss, or the mean of its first differentiable output; raise `UserError` if it has neither."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -180,11 +180,11 @@ _TASKS = (
     "TEXT_TO_WAVEFORM",
     "PRETRAINING",
 )
-"""tasks in the order in which a model type's usual head is looked up; a type without any uses the bare model"""
+"""heads in the order in which a model type's usual head is searched; without any, the model without head is used"""
 
 
 def architectures() -> list[str]:
-    """Return the classes with the usual heads of all model types."""
+    """Return the classes of all model types that have one of the usual heads."""
     return list(dict.fromkeys(name for name in map(usual_class, model_types()) if name is not None))
 
 
@@ -194,7 +194,7 @@ def model_types() -> tuple[str, ...]:
 
 
 def usual_class(model_type: str) -> str | None:
-    """Return the class of a model type with its usual head; None if it has no model."""
+    """Return the class of a model type with its usual head, or None if the type has no model."""
     tables = needed("transformers.models.auto.modeling_auto", EXTRA)
     for table in (*(f"MODEL_FOR_{head}_MAPPING_NAMES" for head in _TASKS), "MODEL_MAPPING_NAMES"):
         name = getattr(tables, table, {}).get(model_type)
@@ -205,7 +205,7 @@ def usual_class(model_type: str) -> str | None:
 
 
 def find_class(name: str) -> type[Any]:
-    """Return the class of that name, or the class with the usual head of the model type of that name.
+    """Return the class with a name; if the name is a model type, return its class with the usual head.
 
     Raises
     ------
@@ -230,12 +230,12 @@ def _class_named(package: Any, name: str) -> Any:
 
 
 def make_config(found: type[Any], cfg_options: Sequence[str], sizes: Mapping[str, Any]) -> Any:
-    """Build the config of a class; `UserError` for an unknown setting, or one that does not fit the others.
+    """Build the config of a class; raise `UserError` for an unknown setting, or one that contradicts others.
 
     Parameters
     ----------
     cfg_options : `key=value` each, with dots for nested configs; or `small`, for few and narrow layers
-    sizes : settings that other options imply; ignored if the config does not have them
+    sizes : settings derived from other options; a setting that the config lacks is ignored
     """
     config_class: Any = found.config_class
     default = _build_config(config_class, {}, found.__name__)
@@ -271,7 +271,7 @@ def _parsed(cfg_options: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _value(text: str) -> Any:
-    """Parse a number, list or None as Python writes it; else return the text. Nothing is evaluated."""
+    """Parse a number, list or None in Python's notation; return any other text unchanged. Nothing is evaluated."""
     words = {"true": True, "false": False, "null": None, "none": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -302,7 +302,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _paths_of(config: Any, key: str) -> Iterator[str]:
-    """Yield the paths of all settings of that name in a config and its nested configs."""
+    """Yield the paths of all settings with a name in a config and its nested configs."""
     if getattr(config, key, None) is not None:
         yield key
     for name in getattr(config, "sub_configs", {}):
@@ -345,11 +345,11 @@ _SIZES: Mapping[str, int] = MappingProxyType(
     }
 )
 _SPECIAL = ("_token_id", "_token_index")
-"""suffixes of settings that contain a token id"""
+"""suffixes of the names of settings that contain a token id"""
 
 
 def small_settings(config: Any) -> dict[str, Any]:
-    """Return settings that make a config small, with dictionaries for nested configs; no size is increased."""
+    """Return settings that make a config small, as nested dictionaries; no setting is increased."""
     settings: dict[str, Any] = {}
     values = config.to_dict()
     stages = values.get("depths") or values.get("num_blocks")
@@ -369,7 +369,7 @@ def small_settings(config: Any) -> dict[str, Any]:
 
 
 def _heads(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings for numbers of heads, which other settings constrain."""
+    """Return the settings for numbers of attention heads, which must divide other settings."""
     settings: dict[str, Any] = {}
     heads, groups = getattr(config, "num_attention_heads", None), values.get("num_key_value_heads")
     if type(groups) is int and groups > 1:
@@ -384,7 +384,7 @@ def _heads(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _words(values: Mapping[str, Any]) -> dict[str, int]:
-    """Return token ids moved to the end of the small vocabulary."""
+    """Return the settings with token ids, moved to the end of the small vocabulary."""
     names = [name for name, value in values.items() if name.endswith(_SPECIAL) and type(value) is int]
     large = sorted(name for name in names if values[name] >= WORDS)
     return {name: WORDS - 1 - place for place, name in enumerate(large)}

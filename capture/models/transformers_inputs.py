@@ -1,4 +1,4 @@
-"""Random inputs and labels for models of transformers, by their `forward`, config and head."""
+"""Random inputs and labels for models of transformers, derived from `forward`, config and head."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OF_EXAMPLES = (
 
 
 def make_labels(model: Any, parameters: Collection[str], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return labels for inputs, by the names of the `forward`'s parameters; empty if it takes none."""
+    """Return labels for inputs, by the names of parameters of `forward`; empty if `forward` takes no labels."""
     kind = type(model).__name__
     batch = len(next(iter(inputs.values())))
     if {"mask_labels", "class_labels"} <= set(parameters):
@@ -94,23 +94,23 @@ BATCH_SIZE = 1
 SEQUENCE_LENGTH = 128
 IMAGE_SIZE = 224
 SAMPLES = 16000
-"""samples of a sound: one second at the rate of speech models"""
+"""number of samples of a sound: one second at the usual rate of speech models"""
 FRAMES = 100
-"""frames of a sound given as features: one second of 10 ms frames"""
+"""number of frames of a sound given as features: one second in frames of 10 ms"""
 VIDEO_FRAMES = 8
 POINTS = 2
 PLACES_OF_IMAGES = ("image_token_id", "image_token_index")
-"""settings with the token that marks an image's place in a text"""
+"""names of settings with the token that marks an image's position in a text"""
 
 
 @dataclass(frozen=True, slots=True)
 class InputRequest:
-    """Context for making inputs.
+    """Facts from which inputs are generated.
 
     Attributes
     ----------
-    parameters : parameters of `forward`
-    batch, sequence : number of examples, and of tokens in a text
+    parameters : names of the parameters of `forward`
+    batch, sequence : number of examples in a batch, and number of tokens in a text
     size : height and width of images in pixels
     """
 
@@ -123,7 +123,9 @@ class InputRequest:
 
 
 def make_inputs(model: Any, options: ModelOptions) -> dict[str, Any]:
-    """Return the inputs of one step, by the names of the `forward`'s parameters; with labels if there is a loss."""
+    """Return the inputs of one step, by the names of parameters of `forward`; with labels if the step computes
+    a loss.
+    """
     import torch
     from torch.utils._pytree import tree_map
 
@@ -158,7 +160,7 @@ def _request(model: Any, options: ModelOptions) -> InputRequest:
 
 
 def _settings(config: Any, *names: str) -> Iterator[int]:
-    """Yield positive integers that a config or its nested configs have under one of these names, outer configs
+    """Yield positive integers that a config or its nested configs have under one of these names; outer configs come
     first.
     """
     for name in names:
@@ -195,7 +197,7 @@ def _texts(config: Any, *shape: int) -> Tensor:
 
 
 def _special_tokens(config: Any) -> set[int]:
-    """Return tokens with a meaning, such as padding or the place of an image."""
+    """Return tokens with a special meaning, such as padding or the position of an image."""
     values = config.to_dict()
     names = [name for name in values if name.endswith(("_token_id", "_token_index"))]
     return {values[name] for name in names if type(values[name]) is int}
@@ -299,4 +301,4 @@ _MAKERS: dict[str, Callable[[InputRequest], Any]] = {
     "input_points": _input_points,
     "bool_masked_pos": _bool_masked_pos,
 }
-"""function that makes the value of each `forward` parameter; other parameters keep their default"""
+"""functions that generate the value of each `forward` parameter; other parameters keep their default"""

@@ -1,1 +1,1 @@
-"""Recording on demand: the agent in a process, the recording of its steps, and the clients that request it."""
+"""Recording on demand: an agent in a process, its recordings of steps, and clients that request recordings."""

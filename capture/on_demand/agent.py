@@ -1,4 +1,4 @@
-"""The agent: a thread that listens in a process for requests to record, and sleeps until one arrives."""
+"""The agent: a thread in the recorded process that waits for requests to record."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
     from opgrip.capture.on_demand.session import RecordingSession
 
 MOST_CONNECTIONS = 8
-"""largest number of simultaneous clients; further ones are disconnected"""
+"""maximum number of simultaneous clients; more are disconnected"""
 REQUEST_S = 2.0
-"""time in which a complete request must arrive"""
+"""time in seconds within which a complete request must arrive"""
 MOST_FAILURES = 100
-"""largest number of distinct failures that are counted"""
+"""maximum number of distinct failures that are counted"""
 END_S = 10.0
-"""time for writing a recording when the program ends"""
+"""time in seconds for writing a recording when the program ends"""
 PAUSE_S = 0.1
-"""pause before another attempt, for example after the system ran out of file descriptors"""
+"""pause in seconds before another attempt, for example after the system ran out of file descriptors"""
 
 
 class Agent:
-    """Agent that answers requests over a socket of this process.
+    """Agent of this process, which answers requests over a socket.
 
     Attributes
     ----------
     path : path of the socket
-    failures : number of errors in the agent, by message; errors never reach the program
+    failures : number of errors in the agent, by message; they do not reach the program
     """
 
     def __init__(self, settings: AgentSettings) -> None:
@@ -85,7 +85,7 @@ class Agent:
 
     @property
     def is_recording(self) -> bool:
-        """True while a recording runs or waits for its first step."""
+        """True while a recording runs, or waits for its first step."""
         return self._session is not None
 
     def start(self) -> None:
@@ -97,12 +97,12 @@ class Agent:
         armed: Callable[[Mapping[str, Any]], None] = lambda fields: None,
         waiting: Callable[[str], None] = lambda why: None,
     ) -> dict[str, Any]:
-        """Record, and return the facts about the recording; raise `UserError` if it cannot be done.
+        """Record steps, and return facts about the recording; raise `UserError` if recording is not possible.
 
         Parameters
         ----------
-        armed : receives a description as soon as steps are noticed
-        waiting : receives the reason if no step begins for some time
+        armed : called with a description of the recording once it can begin at the next step
+        waiting : called with the reason if no step begins for some time
         """
         asked_ns = time.perf_counter_ns()
         _wait_for_torch(request.wait_s)
@@ -116,7 +116,9 @@ class Agent:
         return self.finish(session, waiting)
 
     def begin(self, request: RecordingRequest, asked_ns: int) -> tuple[RecordingSession, dict[str, Any]]:
-        """Notice steps from now on; return the recording, which `finish` must complete, and its description."""
+        """Prepare a recording that begins at the next step; return it, to be completed by `finish`, and its
+        description.
+        """
         from opgrip.capture.on_demand.session import RecordingSession
 
         waiting = self._session
@@ -132,7 +134,7 @@ class Agent:
             raise
 
     def finish(self, session: RecordingSession, waiting: Callable[[str], None] = lambda why: None) -> dict[str, Any]:
-        """Wait for the end of a recording, and return the facts about it."""
+        """Wait for the end of a recording, and return facts about it."""
         try:
             result = session.finish(waiting)
             self.recordings += bool(result["file"])
@@ -142,14 +144,14 @@ class Agent:
             self._free.release()
 
     def stop(self, discard: bool = False) -> bool:
-        """End the current recording, without a file if `discard`; return False if there is none."""
+        """End the current recording; with `discard`, write no file. Return False if there is no recording."""
         session = self._session
         if session is not None:
             session.stop(discard)
         return session is not None
 
     def about(self) -> dict[str, Any]:
-        """Describe this process: its program, its job and rank, its state."""
+        """Describe this process: its program, job, rank and state."""
         torch = sys.modules.get("torch")
         return {
             "pid": os.getpid(),
@@ -170,7 +172,7 @@ class Agent:
         }
 
     def close(self) -> None:
-        """Stop listening, end the recording, and remove the socket; do nothing in a forked process."""
+        """Stop listening, end the recording, and remove the socket; in a forked process, do nothing."""
         if os.getpid() != self._pid:
             return
         self._is_closed = True
@@ -186,7 +188,7 @@ class Agent:
                 self._free.release()
 
     def abandon(self) -> None:
-        """Release the parent's agent in a forked process."""
+        """Release the parent process's agent in a forked process."""
         if self._session is not None:
             self._session.abandon()
         self._listener.close()
@@ -251,7 +253,7 @@ class Agent:
     def _record_for(
         self, link: socket.socket, request: RecordingRequest, answer: Callable[[str, Mapping[str, Any]], None]
     ) -> dict[str, Any]:
-        """Record as long as the client stays connected."""
+        """Record until the recording ends or the client disconnects."""
         over = threading.Event()
 
         def armed(fields: Mapping[str, Any]) -> None:
@@ -277,7 +279,7 @@ class Agent:
 
 
 def _job() -> str | None:
-    """Return an identifier that all ranks of a launcher's job share, or None outside of a job."""
+    """Return an identifier that all ranks of a launcher's job share, or None outside such a job."""
     if rank() is None:
         return None
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
@@ -299,7 +301,7 @@ def _position() -> int | None:
 
 
 def _wait_for_torch(most_s: float) -> None:
-    """Wait until the program has loaded torch: two threads that import it at once get incomplete modules.
+    """Wait until the program has loaded torch, because two threads that import torch at once get incomplete modules.
 
     Raises
     ------
@@ -313,7 +315,7 @@ def _wait_for_torch(most_s: float) -> None:
 
 
 def _stop_when_left(session: RecordingSession, link: socket.socket, over: threading.Event) -> None:
-    """Stop an unfinished recording when its client goes away."""
+    """Stop an unfinished recording when its client disconnects."""
     with suppress(OSError):
         link.settimeout(None)
         while link.recv(1 << 12):
@@ -328,11 +330,11 @@ _watches_forks = False
 
 
 def start_agent(settings: AgentSettings) -> Agent:
-    """Return the agent of this process, starting it if necessary.
+    """Return the agent of this process; start it if necessary.
 
     Raises
     ------
-    UserError : the process cannot have a socket or a thread
+    UserError : a socket or thread cannot be created
     """
     global _agent, _watches_forks
     with _starting:

@@ -1,6 +1,6 @@
-"""Start of a process's agent, with all its settings or from a start-up file of the environment.
+"""Start of a process's agent, from given settings or from a start-up file in the Python environment.
 
-`opgrip autostart on` writes that file, for programs whose command line the user does not control. It does nothing
+`opgrip autostart on` writes the start-up file, for programs whose command line cannot be changed. The file does nothing
 unless the variable `OPGRIP_CAPTURE` is set. Python loads this module at the start of every program, so it imports
 little.
 """
@@ -26,13 +26,11 @@ LINE = (
     f'import os; "{VARIABLE}" in os.environ and '
     "exec('try:\\n from opgrip.capture.on_demand.autostart import begin\\n begin()\\nexcept ImportError:\\n pass')\n"
 )
-"""line that Python runs at its start; `os` is already loaded, and nothing else is imported unless the variable is
-set
-"""
+"""line that Python runs when it starts; it imports nothing unless the variable is set (`os` is already loaded then)"""
 
 
 def startup_file() -> Path:
-    """Return the path of this environment's start-up file, which may not exist."""
+    """Return the path of the Python environment's start-up file, which may not exist."""
     return Path(sysconfig.get_path("purelib")) / FILE
 
 
@@ -40,7 +38,7 @@ _has_begun = False
 
 
 def begin() -> None:
-    """Start the agent once the program has loaded torch, if it does. Never raises."""
+    """Start the agent when the program has loaded torch. Never raises."""
     global _has_begun
     # Python reads the file twice if an environment has two names for one folder
     if _has_begun or not os.environ.get(VARIABLE):
@@ -77,11 +75,11 @@ def _start() -> None:
 
 
 def start(settings: AgentSettings) -> Agent:
-    """Start and return the agent of this process, with its signal and periodic recordings.
+    """Start the agent of this process, including its signal handler and periodic recordings, and return it.
 
     Raises
     ------
-    UserError : the process cannot have a socket or a thread
+    UserError : a socket or thread cannot be created
     """
     from opgrip.capture.on_demand.agent import start_agent
     from opgrip.errors import UserError
@@ -103,9 +101,9 @@ def start(settings: AgentSettings) -> Agent:
 
 
 def load_recording(torch: ModuleType | None = None) -> None:
-    """Import the modules for recording, in the thread that has loaded torch, before a client waits for them.
+    """Import the modules for recording in the thread that loaded torch, so that no client has to wait for that.
 
-    Skip this in processes started by multiprocessing, such as data loaders, which are rarely recorded.
+    Do nothing in processes started by multiprocessing, such as data loaders, because they are rarely recorded.
     """
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:

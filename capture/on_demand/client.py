@@ -1,4 +1,4 @@
-"""Client: requests to running processes, and start of agents in processes without one."""
+"""Client: sends requests to running processes, and starts agents in processes without one."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from opgrip.errors import UserError
 
 CONNECT_S = 2.0
 TELL_S = 5.0
-"""time for a process to describe itself; a process that holds the interpreter lock longer counts as busy"""
+"""time in seconds for a process to describe itself; a process that holds the interpreter lock longer counts as busy"""
 MOST_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class RecordableProcess:
-    """Process with an agent.
+    """A process with an agent.
 
     Attributes
     ----------
-    about : description from the process, see `Agent.about`; empty if it did not answer in time
-    workers : pids of its workers, for example data loaders
+    about : description by the process (see `Agent.about`); empty if it did not answer in time
+    workers : process ids of its workers, for example data loaders
     """
 
     pid: int
@@ -70,14 +70,16 @@ class RecordableProcess:
         return word if isinstance(word, str) else None
 
     def is_worker_of(self, other: RecordableProcess) -> bool:
-        """Return True if `other` started it as a worker: same rank, or same name outside of a job."""
+        """Return True if this process is a worker started by `other`, which has the same rank or, outside a job, the
+        same name.
+        """
         if self.about.get("parent") != other.pid or (self.job, self.rank) != (other.job, other.rank):
             return False
         return self.job is not None or self.name == other.name
 
 
 def processes() -> list[RecordableProcess]:
-    """Return the processes with an agent, by pid; remove sockets without a listener."""
+    """Return the processes with an agent, sorted by process id; remove sockets on which no process listens."""
     paths = list(sockets())
     if not paths:
         return []
@@ -87,14 +89,15 @@ def processes() -> list[RecordableProcess]:
 
 
 def without_workers(items: Sequence[RecordableProcess]) -> list[RecordableProcess]:
-    """Return the processes that are not workers of others, each with its workers' pids."""
+    """Return the processes that are not workers of others, each with the process ids of its workers."""
     workers = {item.pid: [other.pid for other in items if other.is_worker_of(item)] for item in items}
     parts = {pid for pids in workers.values() for pid in pids}
     return [replace(item, workers=tuple(workers[item.pid])) for item in items if item.pid not in parts]
 
 
 def find_processes(word: str) -> list[RecordableProcess]:
-    """Return the process of a pid or name, or all ranks of the job of that name. Workers are found only by pid.
+    """Return the process with a process id or name, or all ranks of a job with this name. Workers are only found by
+    process id.
 
     Raises
     ------
@@ -118,7 +121,7 @@ def converse(process: RecordableProcess, do: str, **fields: Any) -> Iterator[dic
 
     Raises
     ------
-    UserError : the process refuses the request, or ends before it is done
+    UserError : the process refuses the request, or ends before it has answered
     """
     try:
         connection = _connect(process.socket)
@@ -192,7 +195,9 @@ def _process_at(path: Path) -> RecordableProcess | None:
 
 
 def _connect(path: Path) -> MessageSocket:
-    """Connect to the process in a socket's name; raise `OSError` if nobody or another process or user listens there."""
+    """Connect to the process named by a socket's path; raise `OSError` if another process or user, or none, listens
+    there.
+    """
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     link.settimeout(CONNECT_S)
     try:
@@ -235,19 +240,20 @@ def _advice(word: str, everyone: Sequence[RecordableProcess]) -> str:
 INJECTED = Path(__file__).with_name("injected.py")
 DEBUGGER_S = 60
 LEAVE_S = 10
-"""time for gdb to leave the process after a timeout"""
+"""time in seconds for gdb to detach from the process after a timeout"""
 APPEAR_S = 20
-"""time for the agent's socket to appear"""
+"""time in seconds for the agent's socket to appear"""
 TRIES = 3
-"""number of attempts, since all threads of a process may be busy at the moment it is stopped"""
+"""number of attempts, because all threads of a process may be busy when it is stopped"""
 
 
 def attach(pid: int) -> str:
-    """Start an agent in a process, by Python's own means if available, otherwise by gdb, and return the method used.
+    """Start an agent in a running process, with Python's remote execution if available, otherwise with gdb; return the
+    method used.
 
     Raises
     ------
-    UserError : the system does not allow it, or the process cannot have an agent
+    UserError : the system does not allow it, or the agent cannot run in the process
     """
     _check_process(pid)
     if _has_agent(pid):
@@ -295,7 +301,7 @@ def _inject_by_debugger(pid: int) -> str:
 
 
 def _run_debugger(gdb: str, pid: int) -> str:
-    """Return gdb's output; after a timeout, let gdb first remove its breakpoint from the process."""
+    """Run gdb and return its output; after a timeout, let gdb remove its breakpoint from the process first."""
     # the process is stopped while gdb reads symbols, which takes many seconds for torch's libraries
     quick = ["-iex", "set auto-solib-add off"]
     command = [gdb, "-nx", "-batch", *quick, "-p", str(pid), "-x", str(INJECTED)]
@@ -326,7 +332,9 @@ def _run_debugger(gdb: str, pid: int) -> str:
 
 
 def _leaves(process: subprocess.Popen[str]) -> bool:
-    """Interrupt gdb, so that it removes the breakpoint of its call; kill it and return False if it does not end."""
+    """Interrupt gdb so that it removes its breakpoint from the process; if it does not end, kill it and return
+    False.
+    """
     process.send_signal(signal.SIGINT)
     try:
         process.communicate(timeout=LEAVE_S)

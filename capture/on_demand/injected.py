@@ -1,7 +1,8 @@
-"""File that attaching runs: inside gdb, and then, by gdb or Python 3.14, inside the target process.
+"""Code that runs inside gdb, and then inside the process to which an agent is attached. gdb lets a thread that waits in
+a system call run this file.
 
-A thread that waits in a system call holds neither Python's lock nor malloc's, and may take both like any thread,
-because the others keep running. Afterwards it waits again. Therefore gdb lets such a thread run this file.
+Such a thread holds neither Python's interpreter lock nor malloc's lock, and can take both, because the other threads
+keep running.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ _WAITING = re.compile(
     r"_*(GI_+|libc_+|new_|do_)*(p?poll|p?select|epoll_p?wait\d?|accept4?|(clock_)?nanosleep|sem_\w*wait\w*|futex\w*|"
     r"pthread_cond_\w*wait\w*|recv\w*|read|pause|wait4|waitid)(_\w+)?(@.*)?"
 )
-"""functions in which threads wait"""
+"""pattern of functions in which threads wait"""
 _LOCKS = re.compile(r"lll_lock|malloc|free|calloc|_dl_|dlopen|mutex_lock")
-"""names of functions that hold a lock of the C library, or wait for one"""
+"""pattern of functions that hold a lock of the C library, or wait for one"""
 _FRAMES = 6
 _LIBRARIES = (r"/libc[-.]", "/libpthread", "/libpython")
-"""libraries whose symbols gdb must load"""
+"""patterns of libraries whose symbols gdb must load"""
 _SIGNALS = "SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGALRM SIGTERM SIGCHLD SIGWINCH SIGPROF SIGVTALRM SIGIO SIGPIPE"
 
 
 def start_agent_here() -> None:
-    """Start the agent in this process; never raises into the thread that runs this."""
+    """Start the agent in this process; never raises into the thread that runs this code."""
     try:
         from opgrip.capture.on_demand.agent import start_agent
         from opgrip.capture.on_demand.settings import default_settings
@@ -36,7 +37,7 @@ def start_agent_here() -> None:
 
 
 def run_in_target(path: str) -> None:
-    """Let the first waiting thread of the target process run a Python file; called inside gdb."""
+    """Let the first waiting thread of the target process run a Python file. Called inside gdb."""
     import gdb
 
     for name in _LIBRARIES:
@@ -62,7 +63,7 @@ def run_in_target(path: str) -> None:
 
 
 def _waits(thread: Any) -> bool:
-    """Return True if a thread waits in a system call, outside of the C library's own locks."""
+    """Return True if a thread waits in a system call and not for a lock of the C library."""
     import gdb
 
     thread.switch()

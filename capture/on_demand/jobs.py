@@ -1,4 +1,4 @@
-"""Recording of all ranks of a job at once, each from the same step on."""
+"""Simultaneous recording of all ranks of a job, beginning with the same step."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError, one_line
 
 LOOK_S = 0.3
-"""interval between two checks of the job's progress"""
+"""interval in seconds between two checks of the job's progress"""
 AHEAD_S = 0.5
-"""time after which the common first step should begin"""
+"""time in seconds after which the common first step should begin"""
 MOST_TRIES = 6
-"""attempts, each with twice the distance, if a rank had passed the step before it received the request"""
+"""maximum number of attempts, each with twice the time to the first step, if a rank had already passed it"""
 END_S = 10.0
-"""time for writing recordings that Ctrl-C has ended"""
+"""time in seconds for writing recordings that Ctrl-C has ended"""
 MOST_WORKERS = 4
-"""largest number of worker pids that are printed"""
+"""maximum number of process ids of workers that are printed"""
 
 
 def choose_ranks(items: Sequence[RecordableProcess], rank: int | None, reporter: Reporter) -> list[RecordableProcess]:
-    """Return the processes of this machine to record together: all ranks of a process's job, or one rank.
+    """Return the processes on this machine to record together: all ranks of a job, or one rank.
 
-    Workers of ranks, such as data loaders, are not ranks; a worker named by its pid is recorded without the ranks.
+    Workers such as data loaders are not ranks; a worker chosen by its process id is recorded without the ranks.
 
     Raises
     ------
@@ -75,11 +75,11 @@ def _report_workers(items: Sequence[RecordableProcess], reporter: Reporter) -> N
 def record_together(
     chosen: Sequence[RecordableProcess], request: Mapping[str, Any], reporter: Reporter
 ) -> list[dict[str, Any]]:
-    """Record processes, ranks of a job from the same step on, and return the facts about each recording.
+    """Record processes, and return facts about each recording. Ranks of a job begin with the same step.
 
     Raises
     ------
-    UserError : a process refuses
+    UserError : a process refuses the request
     """
     if len(chosen) == 1 or request.get("begins_at") is not None:
         return _Round(chosen, request, reporter).run()
@@ -99,7 +99,7 @@ def record_together(
 
 
 def _place_ahead(chosen: Sequence[RecordableProcess], distance_s: float) -> int | None:
-    """Return a position of the job that no rank passes within `distance_s`, or None if the job has no positions."""
+    """Return a step number that no rank reaches within `distance_s`, or None if the job's ranks do not count steps."""
     first, since_s = _positions(chosen), monotonic()
     sleep(LOOK_S)
     last, elapsed_s = _positions(chosen), monotonic() - since_s
@@ -110,13 +110,13 @@ def _place_ahead(chosen: Sequence[RecordableProcess], distance_s: float) -> int 
 
 
 def _positions(chosen: Sequence[RecordableProcess]) -> list[int] | None:
-    """Return the position of each process, or None if a process has none."""
+    """Return the current step number of each process, or None if a process does not count steps."""
     positions = [next(iter(converse(item, TELL)), {}).get("position") for item in chosen]
     return None if None in positions else [int(position) for position in positions if position is not None]
 
 
 class _Round:
-    """One attempt to record processes."""
+    """One attempt to record several processes together."""
 
     def __init__(self, chosen: Sequence[RecordableProcess], request: Mapping[str, Any], reporter: Reporter) -> None:
         self._chosen, self._request, self._reporter = chosen, request, reporter
@@ -126,7 +126,7 @@ class _Round:
         self._is_late = False
 
     def run(self) -> list[dict[str, Any]]:
-        """Return the facts about each recording, or an empty list if a rank passed the step before it received the
+        """Return facts about each recording, or an empty list if a rank passed the first step before it received the
         request.
         """
         for item in self._chosen:
@@ -144,7 +144,7 @@ class _Round:
         return [self._results[item.pid] for item in self._chosen]
 
     def _hear_all(self, until_s: float = inf) -> None:
-        """Handle answers of the processes until all are done or the time is over."""
+        """Handle the processes' answers until all are done or the time is over."""
         while len(self._results) + len(self._errors) < len(self._chosen) and (left_s := until_s - monotonic()) > 0:
             try:
                 item, answer = self._answers.get(timeout=None if left_s == inf else left_s)
@@ -164,7 +164,7 @@ class _Round:
                     self._report(item, answer)
 
     def _end_all(self) -> None:
-        """Let each process end its recording, and report it."""
+        """Ask each process to end its recording, and handle its answer."""
         for item in self._chosen:
             _stop(item, discard=False)
         self._hear_all(monotonic() + END_S)
@@ -192,7 +192,7 @@ class _Round:
         self._answers.put((item, answer))
 
     def _check_position(self, item: RecordableProcess, answer: Mapping[str, Any]) -> None:
-        """Check whether a process that now notices steps has already passed the first step."""
+        """Check whether a process has already passed the first step when it reports that its recording can begin."""
         begins_at, position = self._request.get("begins_at"), answer.get("position")
         if self._is_late or self._errors:
             # it was ready only after the others had been stopped
@@ -224,6 +224,8 @@ class _Round:
 
 
 def _stop(item: RecordableProcess, discard: bool = True) -> None:
-    """End a process's recording; a process that does not answer has none, or notices that its client is gone."""
+    """End a process's recording. A process that does not answer has no recording, or notices that its client
+    is gone.
+    """
     with suppress(UserError):
         list(converse(item, STOP, discard=discard))

@@ -1,6 +1,6 @@
 """Protocol between agents and clients: location of sockets, messages, and permissions.
 
-Messages are JSON objects, one per line, over a Unix socket in a folder that only its user can enter.
+Messages are JSON objects, one per line. They are sent over a Unix socket in a folder that only the user can enter.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from opgrip.errors import UserError, shortened
 PROTOCOL = 1
 """protocol version; a process refuses requests of another version"""
 TELL, RECORD, STOP = REQUESTS = ("tell", "record", "stop")
-"""requests: describe the process, record, end the recording"""
+"""kinds of requests: describe the process, record, end the recording"""
 ABOUT, ARMED, WAITING, DONE, REFUSED = ("about", "armed", "waiting", "done", "refused")
-"""answers: the description, waiting for a step, why no step has begun yet, facts about the recording, reason for a
-refusal
+"""kinds of answers: description, recording can begin, reason why no step has begun, facts about the recording, refusal
 """
 
 _MOST_MESSAGE_BYTES = 1 << 16
 _SUFFIX = ".sock"
 _MOST_PATH_BYTES = 100
-"""limit of a socket's path; the system's limit is 107"""
+"""maximum number of bytes of a socket's path; the system's limit is 107"""
 _PRIVATE = 0o700
 
 
@@ -78,9 +77,7 @@ class MessageSocket:
 
 
 def peer_of(link: socket.socket) -> tuple[int, int] | None:
-    """Return pid and user of the other end at the time it connected or began to listen; None if the system does not
-    know.
-    """
+    """Return process id and user id of the other end of a connection, or None if the system does not provide them."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return None
@@ -89,7 +86,7 @@ def peer_of(link: socket.socket) -> tuple[int, int] | None:
 
 
 def may_ask(link: socket.socket) -> bool:
-    """Return True if the other end is this process's user or root."""
+    """Return True if the other end of a connection is root or the user of this process."""
     peer = peer_of(link)
     # without peer credentials, the folder and the socket are private to the user
     return peer is None or peer[1] in (os.geteuid(), 0)
@@ -97,13 +94,13 @@ def may_ask(link: socket.socket) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RecordingRequest:
-    """Request to record; None leaves a value to the process's settings.
+    """A request to record; for fields that are None, the process uses its own settings.
 
     Attributes
     ----------
-    output : pattern of the trace's name
+    output : pattern for the path of the trace
     begins_at : as in `Extent`
-    wait_s : give up if no step begins in this time
+    wait_s : time in seconds after which the request fails if no step begins
     sampled : True for periodic recordings, which the process requests itself
     options : options of `Capture`, which override the process's settings
     """
@@ -134,15 +131,17 @@ _ANSWER_KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("recording", "stopped"), (bool,)),
     "notes": (list,),
 }
-"""types of the fields that clients read; other fields are ignored"""
+"""types of the fields of answers that clients read; other fields are ignored"""
 _WITH_FILE = ("steps", "calls", "signatures", "dropped", "bytes")
-"""fields that an answer with a file must have"""
+"""fields that an answer about a written file must have"""
 _MOST_NUMBER = 1 << 63
 _MOST_TEXT = 40
 
 
 def check_request(request: Mapping[str, Any]) -> str:
-    """Return the kind of a request; raise `ValueError` if the message is not a request of this protocol."""
+    """Return the kind of a request; raise `ValueError` if the message is not a request in this version of the
+    protocol.
+    """
     if request.get("protocol") != PROTOCOL:
         raise ValueError(
             f"this process uses protocol {PROTOCOL}, but the request another: use the same version of opgrip"
@@ -154,7 +153,7 @@ def check_request(request: Mapping[str, Any]) -> str:
 
 
 def request_of(message: Mapping[str, Any]) -> RecordingRequest:
-    """Return the requested recording; raise `ValueError` for fields of a wrong type or range."""
+    """Return the requested recording in a message; raise `ValueError` if a field has a wrong type or range."""
     names = [item.name for item in fields(RecordingRequest)]
     values = {name: message[name] for name in names if message.get(name) is not None}
     for name, value in values.items():
@@ -191,7 +190,7 @@ def _is_of_kind(value: Any, kinds: tuple[type, ...]) -> bool:
 
 
 def lines_of(result: Mapping[str, Any]) -> list[str]:
-    """Return lines that report recorded calls, the trace's path and missing parts."""
+    """Return lines that report a recording's calls, its path and missing parts."""
     if result.get("problem"):
         return [f"no trace was written: {result['problem']}"]
     if not result.get("file"):
@@ -212,7 +211,7 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
 
 
 def make_folder() -> Path:
-    """Return the private folder of this user's sockets, created if needed.
+    """Return this user's private folder for sockets; create it if necessary.
 
     Raises
     ------
@@ -248,7 +247,7 @@ def check_private(folder: Path) -> None:
 
 
 def sockets() -> Iterator[Path]:
-    """Yield the sockets of processes that this user may ask; for root, the sockets of all users."""
+    """Yield the sockets of processes to which this user may send requests; for root, the sockets of all users."""
     for folder in dict.fromkeys(_all_folders()):
         with suppress(OSError, UserError):
             check_private(folder)
@@ -256,7 +255,7 @@ def sockets() -> Iterator[Path]:
 
 
 def socket_path(folder: Path) -> Path:
-    """Return an unused name for a socket of this process."""
+    """Return an unused path for a socket of this process."""
     return folder / f"{os.getpid()}-{os.urandom(4).hex()}{_SUFFIX}"
 
 

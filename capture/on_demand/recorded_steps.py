@@ -1,4 +1,4 @@
-"""Selection of the steps to record, and their recording, each in its own thread."""
+"""Selection of the steps to record, and recording of each step in its thread."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Extent of a recording.
+    """Which steps a recording includes.
 
     Attributes
     ----------
-    steps : number of recorded steps; None for all that begin within `seconds`
-    seconds : time after the begin of the first step in which further steps may begin
-    warmup : number of preceding steps in which the capture learns
-    begins_at : position of the program from which the first step may begin; None for the next step
+    steps : number of recorded steps; None for all steps that begin within `seconds`
+    seconds : time in seconds after the start of the first step during which more steps may begin
+    warmup : number of steps before them in which the capture examines signatures without recording calls
+    begins_at : number of the step (counted by the program) from which the first recorded step may begin; None for the
+        next step
     """
 
     steps: int | None = 3
@@ -36,7 +37,7 @@ class Extent:
 
 
 class ThreadLife:
-    """Object that lives as long as its thread, since the thread's number may be reused soon after."""
+    """Object that exists as long as its thread, because the number of a thread may be reused soon afterwards."""
 
     __slots__ = ("__weakref__",)
 
@@ -50,16 +51,16 @@ here = _Here()
 
 
 class StepRecording:
-    """Recording of steps: decides which to record, and records each in its own thread.
+    """Decides which steps are recorded, and records each in the thread that runs it.
 
     Attributes
     ----------
     steps : number of recorded steps that have ended
     cut : number of steps that were unfinished when the recording or their thread ended
     refused : number of steps that could not be recorded, by reason
-    done : set when nothing more will be recorded
-    began_at : position at which the first step began
-    first_call_ns : begin of the first recorded step, by `perf_counter_ns`
+    done : event that is set when nothing more will be recorded
+    began_at : number of the first step, counted by the program
+    first_call_ns : start of the first recorded step, by `perf_counter_ns`
     """
 
     def __init__(self, capture: StepCapture, extent: Extent, position: Callable[[], int | None]) -> None:
@@ -84,7 +85,7 @@ class StepRecording:
     def begin_step(self, nested: bool) -> ThreadStep | None:
         """Record this thread until `end_step`; return None if this step is not recorded. Never raises.
 
-        `nested` as in `enter_step`.
+        For `nested`, see `enter_step`.
         """
         try:
             with self._lock:
@@ -121,20 +122,20 @@ class StepRecording:
         return is_left
 
     def end(self) -> None:
-        """Prevent further steps, and cut unfinished ones."""
+        """Begin no more steps, and end unfinished ones now."""
         with self._lock:
             if not self.done.is_set() and not self._learning:
                 self.cut += len(self._running)
             self.done.set()
 
     def end_when_idle(self) -> None:
-        """Prevent further steps, and end the recording when unfinished ones have ended."""
+        """Begin no more steps, and end the recording when the unfinished ones have ended."""
         with self._lock:
             self._until = monotonic()
             self._check_end()
 
     def look(self) -> None:
-        """Check for the end: time is over and no step unfinished; cut the steps of threads that have ended."""
+        """End the recording if its time is over and no step is unfinished; end the steps of threads that have ended."""
         with self._lock:
             for number in [number for number, (_, life) in self._running.items() if life() is None]:
                 del self._running[number]
@@ -145,7 +146,7 @@ class StepRecording:
             self._check_end()
 
     def abandon(self) -> None:
-        """Stop in a forked process, where vanished threads may hold any lock."""
+        """Stop in a forked process, in which threads that no longer exist may have held any lock."""
         self._lock = threading.Lock()
         self.done = threading.Event()
         self.done.set()
@@ -182,7 +183,7 @@ class StepRecording:
         self._check_end()
 
     def _check_end(self) -> None:
-        """End the recording if it is complete. The caller holds the lock."""
+        """End the recording if it is complete. The caller must hold the lock."""
         enough = self.extent.steps is not None and self.steps + self.cut >= self.extent.steps
         over = self._until is not None and monotonic() >= self._until
         if (enough or over) and not self._running:

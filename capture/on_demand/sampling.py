@@ -1,4 +1,4 @@
-"""Periodic recordings of a process, and the disk space they use."""
+"""Periodic recordings of a process, and removal of old ones to limit disk space."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Sampler:
             self._last_problem = problem or ""
 
     def _keep_what_is_new(self, recording: Path) -> None:
-        """Count a recording, and remove it if the service has made all of its calls before."""
+        """Count a recording's calls, and remove the file if the service has made all of these calls before."""
         from opgrip.capture.on_demand.seen import SeenSignatures
         from opgrip.traces.io.tensor_file import values_path
 
@@ -68,7 +68,9 @@ class Sampler:
 
 
 def make_room(pattern: str, most_bytes: int) -> list[Path]:
-    """Remove the oldest periodic recordings of a pattern, except the last, and return them."""
+    """Remove the oldest periodic recordings that match a pattern, but not the last one, and return the removed
+    files.
+    """
     from opgrip.traces.io.tensor_file import values_path
 
     files = [
@@ -90,7 +92,7 @@ def make_room(pattern: str, most_bytes: int) -> list[Path]:
 
 
 def is_own(path: Path) -> bool:
-    """Return True for a regular file of this user, since others may write to the folder and create links."""
+    """Return True for a regular file of this user, because others may create files and links in the folder."""
     with suppress(OSError):
         about = path.lstat()
         return stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid()

@@ -1,4 +1,6 @@
-"""Signatures that a service has called: recordings with new ones are kept, and a file per day counts all calls."""
+"""Signatures that a service has called so far: recordings with new ones are kept, and a file per day counts
+all calls.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ from opgrip.traces.analysis.difference_sides import SUFFIX, Side, read_day, writ
 from opgrip.traces.table.trace import load
 
 LOCK_S = 10.0
-"""time for another process of the service to finish counting a recording"""
+"""time in seconds to wait while another process of the service counts a recording"""
 
 
 class SeenSignatures:
-    """Signatures of a service on this machine, in all of its processes.
+    """Signatures called by all processes of a service on this machine.
 
     Parameters
     ----------
@@ -43,11 +45,11 @@ class SeenSignatures:
         self._reported: set[Path] = set()
 
     def day_file(self) -> Path:
-        """Return the file of today's counts, by UTC."""
+        """Return the path of the file with today's counts (UTC)."""
         return self._folder / f"{self._stem}-{time.strftime('%Y-%m-%d', time.gmtime())}{SUFFIX}"
 
     def add(self, recording: Path) -> int:
-        """Count a recording, and return the number of signatures that are new to the service."""
+        """Count a recording's calls, and return the number of signatures that are new to the service."""
         side = Side()
         side.add(load(recording))
         with self._locked():
@@ -64,7 +66,7 @@ class SeenSignatures:
         return len(new)
 
     def _read_other_days(self, today: Path) -> None:
-        """Read the files of other days that have changed, since other processes of the service may still write them."""
+        """Read the changed files of other days, because other processes of the service may still write them."""
         for path in self._folder.glob(f"{self._stem}-????-??-??{SUFFIX}"):
             changed_ns = path.stat().st_mtime_ns
             if path != today and self._read.get(path) != changed_ns:
@@ -74,7 +76,7 @@ class SeenSignatures:
                     self._known |= other.cases.keys()
 
     def _day(self, path: Path) -> Side | None:
-        """Return the counts of a day's file; None if it is missing or unreadable, which is reported once."""
+        """Return the counts in a day's file; None if it is missing or unreadable, which is reported once."""
         try:
             if path.is_symlink():
                 raise UserError(f"{path} is a link", "remove it")

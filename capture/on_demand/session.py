@@ -1,4 +1,4 @@
-"""A recording from its request to its file, in the recorded process."""
+"""A recording, from its request to its file, in the recorded process."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from opgrip.traces.values import value_models
 
 @dataclass(slots=True)
 class ThreadStep:
-    """Recorded step in progress in a thread."""
+    """A recorded step that has not ended, and its thread."""
 
     mode: ThreadMode
     mark: record_function | None = None
 
 
 class StepCapture(Capture):
-    """Capture that records each thread from the begin to the end of a step.
+    """Capture that records each thread from the start to the end of its steps.
 
-    Threads started by a step are not recorded: only a thread itself can remove its mode, and a mode that stays would
-    slow the thread for the rest of its life.
+    Threads started during a step are not recorded. Only a thread itself can remove its dispatch mode, and a mode that
+    is never removed would slow the thread for ever.
     """
 
     def __init__(self, path: Path, warmup: bool, **options: Any) -> None:
@@ -61,7 +61,7 @@ class StepCapture(Capture):
         self._watching = Watching(self._recorder, others, with_mode=False)
 
     def open(self) -> None:
-        """Create the file and watch for steps, without recording yet."""
+        """Create the file and watch for steps; nothing is recorded yet."""
         try:
             self._open()
             self.set_learning(self.schedule.warmup > 0)
@@ -85,7 +85,7 @@ class StepCapture(Capture):
             self._take_another_name(flusher.writer.unfinished)
 
     def _take_another_name(self, part: Path | None) -> None:
-        """Choose another name if another process has since written a file of this name."""
+        """Choose another path if another process has written a file with this path in the meantime."""
         while part is not None:
             self.path = unused(Path(self._file))
             try:
@@ -96,16 +96,16 @@ class StepCapture(Capture):
             return
 
     def set_learning(self, learning: bool) -> None:
-        """Drop the calls of steps from now on, or record them."""
+        """With True, do not record the calls of steps from now on; with False, record them."""
         if self._flusher is not None:
             self._flusher.set_learning(learning)
 
     def leaves_out_step(self) -> bool:
-        """Return True if the budget does not allow the step that begins now in this thread."""
+        """Return True if the time budget does not allow recording the step that begins now in this thread."""
         return self._recorder.leaves_out_step()
 
     def pass_step(self) -> None:
-        """Report to the budget that this thread is outside of any step that could be recorded."""
+        """Report to the time budget that this thread is not in a step that could be recorded."""
         self._recorder.leave_steps()
 
     def enter_step(self, nested: bool, label: str | None) -> ThreadStep:
@@ -113,12 +113,12 @@ class StepCapture(Capture):
 
         Parameters
         ----------
-        nested : the step ends before anything that was already active when it began
+        nested : True if the step ends before everything that was already active when it began
         label : label of the step's calls in the trace
 
         Raises
         ------
-        RuntimeError : a mode of the program is active, which might end before the step does
+        RuntimeError : a dispatch mode of the program is active, which might end before the step
         """
         if not nested and innermost_mode() is not None:
             raise RuntimeError("a torch dispatch mode of the program is active")
@@ -138,7 +138,9 @@ class StepCapture(Capture):
         return step
 
     def leave_step(self, step: ThreadStep) -> bool:
-        """Stop recording this thread; return False while a mode of the program is active above ours."""
+        """Stop recording this thread; return False if a dispatch mode of the program is active on top of the
+        recording's.
+        """
         mark, step.mark = step.mark, None
         try:
             if mark is not None:
@@ -155,7 +157,7 @@ class StepCapture(Capture):
         pass
 
     def _begin_in_child(self) -> None:
-        """Leave the recording to the parent: a child has its own agent."""
+        """Do nothing in a forked process, which has its own agent."""
         flusher, self._flusher = self._flusher, None
         self._forks.active = False
         if flusher is not None and flusher.writer is not None:
@@ -170,17 +172,17 @@ class StepCapture(Capture):
 
 
 LOOK_S = 0.05
-"""interval between two checks of the time while a recording runs"""
+"""interval in seconds between two checks of the time while a recording runs"""
 EXPLAIN_S = 2.0
-"""time without a step after which the reason is reported, and other calls of modules may become steps"""
+"""time in seconds without a step after which the reason is reported, and other calls of modules may count as steps"""
 LATE_S = 30.0
-"""time after which they become steps even if there is an optimizer, or half of the time for a step to begin"""
+"""time in seconds (at most half of the time limit) after which they count as steps even if there is an optimizer"""
 GRACE_S = 5.0
-"""time for unfinished steps when a recording is ended early"""
+"""time in seconds for unfinished steps when a recording is ended early"""
 
 
 class RecordingSession:
-    """Recording of a request."""
+    """The recording for one request."""
 
     def __init__(self, settings: AgentSettings, request: RecordingRequest, number: int, asked_ns: int) -> None:
         pattern = request.output or settings.output
@@ -201,7 +203,7 @@ class RecordingSession:
         self._gave_way = False
 
     def begin(self) -> dict[str, Any]:
-        """Notice steps from now on, and return a description; raise `UserError` if nothing can be written."""
+        """Begin to record at the next step, and return a description; raise `UserError` if nothing can be written."""
         self._capture.open()
         try:
             self._sources.enter()
@@ -211,11 +213,11 @@ class RecordingSession:
         return {"file": str(self.path), "position": position(), "steps_are": self._sources.names}
 
     def finish(self, waiting: Callable[[str], None]) -> dict[str, Any]:
-        """Wait for the end of the recording, and return the facts about it.
+        """Wait for the end of the recording, and return facts about it.
 
         Parameters
         ----------
-        waiting : receives the reason if no step begins for some time
+        waiting : called with the reason if no step begins for some time
         """
         try:
             self._wait(waiting)
@@ -233,14 +235,14 @@ class RecordingSession:
             self._capture.close()
 
     def stop(self, discard: bool = False, grace_s: float = GRACE_S) -> None:
-        """End the recording early."""
+        """End the recording now; unfinished steps get `grace_s` seconds."""
         self._grace_s = grace_s
         if discard:
             self._capture.discard()
         self._stopping.set()
 
     def give_way(self) -> bool:
-        """End this recording in favour of a client's if it is periodic and no step has begun; return True if so."""
+        """End a periodic recording in which no step has begun, in favour of a client's; return True if it was ended."""
         if not self.request.sampled or self._recording.has_begun:
             return False
         self._gave_way = True
@@ -248,7 +250,7 @@ class RecordingSession:
         return True
 
     def abandon(self) -> None:
-        """Release everything in a forked process, which has this thread only."""
+        """Release everything in a forked process, in which only this thread exists."""
         self._recording.abandon()
         self._sources.leave()
 
@@ -302,13 +304,15 @@ class RecordingSession:
 
 
 def load() -> None:
-    """Import the modules for the first recording, which takes seconds."""
+    """Import the modules needed for the first recording; this takes seconds."""
     load_private()
     value_models.names()
 
 
 def position() -> int | None:
-    """Return the program's position in a count that all ranks of a job share: marked steps, else collectives."""
+    """Return the program's position in a count that is the same for all ranks of a job: marked steps, or
+    collectives.
+    """
     return marks.steps or collectives_begun()
 
 

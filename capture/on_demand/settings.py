@@ -1,7 +1,4 @@
-"""Settings of a process that can be asked to record, and names of its recordings.
-
-Settings come from options of `opcapture --on-demand` or from environment variables.
-"""
+"""Settings of a process whose steps can be recorded on demand, and names of its recordings."""
 
 from __future__ import annotations
 
@@ -25,10 +22,10 @@ DEFAULT, PRIVATE_DEFAULT = "step-%h-%p-%n.jsonl", "private-%p-%n.jsonl"
 
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _MARKS = re.compile(r"^([^.]*)(?:\.\d+)?(?:\.rank\d+)?(?=\.)")
-"""marks added to a name: the rank, and a number if a file of the name exists"""
+"""pattern of the parts added to a name: the rank, and a number if a file with the name exists"""
 _ADVISED_SIGNALS = ("USR1", "USR2")
 _OTHER_SIGNALS = ("KILL", "STOP", "INT", "TERM", "SEGV", "FPE", "ILL", "BUS", "ABRT", "CHLD")
-"""signals with another meaning"""
+"""signals that are used for something else"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +35,15 @@ class AgentSettings:
     Attributes
     ----------
     name : name of the process in `opcapture list`
-    output : absolute pattern of the recordings' names
+    output : pattern for the absolute paths of recordings
     steps, seconds, warmup : as in `Extent`
-    step_module : pattern of the module classes whose calls are steps; None to find steps, see `sources_of`
+    step_module : pattern for classes of modules whose calls are steps; None to detect steps (see `sources_of`)
     signal : signal that requests a recording
-    every_s : interval of periodic recordings
-    new_only : keep only periodic recordings with signatures new to the service, and count all calls in a file per day
-    max_disk_bytes : limit of the periodic recordings' size; the oldest are removed
-    at_start : record the first steps without a request
+    every_s : interval of periodic recordings in seconds
+    new_only : True to keep only periodic recordings with signatures that are new to the service, and to count all calls
+        in a file per day
+    max_disk_bytes : maximum total size of periodic recordings; the oldest ones are removed
+    at_start : True to record the first steps without a request
     options : options of `Capture`
     """
 
@@ -64,17 +62,17 @@ class AgentSettings:
 
 
 def default_settings() -> AgentSettings:
-    """Return the settings of a process started without any."""
+    """Return the settings of a process for which none were given."""
     return AgentSettings(program_name(), str(Path(DEFAULT).absolute()))
 
 
 def program_name() -> str:
-    """Return the name of the program, which may lack arguments if it embeds Python."""
+    """Return the name of the program; a program that embeds Python may have no `sys.argv`."""
     return Path(sys.argv[0]).stem if getattr(sys, "argv", None) and sys.argv[0] else "python"
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise `UserError` for a pattern that does not name a trace."""
+    """Raise `UserError` if a pattern is not valid for the name of a trace."""
     strange = next((field for field in FIELD.findall(pattern) if field not in FIELDS), None)
     if strange is not None:
         fields = ", ".join(f"%{name}" for name in FIELDS)
@@ -89,12 +87,12 @@ def recording_path(pattern: str, number: int) -> Path:
 
 
 def folder_of(pattern: str) -> Path:
-    """Return the folder of this process's recordings."""
+    """Return the folder in which this process writes recordings."""
     return Path(own_path(pattern)).parent
 
 
 def is_of_pattern(name: str, pattern: str) -> bool:
-    """Return True if processes of this host give such a name to recordings of a pattern."""
+    """Return True if a process on this host would give a recording this name, for a pattern."""
     host, number = re.escape(socket.gethostname()), r"\d+"
     forms = {"h": host, "p": number, "r": number, "t": r"\d{8}T\d{6}", "n": number, "%": "%"}
     parts = FIELD.split(Path(pattern).name)
@@ -103,7 +101,9 @@ def is_of_pattern(name: str, pattern: str) -> bool:
 
 
 def signal_of(name: str) -> signal.Signals:
-    """Return the signal of a name such as USR1; raise `UserError` if it does not exist or has another meaning."""
+    """Return the signal with a name such as USR1; raise `UserError` if it does not exist or is used for
+    something else.
+    """
     word = name.upper().removeprefix("SIG")
     number = getattr(signal, f"SIG{word}", None)
     if not isinstance(number, signal.Signals) or word in _OTHER_SIGNALS:
@@ -134,7 +134,9 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "OPGRIP_PRIVATE": ("private", _switch),
     "OPGRIP_MAX_DISK": ("max_disk_bytes", byte_count),
 }
-"""field of `AgentSettings` or option of `Capture` with its parser, by environment variable; see docs/production.md"""
+"""for each environment variable, the field of `AgentSettings` or option of `Capture`, and its parser (see
+docs/production.md)
+"""
 
 
 def settings_of(environment: Mapping[str, str]) -> AgentSettings:

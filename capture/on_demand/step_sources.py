@@ -1,4 +1,4 @@
-"""Detection of a program's steps: where each begins and ends, and why none begins."""
+"""Detection of a program's steps: where each one begins and ends, and the reason why none begins."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PROGRAM, MODULE, OPTIMIZER = "the program's own", "calls of modules that do not 
 
 
 class StepSource(ABC):
-    """Context manager that notices steps; `name` describes them."""
+    """Context manager that detects steps; `name` describes which."""
 
     name: str
 
@@ -49,13 +49,14 @@ class StepSource(ABC):
 
 
 class ThreadState(threading.local):
-    """Position of a thread in its steps.
+    """State of a thread with respect to its steps.
 
     Attributes
     ----------
-    step : step that it is in
-    left_on : ended step whose mode was below a mode of the program and is still on
-    call_is_wide : `ModuleSteps.is_wide` when the outermost call of a module began that it is in; None outside of calls
+    step : the step that the thread is in
+    left_on : an ended step whose dispatch mode could not be removed yet, because a mode of the program is on top of it
+    call_is_wide : value of `ModuleSteps.is_wide` when the current outermost call of a module began; None outside of
+        calls
     """
 
     step: ThreadStep | None = None
@@ -64,9 +65,9 @@ class ThreadState(threading.local):
 
 
 class Boundaries(StepSource):
-    """Source of steps that last from one boundary to the next in each thread.
+    """Detects steps that last from one boundary to the next in each thread.
 
-    It keeps noticing boundaries until each thread has passed one, because only a thread itself can remove its mode.
+    It continues until each thread has passed a boundary, because only a thread itself can remove its dispatch mode.
     """
 
     def __init__(self, recording: StepRecording, here: ThreadState) -> None:
@@ -83,7 +84,7 @@ class Boundaries(StepSource):
         self._close_if_over()
 
     def pass_boundary(self) -> None:
-        """End this thread's step, and begin another. Never raises."""
+        """End this thread's step and begin another. Never raises."""
         here, recording = self.here, self.recording
         if here.left_on is not None and recording.capture.leave_step(here.left_on):
             here.left_on = None
@@ -133,7 +134,7 @@ class OptimizerSteps(Boundaries):
     name = OPTIMIZER
 
     def enter(self) -> None:
-        """Watch optimizers; the first one that steps defines the steps."""
+        """Watch optimizers; the first one that makes a step defines the boundaries."""
         self._optimizer: ref[Any] | None = None
         self._hooks.callback(register_optimizer_step_post_hook(self._stepped).remove)
 
@@ -149,18 +150,18 @@ class OptimizerSteps(Boundaries):
 TRAINING, INSIDE, OTHER = "in training mode", "inside a call that began before", "of other classes"
 """reasons why calls of modules are not steps"""
 MOST_NAMES = 3
-"""most classes of modules that are named for each reason"""
+"""maximum number of module classes that are named for each reason"""
 
 
 class ModuleSteps(StepSource):
-    """Steps that are outermost calls of modules: of a class matching a pattern, or not in training mode.
-
-    Other modules' calls count as parts of steps.
+    """Steps that are outermost calls of modules whose class matches a pattern or, without a pattern, that are not in
+    training mode. Calls of other modules count as parts of steps.
 
     Attributes
     ----------
     passed : classes of modules whose calls were not steps, by reason
-    is_wide : True if calls in training mode, and the outermost ones inside a call that began before, are steps too
+    is_wide : True if calls in training mode, and outermost calls inside a call that began before the recording, are
+        steps too
     """
 
     name = MODULE
@@ -220,14 +221,14 @@ class ModuleSteps(StepSource):
         return any(fnmatchcase(name, self._pattern) for name in names) or self._pass(OTHER, module)
 
     def _pass(self, reason: str, module: nn.Module) -> bool:
-        """Note that a call is not a step; return False."""
+        """Record the reason why a call is not a step, and return False."""
         names, name = self.passed.setdefault(reason, []), type(module).__name__
         if len(names) < MOST_NAMES and name not in names:
             names.append(name)
         return False
 
     def _is_inside_module(self) -> bool:
-        """Return True if this thread is in such a call that began before the recording."""
+        """Return True if this thread is inside a call of such a module that began before the recording."""
         frame: FrameType | None = sys._getframe(3)
         while frame is not None:
             if frame.f_code in MODULE_CALLS:
@@ -241,7 +242,9 @@ class ModuleSteps(StepSource):
 
 
 class StepSources:
-    """The sources of a recording's steps: the program's marks, else calls of modules and optimizers, or only those of
+    """All sources of a recording's steps.
+
+    These are the program's marks, else calls of modules and optimizers; or only calls of modules that match
     `step_module`.
     """
 
@@ -271,11 +274,11 @@ class StepSources:
             source.leave()
 
     def widen(self, is_late: bool) -> None:
-        """Let calls of modules that are not steps be steps, if there are any and no optimizer is to step.
+        """Count more calls of modules as steps, if there are any and no optimizer is expected to make a step.
 
         Parameters
         ----------
-        is_late : do not wait for an existing optimizer any longer
+        is_late : True to stop waiting for an existing optimizer
         """
         modules, optimizers = self._modules, self._optimizers
         if modules is None or optimizers is None or modules.is_wide or not modules.passed:
@@ -287,7 +290,7 @@ class StepSources:
             modules.is_wide = True
 
     def explain(self) -> str:
-        """Return why no step has begun."""
+        """Return the reason why no step has begun."""
         if self._recording.refused:
             return f"none could be recorded: {'; '.join(self._recording.refused)}"
         if self._modules is None:

@@ -1,4 +1,4 @@
-"""Recordings that a program requests itself: `step()`, `opgrip.capture.trigger()` and a signal."""
+"""Recordings that the program itself requests, with `step()`, `opgrip.capture.trigger()` or a signal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from opgrip.errors import UserError, one_line, raise_if_from_program
 
 
 def listen_to(number: signal.Signals) -> None:
-    """Record when a signal arrives; the result is printed to stderr, since no client waits for it.
+    """Record when a signal arrives. The result is printed to stderr, because no client waits for it.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def record_at_start(agent: Agent) -> None:
-    """Record the first steps from now on, and report the recording to stderr."""
+    """Record the next steps, and report the recording on stderr."""
     # begin here: the program must not make a step meanwhile
     session, _ = agent.begin(RecordingRequest(wait_s=inf), perf_counter_ns())
     recording = threading.Thread(
@@ -89,7 +89,7 @@ def record_at_start(agent: Agent) -> None:
 
 
 class MarkedSteps:
-    """Counter of the steps that the program marks, which calls the listeners of recordings."""
+    """Counts the steps that the program marks, and notifies recordings."""
 
     def __init__(self) -> None:
         self.listeners: tuple[Callable[[], None], ...] = ()
@@ -110,7 +110,7 @@ marks = MarkedSteps()
 
 
 def step() -> None:
-    """Mark the end of a step of the program and the begin of the next one, for recordings on demand.
+    """Mark the end of a step of the program and the start of the next one, for recordings on demand.
 
     ::
 
@@ -118,19 +118,19 @@ def step() -> None:
             train(batch)
             opgrip.capture.step()
 
-    Costs next to nothing while nobody records. Each calling thread has separate steps. Do not enter or leave a torch
-    mode between two calls.
+    The call costs almost nothing while nothing is recorded. Each thread that calls this has separate steps. Do not
+    enter or leave a torch mode in a `with` statement that contains only one of two consecutive calls.
     """
     marks.step()
 
 
 class Triggered:
-    """Recording that the program requested.
+    """A recording that the program requested.
 
     Attributes
     ----------
-    result : facts about the recording: `file`, `steps`, `calls` and others; None until done, or if it failed
-    problem : reason why the trace is missing; None if it exists or is not done
+    result : facts about the recording: `file`, `steps`, `calls` and others; None while it runs, or if it failed
+    problem : reason why the trace is missing; None if the trace exists or the recording still runs
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class Triggered:
         self._armed, self._done = threading.Event(), threading.Event()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the recording is written; return False after `seconds`."""
+        """Wait until the recording is written; return False if that takes longer than `seconds`."""
         return self._done.wait(seconds)
 
     def _run(self, agent: Agent, request: RecordingRequest) -> None:
@@ -162,27 +162,28 @@ def trigger(
     step_module: str | None = None,
     **options: Any,
 ) -> Triggered:
-    """Record the next steps of this program in any of its threads; return as soon as steps are noticed.
+    """Record the next steps of this program, in any of its threads. The function returns at once; the recording runs in
+    the background.
 
     ::
 
         if latency > limit:
             opgrip.capture.trigger("slow-%t.jsonl", steps=1, warmup=0)
 
-    Later failures do not reach the program: see `Triggered.problem`.
+    Later failures raise no exception; see `Triggered.problem`.
 
     Parameters
     ----------
     output : name of the trace, a pattern such as `step-%h-%p-%n.jsonl`; None for the pattern set at the program's start
     steps : number of recorded steps; 3 unless the program was started with another number
-    seconds : record the steps that begin within this time
-    warmup : steps before the recorded ones, in which the capture learns signatures
-    step_module : count outermost calls of modules of such a class as steps
+    seconds : record all steps that begin within this time
+    warmup : number of steps before the recorded ones, in which the capture examines new signatures
+    step_module : class of modules whose outermost calls count as steps
     options : options of `Capture`
 
     Raises
     ------
-    UserError : this process cannot have an agent, or a thread that records
+    UserError : the agent, or the thread that records, cannot be started
     """
     # import here: two threads that import torch at once get incomplete modules
     from opgrip.capture.on_demand import session

@@ -1,4 +1,4 @@
-"""Verbs of `opcapture` for running processes, and `opcapture --on-demand`."""
+"""Subcommands of `opcapture` for running processes, and `opcapture --on-demand`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ProcessVerb:
 
 
 def make_verb_parser(verb: str) -> argparse.ArgumentParser:
-    """Return the parser of a verb; `run` of the parsed arguments executes it."""
+    """Return the parser of a subcommand; the attribute `run` of the parsed arguments executes it."""
     declared = VERBS[verb]
     epilog = f"examples:\n{declared.examples}"
     parser = OneLineParser(f"opcapture {verb}", description=declared.description, epilog=epilog)
@@ -127,7 +127,7 @@ def _add_trigger_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _trigger(args: argparse.Namespace) -> int:
-    """Request a recording, wait, and report it; print the traces' names to stdout."""
+    """Request a recording, wait for it, and report it; print the paths of the traces to stdout."""
     reporter = Reporter("opcapture")
     chosen = choose_ranks(find_processes(args.process), args.rank, reporter)
     request = {

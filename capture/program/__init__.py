@@ -1,1 +1,1 @@
-"""The watched program: current location, settings, devices, processes and environment."""
+"""Facts about the recorded program: location, settings, devices, processes and environment."""

@@ -1,5 +1,5 @@
-"""Accelerators as a capture sees them. A capture starts no accelerator and queries only the ones that the program
-started.
+"""Accelerators of the recorded program. A capture only queries accelerators that the program uses, and starts none
+itself.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _SAME = nullcontext()
 
 
 def accelerators() -> tuple[str, ...]:
-    """Return the device types whose operators run asynchronously to the host, whether or not such a device exists."""
+    """Return the device types whose operators run asynchronously, whether or not this machine has such a device."""
     outside = out_of_tree_device()
     # do not use getattr: torch takes long to search for a missing attribute
     return (*KINDS, outside) if outside in vars(torch) else KINDS
 
 
 def is_started(kind: str) -> bool:
-    """Return True if this process has started this kind of accelerator. A fork may not use it and returns False."""
+    """Return True if this process uses a kind of accelerator; False in a fork, which cannot use it."""
     is_initialized = getattr(getattr(torch, kind, None), "is_initialized", None)
     return is_initialized is not None and bool(is_initialized())
 
 
 def started_devices() -> list[str]:
-    """Return the devices of the kinds that this process has started."""
+    """Return the devices of the kinds that this process uses."""
     devices: list[str] = []
     with suppress(Exception):
         for kind in filter(is_started, accelerators()):
@@ -46,7 +46,7 @@ def started_devices() -> list[str]:
 
 
 def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) -> torch.device | None:
-    """Return the accelerator that a call uses, or None if it uses no started accelerator.
+    """Return the accelerator that a call uses, or None if it uses none that the process has started.
 
     The device has no index if the call names a device without one.
 
@@ -62,7 +62,7 @@ def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) 
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Return the device with an index; the default is this thread's current device of that kind."""
+    """Return a device with an index; the default is this thread's current device of the same kind."""
     index: int | None = device.index
     if index is not None:
         return device
@@ -78,7 +78,7 @@ def new_stream(device: torch.device) -> Any:
 
 
 def in_stream(stream: Any) -> AbstractContextManager[Any]:
-    """Return a context in which a stream is this thread's current one."""
+    """Return a context in which a stream is this thread's current stream."""
     context: AbstractContextManager[Any] = getattr(torch, stream.device.type).stream(stream)
     return context
 
@@ -86,7 +86,8 @@ def in_stream(stream: Any) -> AbstractContextManager[Any]:
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which a device is this thread's current device.
 
-    Without it, querying or recording an event creates a context on the thread's current device, which takes memory.
+    Without this, querying or recording an event creates a CUDA context on the thread's current device, which takes
+    memory.
     """
     module = getattr(torch, device.type)
     if module.current_device() == device.index:
@@ -96,7 +97,7 @@ def on_device(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def record_on(device: torch.device, event: Any = None) -> Any:
-    """Record an event, by default a new one, in this thread's current stream of a device, and return it."""
+    """Record an event, by default a new one, in this thread's current stream on a device; return the event."""
     event = event or torch.Event(device=device)
     with on_device(device):
         event.record(current_stream(device))
@@ -108,20 +109,21 @@ def synchronize(device: torch.device) -> None:
 
 
 def is_capturing(kind: str) -> bool:
-    """Return True if this thread's current stream captures work for a graph instead of running it."""
+    """Return True if this thread's current stream captures work for a CUDA graph instead of running it."""
     asks = getattr(getattr(torch, kind), "is_current_stream_capturing", None)
     return asks is not None and bool(asks())
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceQueries:
-    """Queries of this thread's state on one kind of accelerator, as functions in C if torch has them.
+    """Functions that query this thread's state on one kind of accelerator; implemented in C if torch has such
+    functions.
 
     Attributes
     ----------
-    is_capturing : whether the current stream captures work for a graph
-    current_device : index of the current device
-    stream_handle : number of the current stream of a device, different for different streams
+    is_capturing : returns True if the current stream captures work for a graph
+    current_device : returns the index of the current device
+    stream_handle : returns a number that identifies the current stream of a device
     """
 
     is_capturing: Callable[[], bool]
@@ -131,7 +133,7 @@ class DeviceQueries:
 
 @functools.cache
 def queries_of(kind: str) -> DeviceQueries:
-    """Return the queries of a kind of accelerator, which must have been started."""
+    """Return the queries for a kind of accelerator that the process has started."""
     module = getattr(torch, kind)
 
     def handle_of_stream(index: int) -> int:
@@ -146,7 +148,7 @@ def queries_of(kind: str) -> DeviceQueries:
 
 
 def describe_devices() -> dict[str, str]:
-    """Return the names of the accelerators of the kinds that the program has started."""
+    """Return names of the accelerators of the kinds that the program uses, by device."""
     names: dict[str, str] = {}
     with suppress(Exception):
         for device in started_devices():
@@ -170,14 +172,14 @@ def graph_classes() -> Iterator[tuple[str, Any]]:
 
 
 class GraphCaptures:
-    """Mutual exclusion of device queries by the recording and graph captures by the program."""
+    """Prevents that the recording queries a device while the program captures a graph."""
 
     def __init__(self) -> None:
         self._patches = Patches()
         self.forget()
 
     def forget(self) -> None:
-        """Start with no capture and no query, also in a forked process, in which only this thread is left."""
+        """Reset to no graph capture and no query, also in a forked process, in which only this thread exists."""
         self._changed = Condition()
         self._ongoing = self._questions = 0
 
@@ -196,7 +198,7 @@ class GraphCaptures:
 
     @contextmanager
     def question(self) -> Iterator[bool]:
-        """Delay graph captures during the block; yield True if devices may be queried, False during a capture."""
+        """Delay graph captures during the block; yield True if devices may be queried, False during a graph capture."""
         with self._changed:
             may_ask = self._ongoing == 0
             self._questions += may_ask

@@ -1,4 +1,4 @@
-"""Choices of the capture's options, and checks for options that exclude each other."""
+"""Values of a capture's options, and checks for options that exclude each other."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from opgrip.traces.analysis.redaction import Policy
 
 SKETCH, FULL = VALUES = ("sketch", "full")
-"""kinds of kept tensor values: a value model, or also the full values"""
+"""what is kept of tensor values: a value model, or also the full values"""
 VALUE_SHARE = 0.2
-"""share of the program's time that observations of later calls' values may take"""
+"""share of the program's time that may be spent on observing values of later calls"""
 OPERATORS, OPAQUE = COMPILED = ("operators", "opaque")
-"""ways to record a compiled region: as its original operators, or as one call"""
+"""how a compiled region is recorded: as its original operators, or as one call"""
 AUTO, EVENTS, KERNELS = DEVICE_TIMES = ("auto", "events", "kernels")
-"""ways to time calls on an accelerator: by its own records of kernels if it keeps any, otherwise with events; with
-events before and after; by records only
+"""how calls on an accelerator are timed: with the accelerator's records of kernels if available, else with events;
+always with events before and after; always with records
 """
 KNOWN_EXTENSIONS = ("mmcv._ext",)
-"""extension modules that are watched if the program has loaded them"""
+"""extension modules whose functions are recorded if the program has loaded them"""
 CALLS = 3
-"""maximum number of distinct signatures of a gripped function whose calls are kept"""
+"""maximum number of recorded calls of a gripped function, each with another signature"""
 GRIPS = "grips"
 """default folder for gripped samples; `samples` contains the ones that ship with opgrip"""
 
@@ -42,7 +42,7 @@ def check_choices(model: object, values: str, device_time: str) -> None:
 
 
 def check_flight(last: int | None, path: object, values: str, device_time: str, has_limits: bool) -> None:
-    """Raise `UserError` if an option needs all calls although only the last ones are kept."""
+    """Raise `UserError` if an option needs all calls although the capture keeps only the last ones."""
     if last is None:
         return
     if last < 1:
@@ -63,11 +63,11 @@ def check_flight(last: int | None, path: object, values: str, device_time: str, 
 
 
 OUTPUT = "private.jsonl"
-"""default file of a private trace; the name of the script or model would reveal what ran"""
+"""default path of a private trace; the name of the script or model would reveal what was recorded"""
 
 
 def check_private(private: bool, salt_file: str | Path | None, values: str, grip_to: str | Path | None) -> None:
-    """Raise `UserError` for options that would write private data."""
+    """Raise `UserError` if an option would write private data although the capture is private."""
     if salt_file is not None and not private:
         raise UserError("--salt-file needs --private", "add --private")
     if not private:

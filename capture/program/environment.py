@@ -1,4 +1,4 @@
-"""Description of the machine and the program that made a trace."""
+"""Description of the machine and the program, for the header of a trace."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ MODES: dict[str, Callable[[], Any]] = {
     "grad": torch.is_grad_enabled,
     "inference": torch.is_inference_mode_enabled,
 }
-"""settings that a program changes all the time"""
+"""functions that read settings which a program changes often"""
 
 SETTINGS: dict[str, Callable[[], Any]] = {
     "deterministic": torch.are_deterministic_algorithms_enabled,
@@ -73,8 +73,8 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "threads": torch.get_num_threads,
     "default_dtype": torch.get_default_dtype,
 }
-"""settings that a program rarely changes. Autocast is not included, because it is off below the dispatcher, where calls
-are seen
+"""functions that read settings which a program rarely changes; autocast is missing, because it is off where calls are
+recorded
 """
 
 CUDA_SETTINGS: dict[str, Callable[[], Any]] = {
@@ -84,7 +84,7 @@ CUDA_SETTINGS: dict[str, Callable[[], Any]] = {
     "cudnn_tf32": lambda: torch.backends.cudnn.allow_tf32,
     "stream": lambda: torch.cuda.current_stream().stream_id,
 }
-"""settings that are read once the program has started CUDA"""
+"""functions that read settings once the program uses CUDA"""
 
 
 def read_context() -> tuple[Any, ...]:
@@ -93,7 +93,7 @@ def read_context() -> tuple[Any, ...]:
 
 
 def read_settings() -> tuple[Any, ...]:
-    """Return the values of all settings in `SETTINGS` and `CUDA_SETTINGS`, with None for unreadable ones."""
+    """Return the values of all settings in `SETTINGS` and `CUDA_SETTINGS`; None for settings that cannot be read."""
     values = [_read(read) for read in SETTINGS.values()]
     if is_started("cuda"):
         values += [_read(read) for read in CUDA_SETTINGS.values()]
@@ -101,7 +101,7 @@ def read_settings() -> tuple[Any, ...]:
 
 
 def describe_context(values: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the values from `read_context` by name, without unreadable ones."""
+    """Return the values from `read_context` by name, without settings that could not be read."""
     described = zip((*MODES, *SETTINGS, *CUDA_SETTINGS), values, strict=False)
     return {
         name: plain_name(value) if isinstance(value, torch.dtype) else value

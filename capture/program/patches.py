@@ -1,4 +1,6 @@
-"""Replacement of functions where callers look them up, now or when their module is loaded, undone in any order."""
+"""Replacement of functions in modules and classes, now or when their module is loaded; replacements can be undone in
+any order.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any
 
 
 class LateModules(MetaPathFinder):
-    """A module finder that reports modules after they were loaded, while its context is active."""
+    """Import hook that reports modules after they were loaded, while its context is active."""
 
     def __init__(self, is_watched: Callable[[str], bool], loaded: Callable[[ModuleType], None]) -> None:
         self.is_watched = is_watched
@@ -27,7 +29,7 @@ class LateModules(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a watched module with a loader that reports it."""
+        """Return the spec of a module that is waited for, with a loader that reports when it was loaded."""
         if not self.is_watched(fullname):
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
@@ -61,7 +63,7 @@ _MARK = "_opgrip_patch"
 
 
 class Patches:
-    """The functions that one watch has replaced."""
+    """Functions that one hook has replaced."""
 
     def __init__(self) -> None:
         self._all: list[tuple[Any, str, _Patch]] = []
@@ -76,7 +78,7 @@ class Patches:
         self._all.append((owner, name, patch))
 
     def undo(self) -> None:
-        """Restore everything that this capture replaced; later replacements by other captures stay active."""
+        """Restore everything that this object replaced; later replacements by other captures stay active."""
         for owner, name, patch in reversed(self._all):
             patch.active = False
             function = getattr(owner, name)

@@ -19,7 +19,7 @@ from torch import nn
 
 
 def qualified_name(code: CodeType, module_globals: dict[str, Any]) -> str:
-    """Return the qualified name of a code object's function, or its plain name if Python 3.10 finds no source."""
+    """Return the qualified name of a code object's function; its plain name if Python 3.10 does not find the source."""
     name: str | None = getattr(code, "co_qualname", None)
     if name is not None:
         return name
@@ -50,29 +50,30 @@ FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 _CALLS_FORWARD = nn.Module._call_impl.__code__
 _OF_GRAPHS = "<eval_with_key>"
-"""prefix of the file name of code that torch generated from a graph"""
+"""prefix of the file name of code that torch generates from a graph"""
 _OF_TRITON = "triton."
 _OWN_FOLDERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)
 _OWN_PACKAGES = tuple(
     f"opgrip.{package}." for package in ("capture", "cli", "display", "platform", "replay", "tools", "traces", "zoo")
 )
-"""packages whose functions do not belong to the program; samples and built-in models do"""
+"""packages whose functions are not part of the program; samples and built-in models are"""
 _RUNNER = "opgrip.cli.command"
-"""module that runs a command of opgrip; its callers belong to the command, not to the program that the command runs"""
+"""module that runs a command of opgrip; frames outside of it belong to the command and not to the recorded program"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Location:
-    """Location of a thread as tracked by the hooks. `Places` makes each only once, so that they compare by identity.
+    """Location of a thread, as tracked by the hooks. `Places` creates each location once, so that locations are
+    compared by identity.
 
     Attributes
     ----------
     module, module_type : path and class of the innermost running module; both empty outside all modules
     phase : `forward`, `backward` or `optimizer`
-    inside : the enclosing call, as in `Scope`; None if the program itself runs
-    autocast : device types for which autocast is on, with its dtype, such as `cpu:bfloat16`; empty if it is off
+    inside : name of the enclosing call, as in `Scope`; None outside such a call
+    autocast : device types for which autocast is on, with dtype, such as `cpu:bfloat16`; empty if it is off
     gripped : True if `inside` is a gripped function or a higher-order operator
-    modules : by the id of a module called from here, the module and the location inside it
+    modules : modules called from here and the locations inside them, by id of the module
     """
 
     module: str
@@ -110,7 +111,7 @@ class Places:
         return self.at(place.module, place.module_type, phase, place.inside, place.autocast, place.gripped)
 
     def inside(self, place: Location, name: str, gripped: bool = False) -> Location:
-        """Return the same location inside a function that is recorded as a call."""
+        """Return the location inside a function that is recorded as a call, at the same module and phase."""
         return self.at(place.module, place.module_type, place.phase, name, place.autocast, gripped)
 
     def autocast(self, place: Location, autocast: str) -> Location:
@@ -118,7 +119,7 @@ class Places:
 
 
 class ModulePaths:
-    """Paths of the modules seen so far, by identity, because modules may define their own comparison.
+    """Paths of the modules called so far; modules are identified by id, because they may redefine `==`.
 
     Parameters
     ----------
@@ -136,7 +137,7 @@ class ModulePaths:
         return entry[1] if entry is not None and entry[0]() is module else None
 
     def called(self, module: nn.Module, above: str | None) -> str:
-        """Return the path of a module that is called.
+        """Return the path of a module that is being called.
 
         Parameters
         ----------
@@ -172,8 +173,8 @@ class SourceLine:
     Attributes
     ----------
     function : qualified name of the function
-    file : for a module, its name as a path, such as `mmdet/models/necks/fpn.py`; for a script, the path relative to the
-        working directory
+    file : path of the file: for a module derived from its name, such as `mmdet/models/necks/fpn.py`; for a script
+        relative to the working directory
     """
 
     function: str
@@ -182,14 +183,14 @@ class SourceLine:
 
 
 class SourceLines:
-    """Finder of the program's own frames on the stack, without frames of torch, Triton and opgrip."""
+    """Finds the frames of the program on the stack, without frames of torch, Triton and opgrip."""
 
     def __init__(self, depth: int = 1) -> None:
         self.depth = depth
         self._files: dict[CodeType, str | None] = {}
 
     def here(self) -> tuple[SourceLine, ...]:
-        """Return the innermost frames of the program in this thread."""
+        """Return the innermost frames of the program in this thread, as source lines."""
         frame: FrameType | None = sys._getframe(1)
         sites: list[SourceLine] = []
         while frame is not None and len(sites) < self.depth:
@@ -237,7 +238,7 @@ def is_running(frame: FrameType) -> bool:
 
 
 def _short_name(file: str, module: object) -> str | None:
-    """Return a file's name as recorded in a trace, or None if the file does not belong to the program."""
+    """Return the name of a source file for the trace, or None if the file is not part of the program."""
     if file.startswith((*_OWN_FOLDERS, _OF_GRAPHS)) or str(module).startswith((_OF_TRITON, *_OWN_PACKAGES)):
         return None
     if isinstance(module, str) and module != "__main__" and file.endswith(".py"):

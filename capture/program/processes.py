@@ -21,15 +21,15 @@ FIELDS: dict[str, Callable[[], str]] = {
     "n": lambda: "1",
     "%": lambda: "%",
 }
-"""fields of a trace's name: host, pid, rank (0 without one), UTC time as 20260131T235959, number of the recording of a
-process, percent
+"""functions that return the fields of a trace's name: host, process id, rank (0 without one), UTC time such as
+20260131T235959, number of the recording within the process, percent sign
 """
 FIELD = re.compile(r"%(.?)", re.DOTALL)
 
 
 def own_path(path: str | Path, number: int = 1) -> str | Path:
-    """Return the path for this process's output, with the fields of its name replaced; a rank is added if the process
-    has one and all ranks would have the same name.
+    """Return the path for this process's output, with fields such as `%p` replaced. The rank is added if all ranks
+    would otherwise have the same path.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def own_path(path: str | Path, number: int = 1) -> str | Path:
 
 
 def unused(path: Path) -> Path:
-    """Return the path, with a number before its suffixes if it or its file of full values exists."""
+    """Return the path; if it or its file of full values exists, with a number before the suffixes."""
     # import here, because modules that run before torch is loaded import this module
     from opgrip.traces.io.tensor_file import values_path
 
@@ -58,12 +58,12 @@ def unused(path: Path) -> Path:
 
 
 def child_path(path: str | Path) -> Path:
-    """Return the path for the output of this process, which was forked by a process that writes to `path`."""
+    """Return the path for the output of this forked process, whose parent writes to `path`."""
     return with_mark(path, f"pid{os.getpid()}")
 
 
 class ChildFiles:
-    """Traces that the children of a process wrote next to its own.
+    """Traces that child processes wrote next to the process's own trace.
 
     Parameters
     ----------
@@ -79,11 +79,11 @@ class ChildFiles:
         return tuple(child for child, identity in self._find().items() if self._before.get(child) != identity)
 
     def old(self) -> tuple[Path, ...]:
-        """Return the children's traces of an earlier program."""
+        """Return traces of child processes of an earlier program."""
         return tuple(child for child, identity in self._find().items() if self._before.get(child) == identity)
 
     def remove_old(self) -> None:
-        """Remove the traces of an earlier program and their whole-value files."""
+        """Remove the traces of an earlier program and their files of full values."""
         from opgrip.traces.io.tensor_file import values_path
 
         for child in self.old():
@@ -92,7 +92,7 @@ class ChildFiles:
                     file.unlink(missing_ok=True)
 
     def _find(self) -> dict[Path, tuple[int, int]]:
-        """Return the children's trace files, with inode and modification time to recognize replaced files."""
+        """Return the trace files of child processes, with inode and modification time to detect replaced files."""
         stem, dot, suffixes = self._path.name.partition(".")
         form = re.compile(rf"{re.escape(stem)}\.pid\d+{re.escape(dot + suffixes)}")
         children = {}
@@ -104,9 +104,9 @@ class ChildFiles:
 
 
 class ForkWatch:
-    """Caller of `forked` in every child that the process forks, and of `ended` when such a child ends.
+    """Calls `forked` in every child that the process forks, and `ended` when such a child ends.
 
-    Neither is called if the child ends without Python's cleanup, as after `os._exit` or a signal.
+    `ended` is not called if the child ends without Python's cleanup, for example by `os._exit` or a signal.
     """
 
     def __init__(self, forked: Callable[[], None], ended: Callable[[], None]) -> None:
@@ -136,7 +136,7 @@ def _at_end_of_child(watch: ForkWatch) -> None:
 
 
 def rank() -> int | None:
-    """Return the rank of this process if a launcher such as torchrun started several processes, otherwise None."""
+    """Return the rank of this process if a launcher such as torchrun started several processes, else None."""
     number, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     if not number.isdecimal() or not size.isdecimal() or int(size) < 2:
         return None
@@ -144,7 +144,9 @@ def rank() -> int | None:
 
 
 def with_mark(path: str | Path, mark: str) -> Path:
-    """Return a path with a mark before its suffixes: `step.jsonl.zst` and `rank1` become `step.rank1.jsonl.zst`."""
+    """Return a path with a mark before its suffixes; for example `step.jsonl.zst` and `rank1` give
+    `step.rank1.jsonl.zst`.
+    """
     path = Path(path)
     stem, dot, suffixes = path.name.partition(".")
     return path.with_name(f"{stem}.{mark}{dot}{suffixes}")

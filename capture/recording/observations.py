@@ -1,9 +1,9 @@
-"""Repeated observations of a signature whose values decide what a call costs or returns.
+"""Repeated observations of the values of a signature's calls, if values decide the time or the results of a call.
 
 A program may call `nonzero` many times on a mask of one shape, with a different number of true elements each time. The
 trace therefore keeps the values and results of several of these calls, from early to late, and a replay runs all of
-them in turn. Calls that are not observed cost nothing extra: a call that is due for an observation gets a different
-operator in its node for that one time.
+them in turn. Calls that are not observed cost nothing extra: to observe a call, the operator in its call point is
+replaced once.
 
 If the times of a signature's calls differ between call sites, the values of one call site do not represent the others,
 and each is observed. The square root of an optimizer's state takes five times as long for a parameter with mostly zero
@@ -28,27 +28,28 @@ from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.signatures.predictions import LEARNT, NEVER, SIGHTINGS
 
 DIFFERENT, LEAST_NS = 1.5, 20_000
-"""minimum ratio and minimum difference in ns of two call sites' times for the call sites to differ"""
+"""minimum ratio, and minimum difference in ns, of the times of two call sites that count as different"""
 MOST_PLACES = 48
 """maximum number of scopes, and of first-tensor memories, kept per signature"""
 FASTEST, SLOWEST, SLOWEST_ONCE = 4, 6, 12
-"""numbers of the fastest and the slowest call sites to keep if there are too many: slowest ones with several calls, and
-slowest ones with a single call. More of the latter are kept, because some were only interrupted
+"""numbers of call sites that are kept if there are too many: fastest, slowest with several calls, and slowest with a
+single call; more of the last kind are kept, because some of them were only interrupted
 """
 MOST_CALLS_BETWEEN = 2048
-"""calls of a signature after which a call site with one call is not expected to recur"""
+"""number of calls of a signature after which a call site with a single call is not expected to recur"""
 MOST_SIGNATURES = 10_000
 MOST_LOOKS = 4
 """maximum number of call sites to observe per signature"""
 
 PlaceKey = tuple[int, int]
-"""scope and memory of the first tensor, or `ANY` for memory that does not recur"""
+"""scope, and memory of the first tensor, or `ANY` if that memory is not used again"""
 ANY = -1
 Key = TypeVar("Key", bound=Hashable)
 
 
 class _Table(Generic[Key]):
-    """Some call sites of a signature; if there are too many, those with the shortest and the longest calls.
+    """Call sites of a signature; if there are too many, only call sites with the shortest and the longest calls are
+    kept.
 
     Each step's activations use different memory, and a model has many parameters of the same shape, of which the last
     ones may be the ones that differ. Keeping only the first or the last call sites would therefore miss some.
@@ -58,7 +59,7 @@ class _Table(Generic[Key]):
 
     Attributes
     ----------
-    least_ns : shortest duration at each call site, which is the least perturbed
+    least_ns : shortest duration at each call site, which is disturbed the least
     first : number of the first call at each call site that had only one
     """
 
@@ -90,11 +91,11 @@ class _Table(Generic[Key]):
         return True
 
     def recurring_ns(self) -> dict[Key, int]:
-        """Return the shortest duration at each recurring call site."""
+        """Return the shortest duration in ns at each call site that occurred more than once."""
         return {place: time for place, time in self.least_ns.items() if place not in self.first}
 
     def _thin_out(self, call: int) -> None:
-        """Keep only the extremes among recurring call sites, and among call sites that may still recur."""
+        """Keep only the fastest and slowest call sites: among recurring ones, and among those that may still recur."""
         least_ns, first, oldest = self.least_ns, self.first, call - MOST_CALLS_BETWEEN
         ranked = sorted(least_ns, key=least_ns.__getitem__)
         again = [place for place in ranked if place not in first]
@@ -117,7 +118,7 @@ def _extremes(ranked: list[Key], slowest: int) -> list[Key]:
 
 
 class _CallSites:
-    """The call sites of a signature.
+    """The call sites of a signature, with the durations of their calls.
 
     Attributes
     ----------
@@ -136,13 +137,13 @@ class _CallSites:
         return len(self._by_scope.least_ns) + len(self._by_memory.least_ns)
 
     def add(self, place: PlaceKey, duration_ns: int) -> bool:
-        """Add a call at a place; return True if this may change a recurring call site."""
+        """Add a call at a call site; return True if this may change the duration at a recurring one."""
         self._calls = call = self._calls + 1
         has_changed = self._by_scope.add(place[0], duration_ns, call)
         return self._by_memory.add(place, duration_ns, call) or has_changed
 
     def different(self) -> Iterator[PlaceKey]:
-        """Yield one call site per timing cluster, except for those requested before."""
+        """Yield one call site per timing cluster, without call sites requested before."""
         by_scope, by_memory = self._by_scope.recurring_ns(), self._by_memory.recurring_ns()
         # a quick check, which most signatures fail
         if not _differ([*by_scope.values(), *by_memory.values()]):
@@ -164,7 +165,7 @@ class _CallSites:
 
 
 def _differ(times_ns: Sequence[int]) -> bool:
-    """Return True if these times of a signature differ."""
+    """Return True if the times of a signature's call sites differ enough to observe each."""
     least_ns, most_ns = min(times_ns, default=0), max(times_ns, default=0)
     return most_ns >= max(least_ns * DIFFERENT, least_ns + LEAST_NS)
 
@@ -206,15 +207,15 @@ class PlaceTimes:
 
 
 EARLY = frozenset({2, 4, 8})
-"""calls of a signature to observe, counted among the calls that are looked up by their key"""
+"""numbers of a signature's calls to observe, counted among the calls that are looked up by their key"""
 LATE = 32
-"""calls until the first late observation; each later one is due after four times as many calls"""
+"""number of calls until the first observation of a late call; the number is multiplied by four for each further one"""
 MOST_TRIES = 1000
-"""calls of a signature to check for a match with the requested call sites before giving up"""
+"""number of calls of a signature that are compared with the requested call sites before giving up"""
 MOST = 8
 """maximum number of observations of one signature after its first call"""
 ALLOWANCE_NS = 20_000_000
-"""time that observations may take in addition to their share, so that short programs are observed too"""
+"""time in ns that observations may take in addition to their share, so that short programs are observed too"""
 
 
 class Look(Enum):
@@ -230,11 +231,11 @@ class Observations:
 
     Parameters
     ----------
-    share : share of the program's time that observations may take; observations beyond it wait for later calls
+    share : maximum share of the program's time for observations; when it is exceeded, observations wait for later calls
 
     Attributes
     ----------
-    spent_ns : total time of the capture's own work outside the fast path that records a call
+    spent_ns : total time of the capture's own work, without the fast path that records a call
     suspended : True if nothing is observed
     """
 
@@ -255,9 +256,7 @@ class Observations:
         self._idle_since_ns: int | None = None
 
     def set_idle(self, idle: bool) -> None:
-        """Start or end an interval in which calls are not recorded; it does not count towards the time for
-        observations.
-        """
+        """Start or end an interval in which calls are not recorded; it does not count as the program's time."""
         now = perf_counter_ns()
         if idle and self._idle_since_ns is None:
             self._idle_since_ns = now
@@ -266,8 +265,8 @@ class Observations:
             self._idle_since_ns = None
 
     def set_learning(self, learning: bool) -> None:
-        """Start or stop learning. While learning, observations have no time limit; afterwards only late calls are
-        observed.
+        """Start or stop learning. While learning, observations have no time limit; afterwards only observations of late
+        calls are made.
         """
         self._learning = learning
         # the time spent on learning must not reduce the time for observations in later steps
@@ -290,13 +289,13 @@ class Observations:
             self._next[number] = LATE
 
     def sightings(self, number: int) -> int:
-        """Return the number of calls after which a signature need not be looked up by its key."""
+        """Return the number of calls after which a signature no longer needs to be looked up by its key."""
         if number in self._next and self._key_lookups[number] + 1 < max(self._early, default=0):
             return NEVER
         return LEARNT if self._learning else SIGHTINGS
 
     def is_due(self, number: int) -> bool:
-        """Count a call that is looked up by its key; return True if it is due for an observation."""
+        """Count a call that is looked up by its key; return True if it should be observed."""
         if number in self._next:
             self._key_lookups[number] += 1
             if self._key_lookups[number] in self._early and self._looks[number] < MOST:
@@ -316,7 +315,7 @@ class Observations:
     def take(self, number: int, here: Callable[[], PlaceKey]) -> Look:
         """Return the reason for observing a call, and mark that observation as done.
 
-        If several threads ask, only the first one gets the observation.
+        If several threads call this, only the first one gets the observation.
         """
         if number in self._due and self.is_affordable():
             self._due.discard(number)
@@ -342,19 +341,19 @@ class Observations:
         self.spent_ns += own_ns
 
     def set_aside(self, own_ns: int) -> None:
-        """Add time of the capture's own work other than observations, which does not count as the program's time."""
+        """Add time of the capture's other work, which does not count as the program's time."""
         self._aside_ns += own_ns
         self.spent_ns += own_ns
 
     def is_affordable(self) -> bool:
-        """Return True if observations have taken less than their share of the program's time without them."""
+        """Return True if observations have taken less than their share of the program's time."""
         if self._learning or self.suspended:
             return not self.suspended
         program_ns = perf_counter_ns() - self._began_ns - self._own_ns - self._aside_ns
         return self._own_ns <= ALLOWANCE_NS + self._share * program_ns
 
     def count(self, signatures: Sequence[int], modes: Sequence[ThreadMode]) -> None:
-        """Count calls that were made, and schedule the late observations that become due."""
+        """Count calls that were made, and schedule the observations of late calls that become due."""
         counts = Counter(filter(self._next.__contains__, signatures))
         for number, count in counts.items():
             self._calls[number] += count

@@ -1,6 +1,6 @@
 """Records that wait to be written, and counts of calls that could not be recorded.
 
-All threads share both and change them while they hold one lock, the lock of the recording's tables.
+All threads share both, and change them only while they hold the lock of the recording's tables.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from opgrip.traces.schema.records import ON_FAKE, Record
 
 
 class OwnCalls(threading.local):
-    """Marker of a thread that runs operators for the capture itself; these are not recorded.
+    """Marks a thread while it runs operators for the capture itself, which are not recorded.
 
-    Without it, a watched function that the description of a call needs would wait for itself.
+    Without the mark, a recorded function that is needed to describe a call would wait for itself.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class PendingRecords:
     Parameters
     ----------
     privacy : policy by which records are redacted before they are encoded, or None to write them unchanged
-    redacts_late : leave redaction and encoding to the code that writes the records to a file
+    redacts_late : True to leave redaction and encoding to the code that writes records to a file
 
     Attributes
     ----------
@@ -63,7 +63,9 @@ class PendingRecords:
                 raise
 
     def encoded(self, record: Record) -> list[tuple[Record, bytes]]:
-        """Return the entries of `lines` for a record. Hold the lock, and call `take_back` if they are not added."""
+        """Return the entries of `lines` for a record. Call this with the lock held, and call `take_back` if the entries
+        are not added.
+        """
         # Encode now: at the first call of its kind this costs little, later it would delay other calls.
         with self._own_calls.lock:
             if self._redaction is not None and self._redacts_late:
@@ -76,19 +78,19 @@ class PendingRecords:
             self._redaction.take_back()
 
     def is_held_here(self) -> bool:
-        """Return True if this thread holds the lock, which the writing thread may be waiting for."""
+        """Return True if this thread holds the lock, for which the writing thread may be waiting."""
         is_held: bool = self.lock._is_owned()  # type: ignore[attr-defined]
         return is_held
 
     def take(self) -> list[tuple[Record, bytes]]:
-        """Remove and return the records that must be written before any call recorded so far."""
+        """Remove and return all waiting records; they must be written before any call recorded so far."""
         count = len(self.lines)
         taken = self.lines[:count]
         del self.lines[:count]
         return taken
 
     def outgoing(self, record: Record) -> Sequence[Record]:
-        """Return the records to write for `record`: itself, or the result of its redaction."""
+        """Return the records to write for `record`: the record itself, or the result of its redaction."""
         if self._redaction is None:
             return (record,)
         # redaction runs operators on values; they are not calls of the program
@@ -107,7 +109,7 @@ class LostCalls:
     Attributes
     ----------
     dropped : calls that ran and are not in the trace, by operator and reason
-    passed_by : calls that the trace shows only as the calls they consist of, by operator and reason
+    passed_by : calls that are missing although the calls inside them are in the trace, by operator and reason
     without_values : tensors whose values could not be read, by operator and reason
     without_work : calls on meta or fake tensors, which are not in the trace, by operator and reason
     """
@@ -120,12 +122,14 @@ class LostCalls:
         self._lock = lock
 
     def drop(self, op: str, reason: BaseException) -> None:
-        """Count a call that could not be recorded; re-raise the reason if it is an exception of the program."""
+        """Count a call that could not be recorded; raise the reason again if it is an exception of the program."""
         raise_if_from_program(reason)
         self.count(op, one_line(reason))
 
     def lose(self, op: str, reason: BaseException) -> None:
-        """Count a call that ran but could not be described; re-raise the reason if it comes from the program."""
+        """Count a call that ran but could not be described; raise the reason again if it is an exception of the
+        program.
+        """
         is_own = not is_from_program(reason)
         self.count(op, one_line(reason) if is_own else interrupted_by(reason))
         if not is_own:
@@ -137,7 +141,9 @@ class LostCalls:
             self.dropped[op, reason] += 1
 
     def lose_values(self, op: str, reason: Exception) -> None:
-        """Count a tensor whose values could not be read; re-raise the reason if it is an exception of the program."""
+        """Count a tensor whose values could not be read; raise the reason again if it is an exception of the
+        program.
+        """
         raise_if_from_program(reason)
         with self._lock:
             self.without_values[op, one_line(reason)] += 1
@@ -148,7 +154,7 @@ class LostCalls:
             self.without_work[op, reason] += 1
 
     def pass_by(self, op: str, types: Sequence[type]) -> None:
-        """Count a call on fake tensors, or a call of which the trace has only the inner calls."""
+        """Count a call on fake tensors, or a call of which the trace contains only the calls inside it."""
         with self._lock:
             if any(map(is_fake, types)):
                 self.without_work[op, ON_FAKE] += 1

@@ -1,7 +1,7 @@
 """One recording: the tables that all threads of a process share, and their lifetime.
 
-Guarantee: nothing here raises into the watched program, except exceptions of the program itself, such as exceptions of
-signal handlers. Such an exception loses at most the call that it interrupts, which is then counted as lost.
+Nothing here raises an exception into the recorded program, except the program's own exceptions, for example from signal
+handlers. Such an exception loses at most the call that it interrupts, which is then counted as lost.
 
 ====================  ================================================================================
 part                  contents
@@ -13,7 +13,7 @@ part                  contents
 `observations`        schedule of later calls whose values are observed
 `storages`            numbers of the tensors' memory
 `pending`             records to write before the calls that refer to them
-`lost`                counts of what could not be recorded
+`lost`                counts of calls and values that could not be recorded
 `templates`           calls that the program made while it captured graphs
 `steps`               start times of the program's steps
 `kernels`             device times from kernel records, or None to time calls with events
@@ -58,15 +58,16 @@ class Recorder:
 
     Parameters
     ----------
-    make_mode : returns a new mode for a thread that has none
-    model : root of all module paths; without it, each outermost module that is called starts its own path
+    make_mode : function that returns a new mode for a thread without one
+    model : module to which module paths are relative; without it, each outermost module that is called starts its own
+        path
     stack_depth : number of source lines kept per scope
     write_ahead : function called before every call runs, or None
-    value_share : share of the program's time that observations of later calls' values may take
+    value_share : maximum share of the program's time for observing values of later calls
     privacy : policy by which records are redacted before they are encoded, or None to write them unchanged
-    redacts_late : redact and encode records only when they go to a file
+    redacts_late : True to redact and encode records only when they are written to a file
     kernels : source of device times from kernel records, or None to time calls with events
-    by_steps : record a thread only while it is in a step
+    by_steps : True to record a thread only while it is in a step
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Recorder:
         self.begin()
 
     def begin(self) -> None:
-        """Start with empty tables, also in a forked process, in which only this thread is left."""
+        """Start with empty tables, also in a forked process, in which only this thread exists."""
         self.started_ns = perf_counter_ns()
         self.pid = os.getpid()
         self.steps = StepMarks(self.started_ns)
@@ -135,7 +136,7 @@ class Recorder:
         self.threads.set_idle(idle)
 
     def stop(self) -> None:
-        """Stop recording for good and discard what was not written."""
+        """Stop recording for good, and discard what is not written yet."""
         self._stopped = True
         self.set_idle(True)
         for mode in self.threads.all:
@@ -147,7 +148,7 @@ class Recorder:
         return is_held
 
     def write_ahead_of(self, signature: int) -> None:
-        """Write all pending data before a call of this signature runs, if `write_ahead` is set."""
+        """Write all pending data before a call of a signature runs, if `write_ahead` is set."""
         try:
             if self.write_ahead is not None:
                 self.write_ahead()
@@ -155,19 +156,19 @@ class Recorder:
             self.lost.drop(f"signature {signature}", error)
 
     def forget(self) -> None:
-        """Start new tables. Everything that calls refer to by number stays until `prune`."""
+        """Start new tables. The records to which calls refer by number stay until `prune`."""
         with self.pending.lock:
             self.epochs.begin()
             for table in (self.signatures, self.scopes, self.fitter, self.observations):
                 table.forget()
 
     def prune(self, epochs: set[int], pairs: set[int], running: Iterable[tuple[int, int]]) -> set[Hashable]:
-        """Remove old numbers and their records; return the names of all records that calls may still refer to.
+        """Remove old numbers and their records; return the names of all records to which calls may still refer.
 
         Parameters
         ----------
-        epochs : epochs whose numbers some thread may still use
-        pairs : pairs of the calls that were not written yet
+        epochs : epochs whose numbers a thread may still use
+        pairs : pairs of signature and scope of calls that are not written yet
         running : signature and scope of each call that has not ended
         """
         running = list(running)
@@ -190,21 +191,21 @@ class Recorder:
         return names | {(Signature, number) for number in signatures} | {(Scope, number) for number in scopes}
 
     def thin(self) -> None:
-        """Update what is left out of the recording according to the budget."""
+        """Update which kinds of data are left out of the recording, according to the time budget."""
         if self.budget is not None:
             self.thinning = self.budget.thinning()
             self.scopes.refines = self.thinning < Thinning.SCOPES
             self.fitter.spared = self.observations.suspended = self.thinning >= Thinning.VALUES
 
     def leave_out(self, what: Thinning) -> bool:
-        """Return True, and count it, if this kind of data is currently left out."""
+        """Return True if a kind of data is currently left out; count it then."""
         if self.thinning < what or self.budget is None:
             return False
         self.budget.leave_out(what)
         return True
 
     def leaves_out_step(self) -> bool:
-        """Return True if the budget does not allow recording the step that begins now in this thread."""
+        """Return True if the time budget does not allow recording the step that begins now in this thread."""
         if self.passes_step():
             return True
         began = perf_counter_ns()
@@ -216,11 +217,11 @@ class Recorder:
         return is_left_out
 
     def passes_step(self) -> bool:
-        """Return True if the budget already decided to skip this step; see `Budget.passes_step`."""
+        """Return True if the time budget has already decided to skip this step; see `Budget.passes_step`."""
         return self.budget is not None and self.budget.passes_step()
 
     def leave_steps(self) -> None:
-        """Note that this thread is now outside the steps that the budget decides about."""
+        """Record that this thread is now outside the steps about which the time budget decides."""
         if self.budget is not None:
             self.budget.spending.begin_step(None)
 
@@ -231,7 +232,7 @@ class StepMarks:
     Attributes
     ----------
     program_reports : True if the program reports its steps
-    in_header : True if the trace's header contains the number of steps, so that this object collects nothing
+    in_header : True if the trace's header contains the number of steps; then nothing is collected here
     """
 
     def __init__(self, started_ns: int) -> None:
@@ -242,11 +243,11 @@ class StepMarks:
         self.program_reports = self.in_header = False
 
     def begin_step(self) -> None:
-        """Note that a recorded step begins; used if the program reports its steps."""
+        """Record that a step begins; used if the program reports its steps."""
         self._add(self._reported)
 
     def end_optimizer_step(self, optimizer: Any) -> None:
-        """Note that an optimizer has stepped. If the program reports no steps, the first optimizer's steps delimit
+        """Record that an optimizer made a step. If the program reports no steps, the first optimizer's steps delimit
         them.
         """
         if self._optimizer is None or self._optimizer() is None:

@@ -1,4 +1,4 @@
-"""Numbers of scopes, of their settings, and of signatures in scopes. Numbering continues when tables start again."""
+"""Numbers of scopes, of settings, and of signatures in scopes. Numbers continue to increase when tables are cleared."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from opgrip.capture.recording.pending_records import PendingRecords
 from opgrip.traces.schema.records import Context, Scope
 
 PAIR = "pair"
-"""kind of number that identifies a signature in a scope"""
+"""kind of the numbers that identify a pair of signature and scope"""
 
 
 class Epochs:
-    """Ranges of numbers assigned per epoch; an epoch lasts from one start of the tables to the next.
+    """Ranges of numbers that were assigned in each epoch; a new epoch begins whenever the tables are cleared.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class Epochs:
         self._ends: dict[int, dict[Hashable, int]] = {}
 
     def next(self, kind: Hashable) -> int:
-        """Return a new number. Hold the lock of the tables."""
+        """Return a new number of a kind. The caller must hold the lock of the tables."""
         number = self._next[kind]
         self._next[kind] = number + 1
         return number
@@ -51,13 +51,13 @@ class Epochs:
         self._firsts[self.current] = dict(self._next)
 
     def numbers(self, kind: Hashable, epochs: set[int]) -> Iterator[int]:
-        """Yield the numbers assigned in these epochs, except for forgotten epochs."""
+        """Yield the numbers assigned in some epochs, without epochs that were removed."""
         for epoch in sorted(epochs & self._firsts.keys()):
             end = self._next[kind] if epoch == self.current else self._ends[epoch].get(kind, 0)
             yield from range(self._firsts[epoch].get(kind, 0), end)
 
     def keep(self, epochs: set[int]) -> None:
-        """Forget all epochs except these and the current one."""
+        """Remove all epochs except some and the current one."""
         for epoch in [epoch for epoch in self._firsts if epoch not in epochs and epoch != self.current]:
             del self._firsts[epoch], self._ends[epoch]
 
@@ -70,7 +70,7 @@ class ScopeTable:
 
     Attributes
     ----------
-    refines : True to assign a call to the module whose method it runs in, even if the module was not called
+    refines : True to assign a call to the module whose method makes it, even if the module itself was not called
     pairs : signature, scope and number of tensors by pair number
     """
 
@@ -95,12 +95,14 @@ class ScopeTable:
         self._pair_numbers: dict[tuple[int, int, int], int] = {}
 
     def point(self, signature: int, place: Location, tensors: int) -> tuple[int, int]:
-        """Return the scope and pair numbers of calls made from this thread's current location."""
+        """Return the scope number and the pair number of calls of a signature from this thread's current location."""
         scope = self.scope(self._refine_place(place), self._lines.here(), self._context(place.autocast))
         return scope, self.pair(signature, scope, tensors)
 
     def pair(self, signature: int, scope: int, tensors: int) -> int:
-        """Return the number of a signature in a scope, for calls with this number of input and output tensors."""
+        """Return the number of a pair of signature and scope, for calls with this number of input and output
+        tensors.
+        """
         key = (signature, scope, tensors)
         number = self._pair_numbers.get(key)
         if number is None:
@@ -125,8 +127,8 @@ class ScopeTable:
         return number
 
     def backward_scope(self, scope: int, forward: int) -> int:
-        """Return the number of a backward call's scope that also refers to the scope of its forward call, or `scope` if
-        the latter was removed.
+        """Return the number of a scope for a backward call that refers to the scope of its forward call; `scope` if
+        that was removed.
         """
         key = (scope, forward)
         number = self._scopes.get(key)
@@ -137,14 +139,14 @@ class ScopeTable:
         return number
 
     def forget(self) -> None:
-        """Start new tables. Hold the lock. Everything that calls refer to by number stays until `prune_pairs` and
+        """Start new tables; the caller must hold the lock. Records to which calls refer stay until `prune_pairs` and
         `prune_scopes`.
         """
         for table in (self._pair_numbers, self._scopes, self._contexts):
             table.clear()
 
     def prune_pairs(self, epochs: set[int], pairs: set[int]) -> None:
-        """Remove all pairs except `pairs` and the pairs of `epochs`."""
+        """Remove all pairs except those in `pairs` and those of `epochs`."""
         self.pairs = {number: pair for number, pair in self.pairs.items() if number in pairs} | {
             number: self.pairs[number] for number in self._epochs.numbers(PAIR, epochs) if number in self.pairs
         }
@@ -153,7 +155,7 @@ class ScopeTable:
         self._records = {number: self._records[number] for number in scopes if number in self._records}
 
     def _refine_place(self, place: Location) -> Location:
-        """Return the location with the module whose method runs, if that is not the module that was called."""
+        """Return a location that names the module whose method runs, if the module itself was not called."""
         module = innermost_module() if place.module_type and self.refines else None
         path = None if module is None else self._path_of(module)
         if path is None or path == place.module:
@@ -169,7 +171,7 @@ class ScopeTable:
         return number
 
     def _add(self, table: dict[Hashable, int], key: Hashable, record: Scope | Context) -> int:
-        """Add a record to its table under a new number, unless another thread was faster; return its number."""
+        """Add a record to a table under a new number, unless another thread has added it; return its number."""
         with self._lock:
             number = table.get(key)
             if number is None:

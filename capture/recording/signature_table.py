@@ -1,8 +1,8 @@
-"""The signatures of a recording: their numbers, and their known parts until the first call has ended.
+"""The signatures of a recording: their numbers, and the known parts of signatures whose first call has not ended.
 
-Guarantee: everything that belongs to a signature is available as soon as its number is, and its record is written
-before any call that refers to it, even if the threads that add to the table are interrupted. A signature is *open* from
-its first occurrence until one of its calls has ended. Only then are its outputs known and its record is made.
+Everything about a signature is available as soon as its number is, and its record is written before any call that
+refers to it, even if a thread is interrupted while it adds the signature. A signature is *open* from its first
+occurrence until one of its calls has ended. Only then are its outputs known and its record is made.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class SignatureTable:
     ----------
     closed : number of signatures whose records were made
     differentiable : numbers of signatures with an argument that requires a gradient
-    marks : numbers of signatures of `record_function` marks
+    marks : numbers of the signatures of `record_function` labels
     on_accelerator : numbers of signatures with a tensor on an accelerator
-    families : for each number, the first signature of the same operator with similar tensors
+    families : number of the first signature of the same operator with similar tensors, by signature number
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SignatureTable:
         return self._epochs.count(Signature)
 
     def number(self, name: Hashable, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-        """Return the number of a call's signature. Call it before the call runs."""
+        """Return the number of a call's signature. Call this before the call runs."""
         key = call_key(name, args, kwargs)
         number = self._numbers.get(key)
         return self._add(key, kind, args, kwargs) if number is None else number
@@ -92,15 +92,15 @@ class SignatureTable:
         return str(self._open_names.get(number, f"signature {number}"))
 
     def open_record(self, number: int) -> Signature | None:
-        """Return the known part of an open signature's record, or None if it is closed."""
+        """Return the known part of an open signature's record; None if the signature is not open."""
         return self._open.get(number)
 
     def output_bytes(self, number: int) -> int:
-        """Return the size in bytes of the results of a signature's first call, or 0 if it is small or unknown."""
+        """Return the size in bytes of the results of a signature's first call; 0 if it is small or unknown."""
         return self._large_outputs.get(number, 0)
 
     def close(self, number: int, result: Any, raised: BaseException | None) -> None:
-        """Make the record of an open signature after one of its calls has ended."""
+        """Create the record of an open signature after one of its calls has ended."""
         with self._lock:
             signature = self._open.get(number)
             if signature is None:
@@ -140,8 +140,8 @@ class SignatureTable:
         Parameters
         ----------
         name : operator
-        since_ns, storage : start time of the observation and memory of the first tensor; they identify the call if the
-            observation is for a call site
+        since_ns, storage : start time of the observation, and storage of the first tensor; they identify the call if a
+            call site is observed
         """
         where = since_ns, None if storage == NO_STORAGE else storage
         try:
@@ -170,7 +170,9 @@ class SignatureTable:
     def read_again(
         self, number: int, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None]:
-        """Read missing values from a later call before it runs; return a function that takes its result."""
+        """Read values that were missing from a later call before it runs; return a function that takes the call's
+        result.
+        """
         try:
             with self._lock, self._own_calls.lock, without_modes(), without_functions():
                 numbers = self._unread.pop(number)
@@ -183,13 +185,15 @@ class SignatureTable:
         return lambda result: note_outputs(self._outputs(result))
 
     def forget(self) -> None:
-        """Start new tables. Hold the lock. Everything that calls refer to by number stays until `prune`."""
+        """Start new tables; the caller must hold the lock. Records to which calls refer by number stay until
+        `prune`.
+        """
         self._numbers.clear()
         self._first_alike.clear()
 
     def prune(self, numbers: Iterable[int], epochs: set[int]) -> set[int]:
-        """Remove all signatures except `numbers`, open ones and ones from `epochs`; return the remaining numbers. Hold
-        the lock.
+        """Remove all signatures except `numbers`, open ones, and those of `epochs`; return the remaining numbers. The
+        caller must hold the lock.
         """
         kept = {*numbers, *self._open, *self._epochs.numbers(Signature, epochs)}
         self.families = {number: self.families[number] for number in kept if number in self.families}
@@ -230,7 +234,7 @@ class SignatureTable:
         return number
 
     def _refine(self, signature: Signature, name: Hashable) -> Signature:
-        """Return a signature whose value models are refined by its outputs."""
+        """Return a signature whose value models include the facts that its outputs reveal."""
         try:
             with self._own_calls.lock, without_modes(), without_functions():
                 signature = self._fitter.refine_by_outputs(signature, name)

@@ -1,7 +1,8 @@
-"""Numbers for the memory of tensors, which connect a call's arguments to the calls that produced them.
+"""Numbers of storages, which connect a call's arguments to the calls that produced them.
 
-An address is not sufficient, because it is reused after its storage is freed. Therefore every numbered storage is
-pinned: its memory is freed as usual, but its address is not reused until `sweep` finds that the storage is gone.
+Addresses cannot be used as numbers, because an address is reused after its storage is freed. Therefore the address of
+every numbered storage is pinned: the memory is freed as usual, but the address is not reused until `sweep` finds that
+the storage no longer exists.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from opgrip.errors import raise_if_from_program
 from opgrip.traces.schema.records import NO_STORAGE
 
 SWEEP, SWEEP_BYTES = 256, 1 << 25
-"""new storages, and their bytes, after which `sweep` looks for freed ones. The limits are low because the addresses are
-then still in the processor's cache, and because pinned addresses leave holes in the allocator's memory
+"""number of new storages, and of their bytes, after which `sweep` looks for freed ones. The limits are low because the
+addresses are then still in the processor's cache, and because pinned addresses fragment the allocator's memory.
 """
 MIDDLE_SWEEPS, OLD_SWEEPS = 8, 64
-"""number of sweeps after which surviving storages move to a list that is swept less often, and after which that list is
-swept
+"""number of sweeps after which remaining storages move to a list that is swept less often, and number of sweeps after
+which that list is swept
 """
 
 
@@ -30,11 +31,11 @@ class StorageNumbers:
 
     Attributes
     ----------
-    numbers : number of each pinned address
+    numbers : storage number by pinned address
     new_number : returns the next number
     young : addresses pinned since the last sweep
 
-    The hot path reads and extends these attributes directly.
+    The code that records a call uses these attributes directly, for speed.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class StorageNumbers:
         self._sweeping = threading.Lock()
 
     def number(self, tensor: torch.Tensor) -> int:
-        """Return the number of a tensor's storage, assigning one if necessary, or `NO_STORAGE` if the tensor has no
+        """Return the number of a tensor's storage; assign one if necessary. Return `NO_STORAGE` if it has no
         storage.
         """
         try:
@@ -68,7 +69,7 @@ class StorageNumbers:
             return NO_STORAGE
 
     def sweep(self) -> None:
-        """Remove storages that are gone and release their addresses for reuse."""
+        """Remove storages that no longer exist, and release their addresses for reuse."""
         if self._sweeping.locked():
             return
         with self._sweeping:
@@ -105,8 +106,8 @@ class StorageNumbers:
     def _forget(self, addresses: list[int]) -> None:
         """Remove addresses of freed storages from a list that other threads may extend at the same time.
 
-        An exception of the program may end this between any two calls. In every case an address is in a list exactly as
-        long as it is pinned, and never twice.
+        An exception of the program may interrupt this at any point. Even then, an address is in a list exactly as long
+        as it is pinned, and never twice.
         """
         place = len(addresses)
         while place:

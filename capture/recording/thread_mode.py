@@ -1,4 +1,4 @@
-"""The modes that record the threads and track the location of each thread."""
+"""Dispatch modes that record the threads and track the location of each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from opgrip.capture.recording.recorder import Recorder
 
 UNPAIRED = -(1 << 62)
-"""sequence number of a call without an autograd node, and of a backward call whose node was made by no forward call"""
+"""sequence number of a call without an autograd node, or of a backward call without a forward call"""
 
 
 class ThreadMode(OrderlyMode):
@@ -32,14 +32,15 @@ class ThreadMode(OrderlyMode):
 
     Attributes
     ----------
-    number : number of the mode; a thread's ident is reused after the thread ends
+    number : number of the mode, because a thread's ident is reused after the thread ends
     idents : numbers by which an accelerator's records may identify the thread
     place : current location of the thread; hooks change it with `enter` and `leave`
-    last : node of the last operator call, or the start node of the current location
+    last : call point of the last operator call, or the start point of the current location
     started : start of that call in ns
     launched : start of the last launch of a graph in ns
-    rows : per call: pair, start and end in ns, autograd sequence number (negative in a backward pass), and the storages
-        of its tensors, inputs before outputs. A call is added in one step that cannot be interrupted
+    rows : integers of all calls that were not taken yet; for each call its pair, start and end in ns, autograd sequence
+        number (negative in a backward pass), and storages of input and output tensors. A call is added in one step that
+        cannot be interrupted
     first_sequence : autograd sequence number before the first call
     idle : True if calls are not recorded
     epochs : first and last epoch of the recorder's tables whose numbers this thread may use; the last is None while the
@@ -91,14 +92,14 @@ class ThreadMode(OrderlyMode):
 
         Parameters
         ----------
-        run : calls the function
+        run : function without arguments that calls the function
         args, kwargs : the function's arguments, for the record only
-        shown : returns the result to record, or None to record the result unchanged
+        shown : function that returns the result to record; None to record the result unchanged
         """
 
     @abstractmethod
     def running(self, last_start: int, last_end: int) -> list[tuple[int, CallPoint]]:
-        """Return start in ns and node of the calls that the thread is currently in, outermost first.
+        """Return start in ns and call point of the calls that the thread is running, outermost first.
 
         Parameters
         ----------
@@ -107,7 +108,7 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def check_settings(self) -> None:
-        """Check whether settings of torch that scopes refer to have changed."""
+        """Check whether torch settings that scopes contain have changed."""
 
     @abstractmethod
     def schedule_observation(self, signature: int) -> None:
@@ -118,11 +119,11 @@ class ThreadMode(OrderlyMode):
         """Return the storage numbers of a call's tensors."""
 
     def enter(self, token: object, place: Location, frame: FrameType | None = None) -> None:
-        """Move to a location until `leave` is called with the same token.
+        """Set the thread's location until `leave` is called with the same token.
 
         Parameters
         ----------
-        frame : frame whose end also leaves the location, if no other hook reports it
+        frame : frame at whose end the location is left if no hook calls `leave`; None for no frame
         """
         # if this is interrupted, `leave_to` or the end of the frame restores the location
         if frame is not None:
@@ -131,7 +132,7 @@ class ThreadMode(OrderlyMode):
         self._go(place)
 
     def leave(self, token: object) -> None:
-        """Return to the location before `enter` was called with this token, leaving all inner locations."""
+        """Return to the location before the `enter` with this token; inner locations are left too."""
         outer = self._outer
         depth = len(outer) - 1
         if depth < 0 or outer[depth][0] is not token:
@@ -141,7 +142,7 @@ class ThreadMode(OrderlyMode):
         self.leave_to(depth)
 
     def leave_to(self, depth: int) -> None:
-        """Leave all locations entered since `depth()` returned `depth`."""
+        """Leave all locations that were entered since `depth()` returned `depth`."""
         outer = self._outer
         if len(outer) > depth:
             left = outer[depth:] if self._frames else ()
@@ -150,14 +151,14 @@ class ThreadMode(OrderlyMode):
                 self._forget_frame(token)
 
     def depth(self) -> int:
-        """Return the number of modules and functions that the thread has entered and not left."""
+        """Return the number of modules and functions that the thread has entered and not left yet."""
         return len(self._outer)
 
     def set_autocast(self, autocast: str) -> None:
         self._go(self.recorder.places.autocast(self.place, autocast))
 
     def settle(self) -> None:
-        """Leave a backward pass or a failed step that has ended."""
+        """Leave the location of a backward pass or a failed step that has ended."""
         if self._in_backward and current_autograd_node() is None:
             self._leave_backward()
         while self._frames and not is_running(self._frames[-1][1]):
@@ -169,7 +170,7 @@ class ThreadMode(OrderlyMode):
         self._frames = [entry for entry in self._frames if entry[0] is not token]
 
     def _go(self, place: Location, depth: int | None = None, in_backward: bool | None = None) -> None:
-        """Move to a location, and leave all locations entered beyond `depth`."""
+        """Set the location, and leave all locations entered beyond `depth`."""
         # These statements contain no call, so that no exception of the program can occur between them: the thread is in
         # either the old or the new location, and predicts nothing.
         before, self.place = self.place, place
@@ -198,8 +199,8 @@ class ThreadModes:
     ----------
     all : one mode per thread, in order of first use
     idle : True if no calls are recorded
-    by_steps : record a thread only while it is in a step, during which its mode is not idle
-    next_number : returns the number of the next mode
+    by_steps : True to record a thread only while it is in a step
+    next_number : function that returns the number of the next mode
     """
 
     def __init__(self, make_mode: Callable[[], ThreadMode], by_steps: bool = False) -> None:
@@ -211,7 +212,7 @@ class ThreadModes:
         self._local = threading.local()
 
     def begin(self) -> None:
-        """Start with the mode of this thread only, also in a forked process, in which no other thread is left."""
+        """Start with the mode of this thread only, also in a forked process, in which no other thread exists."""
         mode: ThreadMode | None = getattr(self._local, "mode", None)
         self._local = threading.local()
         self.all[:] = []
@@ -221,7 +222,7 @@ class ThreadModes:
             mode.begin()
 
     def here(self) -> ThreadMode:
-        """Return the mode of this thread, creating it if necessary."""
+        """Return the mode of this thread; create it if necessary."""
         mode: ThreadMode | None = getattr(self._local, "mode", None)
         if mode is None:
             mode = self._make_mode()
@@ -245,7 +246,7 @@ class ThreadModes:
         return mode
 
     def set_idle(self, idle: bool) -> None:
-        """Stop or resume recording calls of all threads."""
+        """Stop or resume recording the calls of all threads."""
         self.idle = idle
         for mode in self.all:
             mode.idle = idle
@@ -257,5 +258,5 @@ class ThreadModes:
 
     @property
     def waiting(self) -> int:
-        """Number of integers in the rows that were not taken yet."""
+        """Number of integers in `rows` of all threads that were not taken yet."""
         return sum(len(mode.rows) for mode in tuple(self.all))

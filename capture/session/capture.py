@@ -62,7 +62,7 @@ Result = TypeVar("Result")
 
 
 class Capture(CaptureReport):
-    """Recorder of every operator call in a block, with extension functions' calls and scopes.
+    """Context manager that records every operator call in its block, with scopes and calls of extension functions.
 
     ::
 
@@ -74,16 +74,17 @@ class Capture(CaptureReport):
                 train(batch)
                 capture.step()
 
-    As a decorator it records every call of the function, until `close` or the end of the program. `CaptureReport`
-    documents the attributes. Failures after the start become a warning at the end of the block and never reach the
-    program.
+    Used as a decorator, it records every call of the function, until `close` or the end of the program. `CaptureReport`
+    documents the attributes. Failures after the start become a warning at the end of the block; they raise no exception
+    in the program.
 
     Parameters
     ----------
     path : trace file, compressed if its name ends in `.gz` or `.zst`; `-` for standard output. `%t`, `%p`, `%h` and
         `%r` are the time, process, host and rank. If the file exists, as in a job that starts again, a number is added.
         A rank started by torchrun adds its number, and a forked process its process id, as in `step.rank1.jsonl`
-    model : root of all module paths; without it, each outermost module that is called starts its own path
+    model : module to which module paths are relative; without it, each outermost module that is called starts its own
+        path
     extensions : names of extension modules whose functions are recorded, if the program has loaded them
     schedule : steps to record; the program calls `step` at the end of each. Between recorded steps it runs at full
         speed
@@ -92,27 +93,27 @@ class Capture(CaptureReport):
     max_memory : stop recording when the data that the capture keeps in memory reaches about this size in bytes
     max_overhead : share of the program's time that the capture may take. Near the limit it leaves out values of new
         signatures, then scopes of modules, then whole steps if the program calls `step`
-    stack_depth : source lines kept per scope
+    stack_depth : number of source lines recorded per scope
     compiled : `operators` runs regions of torch.compile as their original operators; `opaque` runs the compiled regions
         and records each run as one call
-    write_ahead : write every call before it runs, so that the trace of a crash ends in the call that caused it; slow
+    write_ahead : True to write every call before it runs, so that the trace of a crash ends with the call that caused
+        it; slow
     device_time : `kernels` times calls on an accelerator by the kernels, copies and fills that they launch, and adds
         the kernels' names to the trace; `events` times them with an event before and one after each, which includes
         the launch if the device waits for it; `auto` uses kernels if the accelerator keeps records of them
     values : `sketch` keeps value models of tensors; `full` also keeps the values of every signature's first call in a
         separate file, `step.values.safetensors`. They may be private data
-    value_share : share of the program's time that observations of later calls' values may take; observations beyond it
-        wait
-    private : write no names, paths, texts or values of the program, as `opgrip trace redact` does, so that they never
-        reach the disk
+    value_share : maximum share of the program's time for observing values of later calls
+    private : True to write no names, paths, texts or values of the program, as with `opgrip trace redact`, so that they
+        never reach the disk
     salt_file : file with the salt for hashed names, created if missing; traces with the same salt can be compared. None
-        uses a salt that nobody knows
+        for a random salt that is not stored
     grip : names of functions to record with the operators below them, as patterns `module:function` with shell
         wildcards
     grip_to : folder for a sample of each gripped function, written by the end of the capture; None for no samples
-    last : keep only this number of calls, counted from the end, and write them when the block or an outermost module
-        raises, a signal ends the program, or the program calls `dump`; otherwise leave no file. Until then the calls
-        are in a ring file of constant size, which remains if the process dies
+    last : number of latest calls to keep in memory; they are written when the block or an outermost module
+        raises, a signal ends the program, or the program calls `dump`; otherwise no file is left. Until then, the calls
+        are also in a ring file of constant size, which remains if the process dies
     details : fields to add to the trace's header
     force : replace an existing file
 
@@ -197,11 +198,11 @@ class Capture(CaptureReport):
         ]
 
     def discard(self, if_empty: bool = False) -> None:
-        """Leave no file at the end of the block; an older file of that name stays.
+        """Leave no file at the end of the block; an older file with the same path stays.
 
         Parameters
         ----------
-        if_empty : discard the file only if the block makes no call
+        if_empty : True to discard the file only if the block makes no call
         """
         if self._flusher is None:
             return
@@ -221,7 +222,7 @@ class Capture(CaptureReport):
         self._follow_schedule()
 
     def dump(self, reason: str = "asked") -> Path | None:
-        """Write the last calls to a trace, each call only once, and continue.
+        """Write the latest calls that were not written yet to a trace, and continue to record.
 
         Return the path of the trace, or None if no call was made or writing failed. The first trace has the capture's
         path; later ones have a number in their names.
@@ -235,7 +236,9 @@ class Capture(CaptureReport):
         return self._flights.dump(reason)
 
     def note_error(self, error: BaseException, is_last: bool = True) -> None:
-        """Report an error that ended the program or one of its steps; with `last`, this writes the last calls."""
+        """Report an error that ended the program or one of its steps; with the option `last`, write the latest
+        calls.
+        """
         if self._flights is not None:
             self._flights.dump_for_error(error, always=is_last)
 
@@ -384,7 +387,7 @@ class Capture(CaptureReport):
             flusher.write_now()
 
     def _begin_in_child(self) -> None:
-        """Continue in a forked process, which writes its own file once it makes a call."""
+        """Continue in a forked process, which writes to a separate file when it makes a call."""
         parent = self._flusher
         if parent is None:
             return

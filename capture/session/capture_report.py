@@ -1,4 +1,4 @@
-"""Files and results of a capture, and messages about failures and about requested data that the trace lacks."""
+"""Files and results of a capture, and messages about failures and about requested data that is missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from opgrip.traces.table.accelerators import time_doubts
 
 
 class Counts(NamedTuple):
-    """Numbers of a recording, as documented for the attributes of `CaptureReport`."""
+    """Counts of a recording, as documented for the attributes of `CaptureReport`."""
 
     calls: int = 0
     signatures: int = 0
@@ -30,25 +30,25 @@ class Counts(NamedTuple):
 
 
 class CaptureReport:
-    """Base class of `Capture` with its files and results.
+    """Base class of `Capture`, with the files and results of the capture.
 
     Attributes
     ----------
     path : trace file
-    calls, signatures, dropped : number so far of recorded calls, of distinct calls, and of calls that could not be
-        recorded. With `last`, calls and distinct calls are those of the last trace; after warm-up steps, distinct calls
-        are counted when they are written, up to half a second later
-    marks : number of recorded `record_function` marks
+    calls, signatures, dropped : numbers so far of recorded calls, distinct calls, and calls that could not be recorded.
+        With `last`, the first two are counted in the last trace; after warm-up steps, distinct calls are counted when
+        they are written, up to half a second later
+    marks : number of recorded `record_function` labels
     perturbed : number of calls that ran right after the capture's own work and are marked as perturbed
     doubts : reasons why the measured times are doubtful, as sentences; empty on a quiet machine
-    stopped : limit that ended the recording before the program ended, or None
+    stopped : name of the limit that ended the recording before the program ended, or None
     bytes_written : number of bytes written so far, before compression; calls are written every half second
-    failure, problem : error that kept the trace from being written, and a message that also says which part was
-        written; None if writing succeeded
-    full_values : after the block, the result of keeping full values, or None if they were not requested
+    failure, problem : error that prevented the trace from being written, and a message that also names the written
+        part; None if writing succeeded
+    full_values : after the block, facts about the written full values, or None if they were not requested
     child_files : after the block, traces of the forked processes that have ended; `old_child_files` are traces of an
         earlier program, which `force` removes
-    dumps : with `last`, the traces that were written
+    dumps : with `last`, paths of the written traces
     grips : gripped functions; `written` lists the samples' folders, and `refused` the reasons why functions were not
         gripped
     """
@@ -98,7 +98,7 @@ class CaptureReport:
         return self._count().bytes_written
 
     def _choose_file(self) -> None:
-        """Choose a numbered name if the trace exists: a job that starts again must not end here."""
+        """Choose a path with a number if the trace exists, because a job that starts again must not stop here."""
         asked = self._asked_file
         if self._force or not isinstance(asked, Path) or not asked.is_file():
             return
@@ -107,7 +107,9 @@ class CaptureReport:
         warnings.warn(f"{asked} exists: the trace goes to {self._file.name}", RuntimeWarning, stacklevel=4)
 
     def _describe_spawned(self) -> dict[str, Any] | None:
-        """Return the settings of a process that is spawned now; None if only steps or no files are written."""
+        """Return the settings for a process that the program spawns now; None if only steps are recorded or no files
+        are written.
+        """
         if self.schedule is not ALWAYS or self._recorder.threads.by_steps or str(self.path) == "-":
             return None
         options = {**self._options, "details": self._details | {"parent_pid": os.getpid()}}
@@ -124,12 +126,12 @@ class CaptureReport:
 
     @property
     def dumps(self) -> list[Path]:
-        """Traces of the last calls that were written."""
+        """Paths of the written traces of the latest calls."""
         return [] if self._flights is None else self._flights.dumps
 
     @property
     def keeps_last(self) -> bool:
-        """True if only the last calls are kept."""
+        """True if only the latest calls are kept."""
         return self._flights is not None
 
     @property
@@ -138,7 +140,7 @@ class CaptureReport:
         return self._recorder.pending.custom_operators
 
     def notes(self) -> Iterator[str]:
-        """Yield messages about requested data that is not in the trace."""
+        """Yield messages about requested data that is missing in the trace."""
         for name, reason in self.grips.refused.items():
             yield f"{name} was not gripped: {reason}"
         for name, reason in self.extensions.refused().items():
@@ -163,7 +165,7 @@ class CaptureReport:
             yield f"no step was recorded: the program made {self._step}, and the schedule begins after them"
 
     def _report_end(self, flusher: Flusher, was_discarded: bool) -> None:
-        """Copy the results of the writer, and warn about failures."""
+        """Copy the writer's results to this object, and warn about failures."""
         recorder = self._recorder
         if not was_discarded:
             self.grips.finish()

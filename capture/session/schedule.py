@@ -1,4 +1,4 @@
-"""Schedule of the steps to record, and the switch that turns a capture's watches on and off."""
+"""Schedule of the steps to record, and the switch that turns a capture's hooks on and off."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from opgrip.capture.recording.recorder import Recorder
 
 
 class Watching:
-    """Switch for a capture's watches and for the mode of the thread that turns them on.
+    """Turns a capture's hooks on and off, and the dispatch mode of the current thread.
 
     Parameters
     ----------
-    watches : in the order in which they are entered
-    with_mode : also record the thread that turns them on; otherwise threads are recorded by other means
+    watches : context managers of the hooks, in the order in which they are entered
+    with_mode : True to also record the current thread
     """
 
     def __init__(
@@ -59,15 +59,16 @@ class Watching:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Record `active` steps after each `wait` and `warmup`, `repeat` times, after skipping the first `skip` steps.
+    """Schedule of the steps to record: `skip` steps are skipped, then cycles of `wait`, `warmup` and `active` steps
+    follow; the active steps are recorded.
 
     Steps are counted as in `torch.profiler.schedule`: the first step runs from the start of the capture to the first
     `Capture.step()`.
 
     Parameters
     ----------
-    warmup : steps that are watched but whose calls are discarded. During them the capture adds new signatures, observes
-        values and prepares its tables, so that the times of the following steps are unperturbed
+    warmup : number of steps per cycle that run under the capture but are not recorded. During these steps, the capture
+        examines new signatures and values, so that this work does not perturb the times of the recorded steps
     repeat : number of cycles, or 0 to repeat until the program ends
     """
 
@@ -90,7 +91,7 @@ class Schedule:
         return self._is_within(step) and self._place(step) >= self.wait + self.warmup
 
     def learns(self, step: int) -> bool:
-        """Return True if a step is watched but not recorded."""
+        """Return True if a step runs under the capture but is not recorded."""
         return self._is_within(step) and self.wait <= self._place(step) < self.wait + self.warmup
 
     def is_over(self, step: int) -> bool:

@@ -1,8 +1,8 @@
-"""Recording of the processes that a program spawns with `multiprocessing`, as forked ones are recorded.
+"""Recording of the processes that a program spawns with `multiprocessing`.
 
-A spawned process gets its settings through the pipe by which `multiprocessing` sends it everything else: its
-environment and command line do not change. It is recorded from the start of its work, or from the moment at which it
-loads torch, until its end. A process whose Python lacks opgrip runs unrecorded.
+A spawned process receives the settings through the pipe that `multiprocessing` uses; its environment and command line
+do not change. It is recorded from the start of its work, or from when it loads torch, until its end. A process whose
+Python cannot import opgrip runs without recording.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ else:
 
 
 class SpawnWatch:
-    """Sender of settings to the processes that this process spawns, between `start` and `stop`.
+    """Sends settings to the processes that this process spawns between `start` and `stop`.
 
     Parameters
     ----------
-    describe : returns the settings of a process that is spawned now, see `begin`; None to leave it unrecorded
-    failed : receives an error that leaves a spawned process unrecorded
+    describe : function that returns the settings for a process that is being spawned (see `begin`), or None to leave it
+        unrecorded
+    failed : function called with an error because of which a spawned process is not recorded
     """
 
     def __init__(self, describe: Callable[[], Mapping[str, Any] | None], failed: Callable[[Exception], None]) -> None:
@@ -68,7 +69,7 @@ class SpawnWatch:
 
 
 class _Beginning:
-    """Object that calls `begin` in the process that unpickles it, if that process can import opgrip."""
+    """Object that calls `begin` when a process unpickles it, if that process can import opgrip."""
 
     def __init__(self, settings: bytes) -> None:
         self._settings = settings
@@ -78,12 +79,12 @@ class _Beginning:
 
 
 def begin(settings: bytes) -> None:
-    """Record this spawned process once it starts its work; never raises.
+    """Record this spawned process from the start of its work. Never raises.
 
     Parameters
     ----------
-    settings : pickled dictionary: `root`, the trace of the process that runs the program; `policy`, by which records
-        are redacted; and `options` of `Capture`
+    settings : pickled dictionary with `root` (trace of the main process), `policy` (how records are redacted) and
+        `options` (of `Capture`)
     """
     original = process.BaseProcess._bootstrap  # type: ignore[attr-defined]
 

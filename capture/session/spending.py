@@ -1,4 +1,6 @@
-"""Time that a capture takes from the program: its measured own work, and the estimated cost of the calls."""
+"""Time that a capture takes from the program: the measured time of its work, and the estimated cost of
+recorded calls.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +18,27 @@ from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.timing.budget import StepTimes
 
 BLOCKS, REPEATS, LEARNT = 20, 9, 4
-"""blocks of the model that costs are measured on, number of timed steps, and number of steps before them that let the
-recorder learn the sequence of calls
+"""number of blocks of the model on which costs are measured, number of timed steps, and number of steps before them in
+which the recorder learns the sequence of calls
 """
 CALLS = 4
-"""calls per block; a linear layer makes two"""
+"""number of calls per block; a linear layer makes two calls"""
 INTEGERS = 7
-"""approximate integers per call's row, used before any call was counted"""
+"""approximate number of integers that are stored per call, used before any call was counted"""
 STEP_NS = 150_000
-"""approximate cost of recording a step in addition to its calls. Measured: a transformer's step took 600 us more when
-only that step was recorded, with four calls of 10 us each
+"""approximate cost in ns of recording a step, in addition to its calls. Measured: a transformer's step took 600 us
+longer when only that step was recorded, with four calls of 10 us each
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Costs of recording in ns, when no signature or scope is new.
+    """Costs of recording in ns, if no signature or scope is new.
 
     Attributes
     ----------
-    call : per operator call, including its part of the modules around it
-    passed : per call of a module in a thread that is not recorded
+    call : cost per operator call, including a part of the cost of the modules around it
+    passed : cost per call of a module in a thread that is not recorded
     """
 
     call: float
@@ -46,7 +48,8 @@ class Costs:
 class Spending:
     """Time that a recorder has taken from the program since it began.
 
-    The measured costs of calls are multiplied by a factor from the times of the program's steps.
+    The cost of calls, measured on a small model, is multiplied by a factor derived from the times of the program's
+    steps.
 
     Attributes
     ----------
@@ -68,7 +71,7 @@ class Spending:
         return self._recorder.observations.spent_ns + self._recorder.work.writing_ns + self._of_calls_ns
 
     def begin_step(self, is_recorded: bool | None) -> None:
-        """Report that a step starts in this thread, or with None that the time outside of steps starts."""
+        """Report that a step starts in this thread; None means that a time outside of steps starts."""
         if is_recorded:
             self._recorded += 1
         self.steps.begin(is_recorded, self._recorder.observations.spent_ns, self._reckoned_ns())
@@ -81,8 +84,8 @@ class Spending:
 
 
 def measure_costs() -> Costs:
-    """Measure the cost of recording on this machine with a model of many small layers; takes a few hundredths of a
-    second.
+    """Measure the cost of recording on this machine, with a model of many small layers; this takes a few hundredths of
+    a second.
     """
     recorder = Recorder(RecordingMode, by_steps=True)
     model, tensor = _small_model(), torch.ones(4, 8, device="cpu")
@@ -99,7 +102,7 @@ def measure_costs() -> Costs:
 
 
 def _small_model() -> nn.Module:
-    """Return a model of many small layers, without drawing any of the program's random numbers."""
+    """Return a model of many small layers; the program's random number generators are not used."""
     linears = [nn.utils.skip_init(nn.Linear, 8, 8, device="cpu") for _ in range(BLOCKS)]
     model = nn.Sequential(*(nn.Sequential(linear, nn.ReLU(), nn.Tanh()) for linear in linears)).eval()
     for parameter in model.parameters():

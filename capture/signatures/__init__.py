@@ -1,1 +1,1 @@
-"""Signatures of calls: keys, predictions, values and layouts."""
+"""Signatures of calls: keys, predictions, values and layouts of tensors."""

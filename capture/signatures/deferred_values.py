@@ -1,4 +1,6 @@
-"""Copies of tensors on an accelerator, which are fitted later, so that the program never waits for the device."""
+"""Copies of tensors on an accelerator, to which value models are fitted later, so that the program never waits for the
+device.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,15 @@ from opgrip.capture.torch_compat.torch_private import without_functions, without
 from opgrip.traces.values.model import sample
 
 MOST_ELEMENTS = 1 << 18
-"""maximum elements of a tensor that is copied completely; larger tensors are sampled. With every quarter of
-`MOST_BYTES` in use, samples become four times smaller
+"""maximum number of elements of a tensor that is copied completely; larger tensors are sampled. For each quarter of
+`MOST_BYTES` in use, samples become four times smaller.
 """
 MOST_BYTES = 256 << 20
-"""maximum bytes of the copies on devices, and of those on the host that are not fitted yet; a tensor without space is
-read at a later call
+"""maximum number of bytes of all copies on devices, and of copies on the host that are not fitted yet; if there is no
+space for a tensor, its values are read at a later call
 """
 TRANSFER_BYTES, TRANSFER_COPIES = 16 << 20, 256
-"""maximum bytes and number of the copies that are brought to the host together"""
+"""maximum number of bytes, and of copies, that are transferred to the host together"""
 NO_SPACE = "no space for a copy of its values on the device"
 NO_COPIES_IN_GRAPHS = "called only while a graph was captured"
 
@@ -45,7 +47,7 @@ class Waiting:
     ----------
     op, argument : operator and argument name of the tensor
     copy : the copy on the device; empty once its values have arrived
-    event : event in the stream of the copy
+    event : event recorded in the copy's stream
     outputs : outputs of the tensor's call, once known
     """
 
@@ -65,8 +67,8 @@ def is_deferred(tensor: torch.Tensor) -> bool:
 class Deferred:
     """Copies of device tensors, in the order in which they were made.
 
-    A copy is made in the stream of the program, and brought to the host in another one: the program's kernels would
-    have to wait for a transfer in their own stream.
+    A copy is made in the program's stream, and transferred to the host in another stream, so that the program's kernels
+    do not wait for the transfer.
     """
 
     def __init__(self) -> None:
@@ -76,7 +78,7 @@ class Deferred:
         self._streams: dict[torch.device, Any] = {}
 
     def add(self, number: int, op: str, argument: str, tensor: torch.Tensor) -> str | None:
-        """Copy a tensor's values; return the reason if that is not possible now."""
+        """Copy a tensor's values; return the reason if this is not possible now, else None."""
         if is_capturing(tensor.device.type):
             # a copy would become part of the graph
             return NO_COPIES_IN_GRAPHS
@@ -91,19 +93,19 @@ class Deferred:
         return None
 
     def set_outputs(self, number: int, outputs: Any) -> None:
-        """Attach the outputs of a call to the waiting copy of one of its inputs."""
+        """Store the outputs of a call with the waiting copy of one of its inputs."""
         for item in reversed(self._waiting):
             if item.number == number:
                 item.outputs = outputs
                 return
 
     def ready(self, graphs: GraphCaptures, wait: bool) -> Iterator[tuple[torch.Tensor, Waiting]]:
-        """Remove the finished copies; yield values and description of each.
+        """Remove the finished copies, and yield values and description of each.
 
         Parameters
         ----------
         graphs : the program's graph captures, during which devices must not be queried
-        wait : wait for all copies
+        wait : True to wait for all copies
         """
         while True:
             # first empty the devices' memory
@@ -121,7 +123,7 @@ class Deferred:
         self._bytes = self._host_bytes = 0
 
     def _transfer(self, graphs: GraphCaptures, wait: bool) -> bool:
-        """Bring some finished copies of one device to the host; return False if there are none."""
+        """Transfer some finished copies of one device to the host; return False if there are none."""
         if not self._waiting:
             return False
         device = self._waiting[0].copy.device
@@ -149,8 +151,9 @@ class Deferred:
         return batch
 
     def _to_host(self, device: torch.device, batch: Sequence[Waiting]) -> list[torch.Tensor]:
-        """Return the copies' values on the host, with one transfer for each dtype, because each costs as much as many
-        small copies.
+        """Return the copies' values on the host.
+
+        All copies of a dtype are transferred together, because a transfer costs as much as many small copies.
         """
         stream = self._streams.get(device)
         if stream is None:

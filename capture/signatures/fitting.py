@@ -1,4 +1,4 @@
-"""Fitting and numbering of the value models of inputs, on the CPU or on copies from an accelerator."""
+"""Fitting and numbering of value models for inputs, either on the CPU or on copies from an accelerator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, ha
 
 @dataclass(frozen=True, slots=True)
 class _Fitted:
-    """A model, and the key of the full values if they are kept. The model is None until a deferred copy is fitted."""
+    """A value model, and the key of the full values if they are kept. The model is None until a deferred copy is
+    fitted.
+    """
 
     model: ValueModel | None
     key: str | None = None
@@ -35,7 +37,7 @@ class Fitter:
     ----------
     full : store of full values, or None to keep only models
     without_values : tensors without a model, by operator and reason
-    spared : True to read no values
+    spared : True if no values are read, to save time
     """
 
     def __init__(
@@ -65,11 +67,10 @@ class Fitter:
     def describe(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Hashable]:
-        """Return the arguments with value models, and a key that signatures with similar tensors share.
+        """Return the arguments with value models, and a key that is equal for signatures with similar tensors.
 
-        If the operator accepts any values, the models of another signature with the same key are used instead of new
-        ones. Example: an optimizer that counts its steps in a scalar has a new signature in each step, with the same
-        hundred tensors.
+        If the operator accepts any values, the models of another signature with the same key are reused. Example: an
+        optimizer that counts its steps in a scalar has a new signature in each step, with the same hundred tensors.
         """
         described, inputs = _describe_by_index(args, kwargs)
         op, named = str(name), _names(name)
@@ -107,7 +108,7 @@ class Fitter:
         return replace(signature, args=args, kwargs=kwargs)
 
     def forget(self) -> None:
-        """Start again: a model that recurs gets a new number."""
+        """Start again with empty tables; a model that occurs again gets a new number."""
         self._numbers.clear()
         self._alike.clear()
 
@@ -115,9 +116,10 @@ class Fitter:
         self._fitted = {number: fitted for number, fitted in self._fitted.items() if number in numbers}
 
     def fit_deferred(self, graphs: GraphCaptures, wait: bool = False) -> Iterator[None]:
-        """Fit the deferred tensors whose values have arrived, or wait for all of them; yield after each tensor.
+        """Fit models to the deferred tensors whose values have arrived (with `wait`, to all), and yield after each
+        tensor.
 
-        The caller may stop at any tensor; the next call continues there.
+        The caller may stop after any tensor; the next call continues with the following one.
         """
         for values, item in self._deferred.ready(graphs, wait):
             model = self._model(item.op, item.argument, values)
@@ -127,7 +129,7 @@ class Fitter:
             yield
 
     def forget_deferred(self) -> None:
-        """Remove the deferred tensors, because their device does not answer."""
+        """Remove the deferred tensors, because their device does not respond."""
         self._deferred.forget()
 
     def is_unread(self, numbers: Iterable[int | None]) -> bool:
@@ -137,8 +139,9 @@ class Fitter:
     def read_again(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Sequence[int | None]
     ) -> Callable[[Any], None]:
-        """Read the values of tensors that could not be read at an earlier call of the signature; return a function that
-        takes the outputs of this call.
+        """Read the values of tensors that could not be read at an earlier call of the signature.
+
+        Return a function to call with the outputs of the present call.
         """
         op, named = str(name), _names(name)
         read: list[int] = []
@@ -163,7 +166,7 @@ class Fitter:
 
         Parameters
         ----------
-        reads_again : a tensor that cannot be read now will be read by `read_again`
+        reads_again : True if a tensor that cannot be read now will be read by `read_again`
         """
         if is_deferred(tensor):
             if tensor.numel() == 0:
@@ -217,7 +220,7 @@ class Fitter:
 def _describe_by_index(
     args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], list[tuple[int | str, torch.Tensor]]]:
-    """Return the arguments with indices instead of model numbers, and argument and tensor at each index."""
+    """Return the arguments with indices in place of model numbers, and the argument and tensor for each index."""
     inputs: list[tuple[int | str, torch.Tensor]] = []
 
     def index_for(argument: int | str) -> FitValues:
@@ -231,7 +234,7 @@ def _describe_by_index(
 
 
 def varies_by_values(signature: Signature, name: Hashable) -> bool:
-    """Return True if the durations or output sizes of a signature's calls may depend on input values."""
+    """Return True if the times or output sizes of a signature's calls may depend on the values of inputs."""
     named = _names(name)
     trees: list[tuple[int | str, Any]] = [*enumerate(signature.args), *signature.kwargs.items()]
     return any(
@@ -242,7 +245,7 @@ def varies_by_values(signature: Signature, name: Hashable) -> bool:
 
 
 def _names(name: Hashable) -> Callable[[int | str], str]:
-    """Return a function that returns an argument's name for its index or keyword."""
+    """Return a function that returns an argument's name for its position or keyword."""
     schema = getattr(name, "_schema", None)
     names = [] if schema is None else [argument.name for argument in schema.arguments]
 

@@ -1,6 +1,6 @@
 """Storage of whole tensor values in a separate file next to a trace.
 
-Values first go to a temporary file, because a safetensors file begins with a list of its contents.
+Values are first written to a temporary file, because a safetensors file begins with a list of its contents.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from opgrip.traces.io.tensor_file import ALIGNMENT, load_safetensors, to_stored,
 from opgrip.traces.values.model import array_of
 
 MAX_TENSORS = 500_000
-"""maximum number of tensors: readers of safetensors accept a list of at most 100 MB, with about 110 bytes per entry"""
+"""maximum number of tensors, because readers of safetensors accept a list of at most 100 MB, with about 110 bytes per
+tensor
+"""
 
 
 def check(trace: str | Path | None, force: bool) -> None:
-    """Raise `UserError` if a trace and its full values cannot be written.
+    """Raise `UserError` if a trace or its full values cannot be written.
 
     Parameters
     ----------
-    trace : None if its name is not known yet
+    trace : path of the trace; None if it is not known yet
     """
     if trace is not None:
         beside = path_beside(trace)
@@ -38,7 +40,7 @@ def check(trace: str | Path | None, force: bool) -> None:
 
 
 def path_beside(trace: str | Path) -> Path:
-    """Return the path for the full values of a trace.
+    """Return the path of the file for the full values of a trace.
 
     Raises
     ------
@@ -51,7 +53,7 @@ def path_beside(trace: str | Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Position and size of values in the temporary file in bytes, and their stored dtype."""
+    """Position and size in bytes of values in the temporary file, and the dtype in which they are stored."""
 
     start: int
     size: int
@@ -59,13 +61,13 @@ class _Entry:
 
 
 class FullValues:
-    """The full values of one trace, with equal contents stored once.
+    """The full values of one trace; equal contents are stored once.
 
     Attributes
     ----------
     bytes_written : size of all kept values
-    over : True if values were left out because of `most_bytes`
-    failure : error that kept values from being written, or None
+    over : True if values were left out because of the limit `most_bytes`
+    failure : error that prevented values from being written, or None
     """
 
     def __init__(self, path: Path, force: bool = False, most_bytes: int | None = None) -> None:
@@ -103,7 +105,7 @@ class FullValues:
         return None
 
     def finish(self) -> None:
-        """Write the final file. An error is stored in `failure`."""
+        """Write the final file. If this fails, `failure` is set."""
         try:
             self._assemble()
         except Exception as error:
@@ -117,7 +119,7 @@ class FullValues:
             discard(self._spool)
 
     def abandon(self) -> None:
-        """Keep this forked process from writing buffered data to the file, which belongs to the parent."""
+        """Drop buffered data in a forked process, because the file belongs to the parent."""
         if self._spool is not None:
             abandon(self._spool)
 
@@ -175,8 +177,8 @@ class FullValues:
 
 
 def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's memory: without lazy conjugation and negation, and with repeated elements of expanded
-    dimensions once.
+    """Return a tensor's memory, without lazy conjugation and negation; repeated elements of expanded dimensions occur
+    once.
     """
     if tensor.is_conj():
         tensor = tensor.conj()
@@ -197,7 +199,7 @@ def _find_repeated_dimensions(tensor: torch.Tensor) -> list[int]:
 
 
 def _key(tensor: torch.Tensor, data: memoryview) -> str:
-    """Return a hash of dtype, content and repeated dimensions, so that different expansions have different keys."""
+    """Return a hash of dtype, content and repeated dimensions."""
     repeated = _find_repeated_dimensions(tensor)
     form = f"{tensor.dtype} {[*tensor.shape, repeated] if repeated else ''}"
     content = blake2b(form.encode(), digest_size=16)

@@ -1,4 +1,6 @@
-"""Parts of sparse, quantized and nested tensors and of packed parameters, memory, and arguments of collectives."""
+"""Parts of sparse, quantized and nested tensors and of packed parameters; memory of tensors; and arguments of
+collectives.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,11 @@ from opgrip.traces.schema.tensor_specs import (
 
 _PREFIX = "__torch__.torch.classes."
 _FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor"})
-"""namespaces of collectives that take a group by its name"""
+"""namespaces of collectives that take a group's name"""
 
 
 def describe_script_object(value: torch.ScriptObject) -> GroupSpec | ReductionSpec | Opaque:
-    """Return a custom object of the dispatcher as recorded in a signature: groups and reductions in full, otherwise its
-    type.
-    """
+    """Return the spec of a custom object: a process group, a reduction, or `Opaque` for other types."""
     name = value._type().qualified_name().removeprefix(_PREFIX)
     if not _is_distributed():
         return Opaque(name)
@@ -66,15 +66,14 @@ def is_group(value: object) -> TypeGuard[torch.distributed.ProcessGroup]:
 
 
 def describe_group(group: torch.distributed.ProcessGroup) -> GroupSpec:
-    """Return a process group as recorded in a signature."""
+    """Return the spec of a process group."""
     ranks = tuple(torch.distributed.get_process_group_ranks(group))
     return GroupSpec(group.group_name, group.name(), ranks, group.rank())
 
 
 def with_groups(op: Hashable, described_args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments of a collective with the description of the group that it takes by name.
-
-    The name has no meaning after the program has ended.
+    """Return the arguments of a collective with the group's name replaced by the group's spec, because the name has no
+    meaning after the program has ended.
     """
     if getattr(op, "namespace", None) not in _FUNCTIONAL or not _is_distributed():
         return described_args
@@ -100,15 +99,15 @@ DescribePart = Callable[[torch.Tensor, FitValues], TensorSpec]
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """Return a tensor (N,) uint8 over a storage."""
+    """Return a tensor (N,) uint8 that covers a storage."""
     with without_modes(), without_functions():
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def unpack(value: Any) -> ObjectSpec | None:
-    """Return the operator of torch that packs an object, with the arguments that it needs; None for other objects.
+    """Return a spec of packed parameters:
 
-    The arguments are new tensors.
+    the operator that packs them, and its arguments, which are new tensors; None for other objects.
     """
     name = value._type().qualified_name().removeprefix(_PREFIX)
     operator = _PACKED.get(name)
@@ -137,13 +136,13 @@ _PACKED = {
     "quantized.Conv3dPackedParamsBase": "conv3d_prepack",
     "quantized.EmbeddingPackedParamsBase": "embedding_bag_prepack",
 }
-"""operators that pack parameters, by the class of their result"""
+"""operators that pack parameters, by class of the result"""
 
 
 def take_apart(tensor: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[Hashable, ...]]:
-    """Return the plain tensors that a tensor of another layout consists of, and its other distinguishing properties.
+    """Return the plain tensors of which a sparse, quantized or nested tensor consists, and its other properties.
 
-    Both are empty if torch cannot take the layout apart.
+    Both are empty if torch does not provide the parts.
     """
     if not is_plain(type(tensor)):
         return (), ()
@@ -166,9 +165,7 @@ def take_apart(tensor: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[Ha
 
 
 def describe_made_of(tensor: torch.Tensor, describe: DescribePart, fit: FitValues) -> MadeOf | None:
-    """Return the parts of a tensor as recorded in a signature, or None for a plain tensor and for an unsupported
-    layout.
-    """
+    """Return the spec of a tensor's parts, or None for a plain tensor and for an unsupported layout."""
     if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized:
         return None
     parts, facts = take_apart(tensor)
@@ -192,8 +189,9 @@ def describe_made_of(tensor: torch.Tensor, describe: DescribePart, fit: FitValue
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """Return True if a plain tensor's memory is pinned. Without a running accelerator the query is skipped; it could
-    start one.
+    """Return True if a plain tensor's memory is pinned.
+
+    Without a running accelerator, torch is not asked, because the query could start one.
     """
     return tensor.device.type == "cpu" and _an_accelerator_runs() and tensor.is_pinned()
 

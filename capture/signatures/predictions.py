@@ -1,18 +1,20 @@
-"""Prediction of the next call from the calls that followed last time, because programs repeat themselves.
+"""Prediction of the next call from the calls that followed last time.
 
-Building a call's key (`call_key`) costs more than everything else that a capture does for a call. Therefore a thread
-remembers which call followed which, and first compares a call with the prediction.
+Computing a call's key (`call_key`) takes more time than everything else that a capture does for a call. Therefore a
+thread stores which call followed which, and first compares a call with the predicted one.
 
-Guarantee: a prediction never changes what is recorded. A call is recognized as a known signature only if a compiled
+A prediction never changes the recorded data. A call is recognized as a known signature only if a compiled
 test shows that its arguments have exactly the metadata and scalars of that signature. The test may fail for equal
 arguments, but never passes for different ones. Memory shared between arguments is compared separately (`sharing`). If
-no test passes, the key decides.
+no test passes, the key is computed.
 
 A call is looked up in these steps, each slower than the one before:
 
-1. `CallPoint.after`: the call point that most recently followed the last one. The operator and the grad mode must match
+1. `CallPoint.after`: the call point that most recently followed the last call. The operator and the grad mode must
+match
    and the test must pass. This is the fast path in `hooks/dispatch.py`.
-2. `successor`: the `SUCCESSORS` call points that followed the last one before, such as the two branches of an `if`.
+2. `successor`: the latest `SUCCESSORS` call points that have followed the last call, such as the two branches of an
+`if`.
 3. `recent`: the last `CANDIDATES` signatures of the operator, independent of earlier calls.
 4. `entry`: the signature is looked up by its key. From its third lookup on, it gets a test (`add_tests`).
 
@@ -39,27 +41,30 @@ from opgrip.capture.torch_compat.torch_private import Check, arguments_check, is
 from opgrip.errors import raise_if_from_program
 
 HISTORY = 6
-"""number of preceding calls, by family, that distinguish call points"""
+"""number of preceding calls, by family, by which call points are distinguished"""
 CANDIDATES = 3
-"""number of signatures of an operator that are tried before the key is built"""
+"""number of signatures of an operator that are tried before the key is computed"""
 MOST_NODES = 100_000
-"""maximum number of call points kept per thread"""
+"""maximum number of call points per thread"""
 SIGHTINGS = 3
-"""calls of a signature after its first before it gets a test, which costs as much as several lookups by key"""
+"""number of calls of a signature after the first one before it gets a test, which costs as much as several lookups by
+key
+"""
 SUCCESSORS = 4
-"""number of call points after the last one that are tried before the operator's recent signatures"""
+"""number of call points that are tried after the last one, before the operator's recent signatures"""
 LEARNT, NEVER = 1, 1 << 62
-"""values of `SIGHTINGS` for learning steps, and for signatures that get no test"""
+"""values in place of `SIGHTINGS`: for steps in which the capture learns, and for signatures that get no test"""
 MOST_TESTS = 3
-"""maximum number of tests made for one signature; a test may fail if the dispatcher's state differs"""
+"""maximum number of tests per signature; several are needed because a test fails if the dispatcher's state differs"""
 
 Point = tuple[Location, tuple[bool, bool], tuple[int, ...], int]
-"""location, grad mode and inference mode, history, signature number"""
+"""location, (gradient mode, inference mode), history, signature number"""
 NO_MODES = (False, False)
 
 CAREFUL, ONE, TWO, SEVERAL, LISTED = range(5)
-"""layouts, that is, where a call's tensors are: anywhere; first argument; first two arguments; some arguments; in a
-list that is the first argument"""
+"""positions of a call's tensors: anywhere; first argument; first two arguments; some arguments; in a list that is the
+first argument
+"""
 
 
 def sharing(storages: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -68,7 +73,7 @@ def sharing(storages: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def never(*ignored: object) -> bool:
-    """Return False, as a test that always fails."""
+    """Return False; used as a test that always fails."""
     return False
 
 
@@ -78,9 +83,9 @@ class Recognizer:
     Attributes
     ----------
     family : number of the first signature of the operator with similar tensors and any scalars
-    check : test of the arguments of a call without keyword arguments
-    check_both : test of the arguments and keyword arguments of a call with both
-    layout, places : where the call's tensors are, and the indices of the tensor arguments
+    check : test for the arguments of a call without keyword arguments
+    check_both : test for the arguments of a call with keyword arguments
+    layout, places : position of the call's tensors (`CAREFUL`, `ONE`, ...), and indices of the tensor arguments
     alias : index of the input tensor that shares memory with the single result, or -1 if the result has new memory
     sharing : input tensors that share memory, as returned by `sharing`
     timed : True if `op` also measures the operator's device time or page faults
@@ -104,7 +109,7 @@ class Recognizer:
         self.sharing = sharing
 
     def holds(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return True if a test recognizes a call of this signature."""
+        """Return True if a test shows that a call has this signature."""
         try:
             return self.check_both(args, kwargs) if kwargs else self.check(args)
         except RuntimeError as error:
@@ -114,15 +119,15 @@ class Recognizer:
 
 
 class CallPoint(Recognizer):
-    """A signature at a call site.
+    """A signature at a call site, with the calls that followed it.
 
     Attributes
     ----------
-    after : call point that followed last time
+    after : call point that followed most recently
     successors : the last few call points that followed, the latest first
     history : families of the last signatures, including this one
-    grad : True if gradients are on
-    turns : call points to continue from, by the location that the program moves to
+    grad : True if gradient mode is on
+    turns : call points that predict the first call after a move to another location, by location
     scope : number of the scope
     pair : pair number of calls that return one tensor
     """
@@ -162,7 +167,7 @@ class CallPredictor:
         self._newest_alike: dict[Point, CallPoint] = {}
 
     def start_of(self, place: Location, last: CallPoint, before: Location) -> CallPoint:
-        """Return the call point that predicts the first call after a move to another location."""
+        """Return the call point that predicts the first call after the program moved to another location."""
         start = last.turns.get(place)
         if start is None:
             history = (-1, id(before), *last.history[-2:])
@@ -181,7 +186,7 @@ class CallPredictor:
         kwargs: Mapping[str, Any],
         pattern: tuple[int, ...] | None,
     ) -> CallPoint | None:
-        """Return the call point of a call if it has followed the last one before, otherwise None."""
+        """Return the call point of a call if it has followed the last call before, else None."""
         grad = torch.is_grad_enabled()
         for node in last.successors:
             if node.func is func and node.grad is grad and node.sharing == pattern and node.holds(args, kwargs):
@@ -192,7 +197,7 @@ class CallPredictor:
     def recent(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], pattern: tuple[int, ...] | None
     ) -> Recognizer | None:
-        """Return the recognizer of a call if its signature is among the operator's recent ones, otherwise None."""
+        """Return the recognizer of a call if its signature is one of the operator's recent ones, else None."""
         for entry in self._recent.get(id(func), ()):
             if entry.sharing == pattern and entry.holds(args, kwargs):
                 return entry
@@ -208,7 +213,7 @@ class CallPredictor:
         storages: tuple[int, ...],
         sightings: int = SIGHTINGS,
     ) -> Recognizer:
-        """Return the recognizer of a known signature, with a test that passes for these arguments."""
+        """Return the recognizer of a known signature, with a test that these arguments pass."""
         entry = self._entries.get(number)
         if entry is None:
             entry = self._entries[number] = Recognizer(number, func, sharing(storages), family)
@@ -233,7 +238,7 @@ class CallPredictor:
         modes: tuple[bool, bool],
         point: Callable[[], tuple[int, int]],
     ) -> CallPoint:
-        """Return the call point of a recognized call that follows another one."""
+        """Return the call point for a recognized call that follows call point `last`."""
         key = place, modes, last.history, entry.number
         node = self._nodes.get(key)
         if node is None or node.check is not entry.check or node.check_both is not entry.check_both:
@@ -251,7 +256,7 @@ class CallPredictor:
         return node
 
     def _copy_successors(self, node: CallPoint, point: Point) -> None:
-        """Start a new call point with the predicted successors of the latest call point that has the same `point`."""
+        """Copy the predicted successors of the latest call point with the same `point` to a new call point."""
         alike = self._newest_alike.get(point)
         if alike is not None:
             node.after, node.successors = alike.after, alike.successors
@@ -275,7 +280,7 @@ class CallPredictor:
 
 
 def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Set the tests of a recognizer that pass for these arguments, and the layout of its tensors."""
+    """Add tests that these arguments pass to a recognizer, and set the layout of its tensors."""
     check = arguments_check(args, _has_typed_lists(entry.func))
     if check is None:
         return
@@ -300,7 +305,7 @@ def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def _has_typed_lists(func: Any) -> bool:
-    """Return True if the operator's lists of integers cannot hold floats that are equal to integers."""
+    """Return True if the operator's integer lists cannot contain floats with integer values."""
     schema = getattr(func, "_schema", None)
     return schema is not None and all("Scalar[]" not in str(argument.type) for argument in schema.arguments)
 

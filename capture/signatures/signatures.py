@@ -1,7 +1,7 @@
-"""Identity of calls: the key by which a call is looked up, and the signature made for a new key.
+"""Identity of calls: the key by which a call is looked up, and the signature that is created for a new key.
 
-The key is built at every lookup, the signature only once. For every argument, a key contains the same information as a
-signature, as hashable values with their types, because 1, 1.0 and True are equal in Python but not for an operator.
+The key is computed at every lookup, the signature only once. For every argument, a key contains the same information as
+a signature, as hashable values with their types, because 1, 1.0 and True are equal in Python but not for an operator.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _AS_THEY_ARE = (
     *(ScalarSpec, NamedSpec, SameSpec, Opaque),
     *(set, frozenset, slice, range, bytes, type(...)),
 )
-"""types that only functions take, kept as they are"""
+"""types of arguments that only Python functions take and that are recorded unchanged"""
 _KEYS = _BY_VALUE | {float, tuple, bytes, torch.Size}
-"""types allowed as dictionary keys"""
+"""types that are allowed as dictionary keys"""
 _STRIDED = torch.strided
 
 
 def call_key(op: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the key of a call, which is equal for two calls if and only if their signatures are equal."""
+    """Return the key of a call. Two calls have equal keys if and only if their signatures are equal."""
     parts: list[Any] = [op]
     tensors: list[torch.Tensor] = []
     _add_all(parts, tensors, args)
@@ -123,15 +123,15 @@ def _add_unusual(parts: list[Any], tensors: list[torch.Tensor], value: Any) -> N
 
 
 MOST_OUTLINES = 256
-"""maximum number of objects of the dispatcher whose outlines are kept"""
+"""maximum number of custom objects that are kept alive with their keys"""
 _outlines: dict[int, tuple[torch.ScriptObject, Hashable, int]] = {}
 
 
 def _outline(value: torch.ScriptObject) -> tuple[Hashable, int]:
-    """Return the key of an object of the dispatcher, and the number of tensors that it is recorded with.
+    """Return a key for a custom object, and the number of tensors in its record.
 
-    Unpacking copies weights and would be repeated at every call. Therefore objects are known by their addresses, and
-    kept so that no other object gets their address.
+    Unpacking copies weights, so it should not be repeated at every call. Therefore objects are identified by address,
+    and kept alive so that no other object gets the same address.
     """
     known = _outlines.get(hash(value))
     if known is not None:
@@ -147,7 +147,7 @@ def _outline(value: torch.ScriptObject) -> tuple[Hashable, int]:
 
 
 def forget_outlines() -> None:
-    """Release all objects of the dispatcher."""
+    """Release all custom objects that were kept alive."""
     _outlines.clear()
 
 
@@ -168,12 +168,12 @@ def _add_unusual_tensor(parts: list[Any], tensors: list[torch.Tensor], value: to
 def describe_call(
     args: Sequence[Any], kwargs: Mapping[str, Any], fit_for: Callable[[int | str], FitValues]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call as recorded in a signature.
+    """Return the specs of a call's arguments.
 
     Parameters
     ----------
-    fit_for : takes the index or keyword of an argument and returns a function that returns the number of a tensor's
-        value model, or None
+    fit_for : function that takes the position or keyword of an argument; it returns a function that returns the number
+        of a tensor's value model, or None
     """
     if torch.ScriptObject in map(type, (*args, *kwargs.values())):
         args = tuple(_unpacked(value) for value in args)
@@ -189,7 +189,7 @@ def _unpacked(value: Any) -> Any:
 
 
 def describe_result(result: Any) -> Any:
-    """Return a call's result as recorded in a signature, without values."""
+    """Return the specs of a call's result, without values."""
     return _describe(result, {}, lambda tensor: None)
 
 
@@ -200,9 +200,9 @@ def _without_storage() -> torch.Tensor:
 
 
 def argument_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return a tensor for each tensor in the record of a call's arguments, in order.
+    """Return a tensor for each tensor in the specs of a call's arguments, in order.
 
-    The tensors of packed parameters have no separate storage.
+    Tensors inside packed parameters are included.
     """
     values = (*args, *kwargs.values())
     if torch.ScriptObject in map(type, values):
@@ -222,7 +222,7 @@ def names_meta(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Return all tensors in arguments or results, in order; for a storage its bytes."""
+    """Return all tensors in arguments or results, in order; a storage counts as a tensor of its bytes."""
     tensors: list[torch.Tensor] = []
     _collect(tensors, values)
     return tensors
@@ -245,7 +245,7 @@ def _collect(tensors: list[torch.Tensor], values: Iterable[Any]) -> None:
 
 
 def _sharing(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Return a number for each storage shared by several tensors or parts of tensors, by the storage's address."""
+    """Return a number for each storage that several tensors or parts of tensors share, by address of the storage."""
     counts: Counter[int] = Counter()
     for tensor in tensors:
         made_of, _ = ((), ()) if _is_memory(tensor) else take_apart(tensor)

@@ -1,4 +1,4 @@
-"""Limit on the share of a program's time that a capture takes; near it, the capture records less."""
+"""Limit on the share of a program's time that a capture takes; near the limit, the capture records less."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from typing import Protocol
 from opgrip.traces.schema.records import THINNED
 
 BURST_S = 20.0
-"""time whose credit can be spent at once; a capture also starts with this credit"""
+"""time in seconds whose credit can be spent at once; a capture starts with this credit"""
 WITH_VALUES, WITH_SCOPES = 1 / 2, 1 / 4
-"""parts of the maximum credit below which values are not observed and scopes are not tracked"""
+"""parts of the maximum credit below which values are not observed, and below which scopes are not tracked"""
 MARGIN = 0.65
-"""part of the share that is spent. Up to a third of the extra time of recorded steps appeared in no measurement"""
+"""part of the share that is spent, because up to a third of the extra time of recorded steps appeared in no measurement
+"""
 PASSED_NS, LOOK_NS = 3000, 25_000
-"""approximate time at the start of a step if the step is skipped, and if the credit is checked; measured in a program
-that fills the caches between steps
+"""approximate time in ns at the start of a step: if the step is skipped, and if the credit is checked; measured in a
+program that fills the caches between steps
 """
 OF_SHORT = 0.01
-"""approximate upper limit of the skip time as a part of a short step: caches stay warm, and skipping an empty step
-takes 0.6 us"""
+"""approximate upper limit of the time for skipping a step, as a part of a short step"""
 OF_LOOKS, MOST_PASSED = 0.1, 64
-"""part of the share that credit checks may take, and maximum number of steps skipped between checks if that part allows
-more checks
+"""maximum part of the share for checks of the credit; and maximum number of steps that are skipped between checks if
+there are more checks than this part allows
 """
 
 
 class Thinning(IntEnum):
-    """Kinds of data to leave out; each level includes the ones before it."""
+    """Kinds of data that are left out; each level includes the previous ones."""
 
     NOTHING = 0
     VALUES = 1
@@ -42,13 +42,13 @@ class Thinning(IntEnum):
 
 @dataclass(slots=True)
 class WorkDone:
-    """Amounts of work of a recording that take time from the program.
+    """Amount of work that a recording has done at the expense of the program's time.
 
     Attributes
     ----------
-    calls, integers : calls taken from the threads, and integers in their rows
-    modules_passed : calls of modules in threads that are not recorded
-    writing_ns : processor time of the writing thread
+    calls, integers : number of calls taken from the threads, and of integers in their rows
+    modules_passed : number of module calls in threads that are not recorded
+    writing_ns : processor time of the writing thread in ns
     """
 
     calls: int = 0
@@ -58,7 +58,7 @@ class WorkDone:
 
 
 class Spends(Protocol):
-    """Protocol of an object that knows how much time a capture takes."""
+    """An object that knows how much time a capture has taken."""
 
     @property
     def steps(self) -> StepTimes:
@@ -68,15 +68,16 @@ class Spends(Protocol):
         """Return the time taken from the program so far, in ns."""
 
     def begin_step(self, is_recorded: bool | None) -> None:
-        """Report that a step starts in this thread, or with None that the time outside of steps starts."""
+        """Report that a step starts in this thread; None means that a time outside of steps starts."""
 
 
 class Budget:
-    """A credit that grows by a share of the elapsed time and pays for the capture's own work.
+    """Time budget of a capture: a credit that grows by a share of the elapsed time, and from which the capture's own
+    work is subtracted.
 
     Attributes
     ----------
-    left_out : number of omissions by kind of data
+    left_out : how often each kind of data was left out
     """
 
     def __init__(self, share: float, spending: Spends, now_ns: Callable[[], int] = perf_counter_ns) -> None:
@@ -96,7 +97,7 @@ class Budget:
         self._looked_at = self._to_pass = 0
 
     def thinning(self) -> Thinning:
-        """Update the credit and return what to leave out now."""
+        """Update the credit, and return the kinds of data to leave out now."""
         with self._lock:
             now, spent = self._now_ns(), self._spent_ns()
             earned = self._earned * (now - self._last_ns)
@@ -122,9 +123,10 @@ class Budget:
         self._looked_ns, self._looked_at, self._to_pass = now, passed, int(max(due, least)) if is_left_out else 0
 
     def passes_step(self) -> bool:
-        """Return True, and count the step, if the credit cannot pay for the step that begins in this thread.
+        """Return True if the credit is not sufficient to record the step that begins in this thread; count the step
+        then.
 
-        This is the common case and must be fast: a program's steps can be as short as the work done here.
+        This must be fast, because a program's steps can be very short.
         """
         if self._to_pass <= 0 or self.spending.steps.is_timing:
             return False
@@ -134,14 +136,14 @@ class Budget:
 
     @property
     def is_overdrawn(self) -> bool:
-        """True if the capture took much more time than its share although everything possible was left out."""
+        """True if the capture took much more time than its share although it left out everything possible."""
         return self._credit_ns < -self._most_ns
 
     def leave_out(self, what: Thinning) -> None:
         self.left_out[what] += 1
 
     def counts(self) -> dict[str, int]:
-        """Return the nonzero numbers of omissions by name, for the trace's last record."""
+        """Return how often each kind of data was left out, without zeros, for the trace's closing record."""
         return {name: count for name, count in zip(THINNED, self.left_out[1:], strict=True) if count}
 
     def _spent_ns(self) -> float:
@@ -149,18 +151,18 @@ class Budget:
 
 
 PRIOR, SPREAD = 3.0, 2.0
-"""approximate ratio of the cost of recording a program to the cost of recording a model whose calls are all alike and
-whose code and tables are in the caches, and how much that ratio differs between programs
+"""PRIOR: approximate cost of recording a real program, relative to recording a model whose calls are all alike and
+whose code and tables are in the caches. SPREAD: factor by which this ratio differs between programs
 """
 LEAST, MOST = 1.0, 30.0
 """limits of that ratio"""
 MEMORY = 64
-"""approximate number of steps that a mean covers"""
+"""approximate number of recent steps that a mean covers"""
 ENOUGH = 8
-"""steps of each kind required before their mean is used"""
+"""number of steps of each kind that are required before their mean is used"""
 AFTER = 2
-"""steps that a recorded step before them slows down. Measured with a transformer's steps of 0.55 ms: the first two took
-0.11 and 0.03 ms longer, the third 0.02 ms
+"""number of steps that a preceding recorded step slows down. Measured with a transformer's steps of 0.55 ms: the first
+two took 0.11 and 0.03 ms longer, the third 0.02 ms
 """
 
 
@@ -184,13 +186,13 @@ class RunningMean:
 
 
 class _Here(threading.local):
-    """State of a thread: the step that is being timed.
+    """The step that is being timed in a thread.
 
     Attributes
     ----------
-    since_ns : start of the timed step, or None if no step is timed
-    measured_ns : measured time of the capture's own work up to that start
-    steps : mean that receives the step's time
+    since_ns : start of the step, or None if no step is timed
+    measured_ns : measured time of the capture's own work until the start of the step
+    steps : mean to which the step's time will be added
     left_out : number of steps left out since the thread's last recorded step
     """
 
@@ -201,10 +203,10 @@ class _Here(threading.local):
 
 
 class StepTimes:
-    """Comparison of recorded steps with steps that are left out, per thread.
+    """Times of recorded steps compared with times of steps that are left out, per thread.
 
-    A step is everything its thread does until the next step begins. The first steps after a recorded one find colder
-    caches; their additional time counts as a cost of the recorded step.
+    A step is everything that its thread does until the next step begins. The first steps after a recorded one find
+    colder caches; their additional time counts as a cost of the recorded step.
     """
 
     def __init__(self, processor_ns: Callable[[], int] = thread_time_ns) -> None:
@@ -219,7 +221,7 @@ class StepTimes:
         return self._here.since_ns is not None
 
     def begin(self, is_recorded: bool | None, measured_ns: float, reckoned_ns: float) -> None:
-        """Report the start of a step in this thread. None means an interval that is neither recorded nor left out.
+        """Report the start of a step in this thread. None means an interval that is no step.
 
         Parameters
         ----------
@@ -248,7 +250,7 @@ class StepTimes:
     def factor(self) -> float:
         """Ratio of the actual to the estimated time of recording calls.
 
-        It is the mean of the prior and of the measured steps, weighted by their uncertainty.
+        It is the mean of a prior value and of the value measured on steps, weighted by their uncertainty.
         """
         reckoned, left_out = self._reckoned.mean, self._left_out
         if reckoned <= 0:

@@ -1,6 +1,6 @@
-"""Device time of calls by events, one recorded before and one after each call.
+"""Device time of calls, measured with an event before and an event after each call.
 
-Nothing in the program's threads waits for the device, because the events are read when the calls are written.
+The program's threads do not wait for the device, because the events are read when the calls are written.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def make_event(device: torch.device) -> Any:
 
 
 class DeviceTimer:
-    """Events around the calls of one thread, reused after they were read, each on its first device.
+    """Events around the calls of one thread, which are reused on the same device after they were read.
 
-    An error of an event loses the device time of its call and never reaches the program.
+    If an event fails, the device time of its call is lost; the error does not reach the program.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class DeviceTimer:
         Parameters
         ----------
         device : device that the operator uses; without an index, the thread's current device at each call
-        started : returns the host's start of the running call in ns, the key of its device time
+        started : function that returns the start of the running call on the host in ns, which identifies the call
         """
         queries = queries_of(device.type)
         begin = self._begin
@@ -58,7 +58,7 @@ class DeviceTimer:
         return run
 
     def times_ns(self, starts: Sequence[int], may_ask: bool = True) -> list[int]:
-        """Return the device times of the calls with these starts, once; empty if no call was timed."""
+        """Return the device times in ns of the calls with these starts, and remove them; empty if no call was timed."""
         if not self._open:
             return []
         times, by_device = [NOT_TIMED] * len(starts), dict[torch.device, list[tuple[int, Any, Any]]]()
@@ -70,7 +70,7 @@ class DeviceTimer:
         return times
 
     def forget(self, starts: Sequence[int]) -> None:
-        """Make the events of the calls with these starts available again without reading them."""
+        """Release the events of the calls with these starts for reuse without reading them."""
         if not self._open:
             return
         for start in starts:
@@ -83,8 +83,9 @@ class DeviceTimer:
         return [self._streams.pop(start, 0) for start in starts] if self._streams else []
 
     def _begin(self, device: torch.device, queries: DeviceQueries) -> tuple[torch.device, Any, bool] | None:
-        """Record an event in the thread's current stream of a device; return the device, the event, and whether it is
-        the current device, or None if that is impossible.
+        """Record an event in this thread's current stream of a device.
+
+        Return the device, the event, and True if it is the current device; None if recording is impossible.
         """
         try:
             # events in a graph cannot be read, and recording the graph has no device times

@@ -1,7 +1,7 @@
-"""Device time of calls by an accelerator's own records of kernels, copies and fills.
+"""Device time of calls, derived from an accelerator's own records of kernels, copies and fills.
 
-torch's profiler collects the records while calls are recorded, with no work per call. Each record is then assigned to
-the calls of the same thread whose interval on the host contains its launch.
+torch's profiler collects these records, without additional work per call. Each record is then assigned to the calls of
+the same thread during which it was launched.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from opgrip.traces.schema.records import DeviceTimes, Kernels, Record
 
 FOREVER_NS = (1 << 63) - 1
 MOST_CALLS_OF_WINDOW = 100_000
-"""calls after which a window ends and another one begins: torch's profiler stops collecting at 128 MiB of records"""
+"""number of calls after which a new window begins, because torch's profiler stops collecting at 128 MiB of records"""
 
 
 class KernelTimes:
-    """Collector of an accelerator's records, which it assigns to the written calls.
+    """Collects an accelerator's records and assigns them to the written calls.
 
     Parameters
     ----------
-    is_required : collect records from the start, which initializes the accelerator, and use no events; otherwise only
-        once the program has started an accelerator that keeps records, and unless another profiler uses them
+    is_required : True to collect records from the start, which initializes the accelerator, and never use events; False
+        to collect them once the program has started an accelerator, unless another profiler uses the records
 
     Attributes
     ----------
-    failure : reason for the lack of records, or None
+    failure : reason why there are no records, or None
     fallback : reason why calls were timed by events instead, or None
     graphs : the graphs that the program captured
     is_cut : True if torch's profiler stopped collecting records too early
@@ -65,7 +65,7 @@ class KernelTimes:
         self.forget()
 
     def forget(self) -> None:
-        """Remove all calls and records, also in a forked process, which may not use the accelerator."""
+        """Remove all calls and records, also in a forked process, which cannot use the accelerator."""
         self._profile: ActivityProfile | None = None
         self._signatures: set[int] = set()
         self._devices: set[torch.device] = set()
@@ -123,7 +123,7 @@ class KernelTimes:
             self.fallback = reason
 
     def renew(self, graphs: GraphCaptures) -> None:
-        """Begin another window if this one is long: the records of a window stay in memory until it ends."""
+        """Begin another window if this one is long, because the records of a window stay in memory until it ends."""
         is_long = self._profile is not None and self._calls_in_window > MOST_CALLS_OF_WINDOW
         if is_long and threading.get_ident() == self._thread:
             # a graph that any thread captures would be lost if this waited for the device
@@ -133,9 +133,9 @@ class KernelTimes:
                     self._start()
 
     def _giving_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper of a function that prepares a profile, which first stops the capture's own profile.
+        """Return a wrapper of a function that prepares a profile; the wrapper first stops the capture's own profile.
 
-        torch allows one profile at a time and would refuse the program's profile.
+        Otherwise torch would refuse the program's profile, because it allows only one at a time.
         """
 
         @functools.wraps(original)
@@ -151,7 +151,7 @@ class KernelTimes:
         return prepare
 
     def _abandon(self) -> None:
-        """Lose the records since the window began, in another thread than the one that began it.
+        """Drop the records since the start of the window, in another thread than the one that started it.
 
         A profile ends only in its own thread, and ending it after another one began crashes the process.
         """
@@ -159,13 +159,7 @@ class KernelTimes:
         self._profile, self._ended_ns = None, perf_counter_ns()
 
     def _note_idle(self, block: WrittenCalls, spans: Sequence[tuple[int, int, int]]) -> None:
-        """Set a device time of 0 for calls that use an accelerator but launched nothing, and remove times of calls
-        whose records may be lost.
-
-        Parameters
-        ----------
-        spans : for each window its start, and the times from and until which its records are complete
-        """
+        """Set a device time of 0 for calls during these time spans that use an accelerator but launched nothing."""
         for place, (signature, start) in enumerate(zip(block.signatures, block.starts, strict=True)):
             for started, first, last in spans:
                 if started <= start < first:
@@ -199,7 +193,7 @@ class KernelTimes:
             self._ended_ns = perf_counter_ns()
 
     def expect(self, signature: int, device: torch.device, graphs: GraphCaptures) -> bool:
-        """Return True if calls of a signature, which use a device, are timed by records, and not by events."""
+        """Return True if calls of a signature that use a device are timed by records, and not by events."""
         if self._profile is None and not self._is_required:
             is_here = self._is_entered and threading.get_ident() == self._thread
             # a profile may wait for the device when it begins, which would end a graph's capture
@@ -222,7 +216,7 @@ class KernelTimes:
         starts: Sequence[int],
         ends: NDArray[np.int64],
     ) -> None:
-        """Remember calls that are written now; those of a thread must come in order."""
+        """Store calls that are written now; the calls of a thread must come in order."""
         first = self._calls_by_thread[thread]
         self._calls_by_thread[thread] += len(starts)
         if starts and starts[0] <= self._ended_ns:
@@ -231,7 +225,7 @@ class KernelTimes:
             self._blocks.append(WrittenCalls(thread, idents, first, signatures, starts, ends.tolist(), untimed))
 
     def take_windows(self) -> list[Window]:
-        """Remove and return the windows that have ended; all of their calls can be taken already."""
+        """Remove and return the windows that have ended and whose calls have all been taken."""
         windows = self._windows[:]
         del self._windows[: len(windows)]
         return windows
@@ -276,7 +270,7 @@ class KernelTimes:
 
 
 def check_kernels(device: str | None = None) -> None:
-    """Raise `UserError` if no device here, or not the given one, records its kernels."""
+    """Raise `UserError` if no device of this machine (or not the given device) records its kernels."""
     kinds = recorded_activities()
     if device is None and kinds:
         return

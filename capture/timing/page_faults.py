@@ -1,16 +1,15 @@
 """Page faults during a call, and calls whose page faults took much longer than usual.
 
-If a result is in memory that the process already holds, the call costs what the operator writes. In new pages, it costs
-an additional page fault per 4 kB, which is several times as much for operators that do little else. Which case applies
-depends on the memory that the program freed before, so the trace keeps the number of faults and a replay can reproduce
-it.
+If the result of a call is in new pages, the call causes a page fault per 4 kB, which makes a simple operator several
+times as slow as with memory that the process already has. Whether there are new pages depends on the memory that the
+program freed before. Therefore the trace contains the number of page faults, and a replay can reproduce them.
 
 A virtual machine may have returned free memory to its host. The first use of each such page then waits for the host,
 which can take a hundred times as long as a usual page fault. The kernel time per page fault reveals this, and calls in
 which it is at least twice the usual time are marked.
 
 Most kernels count this time in ticks, which are much longer than many calls. Therefore it is first evaluated for all
-calls of a block together, and then per signature with little weight for few ticks.
+calls of a block together, and then per signature, where a few ticks have little weight.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from numpy.typing import NDArray
 from opgrip.platform.contention import TICK_NS, is_slow
 
 LARGE = 1 << 16
-"""minimum tensor size in bytes to count a call's page faults; smaller tensors are rarely in new pages"""
+"""minimum size in bytes of a tensor for which page faults are counted; smaller tensors are rarely in new pages"""
 FEWEST = 8
-"""minimum number of page faults of a call to keep"""
+"""minimum number of page faults of a call that are recorded"""
 
 
 def may_need_pages(func: Any, tensors: Sequence[torch.Tensor], outputs: int) -> bool:
-    """Return True if a call on the CPU may allocate enough memory to count its page faults."""
+    """Return True if a call on the CPU may allocate enough memory that its page faults should be counted."""
     if not _allocates(func):
         return False
     return outputs >= LARGE or not tensors or any(_bytes(tensor) >= LARGE for tensor in tensors)
@@ -56,8 +55,8 @@ class CountedCall(NamedTuple):
 
     Attributes
     ----------
-    faults : page faults of all threads, because an operator's own threads touch its result first
-    start_ns, duration_ns : without the counting, which is part of the call's recorded time
+    faults : page faults of all threads, because the operator's worker threads write the result
+    start_ns, duration_ns : start and duration without the counting itself, which is part of the call's recorded time
     system_ns, processor_ns : kernel time and total processor time of all threads, which most kernels count in ticks
     """
 
@@ -69,7 +68,7 @@ class CountedCall(NamedTuple):
 
 
 class FaultCounter:
-    """Counter of the page faults of one thread's calls."""
+    """Counts the page faults of one thread's calls."""
 
     def __init__(self) -> None:
         # by start: resource usage before and after, start and duration; the flusher converts them to `CountedCall`
@@ -89,7 +88,7 @@ class FaultCounter:
         return run
 
     def take(self, starts: Sequence[int]) -> dict[int, CountedCall]:
-        """Remove and return the counts of these calls by their index."""
+        """Remove and return the counts of calls with these starts, by index of the call."""
         counted = self._counted
         if not counted:
             return {}
@@ -109,21 +108,21 @@ def _usage() -> resource.struct_rusage:
 
 
 SLOW = 2.0
-"""minimum ratio of page fault time to the usual time for memory to be slow"""
+"""minimum time of a page fault, relative to the usual time, that counts as slow"""
 SLOWEST = 200.0
-"""maximum ratio of page fault time to the usual time; the kernel spent any time beyond that on other work"""
+"""maximum time of a page fault, relative to the usual time; the kernel spent any time beyond that on other work"""
 PRIOR_TICKS = 2
-"""weight of the whole block's time per fault in the estimate for one signature, in ticks"""
+"""weight, in ticks, of the time per fault of all calls of a block in the estimate for one signature"""
 LEAST_PART = 0.1
-"""minimum part of a call's time spent on slow faults for the call to be marked"""
+"""minimum part of a call's time spent on slow page faults for the call to be marked"""
 
 
 class SlowMemory:
-    """Detector of calls whose page faults were slow.
+    """Detects calls whose page faults were slow.
 
     Parameters
     ----------
-    usual_ns : time of a page fault if memory is available at once, or None if unknown; then no call is slow
+    usual_ns : usual time of a page fault in ns; None if unknown, which means that no call counts as slow
 
     Attributes
     ----------
@@ -135,7 +134,7 @@ class SlowMemory:
         self.excess_ns = 0.0
 
     def slow_calls(self, counted: Mapping[int, CountedCall], signatures: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the index of each slow call in a block and an estimate of its additional time in ns."""
+        """Return the index of each slow call in a block, and an estimate of its additional time in ns."""
         places = [place for place, call in sorted(counted.items()) if call.faults >= FEWEST]
         if self.usual_ns is None or not places:
             return []
@@ -163,7 +162,9 @@ class SlowMemory:
 def _means(
     group: NDArray[np.intp], values: NDArray[np.float64], weights: NDArray[np.float64], prior: float
 ) -> NDArray[np.float64]:
-    """Return for each call the ratio of sums of values and weights in its group, shrunk towards the overall ratio."""
+    """Return, for each call, the ratio of summed values to summed weights in its group, pulled towards the overall
+    ratio with weight `prior`.
+    """
     overall = values.sum() / weights.sum()
     sums, totals = (np.bincount(group, weights=column) for column in (values, weights))
     ratios: NDArray[np.float64] = (sums + prior * overall) / (totals + prior)
@@ -171,21 +172,21 @@ def _means(
 
 
 LEAST_NS = 2_000
-"""minimum duration of own work to note"""
+"""minimum duration in ns of own work that is stored"""
 PERTURBING_NS = 20_000
-"""minimum own work before or within a call for the call to count as perturbed"""
+"""minimum own work in ns before or within a call for which the call counts as perturbed"""
 PERTURBING_PART = 20
-"""own work within a call perturbs it if it is more than 1 / PERTURBING_PART of the call's time"""
+"""own work within a call also perturbs it if it takes more than 1 / PERTURBING_PART of the call's time"""
 NONE_OPEN = 1 << 62
-"""a time after the start of any call"""
+"""a time in ns later than the start of any call"""
 
 Times = NDArray[np.int64]
 Runs = list[tuple[int, int]]
-"""runs of consecutive indices, as first index and length"""
+"""runs of consecutive indices, each as first index and length"""
 
 
 class OwnWork:
-    """Intervals of the capture's own work in one thread."""
+    """Time intervals of the capture's own work in one thread."""
 
     def __init__(self) -> None:
         # start and end of each, as plain integers, which Python's garbage collector does not count
@@ -193,7 +194,7 @@ class OwnWork:
         self._within: Times = np.empty((0, 2), dtype=np.int64)
 
     def add(self, began_ns: int) -> int:
-        """Add work that ends now; return its duration in ns."""
+        """Add an interval of work that ends now; return its duration in ns."""
         now = perf_counter_ns()
         if now - began_ns >= LEAST_NS:
             self._intervals += (began_ns, now)
@@ -235,7 +236,7 @@ class OwnWork:
 
 
 def runs_of(places: NDArray[np.intp]) -> Runs:
-    """Return ascending indices as runs."""
+    """Return ascending indices as runs of consecutive indices."""
     if not len(places):
         return []
     firsts = np.flatnonzero(np.diff(places, prepend=-2) > 1)

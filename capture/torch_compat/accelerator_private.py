@@ -1,4 +1,4 @@
-"""Private interfaces of torch about accelerators: their streams, and the functions that begin a profile."""
+"""Private interfaces of torch for accelerators: their streams, and records of their work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CURRENT_DEVICE = _queries(current_device="_accelerator_getDeviceIndex")
 
 
 def stream_queries(kind: str) -> dict[str, Callable[..., Any]]:
-    """Return functions in C that answer queries of `DeviceQueries` about a kind of accelerator, by attribute."""
+    """Return C functions for the attributes of `DeviceQueries`, for a kind of accelerator."""
     if kind in _STREAM_QUERIES:
         return _STREAM_QUERIES[kind]
     return _CURRENT_DEVICE if kind == out_of_tree_device() else {}
@@ -46,4 +46,4 @@ def _profiler_entries(**names: str) -> tuple[tuple[Any, str], ...]:
 
 
 PREPARE_PROFILER = _profiler_entries(_prepare_profiler="profiler", _enable_profiler="profiler")
-"""owner and name of the functions one of which every profile calls first, also `emit_nvtx`"""
+"""functions, as owner and name, of which every profile (and `emit_nvtx`) calls one first"""

@@ -1,7 +1,7 @@
-"""Private interfaces of torch's compiler and of higher-order operators, which take functions, such as `torch.cond`.
+"""Private interfaces of torch's compiler and of higher-order operators, such as `torch.cond`, which take functions.
 
-They keep our dispatch modes and the compiler from affecting each other, and let a mode see the calls inside
-higher-order operators: torch's list of these operators, their dispatch, and the compilation of their functions.
+They are used so that dispatch modes of a capture and the compiler do not affect each other, and so that a mode sees the
+calls inside higher-order operators.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _strategy_of = _places.take("torch._C._dynamo.eval_frame._FrameExecStrategy", No
 
 
 def hide_from_compiler(function: FunctionType) -> bool:
-    """Keep torch.compile from tracing a function and everything it calls; return False if this torch cannot do that.
+    """Prevent torch.compile from tracing a function and everything that it calls; return False if this version of torch
+    cannot do that.
 
-    Otherwise the code that a dispatch mode runs inside a compiled region would be compiled with it. torch's own means,
-    a guard around the mode's handler, has the same effect, but at each call costs half as much as an empty mode.
+    Otherwise, code that a dispatch mode runs inside a compiled region would be compiled too. torch's public way, a
+    guard around the mode's handler, is not used because it makes an empty mode half as expensive again.
     """
     try:
         _set_strategy(function.__code__, _strategy_of(_actions.SKIP, _actions.SKIP))
@@ -83,12 +84,12 @@ os.register_at_fork(after_in_child=_renew_flags)
 
 
 class OrderlyMode(TorchDispatchMode):
-    """A dispatch mode that may be left in any order, and by several threads at once.
+    """A dispatch mode that can be left in any order, and by several threads at once.
 
-    torch keeps flags, shared by all threads, that show whether a mode is on. Each mode resets them to their values
-    before it was entered. If the first mode entered is the first one left, the other mode would set the flags
-    permanently, and torch.compile would stop compiling. This class restores the flags from before the first mode when
-    the last mode is left.
+    torch keeps flags, shared by all threads, that show whether a mode is on. Each mode resets them to the values from
+    when it was entered. If the mode that was entered first is also left first, the other mode leaves the flags set for
+    ever, and torch.compile stops compiling. This class restores the flags from before the first mode when the last mode
+    is left.
     """
 
     _entered = 0
@@ -109,7 +110,7 @@ class OrderlyMode(TorchDispatchMode):
             self.forget()
 
     def forget(self) -> None:
-        """Count the mode as left if its thread ended in it, because only that thread could leave it."""
+        """Count the mode as left if its thread ended while it was on, because only that thread could leave it."""
         with _flags_lock:
             OrderlyMode._count_entered(OrderlyMode._entered - 1)
 
@@ -121,7 +122,7 @@ class OrderlyMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True if torch may compile under this mode, that is, if this thread has hidden its modes."""
+        """Return True if torch may compile under this mode, which is the case if this thread has hidden its modes."""
         return getattr(_hidden, "modes", False)
 
 
@@ -145,7 +146,7 @@ def _set_flags(flags: Mapping[str, bool]) -> None:
 
 @contextmanager
 def modes_hidden_from_compiler() -> Iterator[None]:
-    """Let torch compile in the block as if our modes were off; the compiled code runs under them."""
+    """Let torch compile in the block as if the capture's modes were off; the compiled code runs under them."""
     with _flags_lock:
         flags, was_hidden = _flags(), getattr(_hidden, "modes", False)
         _set_flags(OrderlyMode._flags_before)
@@ -170,7 +171,7 @@ _skip_code = _places.take(
 
 
 def leave_compiled(mode: type[TorchDispatchMode]) -> None:
-    """Let compiled code run unchanged under a class of modes if its `ignore_compile_internals` allows it."""
+    """Let compiled code run unchanged under modes of a class, if the class's `ignore_compile_internals` allows it."""
     if _runs_compiled_code is not None:
         return
     changed: Any = mode
@@ -198,7 +199,7 @@ _higher_order: Mapping[str, Any] = _places.take(
 
 
 def see_higher_order(mode: type[TorchDispatchMode]) -> None:
-    """Let a class of modes see higher-order operators."""
+    """Let modes of a class see higher-order operators."""
     if _sees_higher_order is None:
         for operator in _higher_order.values():
             if mode not in operator.python_key_table:
@@ -215,7 +216,7 @@ _keys_of = _places.take("torch._ops._compute_keyset", None, _NOT_INSIDE)
 _resolve = _places.take("torch._ops.resolve_key", None, _NOT_INSIDE)
 _MODE_HERE = "_get_current_dispatch_mode"
 _REDISPATCHING = ("Python", "PythonDispatcher", "PreDispatch", "FuncTorchDynamicLayerFrontMode")
-"""dispatch keys at which a mode, a subclass or a transform handles the call again"""
+"""dispatch keys at which a mode, a tensor subclass or a transform handles a call again"""
 
 
 def is_higher_order(func: Any) -> bool:
@@ -225,8 +226,8 @@ def is_higher_order(func: Any) -> bool:
 def own_code(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
     """Return the code that a higher-order operator runs after all modes have handled it.
 
-    Return None if another mode, a subclass or a transform still has to handle it. The code runs outside the current
-    mode, which can therefore be turned on again around it.
+    Return None if another mode, a tensor subclass or a transform still has to handle it. The code runs while the
+    current mode is off; the caller can turn the mode on again around it.
     """
     if _keys_of is None or _resolve is None:
         return None
@@ -242,7 +243,9 @@ def own_code(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Calla
 
 
 def _under_modes(code: FunctionType) -> Callable[..., Any]:
-    """Return the function; if it begins by asserting that no mode is on, return a copy that does not see our mode."""
+    """Return the code; if it begins by asserting that no mode is on, return a copy that does not see the capture's
+    mode.
+    """
     if _MODE_HERE not in code.__code__.co_names:
         return code
     names = {**code.__globals__, _MODE_HERE: lambda: None}
@@ -259,7 +262,9 @@ _compiles = _places.take_later(
 
 
 def place_of_compiling() -> tuple[Any, str] | None:
-    """Return module and name of the context in which torch compiles a higher-order operator's functions, or None."""
+    """Return module and attribute name of the context manager in which torch compiles a higher-order operator's
+    functions, or None.
+    """
     return None if _compiles() is None else (import_module(_UTILS), _COMPILES)
 
 
@@ -278,10 +283,10 @@ def stance_here() -> str:
 
 
 def compiling_as_unwatched(entered: Callable[[], Any], stance: Callable[[], str]) -> Callable[[], Any]:
-    """Return a context factory in which torch compiles as it does without a capture.
+    """Return a function that returns a context manager in which torch compiles as without a capture.
 
-    The compilation finds the variables that the functions close over, and their gradients. The result runs as the
-    operators that the functions consist of. An eager stance or an active mode would prevent the compilation.
+    Higher-order operators need this compilation to find the variables over which their functions close. An eager stance
+    or an active mode would prevent it.
     """
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The modules and files of a program that registered its operators."""
+"""Search for the modules and files of a program that registered its operators."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAIN = ("__main__", "__mp_main__")
 def registered_by(name: Hashable) -> str | None:
     """Return the module or file of the program that registered an operator, or defines a kernel named `module:kernel`.
 
-    Return None for operators of torch, and if it is unknown.
+    Return None for operators of torch, and if the module is unknown.
     """
     try:
         if isinstance(name, str):
@@ -53,7 +53,7 @@ def registered_by(name: Hashable) -> str | None:
 
 
 def _module_of(function: Any) -> str:
-    """Return the module of a function, or of the function that it wraps, if torch has wrapped it for `triton_op`."""
+    """Return the module of a function, or of the function that it wraps if torch has wrapped it for `triton_op`."""
     cells = getattr(function, "__closure__", None) or ()
     functions = [function, *(cell.cell_contents for cell in cells if isinstance(cell.cell_contents, FunctionType))]
     modules = [str(item.__module__) for item in functions]
@@ -65,7 +65,7 @@ def _is_torch(module: str) -> bool:
 
 
 def _main() -> str | None:
-    """Return the name by which the program's main module can be imported, or its file."""
+    """Return the name by which the program's main module can be imported, or the path of its file."""
     main = vars(sys.modules["__main__"])
     spec, file = main.get("__spec__"), main.get("__file__")
     if spec is not None:
@@ -74,7 +74,7 @@ def _main() -> str | None:
 
 
 def _files() -> dict[str, str]:
-    """Return the names of all loaded modules by their files."""
+    """Return the names of all loaded modules, by file."""
     modules = [(name, getattr(module, "__dict__", {})) for name, module in list(sys.modules.items())]
     return {str(names["__file__"]): name for name, names in modules if names.get("__file__")}
 
@@ -85,7 +85,7 @@ def _module_of_file(operator: str) -> str | None:
 
 
 def _library_called(namespace: str) -> str | None:
-    """Return the compiled module whose name ends in a namespace, as `vllm._C`, or the only loaded library."""
+    """Return the compiled module whose name ends in a namespace, such as `vllm._C`, or the only loaded library."""
     for file, name in _files().items():
         if name.rpartition(".")[2] == namespace and file.endswith(tuple(EXTENSION_SUFFIXES)):
             return name

@@ -1,6 +1,6 @@
-"""All private interfaces of torch that the capture package uses; they may change between versions.
+"""Private interfaces of torch that the capture package uses, which may change between versions.
 
-Tested with torch 2.6, 2.13 and 2.15. Each name is declared with the replacement for versions that lack it.
+Each is declared with a replacement for versions that lack it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _SINGLETONS = (type(None), bool, int, str, torch.dtype, torch.device, torch.layo
 current_autograd_node: Callable[[], Any] = _places.take(
     "torch._C._current_autograd_node", lambda: None, "calls of a backward pass are recorded as forward ones"
 )
-"""function that returns the node that the autograd engine runs in this thread, or None outside a backward pass"""
+"""function that returns the node that autograd is running in this thread, or None outside a backward pass"""
 
 sequence_number: Callable[[], int] = _places.take(
     "torch._C._autograd._get_sequence_nr", lambda: 0, "calls of a backward pass have no pair in the forward one"
 )
-"""function that returns the number of autograd nodes that this thread has made"""
+"""function that returns the number of autograd nodes that this thread has created"""
 
 out_of_tree_device: Callable[[], str] = _places.take(
     "torch._C._get_privateuse1_backend_name", lambda: "privateuseone", "accelerators of other packages have no times"
 )
-"""function that returns the device type of a backend outside torch"""
+"""function that returns the device type of a third-party backend"""
 
 NO_SEQUENCE = (1 << 64) - 1
-"""sequence number of nodes that no operator made, which accumulate gradients"""
+"""sequence number of autograd nodes that accumulate gradients, which no operator created"""
 
 
 def _storage_address(tensor: torch.Tensor) -> int:
@@ -57,10 +57,11 @@ storage_address: Callable[[torch.Tensor], int] = _places.take(
 _NEVER_ABSENT = "none: no capture begins"
 
 pin: Callable[[torch.UntypedStorage], int] = _places.take("torch.UntypedStorage._weak_ref", None, _NEVER_ABSENT)
-"""function that returns and reserves the address of a storage object until `unpin`, without keeping memory alive"""
+"""function that returns the address of a storage object and reserves it until `unpin`, without keeping the memory alive
+"""
 
 unpin: Callable[[int], None] = _places.take("torch.UntypedStorage._free_weak_ref", None, _NEVER_ABSENT)
-"""function that releases an address returned by `pin`, called once for each call of `pin`"""
+"""function that releases an address reserved by `pin`; it must be called once for each call of `pin`"""
 
 storage_is_gone: Callable[[int], bool] = _places.take("torch.UntypedStorage._expired", None, _NEVER_ABSENT)
 """function that returns True if the storage at a pinned address has been freed"""
@@ -82,7 +83,7 @@ _mode_keys = _places.take("torch._C._TorchDispatchModeKey", None, "as for torch.
 
 
 def is_faking() -> bool:
-    """Return True if a FakeTensorMode of the program runs the calls of this thread, which our mode sees before it."""
+    """Return True if a FakeTensorMode of the program handles the calls of this thread after the capture's mode."""
     return _infra_mode is not None and _infra_mode(_mode_keys.FAKE) is not None
 
 
@@ -94,15 +95,15 @@ def is_plain(kind: type) -> bool:
 without_modes: Callable[[], AbstractContextManager[Any]] = _places.take(
     "torch._C._DisableTorchDispatch", nullcontext, "modes of the program see our own work"
 )
-"""context in which tensor operations run outside all modes, ours and the program's
+"""function that returns a context in which tensor operations run outside all dispatch modes
 
-It is written in C, like the next one. A context manager in Python can be interrupted after it is entered but before its
-block, and would then leave the thread without modes.
+It is written in C, because a context manager in Python can be interrupted after it is entered but before its block; the
+thread would then stay without modes.
 """
 without_functions: Callable[[], AbstractContextManager[Any]] = _places.take(
     "torch._C.DisableTorchFunction", nullcontext, "subclasses of the program see our own work"
 )
-"""context in which tensor operations run without the `__torch_function__` of the program's subclasses"""
+"""function that returns a context in which tensor operations run without the `__torch_function__` of subclasses"""
 
 
 _has_kernel: Callable[[str, str], bool] = _places.take(
@@ -111,7 +112,9 @@ _has_kernel: Callable[[str, str], bool] = _places.take(
 
 
 def is_composite(func: Any) -> bool:
-    """Return True if an operator calls others and has no separate kernel, or if this torch cannot report it."""
+    """Return True if an operator calls others and has no separate kernel, or if this version of torch does not provide
+    this information.
+    """
     return _has_kernel(func.name(), "CompositeImplicitAutograd")
 
 
@@ -136,19 +139,19 @@ def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | N
 
     Parameters
     ----------
-    typed_lists : True if a list of integers in one call means lists of integers in all calls, which allows a faster
+    typed_lists : True if an argument that is a list of integers in one call is one in all calls, which allows a faster
         test
 
     Returns
     -------
-    A function of the arguments as a tuple, or None if an argument has an unsupported type or this torch has no such
-    tests.
+    A function that takes the arguments as a tuple, or None if an argument has an unsupported type or this version of
+    torch lacks such tests.
     """
     return _compiled_check(lambda root: _add_items(root, root.tuple_getitem_manager, args, typed_lists), tuple(args))
 
 
 def keywords_check(kwargs: Mapping[str, Any]) -> Check | None:
-    """Return a compiled test like `arguments_check` for keyword arguments, as a function of the dictionary."""
+    """Return a compiled test like that of `arguments_check` for keyword arguments; it takes the dictionary."""
 
     def add(root: Any) -> bool:
         root.add_dict_length_check_guard(len(kwargs), *_place_in_code())
@@ -159,7 +162,7 @@ def keywords_check(kwargs: Mapping[str, Any]) -> Check | None:
 
 
 def _compiled_check(add: Callable[[Any], bool], values: Any) -> Check | None:
-    """Return the test whose guards `add` sets; None if it cannot set them, or the test fails for these values."""
+    """Return the test whose guards `add` sets; None if this is not possible, or if the test fails for these values."""
     if _root_guard is None:
         return None
     try:
@@ -180,7 +183,7 @@ _places.declare(
 
 
 def load_private() -> None:
-    """Import the modules that the tests need before a program is watched, because the import takes a second."""
+    """Import the modules that the tests need before recording begins, because the import takes a second."""
     if _root_guard is not None:
         _plain_manager()
 
@@ -191,7 +194,7 @@ def _plain_manager() -> Any:
 
 @cache
 def _place_in_code() -> tuple[Any, ...]:
-    """Return the code location arguments of a guard; torch before about 2.9 does not take the user's frames."""
+    """Return the arguments of a guard that describe the code location; torch before 2.9 does not take stack frames."""
     try:
         _root_guard().add_length_check_guard(0, [""], None)
     except TypeError:
@@ -293,7 +296,7 @@ _places.declare(
 
 
 def reduction_number(reduction: Any) -> int | None:
-    """Return torch's number of a boxed reduction, or None if this torch cannot report it."""
+    """Return torch's number for a reduction object, or None if this version of torch does not provide it."""
     return int(reduction.op()) if hasattr(reduction, "op") else None
 
 
@@ -305,7 +308,9 @@ _resolve_group = _places.take_later(
 
 
 def group_of_name(name: str) -> Any:
-    """Return the process group of this name, or None if it does not exist or this torch cannot report it."""
+    """Return the process group with a name, or None if it does not exist or this version of torch does not
+    provide it.
+    """
     resolve = _resolve_group()
     if resolve is None:
         return None
@@ -321,8 +326,8 @@ _current_mode: Callable[[], Any] = _places.take(
 
 
 def innermost_mode() -> Any:
-    """Return the dispatch mode of this thread that sees calls first, or None if no mode is on or this torch cannot
-    report it.
+    """Return the dispatch mode that sees the calls of this thread first; None if no mode is on or torch does not
+    provide this information.
     """
     return _current_mode()
 
@@ -348,4 +353,4 @@ def collectives_begun() -> int | None:
 _wrapped_call = _places.take("torch.nn.Module._wrapped_call_impl", None, "calls under way are known by `_call_impl`")
 _call = _places.take("torch.nn.Module._call_impl", None, "a step that is under way can be taken for several")
 MODULE_CALLS = frozenset(function.__code__ for function in (_wrapped_call, _call) if function is not None)
-"""code objects that run while a module is called"""
+"""code objects of the functions that run while a module is called"""

@@ -1,4 +1,6 @@
-"""Conversion of the modes' rows to records, in which backward calls refer to the scope of their forward call."""
+"""Conversion of the calls collected by modes to records; backward calls get scopes that refer to their forward
+calls.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,13 @@ from opgrip.traces.schema.records import NO_STORAGE, Calls, Entered, Record, Thr
 BLOCK = 1024
 """maximum number of calls in one record"""
 COLUMNS = 4
-"""integers that a mode keeps per call, before the ones of its tensors"""
+"""number of integers that a mode stores per call, followed by the storages of the call's tensors"""
 INTERRUPTED_NS = 1_000_000
-"""duration of calls that other processes may have interrupted: about the time slice that the system gives a process"""
+"""minimum duration in ns of calls that other processes may have interrupted: about a time slice of the system"""
 MOST_SEQUENCES = 1 << 18
 """maximum number of forward calls that wait for their backward calls"""
 UNKNOWN = -1
-"""signature of a pair that was not looked up yet"""
+"""placeholder for the signature of a pair that was not looked up yet"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,10 @@ class ThreadCalls:
 
     Attributes
     ----------
-    calls : one row per call: pair number, start, end, sequence number
+    calls : (N, 4), pair number, start, end and sequence number of each call
     tensors : number of tensors of each call
     flows : storage numbers of these tensors, call after call
-    open_since_ns : start of the first call that has not ended when the last of these ended
+    open_since_ns : start of the first call that had not ended when the last of these calls ended
     """
 
     mode: ThreadMode
@@ -54,7 +56,7 @@ class ThreadCalls:
         return len(self.calls)
 
     def part(self, first: int, stop: int) -> ThreadCalls:
-        """Return the calls with indices from `first` up to, not including, `stop`."""
+        """Return the calls with indices from `first` to `stop - 1`."""
         ends = np.concatenate([[0], np.cumsum(self.tensors)])
         own, flows = slice(first, stop), slice(ends[first], ends[stop])
         open_since_ns = min(self.open_since_ns, int(self.calls[stop:, 1].min(initial=NONE_OPEN)))
@@ -66,18 +68,20 @@ class ThreadCalls:
         return replace(self, calls=self.calls[flags], tensors=self.tensors[flags], flows=flows)
 
     def copied(self) -> ThreadCalls:
-        """Return these calls in separate memory if their arrays are views of larger ones."""
+        """Return a copy of these calls if their arrays are views of larger ones, so that the larger ones can
+        be freed.
+        """
         return replace(self, calls=self.calls.copy(), tensors=self.tensors.copy(), flows=self.flows.copy())
 
 
 class Blocks:
-    """Producer of the records of one process's calls.
+    """Converts the calls of one process to records.
 
     Attributes
     ----------
     calls : number of calls
-    marks : number of `record_function` marks included in `calls`, by signature
-    perturbed : number of other calls that ran right after the capture's own work
+    marks : number of `record_function` labels included in `calls`, by signature
+    perturbed : number of other calls that are marked as perturbed
     newest : largest storage number in the calls
     duration_ns : sum of the durations of calls
     is_contended : True if other processes used the processors while the next calls ran
@@ -108,11 +112,11 @@ class Blocks:
         self._first_pair, self._described = 0, np.empty((0, 4), dtype=np.int64)
 
     def take(self, room: int | None = None) -> list[ThreadCalls]:
-        """Remove and return the calls of all modes, in parts of at most `BLOCK` calls.
+        """Remove and return the calls collected by all modes, in parts of at most `BLOCK` calls.
 
         Parameters
         ----------
-        room : maximum number of calls to take in total, or None
+        room : maximum number of calls to take in total, or None for all
         """
         blocks: list[ThreadCalls] = []
         threads: list[ThreadCalls] = []
@@ -182,7 +186,7 @@ class Blocks:
 
         Parameters
         ----------
-        learning : neither yield nor count the calls themselves
+        learning : True to yield only the records to which calls refer, and not to count the calls
         """
         mode, table = block.mode, block.calls
         signatures, own_scopes, is_mark, _ = self._describe(table[:, 0]).T
@@ -240,11 +244,12 @@ class Blocks:
 
     @property
     def own_written(self) -> int:
-        """Number of calls without marks."""
+        """Number of written calls without `record_function` labels."""
         return self.calls - self.marks.total()
 
     def count_own(self) -> int:
-        """Return the number of calls without marks, including calls for which no record has been made yet.
+        """Return the number of calls without `record_function` labels, including calls for which no record was made
+        yet.
 
         Each call in the threads' rows is counted only at the first request after it.
         """
@@ -260,7 +265,7 @@ class Blocks:
             return self.own_written + self._in_flight + sum(calls for _, calls in self._counted.values())
 
     def begin_file(self) -> None:
-        """Start a new file without the earlier records."""
+        """Start a new file, which contains none of the earlier records."""
         self.calls = self.perturbed = 0
         self.marks.clear()
         self._threads.clear()
@@ -275,18 +280,20 @@ class Blocks:
         mode.device.forget(starts)
 
     def forget_thread(self, number: int) -> None:
-        """Remove a thread that has ended, given its mode's number."""
+        """Remove a thread that has ended, by the number of its mode."""
         for table in (self._threads, self._sequence, self._forward, self._last):
             table.pop(number, None)
 
     def running(self) -> Iterator[Record]:
-        """Yield the calls that each thread is in, outermost first."""
+        """Yield records of the calls that each thread is running, outermost first."""
         for mode, entered in self.entered():
             yield from self._thread(mode)
             yield replace(entered, thread=self._threads[mode.number])
 
     def entered(self) -> Iterator[tuple[ThreadMode, Entered]]:
-        """Yield the calls that each thread is in with the thread's mode. Their thread number is the mode's number."""
+        """Yield the calls that each thread is running, with the thread's mode; their thread number is the number of the
+        mode.
+        """
         for mode in self.recorder.threads.all:
             for start, node in self._running(mode):
                 opened = self.recorder.signatures.open_record(node.number)
@@ -299,7 +306,7 @@ class Blocks:
     def _split(
         self, mode: ThreadMode, values: list[int], most: int | None, open_since_ns: int
     ) -> tuple[ThreadCalls, int]:
-        """Return the calls in a mode's rows, and the number of integers used."""
+        """Return the calls in a mode's integers, and the number of integers used."""
         places = self._places(values)
         if most is not None:
             del places[most + 1 :]
@@ -311,7 +318,9 @@ class Blocks:
         return ThreadCalls(mode, rows[own], np.diff(places) - COLUMNS, rows[is_flow], open_since_ns), used
 
     def _places(self, values: list[int]) -> list[int]:
-        """Return the index of the first integer of each call in a mode's rows, and the number of integers."""
+        """Return the position of the first integer of each call in a mode's integers, followed by the number of
+        integers.
+        """
         # Use plain integers only: with a list per call, Python's garbage collector would traverse all of the program's
         # objects.
         places, pairs = [0], self.recorder.scopes.pairs
@@ -322,7 +331,9 @@ class Blocks:
         return places
 
     def _describe(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return signature and scope of pairs, and whether the signature is a mark and differentiable, as (N, 4)."""
+        """Return, for each pair, signature, scope, 1 for a `record_function` label, and 1 if differentiable,
+        as (N, 4).
+        """
         pairs, signatures = self.recorder.scopes.pairs, self.recorder.signatures
         if pairs is not self._pairs:
             # some were removed
@@ -362,7 +373,7 @@ class Blocks:
             del forward[number]
 
     def _pair_with_forward(self, scopes: list[int], sequences: NDArray[np.int64]) -> list[int]:
-        """Return the scopes of a thread's calls; for backward calls, scopes that refer to the forward call."""
+        """Return the scopes of a thread's calls; a backward call gets a scope that refers to its forward call."""
         places = np.flatnonzero((sequences < 0) & (sequences != UNPAIRED))
         forward = [made for made in self._forward.values() if made]
         for place, number in zip(places.tolist(), (-1 - sequences[places]).tolist(), strict=True):
@@ -374,7 +385,7 @@ class Blocks:
 
 
 def _with_places(runs: Runs, places: Sequence[int]) -> Runs:
-    """Return runs that also cover these indices."""
+    """Return runs of indices extended by single indices."""
     if not places:
         return runs
     covered = {place for first, length in runs for place in range(first, first + length)}

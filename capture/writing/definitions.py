@@ -1,4 +1,4 @@
-"""Records that calls refer to, written only to files whose calls need them, and the limits of a recording."""
+"""Records to which calls refer, written only to files whose calls need them; and the limits of a recording."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from opgrip.traces.schema.records import (
 )
 
 CALL_BYTES = 48
-"""size of a call in a block in bytes. The estimate is too high on purpose, so that blocks shrink before a limit"""
+"""estimated size in bytes of a call in a block; too high on purpose, so that blocks shrink before a limit"""
 SIGNATURE_BYTES = 8_000
-"""memory in bytes that a capture needs per signature, with its value models and predictions; measured on linear layers
-that each get a different batch size
+"""memory in bytes that a capture needs per signature, with value models and predictions; measured on linear layers that
+each get a different batch size
 """
 INTEGER_BYTES = 40
-"""memory in bytes of an integer in a row that waits to be written"""
+"""memory in bytes of an integer in a mode's list"""
 
 Pending = tuple[Record, bytes]
 """a record and its encoded line"""
@@ -40,7 +40,9 @@ Pending = tuple[Record, bytes]
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A record, encoded unless it will be redacted first, with its position among all records and its references."""
+    """A record (encoded, unless it will be redacted first), with its position among all records, and the records to
+    which it refers.
+    """
 
     place: int
     content: bytes | Record
@@ -51,11 +53,11 @@ class _Line:
 
 @dataclass(slots=True)
 class _File:
-    """Contents of one file.
+    """State of one file that is being written.
 
     Attributes
     ----------
-    redaction : redaction of this file, which numbers its value models, or None if nothing is redacted
+    redaction : redaction of this file, or None if nothing is redacted
     written : number of lines written per name
     late : names with new lines since they were written
     signatures : number of signatures
@@ -68,20 +70,19 @@ class _File:
 
 
 class Definitions:
-    """Records by the name that other records use to refer to them, for one file or several successive files.
+    """Records to which other records refer, by name, for one file or several successive files.
 
     Records are redacted when they are written to a file. Each file has a separate redaction, because a redaction
-    assigns new numbers to value models, and records forgotten after one file would make the numbers of the next
-    inconsistent.
+    renumbers value models.
 
     Parameters
     ----------
     privacy : policy by which records are redacted, or None to write their lines unchanged
-    keeps_written : keep written records for further files
+    keeps_written : True to keep written records for further files
 
     Attributes
     ----------
-    file : contents of the file that is being written
+    file : state of the file that is being written
     """
 
     def __init__(self, privacy: Policy | None = None, keeps_written: bool = True) -> None:
@@ -94,7 +95,7 @@ class Definitions:
         self.file = _File(self.make_redaction())
 
     def make_redaction(self) -> Redaction | None:
-        """Return a redaction for another file, with its own numbers of value models, or None if nothing is redacted."""
+        """Return a redaction for another file, with separate numbers of value models; None if nothing is redacted."""
         return None if self._privacy is None else Redaction(self._privacy)
 
     def add(self, pending: Iterable[Pending]) -> None:
@@ -112,7 +113,7 @@ class Definitions:
                 self.file.late.add(name)
 
     def lines_for(self, records: Iterable[Record]) -> bytes:
-        """Return the lines that the file needs before these records, including new lines of names it contains."""
+        """Return the lines that the file needs before these records."""
         return self._take(name for record in records for name in references_of(record))
 
     def other_lines(self) -> bytes:
@@ -124,9 +125,9 @@ class Definitions:
         return self._join((line for lines in self._lines.values() for line in lines if not line.is_thread), redaction)
 
     def size(self, names: Iterable[Hashable], besides: set[Hashable]) -> int:
-        """Return the size in bytes of the lines that `names` need, without names in the file or in `besides`.
+        """Return the size in bytes of the lines that `names` need, without lines in the file or for names in `besides`.
 
-        Add the counted names to `besides`.
+        The counted names are added to `besides`.
         """
         new = set(self._closure(names, lambda name: name not in self.file.written and name not in besides))
         besides |= new
@@ -166,7 +167,7 @@ class Definitions:
         return b"".join(item if isinstance(item, bytes) else self.encode([item], redaction) for item in contents)
 
     def _closure(self, names: Iterable[Hashable], is_asked: Callable[[Hashable], bool]) -> Iterator[Hashable]:
-        """Yield the names, and the names that their records refer to, as far as `is_asked` accepts them."""
+        """Yield the names, and the names to which their records refer, if `is_asked` accepts them."""
         waiting, visited = list(names), set[Hashable]()
         while waiting:
             name = waiting.pop()
@@ -184,7 +185,7 @@ def name_of(record: Record) -> Hashable:
 
 
 def references_of(record: Record) -> Iterator[Hashable]:
-    """Yield the names that a record refers to."""
+    """Yield the names to which a record refers."""
     match record:
         case Signature():
             yield from ((Values, number) for number in numbers_of((record.args, record.kwargs)) if number is not None)
@@ -214,13 +215,13 @@ def references_of(record: Record) -> Iterator[Hashable]:
 
 @dataclass(frozen=True, slots=True)
 class RecordingLimits:
-    """Limits that end a recording while the program continues.
+    """Limits at which a recording ends while the program continues.
 
     Attributes
     ----------
-    calls : number of calls
-    bytes : bytes before compression, including full values
-    memory : approximate bytes that the capture keeps in memory
+    calls : maximum number of calls
+    bytes : maximum number of bytes before compression, including full values
+    memory : approximate maximum number of bytes that the capture keeps in memory
     """
 
     calls: int | None = None
@@ -240,8 +241,9 @@ class RecordingLimits:
 def parts_within(
     block: ThreadCalls, pairs: Mapping[int, tuple[int, int, int]], held: Definitions, room: int
 ) -> tuple[ThreadCalls, ThreadCalls]:
-    """Split a block into the first calls, which probably fit in `room` bytes, and the rest. The first part has at least
-    one call.
+    """Split a block into the first calls, which probably fit in `room` bytes, and the rest.
+
+    The first part has at least one call.
     """
     names: set[Hashable] = set()
     count = size = 0

@@ -1,11 +1,11 @@
-"""A recorder that keeps the last calls in memory and in a ring file, and writes them as a trace when an event occurs.
+"""A recorder that keeps the latest calls in memory and in a ring file, and writes them as a trace when an event occurs.
 
-Guarantee: the last calls can be read however the process ends. While Python runs, they are written as a trace. If the
+The latest calls can be read however the process ends. While Python runs, they are written as a trace. If the
 process dies (`kill -9`, a segmentation fault, `os._exit`), its ring file remains and can be read like a trace. It
 contains the calls that ended up to half a second before, or with `write_ahead` up to the last call. The file is removed
 when the recording ends.
 
-A call costs only the copy of its integers, because records are made only when a trace is written.
+A call only costs the copying of its integers, because records are created when a trace is written.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from opgrip.traces.io.writer import TraceWriter, encode_line
 from opgrip.traces.schema.records import Header, Record, Scope, Signature, Thread
 
 MOST_OF_EPOCH = {Signature: 4096, Scope: 8192, PAIR: 16384}
-"""numbers of each kind after which the tables start again; a known signature takes about 10 kB"""
+"""numbers of records of each kind after which the tables are cleared; a known signature takes about 10 kB"""
 MOST_DUMPS = 8
-"""maximum number of traces for events that the program survives, so that a service with permanently failing requests
-does not fill the disk"""
+"""maximum number of traces for events that the program survives, so that a service in which requests fail continually
+does not fill the disk
+"""
 SIGNAL_WAIT_S = 5.0
-"""maximum time that a signal handler waits for another thread that is writing"""
+"""maximum time in seconds that a signal handler waits for another thread that is writing"""
 
 OpenDump = Callable[[int, dict[str, Any]], TraceWriter]
-"""function that opens a trace, given the number of the dump from 1 and fields of its header"""
+"""function that opens a trace, given the number of the trace (from 1) and fields of its header"""
 
 
 class Ring:
-    """The calls of all threads that ended last."""
+    """The latest calls of all threads, up to a maximum number."""
 
     def __init__(self, last: int) -> None:
         self.last = last
@@ -52,7 +53,7 @@ class Ring:
         return sum(map(len, self.blocks))
 
     def add(self, blocks: list[ThreadCalls]) -> list[ThreadCalls]:
-        """Add calls in the order in which each thread made them; return the calls that exceed the limit."""
+        """Add calls, in the order in which each thread made them; return the calls that exceed the maximum."""
         self.blocks += blocks
         surplus = len(self) - self.last
         if surplus <= 0:
@@ -79,7 +80,7 @@ class Ring:
 
 
 class FlightRecorder(Flusher):
-    """A flusher that keeps the last calls instead of writing all of them.
+    """A writer that keeps the latest calls instead of writing all of them.
 
     Attributes
     ----------
@@ -113,7 +114,7 @@ class FlightRecorder(Flusher):
         self._open_next().discard()
 
     def flush(self, pause_s: float = 0.0) -> None:
-        """Collect the calls since the last flush. Errors never reach the program."""
+        """Collect the calls since the last flush. Errors do not reach the program."""
         if os.getpid() != self.recorder.pid or self._is_broken:
             return
         with self._turn():
@@ -125,19 +126,19 @@ class FlightRecorder(Flusher):
                 self.recorder.stop()
 
     def write_running(self) -> None:
-        """Write the calls that the threads are in to the ring file."""
+        """Write the calls that threads are running to the ring file."""
         if os.getpid() == self.recorder.pid and not self._is_broken and not self.learning:
             with self._turn():
                 self._mirror.add_running()
 
     def dump(self, reason: str, always: bool = False, wait: bool = True) -> Path | None:
-        """Write the kept calls, each call only once; return the trace's path, or None if nothing was written.
+        """Write the kept calls that were not written yet; return the trace's path, or None if nothing was written.
 
         Parameters
         ----------
         reason : reason to record in the trace's header
-        always : write even if the limit for events that the program survives is reached
-        wait : wait for values that are still on an accelerator
+        always : True to write even if `MOST_DUMPS` traces were written
+        wait : True to wait for values that are still on an accelerator
         """
         if not wait:
             # this is a signal handler, which may have interrupted code that the writing thread waits for
@@ -171,7 +172,7 @@ class FlightRecorder(Flusher):
             return path
 
     def dump_for_signal(self, name: str, always: bool, again: Callable[[], None]) -> bool:
-        """Write the kept calls before the program's signal handler runs; return True if that handler may run now."""
+        """Write the kept calls before the program's signal handler runs; return True if the handler may run now."""
         if self._holder == threading.get_ident():
             self._later = again
             return False
@@ -188,12 +189,12 @@ class FlightRecorder(Flusher):
 
     @property
     def calls(self) -> int:
-        """Number of calls, without marks, in the last trace."""
+        """Number of calls in the last trace, without `record_function` labels."""
         return self.blocks.own_written
 
     @property
     def signatures(self) -> int:
-        """Number of signatures, without marks, in the last trace."""
+        """Number of signatures in the last trace, without `record_function` labels."""
         return self._signatures - len(self.blocks.marks)
 
     @contextmanager

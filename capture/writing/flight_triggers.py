@@ -1,4 +1,4 @@
-"""Events that make the flight recorder write the last calls: signals, failures and requests."""
+"""Events on which the flight recorder writes the latest calls: signals, failures and requests."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 class SignalWatch:
     """A context in which `stopped` is called with a signal's name before the program's signal handler.
 
-    The program may set its handler later, and reading a handler returns the program's own. Ignored signals stay
-    ignored, and handlers outside Python stay in place.
+    The program may set its handler later, and `signal.getsignal` returns the program's handler. Ignored signals stay
+    ignored, and handlers that are not in Python stay in place.
 
     Parameters
     ----------
-    stopped : receives the name, True if the signal ends the program, and a function that raises the signal again;
-        returns True if the program's handler should run now
-    handled : function called after a handler of the program has returned and the program continues
+    stopped : function called with the name, True if the signal ends the program, and a function that raises the signal
+        again; it returns True if the program's handler should run now
+    handled : function called after the program's handler has returned
 
     Attributes
     ----------
@@ -128,13 +128,13 @@ BeginFile = Callable[[Path, dict[str, Any]], TraceWriter]
 """function that opens a trace, given its path and fields of its header"""
 
 WRITTEN = "_opgrip_written"
-"""attribute that marks an error as already handled. It contains the process and the capture, because errors can be
-pickled, and whether the last calls were written
+"""attribute that marks an error as handled; it contains the process and the capture, because errors can be pickled, and
+whether the latest calls were written
 """
 
 
 class Flights:
-    """Connection between a capture's events and its flight recorder.
+    """Calls a capture's flight recorder on signals, failures and requests.
 
     Parameters
     ----------
@@ -174,16 +174,16 @@ class Flights:
         self.signals.__exit__(None, None, None)
 
     def dump(self, reason: str, always: bool = True) -> Path | None:
-        """Write the last calls; return the trace's path, or None if nothing was written.
+        """Write the latest calls; return the trace's path, or None if nothing was written.
 
         Parameters
         ----------
-        always : write even if the limit is reached, as for requests and for events that the program does not survive
+        always : True to write even if the maximum number of traces is reached
         """
         return self._flight.dump(reason, always) if self._flight is not None and self._is_active else None
 
     def dump_for_error(self, error: BaseException, always: bool = False) -> None:
-        """Write the last calls for an error that leaves a step or the program, once per error."""
+        """Write the latest calls because of an error that leaves a step or the program; once per error."""
         # for an exception raised by a signal's handler, such as Ctrl-C, the calls were already written for the signal
         is_of_signal = self._was_signalled and isinstance(error, KeyboardInterrupt | SystemExit)
         if is_of_signal or not _is_failure(error):
@@ -201,7 +201,7 @@ class Flights:
             setattr(error, WRITTEN, (*own, path is not None))
 
     def notes(self) -> Iterator[str]:
-        """Yield messages about signals that were not watched and traces that were not written."""
+        """Yield messages about signals that could not be handled and traces that were not written."""
         if self.signals.refused is not None:
             yield f"signals were not watched: {self.signals.refused}"
         if self._flight is not None and self._flight.left_out:
@@ -219,7 +219,7 @@ class Flights:
 
 
 def dump_path(path: Path, number: int) -> Path:
-    """Return the path of a dump: `path` for the first one, and a free numbered name next to it for later ones."""
+    """Return the path for a dump: `path` for the first one, and a free path with a number for later ones."""
     if number == 1:
         return path
     while (other := with_mark(path, f"dump{number}")).exists():
@@ -234,7 +234,7 @@ def _is_failure(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and its causes and contexts."""
+    """Yield an error, its causes and its contexts."""
     visited: set[int] = set()
     here: BaseException | None = error
     while here is not None and id(here) not in visited:

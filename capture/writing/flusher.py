@@ -1,4 +1,4 @@
-"""Writing of a recorder's data every half second, so that a killed program leaves a trace."""
+"""Writing of a recorder's data every half second, so that a program which is killed leaves a trace."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from opgrip.traces.table.accelerators import describe_accelerators
 
 INTERVAL_S = 0.5
 SPAN_NS = 100_000_000
-"""interval between checks for contention"""
+"""interval in ns between checks for contention"""
 ALIVE_S = 1.0
-"""interval between checks whether the writing thread still runs"""
+"""interval in seconds between checks whether the writing thread still runs"""
 PAUSE_S = 50e-6
 PATIENCE = 4
-"""pauses while values are fitted, as a multiple of the time of fitting: a program that launches short operators waits
-for Python's lock at each of them
+"""length of pauses while values are fitted, relative to the time of fitting, because the program needs Python's
+interpreter lock to launch each operator
 """
 UNLIMITED = RecordingLimits()
 
@@ -40,8 +40,8 @@ class Flusher:
 
     Parameters
     ----------
-    open_writer : opens the file once there is data to write
-    learns : some steps are only for learning; records that no recorded call refers to are not written
+    open_writer : function that opens the file; called when there is data to write
+    learns : True if some steps are not recorded; records to which no recorded call refers are not written then
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Flusher:
     failure : error that stopped the writing, or None
     discarded : True to leave no file
     discards_empty : True to leave no file if no call was recorded
-    reached : limit that ended the recording, or None
+    reached : name of the limit that ended the recording, or None
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Flusher:
         return self.writer
 
     def prepare(self) -> None:
-        """Open the file, so that errors occur before the program runs."""
+        """Open the file, so that errors are raised before the program runs."""
         self.open()
 
     def __enter__(self) -> Flusher:
@@ -114,8 +114,8 @@ class Flusher:
     def run_job(self, job: Callable[[], object]) -> None:
         """Run a job in the writing thread and wait for it.
 
-        Exceptions of the program never reach that thread. An interrupt of the program ends the wait, but not the
-        writing.
+        The program's exceptions do not reach that thread. If the program is interrupted, this ends the wait but not the
+        job.
         """
         if not self._is_running() or self._thread.ident == threading.get_ident():
             job()
@@ -146,7 +146,7 @@ class Flusher:
         return self._running_in == os.getpid()
 
     def write_now(self) -> None:
-        """Write the data since the last flush, and the calls that the threads are in."""
+        """Write the data since the last flush, and the calls that threads are running."""
         if not self.recorder.pending.is_held_here():
             self.run_job(self._write_now)
 
@@ -159,8 +159,9 @@ class Flusher:
 
         Parameters
         ----------
-        pause_s : pause after each block of calls, so that the program's threads never wait long for Python's lock.
-            Without pauses, writing would delay a concurrent call by the interpreter's switch interval of 5 ms
+        pause_s : pause in seconds after each block of calls, so that the program's threads need not wait long for
+            Python's interpreter lock. Without pauses, writing would delay concurrent calls by the interpreter's switch
+            interval of 5 ms
         """
         if os.getpid() != self.recorder.pid or self.failure is not None:
             return
@@ -196,7 +197,7 @@ class Flusher:
                 self.recorder.stop()
 
     def set_learning(self, learning: bool) -> None:
-        """Start or stop discarding calls. Calls before this moment are not affected."""
+        """Start or stop discarding calls. Calls before this point are not affected."""
         if learning is not self.learning:
             self.run_job(lambda: self._set_learning(learning))
 
@@ -206,7 +207,9 @@ class Flusher:
         self.recorder.observations.set_learning(learning)
 
     def problem_with(self, path: str | Path) -> UserError | None:
-        """Return why a trace is incomplete and where its written part is, or None if writing did not fail."""
+        """Return an error that says why a trace is incomplete and where its written part is; None if writing has not
+        failed.
+        """
         if self.failure is None:
             return None
         reason = reason_of(self.failure)
@@ -217,7 +220,7 @@ class Flusher:
 
     @property
     def calls(self) -> int:
-        """Number of calls, without marks, that are in the file or will be written to it."""
+        """Number of calls, without `record_function` labels, that are in the file or will be written to it."""
         if self.learning or self.reached is not None or self.failure is not None:
             return self.blocks.own_written
         calls = self.blocks.count_own()
@@ -225,14 +228,16 @@ class Flusher:
 
     @property
     def signatures(self) -> int:
-        """Number of signatures, without marks, in the file if it may omit some, otherwise in the recording."""
+        """Number of signatures, without `record_function` labels, in the file, or in the recording if the file gets all
+        of them.
+        """
         signatures = self.recorder.signatures
         if self._held is None or not (self._learns or self.reached is not None):
             return len(signatures) - len(signatures.marks)
         return self._held.file.signatures - len(self.blocks.marks)
 
     def write_running(self) -> None:
-        """Write the calls that the threads are in."""
+        """Write the calls that threads are running."""
         with self._writing:
             try:
                 running = list(self.blocks.running())
@@ -295,12 +300,12 @@ class Flusher:
         )
 
     def _fit_deferred(self, pause_s: float = 0.0, wait: bool = False) -> None:
-        """Fit values that have arrived from a device.
+        """Fit value models to values that have arrived from a device.
 
         Parameters
         ----------
-        pause_s : pause `PATIENCE` times as long as each tensor took, leave the rest to the next flush after
-            `INTERVAL_S`, and to a job that waits
+        pause_s : if positive, pause after each tensor for `PATIENCE` times the time that it took; stop after
+            `INTERVAL_S`, or if a job waits
         """
         fitter = self.recorder.fitter
         until_s, began_s = monotonic() + INTERVAL_S, perf_counter()
@@ -328,7 +333,7 @@ class Flusher:
         self.open().write_lines(b"".join(map(encode_line, records)))
 
     def _within_limit(self, blocks: Iterable[ThreadCalls]) -> Iterator[ThreadCalls]:
-        """Yield the blocks, split so that they end near the limit of bytes."""
+        """Yield blocks of calls, split so that they end near the limit of bytes."""
         if self.limits.bytes is None or self._held is None:
             yield from blocks
             return
@@ -357,7 +362,7 @@ class Flusher:
         return self.reached is not None
 
     def _check_contention(self) -> None:
-        """Check whether other processes used the processors while the calls to write next ran."""
+        """Check whether other processes used the processors during the calls that will be written next."""
         span = perf_counter_ns() - self._looked_ns
         if self._contention is None or (span < SPAN_NS and not self._stop.is_set()):
             return
@@ -369,7 +374,7 @@ class Flusher:
 
     @property
     def contended(self) -> float:
-        """Share of the recorded time in which other processes used processors that the program waited for."""
+        """Share of the recorded time in which other processes used processors for which the program waited."""
         return round(self._contended_ns / max(self._recorded_ns, 1), 3)
 
     def _run(self) -> None:

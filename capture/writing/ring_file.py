@@ -1,4 +1,4 @@
-"""A memory-mapped file with the last calls and everything they refer to, which survives the process.
+"""A memory-mapped file with the latest calls and all records to which they refer, which remains if the process dies.
 
 The system writes mapped memory to the disk even after `kill -9`, a segmentation fault or `os._exit`.
 `opgrip.traces.formats.flight_ring` documents the layout and reads the file as a trace.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from opgrip.capture.writing.flight_recorder import FlightRecorder
 
 LEAST_BYTES = 1 << 20
-"""space in a new file in addition to twice the size of the kept data"""
+"""number of bytes in a new file in addition to twice the size of the kept data"""
 
 Payload = Sequence[bytes | NDArray[np.int64]]
 
@@ -43,8 +43,7 @@ class RingFile:
 
     Raises
     ------
-    OSError : if the file cannot be created. Its disk space is reserved, so that a full disk cannot fail later writes to
-        the mapped memory
+    OSError : if the file cannot be created or its disk space cannot be reserved
     """
 
     def __init__(self, trace: Path, size: int) -> None:
@@ -68,7 +67,7 @@ class RingFile:
 
         Parameters
         ----------
-        numbers : up to three integers for the chunk's head
+        numbers : up to three integers for the head of the chunk
         """
         pieces = [piece if isinstance(piece, bytes) else piece.tobytes() for piece in payload]
         start = self._end + 8 * HEAD
@@ -97,8 +96,8 @@ class RingFile:
 class RingMirror:
     """Copy of a flight recorder's data in a ring file, which is replaced when it is full.
 
-    A new file is complete before the old one is removed, so that a readable file exists at any time. An error that
-    prevents writing becomes the recorder's `failure`; the last calls are then only in memory.
+    A new file is complete before the old one is removed, so that a readable file always exists. If writing fails, the
+    error becomes the recorder's `failure`, and the latest calls are only in memory.
     """
 
     def __init__(self, flight: FlightRecorder, path: Path, make_header: Callable[[dict[str, Any]], Header]) -> None:
@@ -110,7 +109,7 @@ class RingMirror:
         self._had_running = False
 
     def add(self, pending: list[Pending], blocks: list[ThreadCalls]) -> None:
-        """Add definitions, and then the calls that refer to them."""
+        """Add records, and then the calls that refer to them."""
         if self._flight.failure is not None or not (pending or blocks):
             return
         file = self._file
@@ -122,7 +121,7 @@ class RingMirror:
             self._fail(error)
 
     def add_running(self) -> None:
-        """Add the calls that the threads are in."""
+        """Add the calls that threads are running."""
         if self._file is None:
             return
         running = list(self._flight.blocks.entered())
@@ -189,7 +188,7 @@ class RingMirror:
         return not lines or file.add(flight_ring.LINES, [len(lines)], [lines])
 
     def _add_pairs(self, file: RingFile) -> bool:
-        """Add the pairs that the file does not contain yet."""
+        """Add the pairs of signature and scope that the file does not contain yet."""
         pairs, rows = self._flight.recorder.scopes.pairs, []
         if self._next_pair is None:
             rows = [(number, *pair) for number, pair in list(pairs.items())]

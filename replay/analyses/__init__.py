@@ -1,6 +1,6 @@
 """Analyses of a replay, which add columns to its rows or print more about them.
 
-An analysis is a file or folder of this package, or an entry point `opgrip.analyses`.
+An analysis is a module of this package, or an entry point `opgrip.analyses`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class AnalysisSession:
     """The replay that an analysis extends.
 
     output : file of the results, or None
-    may_replace : whether existing files may be replaced
-    resume : whether to continue an interrupted run
-    may_fork : whether this process can still be forked because it has not run torch yet
+    may_replace : True if existing files may be replaced
+    resume : True to continue an interrupted run
+    may_fork : True if this process can still be forked, because it has not run torch yet
     """
 
     workload: Workload
@@ -50,7 +50,7 @@ class AnalysisSession:
 
     @property
     def base(self) -> Path:
-        """The output file, or a file named after the trace."""
+        """The output file or, without one, a path derived from the trace's."""
         if self.output is not None:
             return self.output
         # imported late because it loads torch, and `--help` imports this file
@@ -60,21 +60,21 @@ class AnalysisSession:
         return Path(name_of_target(target) if target.startswith(PREFIX) else Path(target).name)
 
     def running(self, rows: Sequence[Result], profiler: str) -> AbstractContextManager[object]:
-        """Return a context that reports that the rows' cases run once more under `profiler`."""
+        """Return a context that reports progress while the rows' cases run once more under `profiler`."""
         return self.reporter.doing(f"running {counted(len({row.case for row in rows}), 'case')} under {profiler}")
 
     def check_one_cache(self, profiler: str) -> None:
-        """Raise `UserError` if rows differ in cache state, because a profiler's ranges do not contain it."""
+        """Raise `UserError` if rows differ in the state of caches, which a profiler's report does not show."""
         if len(self.workload.request.timing.caches) > 1:
             raise UserError(f"{profiler} profiles one cache state at a time", "give one to --cache")
 
     def check_one_device(self, profiler: str) -> None:
-        """Raise `UserError` if cases are spread over devices, because a profiler's report covers one process."""
+        """Raise `UserError` if cases run on several devices, because a profiler's report covers one process."""
         if self.workload.request.inputs.is_spread:
             raise UserError(f"{profiler} profiles one device", "name one with --device")
 
     def beside(self, suffix: str) -> Path:
-        """Return `base` with another suffix; raise `UserError` if the file exists and may not be replaced."""
+        """Return `base` with another suffix; raise `UserError` if the file exists and must not be replaced."""
         path = self.base.with_suffix(suffix)
         check_writable(path, self.may_replace)
         return path
@@ -82,20 +82,21 @@ class AnalysisSession:
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Options of an analysis that needs none."""
+    """Empty options, for an analysis without options."""
 
 
 class Analysis:
-    """One analysis of a replay, created before any case runs so that missing requirements are reported first.
+    """An analysis of a replay.
 
-    A subclass is in a file or folder of this package, or in a module that an entry point `opgrip.analyses` names, and
-    registers itself by `@analyses.register(NAME)`.
-    columns : class of its columns, or None
-    counts_work : whether it needs the work of operators in subgraphs and samples
-    place : sort key of the order of analyses; low if they fork this process, high if they run torch in it
-    prints_partial : whether it can print for an interrupted replay
-    saw_all : False if something is left for `--resume`
-    header : additions to the header of result files
+    It is created before any case runs, so that missing requirements are reported first. A subclass is in a module of
+    this package, or in a module that an entry point `opgrip.analyses` names, and registers itself by
+    `@analyses.register(NAME)`.
+    columns : class of the columns that it adds, or None
+    counts_work : True if it needs the operations and bytes of the operators in subgraphs and samples
+    place : position in the order of analyses: low if it forks this process, high if it runs torch in it
+    prints_partial : True if it can print results of an interrupted replay
+    saw_all : False if some rows are left for `--resume`
+    header : fields to add to the header of result files
     """
 
     options: ClassVar[type]
@@ -115,18 +116,18 @@ class Analysis:
         raise NotImplementedError
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
-        """Return the rows with the columns of this analysis; raise `UserError` if it fails."""
+        """Return the rows with this analysis's columns; raise `UserError` if the analysis fails."""
         return list(rows)
 
     def finish(self) -> None:
         """Remove the data kept for `--resume`; called after the results are written."""
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
-        """Print what the columns do not show."""
+        """Print further results that are not in columns."""
 
 
 class UnaskedAnalysis(Analysis):
-    """An analysis that only prints and runs without being requested by an option."""
+    """An analysis that only prints, and that runs without an option."""
 
     options = NoOptions
     prints_partial = True

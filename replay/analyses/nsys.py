@@ -1,4 +1,4 @@
-"""The Nsight Systems analysis: run nsys, and join its report to the rows of a replay."""
+"""The Nsight Systems analysis: runs nsys, and adds the device work in its report to the rows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NsysColumns(Columns):
-    """Columns from Nsight Systems."""
+    """Columns with device work from Nsight Systems."""
 
     nsys_us: float | None = column("median of the profiled runs, by the clock of nsys", "us", "nsys us")
     nsys_own_us: float | None = column(
@@ -78,7 +78,9 @@ Runs = dict[Key, list[NsysRun]]
 
 
 def joined(report: NsysReport) -> tuple[Runs, int]:
-    """Return the runs of each row, and how much device work was launched outside of opgrip's ranges."""
+    """Return the runs of each row, and the number of pieces of device work that were launched outside opgrip's
+    ranges.
+    """
     runs_by_row: Runs = defaultdict(list)
     all_by_process: dict[int, list[NsysRun]] = defaultdict(list)
     for span in report.spans:
@@ -104,9 +106,10 @@ def joined(report: NsysReport) -> tuple[Runs, int]:
 
 
 def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
-    """Return the runs of each row in several reports, and how much device work was launched outside of opgrip's ranges.
+    """Return the runs of each row in several reports, and the number of pieces of device work launched outside opgrip's
+    ranges.
 
-    Each report is joined separately, because it has its own time base.
+    The reports are evaluated one by one, because their clocks differ.
     """
     runs_by_row: Runs = defaultdict(list)
     all_outside = 0
@@ -119,9 +122,9 @@ def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
 
 
 def with_seen(row: Result, own: Result | None, runs_by_row: Mapping[Key, list[NsysRun]]) -> Result:
-    """Return a row with the columns of the profiler.
+    """Return a row with the profiler's columns.
 
-    own : the row as timed in the profiled run
+    own : the row with times measured in the profiled run
     """
     runs = runs_by_row.get(key_of(row))
     if runs is None:
@@ -165,9 +168,9 @@ PLACES = (
 REPORT = ".nsys-rep"
 ALWAYS = ("--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
 ON_GPU = ("--trace=cuda,nvtx,cublas,cudnn", "--capture-range=cudaProfilerApi", "--capture-range-end=repeat")
-"""record only between cudaProfilerStart and cudaProfilerStop"""
+"""options of nsys that record only between cudaProfilerStart and cudaProfilerStop"""
 BY_NODE = "--cuda-graph-trace=node"
-"""trace the kernels of CUDA graphs; without it, driver 11.7 and later report a graph as one piece of work"""
+"""option of nsys that records the kernels of CUDA graphs; without it, a graph is reported as one piece of work"""
 ON_CPU = ("--trace=nvtx",)
 FLAGS = Flags(
     "--output",
@@ -175,13 +178,13 @@ FLAGS = Flags(
     {"-o": "--output", "-t": "--trace", "-s": "--sample", "-f": "--force-overwrite", "-c": "--capture-range"},
 )
 PASSES = 2
-"""number of passes; the second runs the rows that the first one missed"""
+"""number of passes; the second pass runs the rows that the first one missed"""
 
 
 @titled("profilers")
 @dataclass(frozen=True, slots=True)
 class NsysOptions:
-    """Options of the run under nsys."""
+    """Options of the Nsight Systems analysis."""
 
     nsys: bool = option(
         False,
@@ -219,7 +222,7 @@ class Nsys:
 
 @analyses.register("nsys")
 class NsysAnalysis(Analysis):
-    """The analysis that adds device work from Nsight Systems to the rows."""
+    """Analysis that adds device work from Nsight Systems to the rows."""
 
     options = NsysOptions
     columns = NsysColumns
@@ -256,9 +259,9 @@ def profile_rows(
     say: Callable[[str], None],
     device: str,
 ) -> list[Result]:
-    """Run the rows' cases once more under nsys, and return the rows with its columns.
+    """Run the rows' cases once more under nsys, and return the rows with the columns of nsys.
 
-    say : receives messages that do not concern a single row
+    say : function that prints messages about more than one row
     Raises `UserError` if nsys fails.
     """
     effort = replace(request.effort, warmup=nsys.warmup, iterations=nsys.iterations)
@@ -302,7 +305,7 @@ def _options_on_gpu(nsys: Nsys) -> tuple[str, ...]:
 
 
 def _reports_in(folder: Path) -> list[Path]:
-    """Return the reports in order: `report`, or `report.1` to `report.12`, one per part of the cases."""
+    """Return the report files in order: `report`, or `report.1` to `report.12`, one for each part of the cases."""
     return sorted(folder.glob(f"report*{REPORT}"), key=lambda path: (len(path.name), path.name))
 
 
@@ -316,7 +319,9 @@ def _exported(nsys: Nsys, report: Path) -> NsysReport:
 
 
 def _keep_reports(folder: Path, output: Path, earlier_count: int, say: Callable[[str], None]) -> int:
-    """Move the reports to the name that the user chose, numbered from the second on, and return how many there are."""
+    """Move the report files to the path that the user chose, with numbers from the second file on; return
+    their number.
+    """
     reports = _reports_in(folder)
     for place, report in enumerate(reports, earlier_count):
         path = output if not place else output.with_suffix(f".{place + 1}{output.suffix}")

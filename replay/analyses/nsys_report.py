@@ -52,7 +52,7 @@ class NsysRange:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """A kernel, copy, memset, or CUDA graph traced as a whole.
+    """A piece of device work: a kernel, a copy, a memset, or a whole CUDA graph.
 
     launched_ns : time at which the program launched it, on the clock of `NsysRange`
     copied_bytes : size of a copy, else 0
@@ -145,12 +145,12 @@ def _strings(database: sqlite3.Connection, tables: set[str]) -> dict[Any, str]:
 
 
 def _process(number: int | None) -> int:
-    """Return the lower 24 bits of the process number, which are bits 24 to 47 of a global thread number."""
+    """Return the lower 24 bits of the process number; nsys stores them in bits 24 to 47 of a thread number."""
     return -1 if number is None else (number >> 24) & 0xFFFFFF
 
 
 class _Row:
-    """A row in which columns that this version of nsys lacks are None."""
+    """A row of a table; columns that this version of nsys lacks are None."""
 
     def __init__(self, row: sqlite3.Row) -> None:
         self._row, self._names = row, set(row.keys())

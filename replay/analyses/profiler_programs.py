@@ -1,4 +1,4 @@
-"""Run profilers: find the program, merge its flags, and run cases once more under it."""
+"""Functions that find profilers, merge their options, and run cases once more under them."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def key_of(row: Result) -> Key:
 
 
 def why_unseen(own: Result | None) -> str:
-    """Return why a profiler has no data on a row.
+    """Return the reason why a profiler has no data on a row.
 
-    own : the row as timed in the profiled run, or None
+    own : the row with times measured in the profiled run, or None
     """
     if own is None:
         return "it was not run again"
@@ -49,7 +49,7 @@ LAST_LINES = 6
 def find_program(name: str, product: str, places: Sequence[str], named: str | None = None) -> str:
     """Return the path of a profiler; raise `UserError` if it is not found.
 
-    product : what to install
+    product : name of the product to install, for the error message
     places : glob patterns of usual installation paths, searched after PATH
     named : the path in the option `--NAME-bin`
     """
@@ -69,11 +69,11 @@ def find_program(name: str, product: str, places: Sequence[str], named: str | No
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """The spelling of a profiler's options.
+    """How a profiler's options are written.
 
-    output : the option that names the report, which only opgrip sets
-    joined : the option whose value is a list that may be extended
-    short : long names by short ones
+    output : option for the path of the report, which only opgrip sets
+    joined : option whose value is a list, to which the user's values are added
+    short : long names of options by short names
     repeatable : options that may appear several times
     """
 
@@ -105,7 +105,7 @@ class Flags:
 def arguments_in(path: Path, flags: Flags) -> list[str]:
     """Return the profiler arguments in a file, read as a shell does, with # comments.
 
-    Raises `UserError` if the file cannot be read or names the report.
+    Raises `UserError` if the file cannot be read, or sets the path of the report.
     """
     try:
         words = shlex.split(path.read_text(encoding="utf-8"), comments=True)
@@ -118,7 +118,9 @@ def arguments_in(path: Path, flags: Flags) -> list[str]:
 
 
 def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) -> list[str]:
-    """Return opgrip's arguments and the user's, each option once: lists are joined, otherwise the user's value wins."""
+    """Return opgrip's options and the user's; if both set an option, lists are joined and otherwise the user's value is
+    used.
+    """
     own_names = {word.partition("=")[0] for word in own}
     items: list[str] = []
     kept: list[str] = []
@@ -141,7 +143,7 @@ def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) ->
 
 
 def run_program(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a profiler, which itself runs Python, to its end; raise `OSError` if it cannot start."""
+    """Run a profiler, which itself starts Python, to its end; raise `OSError` if it cannot be started."""
     return subprocess.run(
         words,
         stdin=subprocess.DEVNULL,
@@ -161,21 +163,23 @@ def last_words(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def profiled_command(folder: Path, request: RunRequest, without: Collection[int], timeout_s: float) -> list[str]:
-    """Return the command that runs the cases under a profiler: this module, with paths of its request and rows."""
+    """Return the command that runs cases under a profiler: this module, with the paths of its request and of the rows
+    to write.
+    """
     limited = replace(request, limits=replace(request.limits, timeout=timeout_s))
     (folder / "work.json").write_text(json.dumps({"request": asdict(limited), "without": sorted(without)}))
     return own_python("opgrip.replay.analyses.profiler_programs", str(folder / "work.json"), str(folder / "rows.jsonl"))
 
 
 def profiled_rows(folder: Path) -> list[Result]:
-    """Return the rows that the command of `profiled_command` wrote into a folder."""
+    """Return the rows that the command of `profiled_command` has written to a folder."""
     path = folder / "rows.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [Result.from_plain(json.loads(line)) for line in lines]
 
 
 def main(request_path: str, output: str) -> int:
-    """Run the cases that a request file describes, and write one row per line."""
+    """Run the cases described by a request file, and write one row per line."""
     from opgrip.replay.run.request import RunRequest
     from opgrip.replay.run.workload import load_workload
     from opgrip.replay.workers.scheduling import run_cases

@@ -1,4 +1,4 @@
-"""Speed-ups between modes, and between values of --values, --threads, --cache and other sweeps."""
+"""Speed-ups between modes, and between the values of an option such as --values, --threads or --cache."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ FASTER_MEANS = "speed-up: geometric mean over the cases; faster, slower: cases i
 
 @dataclass(frozen=True, slots=True)
 class SpeedUp:
-    """The speed-up of rows over the rows that they are compared with.
+    """The speed-up of rows relative to the rows with which they are compared.
 
-    cases : number of ok rows that have a ratio
+    cases : number of cases with status ok in both
     mean : geometric mean in which each case counts once
     low, high : 10th and 90th percentile over the cases; for a single case, over its paired runs
     weighted : geometric mean weighted by number of calls
@@ -80,14 +80,14 @@ SPEED_UP_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """The speed-up of one value of a dimension over its first value, such as of two threads over one."""
+    """The speed-up of one value of an option over its first value, for example of two threads over one."""
 
     name: str
     speed_up: SpeedUp | None
 
 
 DIMENSIONS = ("values", "threads", "cache")
-"""columns with several values in one run"""
+"""columns that can have several values in one run"""
 
 
 @analyses.register("points")
@@ -99,9 +99,9 @@ class PointsAnalysis(UnaskedAnalysis):
 
 
 def print_points(rows: Sequence[Result], reference: str, file: IO[str]) -> None:
-    """Print one table per dimension that has several values; the other dimensions keep their first value.
+    """Print one table for each option with several values (a dimension); other options keep their first value.
 
-    reference : the mode whose rows are compared over its own values
+    reference : the mode whose rows are compared for different values
     """
     own = [row for row in rows if row.mode == reference and row.status == OK]
     for name in DIMENSIONS:
@@ -132,11 +132,11 @@ class ModesAnalysis(UnaskedAnalysis):
 
 @dataclass(frozen=True, slots=True)
 class ModeSummary:
-    """A mode compared with the reference, over the cases that are ok under both.
+    """A mode compared with the reference mode, over the cases with status ok in both.
 
     statuses : number of rows by status
-    speed_up : None if no case is ok under both
-    first_s : sum of the first calls' times
+    speed_up : speed-up over the reference; None if no case is ok in both
+    first_s : total time in seconds of the first calls of all cases
     """
 
     mode: str
@@ -186,7 +186,7 @@ def _status_column(status: str, summaries: Sequence[ModeSummary]) -> TableColumn
 
 
 WORTH = 1.05
-"""least further speed-up for which a larger value is worth using"""
+"""minimum additional speed-up for which a larger value is worth using"""
 
 
 @titled("execution")
@@ -222,11 +222,11 @@ class SweepAnalysis(Analysis):
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The scaling of an operator over the values of one dimension.
+    """How an operator scales with the values of one dimension, such as the number of threads.
 
-    operator, mode : of the rows; covers all cases that are ok at all values, weighted by calls
-    gains : throughput relative to the first value
-    turning : last value whose further speed-up is at least `WORTH`
+    operator, mode : operator and mode of the rows; all cases that are ok at all values count, weighted by calls
+    gains : throughput at each value, relative to the first one
+    turning : last value with a speed-up of at least `WORTH` over the previous one
     """
 
     operator: str
@@ -240,11 +240,13 @@ class Scaling:
 
 
 SWEPT = {"threads": "threads", "batch": "batch_scale", "streams": "streams"}
-"""columns by the name of the dimension"""
+"""columns by name of the dimension"""
 
 
 def scalings(results: Sequence[Result], dimension: str) -> list[Scaling]:
-    """Return one entry per operator and mode, by falling share of time at the first value; empty for a single value."""
+    """Return one entry per operator and mode, largest share of time at the first value first; empty if there is only
+    one value.
+    """
     point_of = attrgetter(SWEPT[dimension])
     points: tuple[int, ...] = tuple(dict.fromkeys(point for row in results if (point := point_of(row)) is not None))
     if len(points) < 2:
@@ -282,7 +284,7 @@ def _name(row: Result) -> str:
 
 
 def _costs(rows: Sequence[Result], dimension: str, points: Sequence[int]) -> list[float] | None:
-    """Return the time for the same work at each value in us; None if no case is ok at all of them."""
+    """Return the time in us for the same work at each value, or None if no case is ok at all values."""
     point_of = attrgetter(SWEPT[dimension])
     by_case: dict[tuple[int, str, str | None], dict[int, float]] = {}
     for row in rows:

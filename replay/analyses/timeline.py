@@ -40,7 +40,7 @@ class TimelineOptions:
 
 @analyses.register("timeline")
 class TimelineAnalysis(Analysis):
-    """The analysis that writes a timeline file next to the results; it adds no columns."""
+    """Analysis that writes a timeline file next to the results; it adds no columns."""
 
     options = TimelineOptions
     place = 10
@@ -82,7 +82,7 @@ class TimelineAnalysis(Analysis):
 
 
 def merged(timelines: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Merge Chrome traces of one machine into one by shifting their times to the same start."""
+    """Merge Chrome traces from one machine into one, with their times shifted so that they start together."""
     whole: dict[str, Any] = {}
     for timeline in timelines:
         if not whole:

@@ -1,1 +1,1 @@
-"""Calls at other batch sizes than the recorded one."""
+"""Replay of calls with a larger batch size than the recorded one."""

@@ -1,7 +1,8 @@
 """Batch scaling: infer from operators and dataflow which dimension of each tensor is the batch, and scale calls.
 
-Data enters as a batch through the operators in `ANCHORS`, or if a call would otherwise contradict a larger batch. The
-calls are traversed until nothing changes, at most `PASSES` times.
+The first tensors known to contain the batch are the data of the operators in `ANCHORS`. Further ones follow if a call
+would otherwise be impossible with a larger batch. The calls are traversed until nothing changes, at most `PASSES`
+times.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ IMAGES = {
     "aten._native_batch_norm_legit.default": 0,
     "aten._batch_norm_with_update.default": 0,
 }
-"""operators whose data has the batch in its first dimension, with the index of that tensor"""
+"""operators whose data have the batch in the first dimension, with the index of the data argument"""
 WORDS = {"aten.embedding.default": 1}
-"""operators whose data may have the batch or, such as positions, be the same for the whole batch"""
+"""operators whose data may have a batch dimension or, like positions, be the same for the whole batch"""
 ROWS = {
     "aten.addmm.default": 1,
     "aten.mm.default": 0,
@@ -38,7 +39,7 @@ ROWS = {
     "aten.bmm.default": 0,
     "aten.native_layer_norm.default": 0,
 }
-"""operators whose data has the batch in its first dimension, possibly multiplied by other sizes"""
+"""operators whose data have the batch in the first dimension, possibly multiplied by other sizes"""
 ANCHORS = {**IMAGES, **WORDS, **ROWS}
 
 _PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var"})
@@ -53,7 +54,7 @@ class Phased:
 
 
 def parameters(calls: list[Phased], signatures: Mapping[int, Signature]) -> tuple[set[int], set[int]]:
-    """Return the memory that exists before the calls, and the part of it that holds parameters."""
+    """Return the storages that exist before the calls, and those of them that hold parameters."""
     result_memory: set[int] = set()
     outside: set[int] = set()
     trained: set[int] = set()
@@ -79,7 +80,7 @@ def parameters(calls: list[Phased], signatures: Mapping[int, Signature]) -> tupl
 
 
 def named_tensors(signature: Signature) -> Iterator[tuple[TensorSpec, str]]:
-    """Yield each tensor that a call takes, with the name of its argument."""
+    """Yield each tensor argument of a call, with the name of its parameter."""
     names: list[str] = []
     if signature.kind == OPERATOR:
         try:
@@ -93,18 +94,18 @@ def named_tensors(signature: Signature) -> Iterator[tuple[TensorSpec, str]]:
 
 
 PASSES = 8
-"""maximum traversals; findings of later calls about earlier ones are used in the next traversal"""
+"""maximum number of traversals; facts learned from later calls about earlier ones are used in the next traversal"""
 
 CALL, OUTSIDE = "call", "outside"
 Origin: TypeAlias = tuple[str, int]
-"""decides whether a tensor grows: the sizes in a signature, or memory from outside"""
+"""origin that decides whether a tensor grows: a size in a signature, or a storage from before the first call"""
 Key: TypeAlias = tuple[int, int]
-"""a tensor: its memory, and a number for its shape, strides and offset"""
+"""a tensor, identified by its storage and a number for shape, strides and offset"""
 
 
 @dataclass(slots=True)
 class _Pass:
-    """Facts about the tensors in one traversal."""
+    """Facts about tensors that are collected during one traversal of the calls."""
 
     growths: dict[Key, Growth] = field(default_factory=dict)
     origins: dict[Key, tuple[Origin, ...]] = field(default_factory=dict)
@@ -116,10 +117,10 @@ class _Pass:
 
 
 class BatchScale:
-    """The batch of a trace.
+    """The batch dimension of the tensors of a trace.
 
-    Record a batch larger than one: with a batch of one, a tensor per batch looks like a tensor per element, so few
-    calls contradict wrong assumptions. The batch is inferred from the data of the network's first operator.
+    The batch size is inferred from the data of the network's first operator. It should be larger than one, because with
+    a batch of one, wrong assumptions are rarely contradicted by calls.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -144,7 +145,7 @@ class BatchScale:
             self._find_out()
 
     def verdict(self, number: int) -> ScaledCall:
-        """Return how most calls of a signature scale; raise `Unsupported` if this is unknown."""
+        """Return how most calls of a signature scale with the batch; raise `Unsupported` if this is unknown."""
         if not self.batch:
             raise Unsupported(
                 "the batch size of the trace is unknown: no convolution, embedding or matrix product shows it"
@@ -160,7 +161,7 @@ class BatchScale:
         return self._shapes.setdefault((spec.shape, spec.stride, spec.offset), len(self._shapes))
 
     def _batch(self) -> int:
-        """Return the first size of the data of the network's first operator, or 0 without one."""
+        """Return the batch size: the first size of the data of the network's first operator, or 0 if there is none."""
         for phased in self._calls:
             call = phased.call
             place = ANCHORS.get(call.op)
@@ -259,7 +260,7 @@ class BatchScale:
     def _anchored(
         self, going: _Pass, phased: Phased, signature: Signature, keys: Sequence[Key], growths: Sequence[Growth]
     ) -> tuple[tuple[int, Growth], ...]:
-        """Return the data of a network's operator that should grow but does not."""
+        """Return the data arguments of an operator in `ANCHORS` that should grow with the batch but do not yet."""
         place = ANCHORS.get(signature.op)
         if place is None or phased.phase != "forward" or growths[place] != PLAIN:
             return ()
@@ -276,7 +277,7 @@ class BatchScale:
         return ((place, growth_of(spec, batch_dimensions[:1])),) if batch_dimensions else ()
 
     def _ask(self, going: _Pass, key: Key, growth: Growth, signature: Signature, place: int) -> None:
-        """Let a tensor grow in this traversal, and at its origin from the next one on."""
+        """Mark a tensor as growing with the batch in this traversal, and its origin from the next traversal on."""
         origins = going.origins.get(key, ())
         going.begun = True
         going.growths[key] = growth
@@ -289,7 +290,7 @@ class BatchScale:
             self._forced[key] = growth
 
     def _answer(self, origin: Origin, growth: Growth, spec: TensorSpec, fits: bool) -> bool:
-        """Let the tensors of an origin grow; return False if they already grow or cannot."""
+        """Mark the tensors of an origin as growing; return False if they already grow or cannot."""
         kind, number = origin
         if kind == OUTSIDE:
             if number in self._entering:
@@ -320,14 +321,14 @@ class BatchScale:
 
 
 def _most_frequent(counts: Counter[ScaledCall]) -> ScaledCall:
-    """Return the most frequent verdict on a signature's calls, preferring verdicts with known growth."""
+    """Return the most frequent result for a signature's calls; results with known growth are preferred."""
     return max(counts, key=lambda verdict: (verdict.lost is None, counts[verdict]))
 
 
 def scaled(case: Case, factor: int, batches: BatchScale) -> Case:
-    """Return a case in a batch `factor` times as large; unchanged if it does not depend on the batch.
+    """Return a case with a batch `factor` times as large; unchanged if it does not depend on the batch.
 
-    Captured facts such as time and count stay. Values are drawn for the new shapes.
+    Captured facts such as time and count do not change. Values are drawn for the new shapes.
 
     Raises `Unsupported` if it is unknown which sizes contain the batch.
     """

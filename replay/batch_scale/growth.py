@@ -1,4 +1,4 @@
-"""Growth of a tensor with the batch (which sizes, strides and offsets are multiplied), and of other arguments."""
+"""How tensors (their sizes, strides and offsets) and other arguments grow with the batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opgrip.traces.schema.records import Signature
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The sizes, strides and offset of a tensor that are multiplied with the batch.
+    """How a tensor grows with the batch: which of its sizes, strides and offset are multiplied.
 
     sizes, steps : dimensions whose size, or whose stride, is multiplied
     outer : for each dimension in `sizes`, how often it contains the whole batch: 1 if all rows of one element of the
@@ -38,18 +38,18 @@ class Growth:
 
 
 PLAIN = Growth()
-"""Growth of a tensor that does not depend on the batch."""
+"""growth of a tensor that does not depend on the batch"""
 
 
 def growth_of(spec: TensorSpec, sizes: Collection[int]) -> Growth:
-    """Return the growth of a tensor that does not share memory, whose sizes in these dimensions are multiplied."""
+    """Return the growth of a tensor that shares no memory and whose sizes in the given dimensions are multiplied."""
     return Growth(tuple(sorted(sizes)), grown_steps(spec.shape, spec.stride or (), sizes), (1,) * len(sizes))
 
 
 def grown_steps(shape: Sequence[int], stride: Sequence[int], sizes: Collection[int]) -> tuple[int, ...]:
-    """Return the dimensions whose stride is multiplied since they step over a dimension that grows.
+    """Return the dimensions whose stride is multiplied because an inner dimension grows.
 
-    If sizes of one leave open which of two dimensions is the inner one, the later one is.
+    If a size of 1 makes it unclear which of two dimensions is the inner one, the later one counts as inner.
     """
     dimensions = []
     for outer in range(len(stride)):
@@ -63,7 +63,9 @@ def grown_steps(shape: Sequence[int], stride: Sequence[int], sizes: Collection[i
 
 
 def grown(spec: TensorSpec, growth: Growth, factor: int) -> TensorSpec:
-    """Return the tensor in a batch `factor` times as large; raise `Unsupported` if it grows and has no strides."""
+    """Return the spec of a tensor in a batch `factor` times as large; raise `Unsupported` if the tensor grows and has
+    no strides.
+    """
     if not growth.any:
         return spec
     if spec.stride is None or spec.made_of is not None:
@@ -77,7 +79,9 @@ def grown(spec: TensorSpec, growth: Growth, factor: int) -> TensorSpec:
 
 
 def met_growth(spec: TensorSpec, shape: Sequence[int], stride: Sequence[int], offset: int, factor: int) -> Growth:
-    """Return which sizes, strides and offset were multiplied; raise `ValueError` if the shape changed otherwise."""
+    """Return the sizes, strides and offset that were multiplied by `factor`; raise `ValueError` for any other
+    change.
+    """
     before, after = (*spec.shape, *(spec.stride or ())), (*shape, *stride)
     if len(before) != len(after):
         raise ValueError("its number of dimensions changes")
@@ -104,17 +108,19 @@ SIZE_ARGUMENTS = frozenset(
         *("sym_size", "end", "N"),
     }
 )
-"""Arguments that are sizes of tensors and may contain the batch; an `output_size` is a size of images."""
+"""names of arguments that are sizes of tensors and may contain the batch; `output_size` is not, because it is a size of
+images
+"""
 LISTED = ("aten.cat.default", "aten.stack.default")
 RESHAPED = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten._reshape_alias.default")
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentChoice:
-    """Arguments of a call, other than tensors, that are multiplied.
+    """The arguments of a call, other than tensors, that grow with the batch.
 
-    numbers : positions of integers among the leaves of the arguments
-    listed : True if the list of tensors is multiplied
+    numbers : positions of integers that grow, among all values in the arguments
+    listed : True if the list of tensors gets longer
     """
 
     numbers: frozenset[int] = frozenset()
@@ -125,7 +131,7 @@ NOTHING = ArgumentChoice()
 
 
 def choices(signature: Signature, batch: int) -> list[ArgumentChoice]:
-    """Return the arguments that may have to be multiplied: single sizes, all split sizes, a list of tensors."""
+    """Return the arguments that may grow with the batch: single sizes, all split sizes, or a list of tensors."""
     function = operator_of(signature)
     if function is None:
         return []
@@ -150,7 +156,7 @@ def choices(signature: Signature, batch: int) -> list[ArgumentChoice]:
 def in_order(
     signature: Signature, growths: Sequence[Growth], candidates: Sequence[ArgumentChoice], batch: int
 ) -> Iterator[ArgumentChoice]:
-    """Yield the choices, likely ones first."""
+    """Yield the candidates, likely ones first."""
     stated = _sliced(signature, growths) or _put_back(signature, growths)
     if stated is not None:
         yield stated
@@ -173,14 +179,16 @@ def operator_of(signature: Signature) -> Any:
 
 
 def dimension_of(signature: Signature) -> int:
-    """Return the dimension that a call works along."""
+    """Return the dimension along which a call works."""
     spec = next(tensors(signature.args))
     dimension = signature.args[1] if len(signature.args) > 1 else 0
     return int(dimension) % max(len(spec.shape), 1)
 
 
 def _sliced(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice | None:
-    """Return the bounds of a slice of the whole batch; None for a slice of one element, and for other calls."""
+    """Return the bounds of a slice of the whole batch as growing arguments; None for a slice of one element, and for
+    other calls.
+    """
     if signature.op != "aten.slice.Tensor" or len(signature.args) < 4 or not growths[0].sizes:
         return None
     spec, dimension = next(tensors(signature.args)), dimension_of(signature)
@@ -192,7 +200,9 @@ def _sliced(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice |
 
 
 def _put_back(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice | None:
-    """Return the full size in the gradient of a slice, which the meta device does not check; None for other calls."""
+    """Return the full size in the backward of a slice as growing argument, which the meta device does not check; None
+    for other calls.
+    """
     if signature.op not in ("aten.select_backward.default", "aten.slice_backward.default") or not growths[0].sizes:
         return None
     sizes, dimension = signature.args[1], signature.args[2] % len(signature.args[1])
@@ -203,7 +213,9 @@ def _put_back(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice
 
 
 def _likely(signature: Signature, growth: Growth, choice: ArgumentChoice, batch: int) -> tuple[bool, bool, int]:
-    """Return a sort key for sizes of a view: those equal to the batch first, then the one in the same position."""
+    """Return a sort key for the sizes of a view: sizes equal to the batch come first, then the size at the same
+    position.
+    """
     # the tensor is the first leaf
     place = min(choice.numbers, default=0) - 1
     sizes = signature.args[1]

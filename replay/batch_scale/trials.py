@@ -1,4 +1,4 @@
-"""Calls in a larger batch, run on the meta device to infer which sizes grow and which arguments must grow too."""
+"""Trial runs of calls with a larger batch on the meta device, which show which sizes and arguments must grow."""
 
 from __future__ import annotations
 
@@ -34,15 +34,17 @@ from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, le
 from opgrip.traces.schema.records import Signature
 
 FACTOR = 7
-"""a prime that programs seldom multiply sizes by, so that a size 7 times as large has grown"""
+"""factor for trial runs: a prime by which programs rarely multiply sizes, so that a size 7 times as large must have
+grown
+"""
 
 
 class Contradiction(Exception):
-    """Error for a call that is not possible in a larger batch with these arguments."""
+    """A call is not possible with a larger batch and these arguments."""
 
 
 def with_growth(signature: Signature, growths: Sequence[Growth], choice: ArgumentChoice, factor: int) -> Signature:
-    """Return the signature with arguments for a batch `factor` times as large; recorded results stay."""
+    """Return a signature with arguments for a batch `factor` times as large; the recorded results do not change."""
     numbers = _with_steps(signature, choice.numbers)
     of_tensor, place = iter(growths), -1
 
@@ -60,7 +62,9 @@ def with_growth(signature: Signature, growths: Sequence[Growth], choice: Argumen
 
 
 def outcome(signature: Signature, growths: Sequence[Growth], choice: ArgumentChoice, batch: int) -> tuple[Growth, ...]:
-    """Return how the results grow; raise `Contradiction` if the call fails or its results do not match the growth."""
+    """Return how the results of a call grow; raise `Contradiction` if the call fails or its results grow in another
+    way.
+    """
     function = operator_of(signature)
     if function is None:
         raise Contradiction("the operator's use of its arguments is unknown")
@@ -127,7 +131,7 @@ def _measure_growth(spec: TensorSpec, tensor: torch.Tensor, memory: set[int]) ->
 
 
 def _item_taken(signature: Signature, growths: Sequence[Growth], batch: int) -> int | None:
-    """Return the element of the batch that a call selects; None for other calls."""
+    """Return the index of the batch element that a call selects, or None for other calls."""
     if signature.op not in ("aten.select.int", "aten.slice.Tensor") or not growths[0].sizes:
         return None
     spec, dimension = next(tensors(signature.args)), dimension_of(signature)
@@ -138,7 +142,7 @@ def _item_taken(signature: Signature, growths: Sequence[Growth], batch: int) -> 
 
 
 def _indexes_all(signature: Signature, growths: Sequence[Growth]) -> bool:
-    """Return True if a call reorders the batch by an index that does not grow."""
+    """Return True if a call reorders the batch with an index tensor that does not grow."""
     if signature.op == "aten.index_select.default":
         dimension = dimension_of(signature)
     elif signature.op == "aten.index.Tensor" and isinstance(signature.args[1][0], TensorSpec):
@@ -152,7 +156,7 @@ def _indexes_all(signature: Signature, growths: Sequence[Growth]) -> bool:
 
 
 def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, growth: Growth, batch: int) -> Growth:
-    """Return the growth of a result, with the number of times that each dimension contains the batch."""
+    """Return the growth of a result, including how often each dimension contains the whole batch."""
     arguments = list(zip(tensors([signature.args, signature.kwargs]), growths, strict=True))
     if signature.op in RESHAPED and len(growth.sizes) == len(growths[0].sizes) == 1:
         (before, argument_growth), at = arguments[0], growth.sizes[0]
@@ -171,7 +175,7 @@ def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, gr
 
 
 def _with_steps(signature: Signature, numbers: frozenset[int]) -> frozenset[int]:
-    """Return the argument positions, extended by those of the strides that belong to chosen sizes."""
+    """Return argument positions extended by the positions of the strides that belong to these sizes."""
     lists = [(place, arg) for place, arg in enumerate(signature.args) if isinstance(arg, list | tuple)]
     function = operator_of(signature)
     if len(lists) < 2 or not numbers or function is None:
@@ -203,17 +207,17 @@ def _meta_leaf(leaf: Any) -> Any:
 
 
 FEW, MOST_TRIED = 12, 40
-"""maximum number of dimensions to try in pairs, and to try at all, if a call needs another dimension to grow"""
+"""maximum number of dimensions that are tried in pairs, and that are tried at all, if another dimension must grow"""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledCall:
-    """A call in a larger batch.
+    """How a call changes with a larger batch.
 
     takes : growth of each tensor argument
-    choice : other arguments that are multiplied
+    choice : other arguments that grow
     gives : growth of each result
-    asks : growth that tensor arguments without growth should have, by their position
+    asks : growth that tensor arguments should have but do not have yet, by position
     """
 
     takes: tuple[Growth, ...]
@@ -227,10 +231,10 @@ class ScaledCall:
 
 
 class Judge:
-    """Judge of how calls grow, with a cache of verdicts.
+    """Determines how calls grow with the batch, and caches the results.
 
     batch : recorded size of the batch
-    chosen : arguments that are multiplied in calls without a tensor of the batch, by signature number
+    chosen : growing arguments of calls without a growing tensor, by signature number
     """
 
     def __init__(self, batch: int) -> None:
@@ -240,7 +244,7 @@ class Judge:
         self._verdict_cache: dict[Any, ScaledCall] = {}
 
     def judge(self, signature: Signature, growths: tuple[Growth, ...]) -> ScaledCall:
-        """Return the call in a larger batch if its tensor arguments grow like this."""
+        """Return how a call changes with a larger batch if its tensor arguments grow as given."""
         chosen = self.chosen.get(signature.number)
         if signature.op in LISTED and [growth.item for growth in growths] == list(range(self.batch)):
             chosen = ArgumentChoice(listed=True)
@@ -250,7 +254,7 @@ class Judge:
         return self._verdict_cache[key]
 
     def own(self, signature: Signature) -> list[ArgumentChoice]:
-        """Return the arguments that may be multiplied in a call without a tensor of the batch."""
+        """Return the arguments that may grow in a call without a growing tensor."""
         own_choices = self._choices.get(signature.number)
         if own_choices is None:
             own_choices = []
@@ -264,7 +268,7 @@ class Judge:
         return own_choices
 
     def sizes(self, signature: Signature, choice: ArgumentChoice) -> list[tuple[int, ...]]:
-        """Return the growing sizes of each result if only these arguments are multiplied."""
+        """Return the growing dimensions of each result if only the chosen arguments grow."""
         plain = (PLAIN,) * len(tensors_of(signature))
         return [growth.sizes for growth in outcome(signature, plain, choice, self.batch)]
 
@@ -302,7 +306,7 @@ class Judge:
     def _missing(
         self, signature: Signature, growths: tuple[Growth, ...], candidates: Sequence[ArgumentChoice]
     ) -> tuple[tuple[int, Growth], ...]:
-        """Return tensor arguments that must also grow to make the call possible in a larger batch."""
+        """Return the tensor arguments that must also grow for the call to be possible."""
         specs = tensors_of(signature)
         open_to = [
             (place, growth_of(spec, [at]))
@@ -326,6 +330,6 @@ def tensors_of(signature: Signature) -> list[TensorSpec]:
 
 
 def with_asked(growths: tuple[Growth, ...], asks: Sequence[tuple[int, Growth]]) -> tuple[Growth, ...]:
-    """Return the growths with requested ones replaced."""
+    """Return the growths with the ones in `asks` replaced."""
     changed = dict(asks)
     return tuple(changed.get(place, growth) for place, growth in enumerate(growths))

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_SITES = 2048
-"""most call sites that a case keeps; if there are more, those with the fewest calls are added up by module and phase"""
+"""maximum number of call sites of a case; if there are more, those with the fewest calls are added up by module and
+phase
+"""
 OTHERS = "(others)"
-"""module or line of the call sites beyond `MOST_SITES`"""
+"""name of the module or line that represents the other call sites"""
 PHASES = ("forward", "backward", "optimizer")
 COLUMNS = ["module", "phase", "file", "line", "function"]
 
@@ -74,7 +76,9 @@ def _add(totals: dict[Where, Amount], key: Where, one: Amount) -> None:
 
 
 def _capped(totals: Mapping[Where, Amount]) -> Mapping[Where, Amount]:
-    """Return at most `MOST_SITES` sites and one per phase, with the same sums; lines are merged before modules."""
+    """Return at most `MOST_SITES` call sites plus one per phase, with the same sums; source lines are merged before
+    modules.
+    """
     if len(totals) <= MOST_SITES:
         return totals
     modules = {(module, phase) for module, phase, _ in totals}
@@ -102,7 +106,7 @@ def _order(site: CallSite) -> tuple[int, str, str, str]:
 
 
 def to_text(sites: Iterable[CallSite]) -> str:
-    """Return call sites as compact JSON: phase, line and module, with the number of calls and their time in us."""
+    """Return call sites as compact JSON: phase, line and module, each with the number of calls and their time in us."""
     tree: dict[str, dict[str, dict[str, tuple[int, float]]]] = {}
     for site in sites:
         tree.setdefault(site.phase, {}).setdefault(site.line, {})[site.module] = site.count, site.captured_us
@@ -125,7 +129,9 @@ def from_text(text: str) -> tuple[CallSite, ...]:
 
 
 def module_of(sites: Sequence[CallSite]) -> str:
-    """Return the module of the call sites, or a pattern that matches all their modules: `layers.*.linear1`."""
+    """Return the module of the call sites, or a pattern that matches all of their modules, such as
+    `layers.*.linear1`.
+    """
     paths = list(dict.fromkeys(site.module for site in sites))
     if len(paths) < 2:
         return paths[0] if paths else ""
@@ -146,6 +152,6 @@ def _common(parts: Iterable[Sequence[str]]) -> list[str]:
 
 
 def phase_of(sites: Sequence[CallSite]) -> str:
-    """Return the phase of the call sites, or all their phases: `forward, backward`."""
+    """Return the phase of the call sites, or a list of their phases such as `forward, backward`."""
     phases = {site.phase for site in sites}
     return ", ".join([*(phase for phase in PHASES if phase in phases), *sorted(phases - {*PHASES})])

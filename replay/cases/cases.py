@@ -36,31 +36,31 @@ from opgrip.traces.values import Drawable
 from opgrip.traces.zoo.manifest import chosen_numbers
 
 MOST_INPUT_SETS = 8
-"""most input sets of a case, without the first one"""
+"""maximum number of input sets of a case in addition to the first one"""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One signature and its number of calls.
+    """A case: a signature (or one timing cluster of it) with everything needed to replay its calls.
 
     values : value models of the signature's tensors, or the values themselves
-    captured_us : median time of the calls in the program, on the device if they worked on one
-    captured_host_us : median time on the host, if `captured_us` is a time on the device
+    captured_us : median time of the calls in the program: device time if they ran on a device, else host time
+    captured_host_us : median host time, if `captured_us` is a device time
     captured_spread : interquartile range of the calls' times, relative to their median
-    perturbed : number of calls that ran right after the capture's own work; they count like the others
-    share : share of the selected calls' time if each takes `captured_us`
-    context : settings that most calls ran under
-    phase : phase that most calls ran in
-    input_sets : the signature with values and results of later calls
+    perturbed : number of calls that ran right after the capture's own work; they count like other calls
+    share : share of the time of all selected calls, with `captured_us` for each call
+    context : torch settings under which most calls ran
+    phase : phase in which most calls ran
+    input_sets : further input sets: the signature with values and results of later calls
     timing_clusters : the timing cluster of the signature and of each input set; empty if input sets are equally
     frequent
-    fresh : share of calls whose results were on new pages; None if unknown or irrelevant
-    operator : the operator to call, if the signature does not name it
+    fresh : share of calls whose results were in new pages; None if unknown or irrelevant
+    operator : the operator to call, if it differs from the signature's
     reference : the operator whose results are the reference under every mode; None for the case itself under the
     reference mode
-    unused : indices of results that the program does not use, see `with_unused_results`
+    unused : indices of results that the program does not use (see `with_unused_results`)
     part_of : number of the trace's signature, if the case is one timing cluster of it
-    load : completes the case in the process that runs it; None if it is complete
+    load : function that completes the case in the process that runs it; None if it is complete
     """
 
     signature: Signature
@@ -86,12 +86,12 @@ class Case:
 
     @property
     def number(self) -> int:
-        """Number of the case: that of its signature, or for a timing cluster a number that no signature has."""
+        """Number of the case: the number of its signature or, for a timing cluster, a number that no signature has."""
         return self.signature.number
 
     @property
     def trace_number(self) -> int:
-        """Number by which the trace's calls refer to the signature."""
+        """Number of the case's signature in the trace."""
         return self.number if self.part_of is None else self.part_of
 
     @property
@@ -100,7 +100,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Identity of the case in any trace."""
+        """Key of the case, which is the same in all traces."""
         key = key_of_case(self.signature, self.context)
         return key if self.part_of is None else key_of_part(key, *(item.place for item in self.timing_clusters))
 
@@ -108,12 +108,12 @@ class Case:
 def make_cases(
     trace: Trace, selection: Selection = Selection(), with_preceding_calls: bool = False, in_order: bool = False
 ) -> list[Case]:
-    """Return one case per signature, by falling share of time.
+    """Return one case per signature, largest share of time first.
 
     Calls inside an extension function are part of that function; a gripped function is represented by the calls that it
     made. Preceding calls of a distilled trace are left out.
-    with_preceding_calls : make cases of a distilled trace's preceding calls too
-    in_order : if no call has a time, keep the order of the signatures
+    with_preceding_calls : True to include the preceding calls of a distilled trace
+    in_order : True to keep the order of signatures if no call has a time
     Raises `UserError` if a pattern selects nothing.
     """
     looked_at = calls_looked_at(trace)
@@ -175,9 +175,10 @@ def _cases(trace: Trace, calls: pd.DataFrame, kinds: Sequence[_Kind], in_order: 
 
 
 def _with_single(distinct: pd.DataFrame, looked_at: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per distinct call, but one row per call for the signatures in `looked_at`.
+    """Return one row per distinct call; for the signatures in `looked_at`, one row per call.
 
-    Rows of single calls keep the call's index. If `looked_at` is a sample, each of its calls counts several times.
+    Rows of single calls keep the call's index. If `looked_at` is a sample of the calls, each of them counts several
+    times.
     """
     if looked_at.empty:
         return distinct
@@ -197,7 +198,7 @@ class _Kind:
     """The calls that become one case: a signature, or one timing cluster of it.
 
     number : number of the signature in the trace
-    signature : with the number of the case
+    signature : the signature, with the number of the case
     calls : indices of its calls; None for all calls of the signature
     """
 
@@ -239,14 +240,14 @@ def _numbers_of_cases(calls: pd.DataFrame, kinds: Iterable[_Kind]) -> pd.Series[
 
 
 def contexts_of(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]:
-    """Return the most frequent settings by signature."""
+    """Return the most frequent torch settings of each signature's calls."""
     context_of = {scope.number: scope.context for scope in trace.scopes}
     contexts = _most_frequent(calls, calls["scope"].map(context_of))
     return {signature: trace.contexts.get(int(number), {}) for signature, number in contexts.items()}
 
 
 def _most_frequent(calls: pd.DataFrame, values: pd.Series[Any]) -> dict[int, Any]:
-    """Return the most frequent known value by signature, or the first of several equally frequent ones."""
+    """Return the most frequent known value of each signature's calls; the first one if several are equally frequent."""
     pairs = pd.DataFrame({"signature": calls["signature"], "value": values, COUNT: counts_of(calls)}).dropna()
     counts = pairs.groupby(["signature", "value"], sort=False, observed=True)[COUNT].sum()
     most = counts.sort_values(ascending=False, kind="stable").reset_index().drop_duplicates("signature")

@@ -25,13 +25,13 @@ from opgrip.traces.table.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class FlowingCall:
-    """One call, with storage numbers.
+    """A call with its storages.
 
-    captured_ns : time on the device if the call worked on one, else on the host
-    captured_host_ns : time on the host; both times are without the capture's perturbation
+    captured_ns : device time if the call ran on a device, else host time
+    captured_host_ns : host time; perturbed times are corrected in both
     takes, gives : storage of each tensor argument and result; `NO_STORAGE` if unknown
     over : storages that no later call uses
-    settings : the same object for calls with equal settings
+    settings : torch settings; calls with equal settings share one object
     """
 
     signature: int
@@ -46,10 +46,10 @@ class FlowingCall:
 
 @dataclass(slots=True)
 class StorageNeed:
-    """The size and the views of a storage, as far as the calls show them.
+    """The size of a storage, and the tensors in it, as far as they are known from the calls.
 
-    bytes : end of the last argument tensor in it, or of the last result if no call takes one
-    views : argument tensors in it, each of which extended the known range
+    bytes : size up to the end of the last argument tensor in it, or of the last result if it contains no argument
+    views : argument tensors in it, of which each extended the known size
     """
 
     device: str
@@ -75,10 +75,10 @@ class ProgramFlow:
     """A trace's calls and the storages that they use.
 
     needs : size and views of each storage, by storage number
-    outside : storages that existed before the first call; their sizes add up to `outside_bytes`
-    peak_bytes : most memory in use at any time, without `outside`
+    outside : storages from before the first call; their total size is `outside_bytes`
+    peak_bytes : maximum memory in use at once, without `outside`
     wall_ns : time from the start of the first call to the end of the last
-    critical_path : indices into `calls` of the longest dependent chain
+    critical_path : indices into `calls` of the slowest chain of calls that depend on each other
     """
 
     calls: list[FlowingCall]
@@ -95,7 +95,7 @@ class ProgramFlow:
 def make_flow(trace: Trace, device: str | None = None) -> ProgramFlow:
     """Return the flow of the calls that a program made itself; calls inside an extension function are part of it.
 
-    device : device to replay on, for which operators that it lacks are replaced by equivalents; None to keep all
+    device : device of the replay; operators that it lacks are replaced by equivalent ones; None to replace none
     """
     graph = make_graph(trace)
     recorded = {signature.number: signature for signature in trace.signatures}
@@ -118,7 +118,9 @@ def make_flow(trace: Trace, device: str | None = None) -> ProgramFlow:
 
 
 def _equivalents(signatures: Mapping[int, Signature], device: str) -> Iterator[tuple[int, Equivalent]]:
-    """Yield the equivalents of operators by number; functions that write their results into arguments are left out."""
+    """Yield equivalents for operators that the device lacks, by signature number; functions that write into arguments
+    are left out.
+    """
     for number, signature in signatures.items():
         with suppress(Unsupported, MemoryError, torch.OutOfMemoryError):
             equivalent = equivalent_on(signature, device) if signature.kind == OPERATOR else None
@@ -178,7 +180,9 @@ def _note(needs: dict[int, StorageNeed], interface: Interface, takes: tuple[int,
 
 
 def _settings(trace: Trace) -> dict[int | None, Mapping[str, Any]]:
-    """Return settings by context number, as the same object if equal; key None is for calls without settings."""
+    """Return torch settings by context number; equal ones are the same object. The key None is for calls without
+    settings.
+    """
     distinct: dict[str, Mapping[str, Any]] = {}
     settings_of_context: dict[int | None, Mapping[str, Any]] = {None: {}}
     for number, settings in trace.contexts.items():
@@ -199,7 +203,7 @@ class NewMemory:
     """Large memory that a call allocated on the CPU.
 
     sizes : bytes of each block
-    fresh_bytes : bytes on new pages, of the blocks and of other memory that the call needed
+    fresh_bytes : bytes in new pages, of these blocks and of other memory that the call used
     """
 
     sizes: tuple[int, ...]
@@ -207,7 +211,7 @@ class NewMemory:
 
 
 def new_memory(trace: Trace, flow: ProgramFlow) -> dict[int, NewMemory]:
-    """Return the large memory that calls allocated, by index in the flow; empty if page faults were not counted."""
+    """Return the large memory that calls allocated, by index of the call; empty if page faults were not counted."""
     page = page_size(trace.header)
     if page is None:
         return {}
@@ -235,7 +239,7 @@ def new_memory(trace: Trace, flow: ProgramFlow) -> dict[int, NewMemory]:
 def _faults(calls: pd.DataFrame) -> pd.Series[int]:
     """Return the page faults of calls.
 
-    Faults of perturbed calls are clipped to the range of their signature's other calls.
+    Page faults of perturbed calls are limited to the range of the signature's other calls.
     """
     counts = calls["page_faults"]
     others = counts.where(~calls["perturbed"]).groupby(calls["signature"])
@@ -248,7 +252,7 @@ def _is_large(flow: ProgramFlow, number: int) -> bool:
 
 
 def shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
-    """Return the share of calls with results on new pages, by signature with large results."""
+    """Return the share of calls whose results are in new pages, by signature, for signatures with large results."""
     page = page_size(trace.header)
     if page is None:
         return {}

@@ -25,7 +25,7 @@ FunctionArguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class TensorValues:
-    """A source of values for a tensor, which repeats or cuts them for another shape."""
+    """Values of a tensor as a source for draws: they are repeated or cut to fill another shape."""
 
     tensor: Tensor
 
@@ -50,7 +50,7 @@ def function_case(
 
     args, kwargs : lists, tuples and dicts of dense tensors and of other values, which are passed unchanged
     name : name of the row; None for the function's own name
-    trial : a run of the function on these arguments; None to make one in the process that measures the case
+    trial : result of a run of the function on these arguments; None to run it in the process that measures the case
     """
     arguments = (tuple(args), dict(kwargs or {}))
     values = dict(enumerate(map(_held, tensors_in(list(arguments)))))
@@ -89,7 +89,7 @@ def described_case(
 
 
 class LazyOperator(Operator):
-    """An operator with attributes that are found when they are first read."""
+    """An operator whose attributes are determined when they are first read."""
 
     __slots__ = ()
 
@@ -103,10 +103,10 @@ class LazyOperator(Operator):
 
 
 class FunctionOperator(LazyOperator):
-    """A function that is called once, on copies, to find out whether it writes into its arguments.
+    """A Python function as an operator.
 
-    This happens when `mutates` is first read, in the process that measures the case, because a function may crash, hang
-    or exit.
+    When `mutates` is first read, the function is called once on copies, to find out whether it writes into its
+    arguments. This happens in the process that measures the case, because a function may crash, hang or exit.
     """
 
     __slots__ = ("_arguments", "_writes")
@@ -131,7 +131,7 @@ def _held(tensor: Tensor) -> TensorValues:
 
 @dataclass(frozen=True, slots=True)
 class FunctionTrial:
-    """One run of a function on copies of its arguments.
+    """Result of running a function once on copies of its arguments.
 
     writes : True if the function wrote into its tensors, or failed
     """
@@ -142,7 +142,7 @@ class FunctionTrial:
 
 
 def try_function(function: Callable[..., Any], arguments: FunctionArguments) -> FunctionTrial:
-    """Run a function once on copies of its arguments; errors are not raised, since the row reports them."""
+    """Run a function once on copies of its arguments. Errors are not raised, because the case's row reports them."""
     args, kwargs = _copied(arguments)
     argument_tensors = tensors_in([args, kwargs])
     versions = [tensor._version for tensor in argument_tensors]
@@ -168,7 +168,7 @@ def _copied(arguments: Any) -> Any:
 
 
 def _same_values(one: Tensor, other: Tensor) -> bool:
-    """Return True if two tensors contain the same numbers, or cannot be compared."""
+    """Return True if two tensors contain the same numbers, or if they cannot be compared."""
     try:
         different = one != other
         if one.is_floating_point() or one.is_complex():

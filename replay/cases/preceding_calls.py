@@ -1,7 +1,7 @@
-"""The calls that precede a case's calls in the program, and the case's tensors that were used shortly before.
+"""The calls that precede a case's calls in the program, and tensors of the case that were used shortly before.
 
-A call's time depends on the calls before it. In a loop over one call, code and data are in the nearest cache; in the
-program, the cache contains what the calls before it left there.
+A call's time depends on the calls before it. If one call is repeated in a loop, code and data are in the nearest cache;
+in the program, the cache contains data of earlier calls.
 """
 
 from __future__ import annotations
@@ -24,30 +24,29 @@ from opgrip.traces.schema.records import NO_STORAGE, Signature
 from opgrip.traces.table.profiler_labels import own_calls
 
 BEFORE = 4
-"""number of preceding calls to run before a call"""
+"""number of preceding calls that are run before a call"""
 FLUSHING_BYTES = 64 << 20
-"""memory use of a call that evicts everything from a cache, so that earlier calls need not run"""
+"""memory use in bytes of a call that evicts everything from a cache, so that calls before it need not be run"""
 MOST_PLACES = 32
-"""most calls of a case whose preceding calls are used"""
+"""maximum number of calls of a case whose preceding calls are used"""
 MOST_CALLS = 300_000
 RECENT_BYTES = 8 << 20
-"""memory that may be used after a tensor before it leaves a CPU's cache"""
+"""number of bytes that may be used after a tensor before it leaves a CPU's cache"""
 SHARE_OF_CACHE = 0.5
-"""share of an accelerator's last cache that may be used after a tensor before it leaves the cache
-
-Large caches have two halves that may contain the same data.
+"""share of an accelerator's last-level cache that may be used after a tensor before it leaves the cache, because the
+two halves of a large cache may contain the same data
 """
 MOST_RECENT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class CallPosition:
-    """One call in the program.
+    """A call with the calls before it.
 
     position : index in its thread's calls
     before : signatures of the preceding calls, in order
     recent : indices of its argument tensors that were used shortly before
-    used_bytes : for each of these tensors, the memory that calls used since then
+    used_bytes : for each of these tensors, number of bytes that calls have used since
     """
 
     position: int
@@ -56,7 +55,7 @@ class CallPosition:
     used_bytes: tuple[int, ...] = ()
 
     def within(self, cache_bytes: int) -> CallPosition:
-        """Return the position for a cache of this size, without the tensors that have left the cache."""
+        """Return this call for a cache of `cache_bytes`: without the tensors that are no longer in the cache."""
         recent = [(place, used) for place, used in zip(self.recent, self.used_bytes, strict=True) if used < cache_bytes]
         return replace(self, recent=tuple(place for place, _ in recent), used_bytes=tuple(used for _, used in recent))
 
@@ -65,8 +64,8 @@ class CallPosition:
 class PrecedingCalls:
     """The preceding calls of all cases.
 
-    places : by case number
-    cases : by signature number, the case with all its calls, measured or not
+    places : some calls of each case, by case number
+    cases : the case with all of a signature's calls, by signature number
     """
 
     places: Mapping[int, Sequence[CallPosition]]
@@ -80,14 +79,14 @@ class PrecedingCalls:
         return places[0].position if places else 0
 
     def around(self, cases: Sequence[Case]) -> list[Case]:
-        """Return the cases that precede the given ones, without the given ones."""
+        """Return the cases that precede the given ones, without the given ones themselves."""
         own = {case.number for case in cases}
         before = {number for case in cases for place in self.places.get(case.number, ()) for number in place.before}
         return [self.cases[number] for number in sorted(before - own) if number in self.cases]
 
 
 def recent_bytes(device: str) -> int:
-    """Return how much memory may be used after a tensor before it leaves the device's cache.
+    """Return how many bytes may be used after a tensor before it leaves the device's cache.
 
     This queries the device, so only the process that runs cases on it may call this.
     """
@@ -101,8 +100,8 @@ def make_preceding_calls(
 ) -> PrecedingCalls:
     """Return the preceding calls of all cases of a trace.
 
-    everything : all cases of the trace, or None to make them
-    measured : cases to measure; timing clusters in this list have their own preceding calls
+    everything : all cases of the trace, or None to create them
+    measured : cases to measure; for timing clusters in this list, preceding calls are determined separately
     """
     if everything is None:
         with warnings.catch_warnings():
@@ -130,7 +129,9 @@ def make_preceding_calls(
 
 
 def _before(order: np.ndarray, index: int, used_bytes: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the signatures to run before a call, as far back as their data may still be in a cache."""
+    """Return the signatures of the calls to run before a call, back to the last one whose data may still be in
+    a cache.
+    """
     before: list[int] = []
     used = 0
     for number in reversed(order[max(0, index - BEFORE) : index].tolist()):
@@ -187,7 +188,7 @@ def _recent(
     used_bytes: Mapping[int, int],
     chosen: set[int],
 ) -> dict[int, dict[int, int]]:
-    """Return, for each chosen call, the recently used argument tensors and the bytes used since."""
+    """Return, for each chosen call, its recently used argument tensors and the number of bytes used since."""
     argument_counts = {number: len(list(tensors([item.args, item.kwargs]))) for number, item in signatures.items()}
     result_counts = {number: len(list(tensors(item.outputs))) for number, item in signatures.items()}
     last_use: dict[int, int] = {}

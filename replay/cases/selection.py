@@ -1,4 +1,4 @@
-"""The selection of cases to replay, errors for a trace without any, and variants: the run configurations of a case."""
+"""Selection of cases to replay; errors for a trace without cases; and variants, the run configurations of a case."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_CALL_WITHIN = "no call that --op and --module select is within --label", "see
 @titled("cases")
 @dataclass(frozen=True, slots=True)
 class Selection(Cut):
-    """Options that select calls of a trace, or samples, by shell patterns."""
+    """Options that select calls of a trace, or samples, with shell patterns."""
 
     unit: str = option(
         CALL,
@@ -117,7 +117,7 @@ class Selection(Cut):
 
     @property
     def selects_some(self) -> bool:
-        """Return True if patterns select calls, so that shares are of these calls' time."""
+        """Return True if patterns select only some calls, so that shares refer to the time of these calls."""
         return bool(self.op or self.exclude_op or self.module or self.label or self.tag)
 
     def excludes(self, name: str) -> bool:
@@ -151,7 +151,7 @@ def _matching(calls: pd.DataFrame, column: str, patterns: Sequence[str], flag: s
 
 
 def labeled_calls(trace: Trace, selection: Selection) -> pd.Index[int]:
-    """Return the calls within the selected labels; raise `UserError` if the program has no such label."""
+    """Return the calls inside the selected labels; raise `UserError` if the program has no such label."""
     patterns = selection.label
     if not patterns:
         return trace.calls.index
@@ -182,11 +182,13 @@ def _no_match(what: str, patterns: Sequence[str], flag: str, names: Iterable[Any
 
 
 MOST_REASONS = 3
-"""number of operators that are listed with reasons; the others are only counted"""
+"""maximum number of operators that are listed with reasons; others are only counted"""
 
 
 def unconverted(trace: Trace) -> str | None:
-    """Return which content of a converted file became no calls, and why; None for a complete or captured trace."""
+    """Return a text about content of a converted file that did not become calls, with reasons; None if there
+    is none.
+    """
     if "converted_from" not in trace.header or trace.end is None or not trace.end.dropped:
         return None
     dropped = sorted(trace.end.dropped, key=lambda item: -item.count)
@@ -215,7 +217,7 @@ class Point:
     """The values of the swept options: threads, batch scale and streams.
 
     threads : threads of an operator; None to use the recorded number
-    batch : factor on the recorded batch size
+    batch : factor by which the recorded batch size is multiplied
     streams : number of cases that run concurrently, on threads or on streams of a device
     """
 
@@ -227,7 +229,7 @@ class Point:
 @titled("device and inputs")
 @dataclass(frozen=True, slots=True)
 class PointOptions:
-    """Options that select the points at which cases are run; each combination is one row."""
+    """Options whose values are combined; each combination of values is one row per case."""
 
     threads: tuple[int, ...] = option(
         (),
@@ -281,10 +283,10 @@ class PointOptions:
 class Variant:
     """One run configuration of a case.
 
-    number : index among the case's variants
-    direction : `forward`, or `backward` for the gradients
+    number : index of this variant among those of the case
+    direction : `forward`, or `backward` to compute gradients
     mode : name, with the argument after a colon
-    cache : state of the caches before a run, if the variants differ in it
+    cache : state of the caches before a run, if the case's variants differ in it
     """
 
     number: int
@@ -296,7 +298,7 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """Words that distinguish the variant: `compile backward random`, `eager 2 threads`."""
+        """Words that distinguish the variant, such as `compile backward random` or `eager 2 threads`."""
         usual = (FORWARD, RECORDED)
         words = [self.mode, *(word for word in (self.direction, self.values) if word not in usual)]
         if self.point.threads is not None:

@@ -1,4 +1,4 @@
-"""The calls of a subgraph case: its runs in the trace, and the source of each tensor that a call takes."""
+"""Calls of subgraph cases: the runs of a subgraph in the trace, and the origin of each tensor that its calls take."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from opgrip.traces.schema.tensor_specs import STORAGE, plain_name
 class Facts:
     """A signature, and properties derived from it.
 
-    writes : for each tensor that a call takes, whether the call may write into it
+    writes : for each tensor argument, True if a call may write into it
     settings : arguments for which `is_setting` returns True
     varies : True if the sizes of results depend on values
-    refusal : why such calls cannot run, as far as the signature shows it; None if it does not
+    refusal : reason why such calls cannot run, if the signature shows one, else None
     """
 
     signature: Signature
@@ -99,7 +99,7 @@ _Result: TypeAlias = tuple[int, int]
 class SubgraphCall:
     """One call of a subgraph.
 
-    takes, gives : storages of its arguments and results, numbered within the subgraph in order of use
+    takes, gives : storages of arguments and results, numbered within the subgraph in order of use
     """
 
     signature: int
@@ -109,12 +109,12 @@ class SubgraphCall:
 
 @dataclass(frozen=True, slots=True)
 class SubgraphRun:
-    """Consecutive calls of one thread in one subgraph.
+    """One run of a subgraph: consecutive calls of one thread.
 
-    escaping_results : results that later calls outside the run take, as index of the call and index of the result
+    escaping_results : results that calls after the run use, as (index of the call, index of the result)
     time_ns, raw_ns : sums over its calls
-    contexts : numbers of the settings that the calls ran under
-    scope : number of its first call's scope
+    contexts : numbers of the torch settings under which the calls ran
+    scope : scope number of its first call
     """
 
     place: TimelinePlace
@@ -159,7 +159,7 @@ def make_runs(
 
 
 def geometry(spec: TensorSpec) -> tuple[object, ...]:
-    """Return the properties by which tensors of one storage are recognized as the same tensor."""
+    """Return the properties by which two tensors in one storage are recognized as the same tensor."""
     return (spec.shape, spec.stride, spec.offset, spec.dtype, spec.layout, spec.conj, spec.neg)
 
 
@@ -185,9 +185,9 @@ def _rows(
 
 
 def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result, int]:
-    """Return the last call that takes each result.
+    """Return the last call that uses each result.
 
-    If no call returned exactly the tensor that a call takes, the last result in its storage counts as taken.
+    If a call uses a tensor that no call returned in exactly this form, the last result in its storage counts as used.
     """
     shapes: dict[tuple[object, ...], int] = {}
     number = lambda spec: shapes.setdefault(geometry(spec), len(shapes))  # noqa: E731
@@ -233,14 +233,14 @@ def _run(rows: list[_Row], place: TimelinePlace, uses: Mapping[_Result, int]) ->
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """A tensor from outside, by index."""
+    """Origin of a tensor: from outside the subgraph, with its index."""
 
     place: int
 
 
 @dataclass(frozen=True, slots=True)
 class ResultOf:
-    """A result, by call and index."""
+    """Origin of a tensor: a result of an earlier call, as index of the call and of the result."""
 
     call: int
     place: int
@@ -248,7 +248,7 @@ class ResultOf:
 
 @dataclass(frozen=True, slots=True)
 class ViewOf:
-    """Another view of a result's storage."""
+    """Origin of a tensor: another view of the storage of a result."""
 
     base: ResultOf
     spec: TensorSpec
@@ -259,14 +259,14 @@ Source: TypeAlias = Outside | ResultOf | ViewOf
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The linked calls of a subgraph.
+    """The calls of a subgraph, with the origin of each tensor.
 
     outside : tensors from outside, without duplicates
     settings : devices, floating-point dtypes and generators among the arguments, without duplicates; a replay may
     change them
-    sources : for each call, the sources of its tensors
+    sources : for each call, the origins of its tensor arguments
     mutates : True if a call may write into a tensor from outside
-    reason : why the calls cannot run as one function; None if they can
+    reason : reason why the calls cannot run as one function; None if they can
     """
 
     calls: tuple[Facts, ...]
@@ -285,9 +285,10 @@ class Links:
 def link(
     calls: Sequence[SubgraphCall], facts: Mapping[int, Facts], escaping_results: Sequence[tuple[int, int]]
 ) -> Links:
-    """Link the calls of a subgraph.
+    """Determine the origin of each tensor in the calls of a subgraph.
 
-    escaping_results : results that calls outside take, which become the outputs; if empty, the last call's results do
+    escaping_results : results that calls outside use; they become the outputs. If empty, the last call's results are
+        the outputs
     """
     own = tuple(facts[call.signature] for call in calls)
     linker = _Linker()
@@ -306,7 +307,7 @@ def _last(calls: Sequence[Facts]) -> tuple[ResultOf, ...]:
 
 
 class _Linker:
-    """A tracker of storages through a subgraph's calls."""
+    """Tracks storages through the calls of a subgraph."""
 
     def __init__(self) -> None:
         self.mutates = False
@@ -321,7 +322,7 @@ class _Linker:
 
     @property
     def outside(self) -> tuple[TensorSpec, ...]:
-        """Return the tensors from outside; tensors that share a storage have its number."""
+        """Return the tensors from outside; tensors that share a storage have the same storage number."""
         times = Counter(number for number, _ in self._outside if number != NO_STORAGE)
         return tuple(replace(spec, storage=number if times[number] > 1 else None) for number, spec in self._outside)
 
@@ -373,7 +374,7 @@ class _Linker:
     def _varied(self, memory: int, spec: TensorSpec) -> Source | None:
         """Return the result that differs from a tensor only in its sizes, or None.
 
-        A signature contains the result sizes of its first call only.
+        Such a difference is possible because a signature contains the result sizes of its first call only.
         """
         for result, result_spec in self._varying.get(memory, ()):
             if _alike(result_spec, spec) and len(result_spec.shape) == len(spec.shape):

@@ -1,4 +1,4 @@
-"""Subgraph cases: all calls of a module or a Python function as one case, in the form of a graph for compilers."""
+"""Subgraph cases: all calls of a module or a Python function as one case, as a graph that compilers accept."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from opgrip.traces.values import Drawable
 
 
 class SubgraphOperator(LazyOperator):
-    """The function of a subgraph case, made when it is first needed.
+    """The function of a subgraph case, created when it is first needed.
 
     Its arguments are the tensors from outside, then devices, floating-point dtypes and generators, because a replay may
     run on another device or in another dtype. Raises `Unsupported` if the calls cannot run as one function.
@@ -144,7 +144,7 @@ class _Builder:
 
 
 def paths_of(tree: Any) -> list[tuple[Any, ...]]:
-    """Return the indices and keys that lead to each tensor in a tree."""
+    """Return, for each tensor in nested values, the indices and keys that lead to it."""
     if isinstance(tree, TensorSpec):
         return [()]
     items: Any = ()
@@ -191,7 +191,9 @@ def _module(types: Mapping[str, str], scope: Scope, phase: str, selection: Selec
 
 
 def _selected_path(path: str, patterns: Sequence[str]) -> str | None:
-    """Return the outermost module around a call that matches a pattern; it may be the call's own module."""
+    """Return the outermost module around a call that matches a pattern, which may be the call's own module; None
+    without one.
+    """
     parts = path.split(".") if path else []
     if "" in patterns or (not parts and matches("", patterns)):
         # the root also matches `*`, but is meant only for calls made directly in it
@@ -211,7 +213,7 @@ def _function(scope: Scope, phase: str, selection: Selection) -> TimelinePlace |
 
 
 UNIT = "unit"
-"""kind of a subgraph's signature, which does not occur in traces"""
+"""kind of the signature of a subgraph; it does not occur in traces"""
 
 
 def make_units(
@@ -220,7 +222,7 @@ def make_units(
     unit: str,
     extensions: Collection[str] = TRUSTED_EXTENSIONS,
 ) -> list[Case]:
-    """Return one case per distinct subgraph, by falling share of time.
+    """Return one case per distinct subgraph, largest share of time first.
 
     A subgraph is an uninterrupted run of calls of one thread in one module or function; forward, backward and optimizer
     are separate. Subgraphs with equal signatures and equal dataflow are one case. Its function takes the tensors from
@@ -315,7 +317,7 @@ def _median_ns(runs: Sequence[SubgraphRun]) -> float:
 
 
 def _spread(runs: Sequence[SubgraphRun]) -> float | None:
-    """Return the interquartile range of the runs' times relative to their median; None for one run."""
+    """Return the interquartile range of the runs' times, relative to their median; None for a single run."""
     if len(runs) == 1:
         return None
     low, _, high = statistics.quantiles((run.time_ns for run in runs), n=4, method="inclusive")

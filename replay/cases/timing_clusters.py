@@ -20,9 +20,9 @@ from opgrip.traces.table.call_table import COUNT, quantiles
 from opgrip.traces.table.trace import Trace
 
 DIFFERENT = 1.5
-"""least ratio of times of call sites in different clusters"""
+"""minimum ratio between the times of call sites in different clusters"""
 ANY = -1
-"""storage number of calls whose storage does not recur"""
+"""storage number of calls whose first storage is not used again"""
 MOST_CALLS = 200_000
 MEMORY = "memory"
 COLUMNS = [
@@ -35,8 +35,8 @@ COLUMNS = [
 class TimingCluster:
     """One timing cluster.
 
-    signature : with the values and results of one of its calls
-    calls : indices of the selected calls, or a sample of them in a long trace
+    signature : the signature with the values and results of one call of the cluster
+    calls : indices of the selected calls; for a long trace, of a sample of them
     captured_us : median time of these calls, or of all calls of the cluster if `calls` is empty
     place : module, function and line of the call with these values
     """
@@ -49,9 +49,10 @@ class TimingCluster:
 
 @dataclass(frozen=True, slots=True)
 class PlacedCalls:
-    """The calls of a signature that was observed at several call sites.
+    """Calls of a signature whose values were recorded at several call sites.
 
-    A call site here is a scope and the storage of the first tensor; if that storage does not recur, only the scope.
+    A call site here is a scope and the storage of the first tensor, or only the scope if this storage is not used
+    again.
     calls : calls in `calls_looked_at`, by start time, selected or not
     places : call site of each call
     typical_ns : typical time at the call site of each call
@@ -67,7 +68,7 @@ class PlacedCalls:
     rows: Sequence[int | None]
 
     def clusters(self, selected: pd.Index[int]) -> list[TimingCluster]:
-        """Return the timing clusters, the most frequent first; empty if there is only one."""
+        """Return the timing clusters, most frequent first; empty if there is only one."""
         groups = self._groups()
         if len(groups) < 2:
             return []
@@ -77,7 +78,7 @@ class PlacedCalls:
         return [self._behaviour(groups[index], nearest == index, selected) for index in order]
 
     def observed_in(self, selected: pd.Index[int]) -> list[Observed]:
-        """Return the observations, without those at call sites that have no selected call."""
+        """Return the observations, except those at call sites without a selected call."""
         places = set(self.places[self.calls.index.isin(selected)].tolist())
         return [
             item
@@ -114,9 +115,10 @@ class PlacedCalls:
 
 
 def calls_looked_at(trace: Trace) -> pd.DataFrame:
-    """Return the calls of signatures that were observed at several call sites, with the storage of the first tensor.
+    """Return calls of signatures whose values were recorded at several call sites, with the storage of the first
+    tensor.
 
-    Of a long trace, this returns the beginning, in which the capture observed values, and parts of the rest.
+    For a long trace, these are the calls at the beginning, where the capture recorded values, and parts of the rest.
     """
     numbers = list(_looked_at(trace))
     tables = [pd.DataFrame({name: [] for name in [*COLUMNS, MEMORY]})]
@@ -130,7 +132,7 @@ def calls_looked_at(trace: Trace) -> pd.DataFrame:
 def _pieces(
     parts: Iterable[tuple[pd.DataFrame, NDArray[np.int64]]], numbers: Collection[int], all_calls: int
 ) -> Iterator[pd.DataFrame]:
-    """Yield all calls of some signatures if they are few, else evenly spaced parts of them."""
+    """Yield all calls of some signatures; if there are many, evenly spaced parts of them."""
     seen = taken = 0
     for part, storages in parts:
         own = part[part["signature"].isin(numbers)]
@@ -164,7 +166,7 @@ def _looked_at(trace: Trace) -> dict[int, list[Observed]]:
 
 
 def input_set_of(signature: Signature, observed: Observed) -> Signature | None:
-    """Return a signature with the values of one of its later calls; None if the two do not fit."""
+    """Return a signature with the values of one of its later calls; None if the two do not match."""
     if len(numbers_of([signature.args, signature.kwargs])) != len(observed.values):
         return None
     args, kwargs = with_numbers((signature.args, signature.kwargs), observed.values)
@@ -190,7 +192,7 @@ def _first_memory(calls: pd.DataFrame, storages: NDArray[np.int64]) -> NDArray[n
 
 
 def _places(calls: pd.DataFrame, memory: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the call site of each call, and the typical time there in ns."""
+    """Return the call site of each call, and the typical time in ns at this call site."""
     first = pd.Series(memory, index=calls.index)
     raw_ns = (calls["raw_ns"] - calls["slow_memory_ns"]).astype(float)
     calm_ns = calm_times(calls)
@@ -210,18 +212,18 @@ def _places(calls: pd.DataFrame, memory: NDArray[np.int64]) -> tuple[NDArray[np.
 
 
 def calm_times(calls: pd.DataFrame) -> pd.Series[float]:
-    """Return times in ns, with nan for calls that the capture perturbed on the host."""
+    """Return the times of calls in ns; nan for calls that the capture perturbed on the host."""
     return calls["raw_ns"].astype(float).where(~calls["perturbed"] | calls["device_ns"].notna())
 
 
 FLOPS_PER_BYTE = 10
-"""floating-point operations that a machine does while it moves a byte; 5 to 200 on accelerators and CPUs"""
+"""assumed number of floating-point operations per byte moved; 5 to 200 on real accelerators and CPUs"""
 
 
 def estimated_cost(signature: Signature) -> float:
-    """Return the estimated cost of a call: bytes moved, plus its arithmetic in the same unit.
+    """Return the estimated cost of a call in bytes: bytes moved, plus operations divided by `FLOPS_PER_BYTE`.
 
-    The operator does not run; its formulas get tensors on the meta device.
+    The operator is not run; formulas for operations and bytes are used.
     """
     if is_view(signature):
         return 1.0
@@ -245,7 +247,7 @@ def _without_memory(leaf: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CapturedTimes:
-    """Times of a signature's calls; see `Case`."""
+    """Times of a signature's calls; for the fields, see `Case`."""
 
     count: int
     median_us: float
@@ -282,7 +284,7 @@ def captured_times(
 def weights_of(captured: Mapping[int, CapturedTimes], signatures: Mapping[int, Signature]) -> dict[int, float]:
     """Return the time of each case's calls, or their estimated cost if no call has a time.
 
-    signatures : signatures to estimate costs of; without one, each call of a case costs the same
+    signatures : signatures for which costs are estimated; for others, each call has the same cost
     """
     times = {number: item.count * item.median_us for number, item in captured.items()}
     if any(times.values()):
@@ -294,7 +296,7 @@ def weights_of(captured: Mapping[int, CapturedTimes], signatures: Mapping[int, S
 def _times_of(
     calls: pd.DataFrame, calm: pd.Series[float], timing_clusters: Iterable[TimingCluster]
 ) -> pd.Series[float]:
-    """Return the time of each call in ns; a perturbed call gets the time of its timing cluster."""
+    """Return the time of each call in ns; a perturbed call gets the typical time of its timing cluster."""
     times = calls["time_ns"].astype(float)
     for cluster in timing_clusters:
         own = calm[cluster.calls]

@@ -1,4 +1,4 @@
-"""Results that only a backward pass takes, and arguments that require gradients.
+"""Results that only a backward pass uses, and arguments that require gradients.
 
 A compiler's attention may return another logsumexp than eager's, or one of another shape; a program that only predicts
 never uses it. Such a result is compared and reported, but does not make a row wrong.
@@ -29,21 +29,23 @@ _REFUSED = re.compile(
 
 
 def require_gradients(signature: Signature) -> Signature:
-    """Return a call whose floating-point and complex tensors require gradients."""
+    """Return a signature in which all floating-point and complex tensors require gradients."""
     args, kwargs = map_leaves(_requiring, (signature.args, signature.kwargs))
     return replace(signature, args=args, kwargs=kwargs)
 
 
 def refused_argument(error: BaseException) -> str | None:
-    """Return the name of the argument for which an operator has no gradient, or None for any other error."""
+    """Return the name of the argument for which an operator has no gradient, given torch's error; None for other
+    errors.
+    """
     match = _REFUSED.search(str(error))
     return None if match is None else match[1] or match[2]
 
 
 def with_gradients(case: Case, is_unsaid: bool, refused: Collection[str]) -> Case:
-    """Return a case whose arguments require gradients where its calls can have them.
+    """Return a case whose arguments require gradients if the operator supports this.
 
-    is_unsaid : True if the source does not record which tensors require gradients; then all floating-point tensors do
+    is_unsaid : True if the source does not record which tensors require gradients; all floating-point tensors do then
     refused : names of arguments for which the operator has no gradient
     """
     if not is_unsaid and not refused:
@@ -103,16 +105,16 @@ FOR_BACKWARD: Mapping[str, Sequence[int]] = {
     "mkldnn_rnn_layer": (3,),
     "_weight_norm_interface": (1,),
 }
-"""indices of results that torch returns for the operator's own backward (statistics, seeds, indices), by operator
+"""indices of results that torch returns only for the operator's backward (statistics, seeds, indices), by operator
 
-A trace does not record which results leave the program, so the caller may use any other result.
+Other results count as used, because a trace does not record which results the program itself reads.
 """
 
 
 def with_unused_results(cases: Sequence[Case], trace: Trace) -> list[Case]:
     """Return cases with the indices of results that the program does not use.
 
-    A result that no later call takes is unused. If the trace lacks calls or storages, a result counts as used if the
+    A result is unused if no later call takes it. If the trace lacks calls or storages, a result counts as used if the
     call ran with gradients.
     """
     candidates = {
@@ -151,7 +153,7 @@ def _used_in_training(case: Case, places: set[int]) -> set[int]:
 
 
 def _used_results(trace: Trace, candidates: Mapping[int, set[int]]) -> dict[int, set[int]]:
-    """Return the candidates that a later call takes, by signature."""
+    """Return the candidates that a later call uses, by signature."""
     takes = {item.number: len(interface_of(item).takes) for item in trace.signatures}
     # storage, signature and index of each result, (N, 3)
     results = np.concatenate([np.empty((0, 3), dtype=np.int64), *_results(trace, candidates, takes)])

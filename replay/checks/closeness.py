@@ -1,4 +1,6 @@
-"""Distances between results, as dense values on the CPU, and how much of a distance rounding explains."""
+"""Distances between results, computed from dense values on the CPU, and the part of a distance that rounding
+explains.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ class ResultPosition:
 
 
 class Unpaired(Exception):
-    """Raised if results cannot be compared one by one with the reference's; the message is the reason."""
+    """Results cannot be compared one by one with the reference's; the message is the reason."""
 
 
 def paired(actual: RunOutputs, reference: RunOutputs) -> list[tuple[ResultPosition, Any]]:
@@ -54,9 +56,9 @@ def paired(actual: RunOutputs, reference: RunOutputs) -> list[tuple[ResultPositi
 
 
 def within(shape: Sequence[Any], run_shapes: Sequence[Sequence[Any]], *, beyond: bool = False) -> bool:
-    """Return True if a shape fits the range of shapes that runs with different shapes have produced.
+    """Return True if a shape lies within the range of shapes that several runs have produced.
 
-    beyond : allow sizes outside of that range in the dimensions that vary
+    beyond : True to allow sizes outside this range in dimensions that vary
     """
     if any(len(other) != len(shape) for other in run_shapes):
         return len(set(map(len, run_shapes))) > 1 and len(shape) in set(map(len, run_shapes))
@@ -75,12 +77,12 @@ Shape = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """The values of a tensor or number.
+    """The values of a tensor or number, as a dense array on the CPU.
 
     shape : sizes; of a nested tensor, the sizes of each of its tensors
-    dtype : dtype of the result; float32 for a Python float, which mostly was a float32 tensor before
+    dtype : dtype of the result; float32 for a Python float
     values : (elements,) float64, complex128, int64 or bool
-    step : (elements,) float64, distance of neighbouring values of a quantized dtype; else None
+    step : (elements,) float64, distance between neighbouring values of a quantized dtype; None for other dtypes
     """
 
     shape: Shape
@@ -93,7 +95,7 @@ class Plain:
         return self.values.is_floating_point() or self.values.is_complex()
 
     def place(self, element: int) -> list[int]:
-        """Return the indices of an element; for a nested tensor only the element's number."""
+        """Return the indices of an element; for a nested tensor, only the element's number."""
         if not all(isinstance(size, int) for size in self.shape):
             return [element]
         indices = []
@@ -164,7 +166,7 @@ STEPPED = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The distance of a result from its reference.
+    """The distance between a result and the reference's.
 
     distance : (elements,) float64; 0 if equal or both NaN, inf if only one is finite
     size : (elements,) float64, |reference|
@@ -188,10 +190,10 @@ def gap(actual: Plain, reference: Plain, tolerance: Tolerance) -> Gap:
 
 
 def allowance(dtype: torch.dtype, size: Tensor, tolerance: Tolerance) -> Tensor:
-    """Return the allowed error of numbers of these sizes, (elements,) float64.
+    """Return the allowed error of numbers with these absolute values, (elements,) float64.
 
     The absolute tolerance of a dtype is meant for numbers around 1. If the largest number is smaller, as in gradients,
-    the tolerance shrinks with it; otherwise it would hide errors.
+    the tolerance is reduced in proportion, because it would otherwise hide errors.
     """
     # the product with an infinite size would allow any finite number there
     size = size.nan_to_num(0, 0, 0)
@@ -222,7 +224,7 @@ def magnitudes(values: Tensor) -> Tensor:
 def verdict_on(name: str, reference: Plain, between: Gap, wrong: Tensor) -> ResultVerdict:
     """Return the verdict on a result.
 
-    name : such as `output 1`
+    name : name of the result, such as `output 1`
     wrong : (elements,) bool
     """
     distance, relative = between.distance, _relative(between, wrong)
@@ -249,7 +251,7 @@ def _relative(between: Gap, wrong: Tensor) -> Tensor:
 
 
 MULTIPLE, MULTIPLE_OF_HALF = 64.0, 8.0
-"""factors on the reference's error that bound the error of a result, for most dtypes and for 16-bit dtypes
+"""maximum error of a result as a multiple of the reference's error, for most dtypes and for 16-bit dtypes
 
 Measured against torch on a CPU in float32: another order of sums needs a factor of 1; 10,000 products added one by one,
 as an untuned compiler does, 12; Winograd's F(4x4, 3x3) over 64 channels 53. A factor of 64 is still 1e-5 of a number.
@@ -257,23 +259,24 @@ Programs add 16-bit numbers in float32, so that only rounded intermediate result
 bits need a factor of 8.
 """
 MULTIPLE_OF_TF32 = 16.0
-"""factor for TF32 products, in addition to the effect of TF32's last bit
+"""the same multiple for TF32 products, in addition to the effect of TF32's last bit
 
 Measured on products, convolutions and a layer with softmax with arguments cut or rounded to TF32: three of 480 needed
 more than 8, none needed 16.
 """
 ONE_BY_ONE = 0.25
-"""factor per root of the number of terms, used if the product exceeds `MULTIPLE`
+"""multiple per square root of the number of terms, used if it exceeds `MULTIPLE`
 
 The error of n terms added one by one grows with n, the effect of their last bits with its root. A million terms need 40
 to 170.
 """
 OVERALL = 0.25
-"""share of the factor that errors may reach in root mean square; the cases above reach up to 8 in float32"""
+"""part of the maximum error that the root mean square of all errors may reach; the cases above reach up to 8 in float32
+"""
 TYPICAL = 0.99
 """quantile of the reference's errors that is taken as the typical error of an element"""
 ENOUGH = 64
-"""least number of elements for which the root mean square is meaningful"""
+"""minimum number of elements for which the root mean square is meaningful"""
 
 _HALF = frozenset({torch.float16, torch.bfloat16, torch.complex32})
 
@@ -287,7 +290,8 @@ def rounded(
     terms: float,
     tf32: bool = False,
 ) -> Tensor:
-    """Return which elements of a floating-point result are as near the truth as can be expected, (elements,) bool.
+    """Return a mask, (elements,) bool, of the elements of a floating-point result that are as near to the true value as
+    can be expected.
 
     Another order of sums, a fused kernel or a transformed convolution have other errors than the reference, whose error
     in one element may be zero by luck. So an element may be off by the tolerance plus `MULTIPLE` times the largest of
@@ -295,9 +299,10 @@ def rounded(
     - the effect of a last-bit change of the arguments, which is large where terms cancel,
     - the `TYPICAL` quantile of the reference's errors; not the largest error, since one element at a discontinuity
       would excuse all.
-    In root mean square, errors must stay below `OVERALL` of that, since errors near the bound everywhere are a bias.
+    The root mean square of all errors must stay below `OVERALL` times that, because errors near the bound everywhere
+    indicate a bias.
     truth, disturbed : results in float64, of the same shape
-    terms : how many numbers may have been added per element
+    terms : number of values that may have been added up for one element
     tf32 : True if products may be TF32; `disturbed` is then off by a last bit of TF32
     """
     base = allowance(reference.dtype, magnitudes(truth.values), tolerance)
@@ -320,7 +325,8 @@ def rounded(
 
 
 def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
-    """Return which elements of an integer or bool depend on rounding and have a possible value, (elements,) bool.
+    """Return a mask, (elements,) bool, of the elements of an integer or bool result that depend on rounding and have a
+    possible value.
 
     An element depends on rounding if these runs disagree: the reference, a run in float64, and runs in float64 with
     arguments that differ in their last bit. Any value in the range of the runs is then correct.
@@ -331,7 +337,7 @@ def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
 
 
 def _overflown(truth: Plain, actual: Plain) -> Tensor:
-    """Return the truth, with infinities where the result's dtype overflows."""
+    """Return the true values, with infinities where they overflow the result's dtype."""
     if actual.dtype.is_complex or not actual.dtype.is_floating_point:
         return truth.values
     most = torch.finfo(actual.dtype).max

@@ -1,4 +1,4 @@
-"""Results that may differ from the reference's: another choice among equal elements, and random numbers."""
+"""Results that may differ from the reference's: random numbers, and another choice among equal elements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.operators.memory import Arguments
 
 LEAVES_EMPTY = frozenset({"native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"})
-"""operators whose results for a backward are empty on a CPU if there is no backward, and have any shape elsewhere"""
+"""operators with results for their backward that are empty on a CPU if there is no backward, and of any shape on other
+devices
+"""
 
 UNINITIALIZED = frozenset(
     {
@@ -36,14 +38,12 @@ UNINITIALIZED = frozenset(
 """operators whose results are uninitialized memory"""
 
 GENERATOR_OUTPUTS = frozenset({"philox_seed", "philox_offset", "rng_state", "unused"})
-"""outputs of attention operators that only their backward reads: the state of a random generator, with which it drops
-the same elements again, and a placeholder. A graph keeps the state elsewhere, and a compiler counts it otherwise.
-"""
+"""outputs of attention operators that only their backward reads: state of a random generator, and a placeholder"""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The parts of an operator's name, and what torch declares about it.
+    """The parts of an operator's name, and torch's declarations about the operator.
 
     packet, overload : `sort` and `stable` of `aten.sort.stable`
     schema : torch's schema; None if the operator is not registered here
@@ -64,7 +64,7 @@ class Named:
         return self.packet in UNINITIALIZED
 
     def is_random(self, arguments: Arguments) -> bool:
-        """Return True if a call draws random numbers that its results depend on."""
+        """Return True if a call draws random numbers that affect its results."""
         return self.random and self.bound(arguments).get("dropout_p") != 0
 
     def is_generator_state(self, output: int) -> bool:
@@ -101,7 +101,8 @@ Chosen = Callable[[dict[str, Any], Tensor, Tensor], str | None]
 def chosen_otherwise(
     operator: Named, arguments: Arguments, actual: Sequence[Any], reference: Sequence[Any]
 ) -> dict[int, str | None]:
-    """Check outputs that may differ by another choice among equal elements; return their errors by output index.
+    """Check outputs that may differ because another of several equal elements was chosen; return errors by output
+    index.
 
     An error is None if the output is correct. The result is empty for operators that do not choose. Indices may differ
     from the reference's if they point at equal elements; they must be valid, and distinct if each element is returned
@@ -130,7 +131,7 @@ def _stable(operator: Named, arguments: Arguments) -> bool:
 
 
 def _along_dimension(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return an error in indices along a dimension or into the flattened input, or None."""
+    """Return a description of an error in indices along a dimension or into the flattened input, or None."""
     return _pointing(*_source(bound, ours, theirs))
 
 
@@ -142,7 +143,9 @@ def _each_once(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return an error in the indices of topk, or None; they may be in any order if `sorted` is False."""
+    """Return a description of an error in the indices of topk, or None; with `sorted` False they may be in any
+    order.
+    """
     reason = _each_once(bound, ours, ours)
     if reason is not None or bound.get("sorted", True):
         return reason or _each_once(bound, ours, theirs)
@@ -152,7 +155,9 @@ def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return an error in the indices of cummax or cummin, or None; an index may not exceed its own position."""
+    """Return a description of an error in the indices of cummax or cummin, or None; an index must not exceed its
+    position.
+    """
     source, dim, ours, theirs = _source(bound, ours, theirs)
     sizes = [-1 if place == dim else 1 for place in range(ours.dim())]
     if bool((ours > torch.arange(ours.shape[dim]).reshape(sizes)).any()):
@@ -161,7 +166,7 @@ def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
 
 
 def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return an error in the indices of max pooling, or None; they must be in the pooled window of their plane."""
+    """Return a description of an error in the indices of max pooling, or None; they must lie in the pooled window."""
     source = bound["self"].detach().cpu()
     reason = _pointing(source.flatten(-planes), source.dim() - planes, ours.flatten(-planes), theirs.flatten(-planes))
     # adaptive pooling has no window sizes
@@ -176,7 +181,7 @@ def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor)
 
 
 def _reached(bound: dict[str, Any], index: Tensor, place: int, planes: int) -> bool:
-    """Return True if the windows contain the indices along the dimension `-place`."""
+    """Return True if the pooling windows contain the indices along the dimension `-place`."""
 
     def read_setting(name: str) -> int:
         values = list(bound.get(name) or bound["kernel_size"])
@@ -191,7 +196,7 @@ def _reached(bound: dict[str, Any], index: Tensor, place: int, planes: int) -> b
 
 
 def _source(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> tuple[Tensor, int, Tensor, Tensor]:
-    """Return the input, the dimension that is indexed, and both index tensors with that dimension."""
+    """Return the input, the indexed dimension, and both index tensors with this dimension present."""
     source = bound["self"].detach().cpu()
     dim = bound.get("dim")
     if dim is None or not source.dim():
@@ -227,7 +232,7 @@ INDEX_OUTPUT = {
     **dict.fromkeys([f"{name}_with_indices" for name in ("max_pool2d", "max_pool3d")], 1),
     **dict.fromkeys(["adaptive_max_pool2d", "adaptive_max_pool3d"], 1),
 }
-"""operators that return indices of chosen elements, with the number of that output"""
+"""operators that return the indices of chosen elements, with the position of this output"""
 
 _RULES: dict[str, Chosen] = {
     "sort": _each_once,
@@ -246,7 +251,9 @@ DROPOUT = frozenset({"dropout", "dropout_", "native_dropout"})
 
 
 def dropped_otherwise(operator: Named, arguments: Arguments, actual: Sequence[Any], tolerance: Tolerance) -> str | None:
-    """Return why a result is not a dropout of the input, in which each element is 0 or input / (1 - p)."""
+    """Return the reason why a result is not a dropout of the input, in which each element is 0 or input / (1 - p), or
+    None.
+    """
     bound = operator.bound(arguments)
     source, share = bound["input"].detach().cpu(), bound["p"]
     exact = torch.complex128 if source.is_complex() else torch.float64
@@ -263,9 +270,9 @@ def dropped_otherwise(operator: Named, arguments: Arguments, actual: Sequence[An
 RUNS = 32
 """number of runs of the reference for a random result"""
 MOST_RUNS = 256
-"""largest number of runs, used for results of few elements, which are pooled"""
+"""maximum number of runs, used for results with few elements"""
 POOLED = 4096
-"""number of pooled elements above which more runs are not worth their time"""
+"""number of elements, over all runs, above which more runs are not worth their time"""
 POSITIONS = 1 << 16
 """number of evenly spaced elements that are tested in a result"""
 FALSE_ALARM = 1e-7
@@ -277,7 +284,8 @@ DEPENDENT = 2.0
 
 
 def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
-    """Return why a random result does not follow the distribution of the reference's runs; None if no test shows it.
+    """Return the reason why a random result does not have the same distribution as the reference's runs; None if all
+    tests pass.
 
     Three tests, each with a false alarm rate of one in ten million:
     - a permutation contains the same numbers in every run,
@@ -304,12 +312,12 @@ def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
 
 
 def runs_wanted(elements: int) -> int:
-    """Return how many runs of the reference are needed for a result of this size."""
+    """Return the number of runs of the reference that are needed for a result with this number of elements."""
     return min(max(RUNS, POOLED // max(elements, 1)), MOST_RUNS)
 
 
 def _real(result: Plain) -> Tensor:
-    """Return the numbers at evenly spaced places, (places,) float64; real and imaginary parts alternate."""
+    """Return the numbers at evenly spaced positions, (places,) float64; real and imaginary parts alternate."""
     values = result.values[:: max(1, len(result.values) // POSITIONS)]
     return (torch.view_as_real(values).flatten() if values.is_complex() else values).double()
 
@@ -337,7 +345,9 @@ def _constant(ours: Tensor, theirs: Tensor) -> bool:
 
 
 def _farther(distance: Callable[[Tensor, Tensor], float], ours: Tensor, theirs: Tensor, bound: float) -> bool:
-    """Return True if the result's distance exceeds the bound, and `DEPENDENT` times the distances between the runs."""
+    """Return True if the result's distance exceeds the bound, and also `DEPENDENT` times the distances between the
+    runs.
+    """
     if not len(ours):
         return False
     distance_to_runs = distance(ours, theirs)
@@ -357,7 +367,8 @@ def _two_sample(ours: Tensor, theirs: Tensor) -> float:
 
 
 def _two_sample_bound(one: int, others: int) -> float:
-    """Return a bound on the distance of the empirical distribution functions of two samples of one distribution.
+    """Return an upper bound for the distance between the empirical distribution functions of two samples from one
+    distribution.
 
     It is exceeded with probability `FALSE_ALARM` and is the sum of each sample's bound: P(sup |F_n - F| > e) <= 2
     exp(-2 n e**2).
@@ -367,9 +378,8 @@ def _two_sample_bound(one: int, others: int) -> float:
 
 
 def _ranks(ours: Tensor, theirs: Tensor) -> float:
-    """Return the largest difference between the ranks' distribution function and the uniform one.
-
-    Ties are broken at random.
+    """Return the largest difference between the distribution function of the ranks and the uniform one; ties are broken
+    at random.
     """
     runs = len(theirs)
     tied = (theirs == ours).sum(0)

@@ -1,4 +1,4 @@
-"""The correct results of one call, from runs of it in eager mode."""
+"""The correct results of one call, determined by running it in eager mode."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Reference:
     A result is correct within tolerance, or if a difference has a permitted cause: uninitialized memory, another choice
     among equal elements or random numbers (`permitted_differences`), or rounding (`closeness`). The additional runs
     that these checks need are made once, on first use.
-    make_arguments : returns the same arguments in their initial state each time
-    mutates : whether the call may write into its arguments
-    op : name such as `aten.sort.default`; None for a Python function
+    make_arguments : function that returns the same arguments, in their initial state, each time
+    mutates : True if the call may write into its arguments
+    op : name of the operator, such as `aten.sort.default`; None for a Python function
     unused : indices of outputs that nothing uses; a difference in them is only a note
     """
 
@@ -69,7 +69,7 @@ class Reference:
         self._seeded: list[RunOutputs] = []
 
     def check(self, actual: RunOutputs, tolerance: Tolerance) -> ResultVerdict:
-        """Return the verdict on a mode's results; never raises."""
+        """Compare a mode's results with the correct ones, and return the verdict. Never raises."""
         try:
             return joined(self._verdicts(actual, tolerance))
         except Unpaired as mismatch:
@@ -99,7 +99,7 @@ class Reference:
         return verdicts
 
     def _pairs(self, actual: RunOutputs, first: RunOutputs) -> list[tuple[ResultPosition, Any]]:
-        """Return the results to compare, with their positions; raise `Unpaired`."""
+        """Return the results to compare, with their positions; raise `Unpaired` if the results do not match."""
         if self._mutates and not actual.arguments and not self._written:
             first = RunOutputs(first.outputs)
         return paired(actual, first)
@@ -134,7 +134,7 @@ class Reference:
         return verdict_on(str(place), reference, between, differing)
 
     def _excused(self, place: ResultPosition, ours: Plain, reference: Plain, tolerance: Tolerance) -> Tensor:
-        """Return which elements differ only because of rounding, (elements,) bool."""
+        """Return a mask, (elements,) bool, of the elements that differ only because of rounding."""
         runs = [run for run in self._in_float64(place) if run.shape == ours.shape and run.numeric == ours.numeric]
         if not runs or reference.step is not None:
             return torch.zeros(len(ours.values), dtype=torch.bool)
@@ -176,7 +176,9 @@ class Reference:
         )
 
     def _in_float64(self, place: ResultPosition) -> list[Plain]:
-        """Return a result in float64, first on the exact arguments; empty if the call does not run in float64."""
+        """Return a result's values in float64, first for the exact arguments; empty if the call does not run in
+        float64.
+        """
         results = [plain(place.of(run)) for run in self._truths.all] if self._truths is not None else []
         return [run for run in results if run is not None]
 
@@ -196,7 +198,7 @@ class Reference:
 
     @cached_property
     def _written(self) -> set[int]:
-        """Indices of the arguments that the call changes."""
+        """Indices of the arguments that the call writes into."""
         after = self._runs(1)[0].arguments
         return {
             place for place, pair in enumerate(zip(self._first_arguments, after, strict=False)) if is_changed(*pair)
@@ -215,7 +217,7 @@ def is_changed(before: Tensor, after: Tensor) -> bool:
 
 
 def _same_tensor(leaf: Any, expected: Any) -> bool:
-    """Return True if both are known to be equal bit by bit; this needs less memory than a comparison of values."""
+    """Return True if two tensors are known to be equal bit by bit; this needs less memory than comparing values."""
     if not isinstance(leaf, Tensor) or not isinstance(expected, Tensor):
         return False
     if any(
@@ -236,9 +238,9 @@ _PLAIN = (Tensor, bool, int, float, complex, str, type(None))
 
 
 class CandidateReference(Reference):
-    """The correct results of a candidate.
+    """The correct results for a candidate.
 
-    It compares the outputs, and the arguments that the reference writes and does not return. A candidate that writes
+    Outputs are compared, and arguments that the reference writes into and does not return. A candidate that writes
     into other arguments gets a note.
     """
 
@@ -255,7 +257,7 @@ class CandidateReference(Reference):
 
     @cached_property
     def _owed(self) -> set[int]:
-        """Indices of arguments that the reference writes and does not return."""
+        """Indices of arguments that the reference writes into and does not return."""
         if not self._written:
             return set()
         args, kwargs = self._make_arguments()
@@ -269,7 +271,7 @@ def _memory(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def other_structure(ours: Any, reference: Any, where: str = "") -> str | None:
-    """Return how the structure of a candidate's result differs from the reference's, or None."""
+    """Return a description of how the structure of a candidate's result differs from the reference's, or None."""
     own, right = _parts(ours), _parts(reference)
     if own is None and right is None and (ours is None) == (reference is None):
         return None
@@ -286,7 +288,7 @@ def not_comparable(results: Any) -> str | None:
 
 
 def in_order_of(results: Any, like: Any) -> Any:
-    """Return results with dictionaries in the key order of `like`."""
+    """Return results whose dictionaries have their keys in the same order as in `like`."""
     if isinstance(results, Mapping):
         return {key: in_order_of(results[key], like[key]) for key in like}
     if isinstance(results, list | tuple):

@@ -1,4 +1,4 @@
-"""Runs of the reference: as recorded, in float64, and with arguments changed by rounding."""
+"""Runs of the reference: with the recorded dtypes, in float64, and with arguments changed by rounding."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ _COMPLEX = frozenset({torch.complex32, torch.complex64})
 class Truths:
     """Runs of a call in float64.
 
-    exact : on the exact arguments
-    disturbed : on arguments that are off by half an epsilon of their dtype, which is the effect of rounding them
-    tf32 : True if that is TF32's epsilon for float32
+    exact : results for the exact arguments
+    disturbed : results for arguments changed by half an epsilon of their dtype, which is the effect of rounding
+    tf32 : True if TF32's epsilon was used for float32
     """
 
     exact: RunOutputs
@@ -90,7 +90,7 @@ class Truths:
 def truths_of(
     function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, seed: int
 ) -> Truths | None:
-    """Return runs of a call in float64; None if it cannot run in float64 or would not be the same call."""
+    """Return the results of a call in float64; None if it cannot run in float64 or would then be another call."""
     first = make_arguments()
     if mutates and _share_memory(tensors_of(first)):
         # copies in another dtype no longer share memory
@@ -109,7 +109,7 @@ def truths_of(
 
 
 class _InFloat64(OperatorNames):
-    """A dispatch mode that replaces dtype arguments of operators by float64 or complex128."""
+    """A dispatch mode that replaces floating-point dtypes among arguments by float64 or complex128."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raised = map_leaves(_raise_dtype, tuple(args)), map_leaves(_raise_dtype, kwargs or {})

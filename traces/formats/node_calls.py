@@ -340,8 +340,9 @@ def parse_ranges(text: str) -> dict[int, Range]:
 
 
 def model_of(span: Range, spec: TensorSpec) -> ValueModel | None:
-    """Return a value model for a tensor with this range of values, or None if no model applies. Raise `FormatError` for
-    an impossible range.
+    """Return a value model for a tensor with this range of values, or None if no model applies.
+
+    Raise `FormatError` for an impossible range.
     """
     low, high = span
     whole = type(low) is int and type(high) is int

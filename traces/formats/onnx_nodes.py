@@ -303,6 +303,7 @@ class OnnxNode:
 
     def numbers(self, name: str, place: int) -> list[Any] | None:
         """Return numbers that are an attribute in older ONNX versions and an input in newer ones; None if missing.
+
         Raise `NoOperator` if the input is not constant.
         """
         if name in self.attributes:

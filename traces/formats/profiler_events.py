@@ -1,7 +1,7 @@
-"""Compact table of a profiler's events, and the events that a capture would record as calls.
+"""Compact table of a profiler's events, and selection of the events that a capture would record as calls.
 
-A dispatch mode sees operators below autograd: neither the composite operators that call others, nor the operators that
-another one calls. The profiler has all of these, each inside of its caller.
+A capture records operators below autograd, but neither composite operators, which only call others, nor operators that
+a recorded one calls. The profiler has events for all of these, each inside the event of its caller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from opgrip.traces.formats.operator_schemas import OPERATOR_NAME, has_composite_
 from opgrip.traces.schema.records import Scope
 
 OPERATOR, MODULE, FRAME, RANGE = "operator", "module", "frame", "range"
-"""Kinds of slices: a call of the dispatcher or around it, a module's call, a Python function, a named range."""
+"""Kinds of slices: operator call, call of a module, Python function, named range."""
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 OF_RUNTIME = ("cuda_runtime", "cuda_driver", "runtime")
 GRAPH_LAUNCH, CAPTURE_BEGIN, CAPTURE_END, LAUNCH = (
@@ -34,7 +34,7 @@ GRAPH_LAUNCH, CAPTURE_BEGIN, CAPTURE_END, LAUNCH = (
         r"(?:\w*Launch\w*Kernel|Mem(?:cpy|set))\w*",
     )
 )
-"""Names of runtime calls that launch a graph, begin and end its capture, and launch one kernel or copy."""
+"""patterns of runtime functions that launch a graph, begin its capture, end its capture, and launch a kernel or copy"""
 INPUTS = ("Input type", "Input Dims", "Input Strides", "Concrete Inputs")
 MODULE_PREFIX = "nn.Module: "
 MOST_TIME_NS = 1 << 62
@@ -42,10 +42,10 @@ MOST_TIME_NS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class EventInputs:
-    """Arguments of a call in an event, one item per parameter of the operator.
+    """Arguments of a call as an event holds them, with one item per parameter of the operator.
 
     texts : text of arguments other than tensors; empty for tensors, None, and values that the profiler does not write
-    has_texts : False for a profiler that writes no texts
+    has_texts : False if the profiler does not write texts
     """
 
     types: Sequence[Any]
@@ -60,9 +60,9 @@ class EventInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slice:
-    """Contents shared by all events that differ only in their times.
+    """Contents of an event without its times; events with the same contents share one slice.
 
-    inputs : None if the event has no shapes
+    inputs : arguments, or None if the event has no shapes
     """
 
     kind: str
@@ -72,9 +72,9 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class ProfilerEvent:
-    """Slice with its time.
+    """An event: a slice with its start and end.
 
-    start_ns, end_ns : time since the first event
+    start_ns, end_ns : start and end, counted from the first event
     external : number by which kernels refer to the event, -1 for none
     sequence : number by which a backward pass refers to a forward call, -1 for none
     """
@@ -92,7 +92,7 @@ class OperatorKernels:
     device_ns: Counter[str]
 
     def add(self, other: OperatorKernels) -> None:
-        """Add the kernels of another operator."""
+        """Add the kernels of another operator to this one's."""
         self.launches.update(other.launches)
         self.device_ns.update(other.device_ns)
 
@@ -107,7 +107,7 @@ class EventColumns:
         return len(next(iter(self._arrays.values())))
 
     def __getitem__(self, name: str) -> Any:
-        """Return a column for reading; a table that has been read cannot grow."""
+        """Return a column as an array; the table cannot grow after this."""
         return np.frombuffer(self._arrays[name], dtype=np.int64)
 
     def add(self, *row: int) -> None:
@@ -116,16 +116,17 @@ class EventColumns:
 
 
 class EventTable:
-    """Table of events, which returns the events of each thread in start order.
+    """Table of a profile's events.
 
     Attributes
     ----------
-    read, operators, shapes : number of events read, of operator events, and of these with shapes
-    work : kernels by the number of the operator that launched them
+    read, operators, shapes : numbers of all events, of operator events, and of operator events with shapes
+    work : kernels, by number of the operator that launched them
     devices : number of kernels by device
-    kernels : work of the device; `correlation` names its launch, and `name` is an index of `kernel_names`
-    launches : launches of single kernels and copies by the host; `name` is as in `kernels`, or -1 if unknown
-    graph_launches : start in ns and thread of the launches of graphs, by correlation
+    kernels : kernels and copies on the device; `correlation` identifies the launch, `name` is an index into
+        `kernel_names`
+    launches : calls on the host that launch a kernel or copy; `name` is as in `kernels`, or -1 if unknown
+    graph_launches : start in ns and thread of graph launches, by correlation
     capture_begins, capture_ends : times in ns at which captures of graphs began and ended
     """
 
@@ -150,7 +151,7 @@ class EventTable:
 
     @property
     def first_ns(self) -> int:
-        """Start of the first event, from which those of `threads` are counted."""
+        """Start of the first event, from which the times in `threads` are counted."""
         return int(self._columns["start"].min()) if len(self._columns) else 0
 
     @property
@@ -158,7 +159,7 @@ class EventTable:
         return list(self._kernel_names)
 
     def add(self, event: Any) -> None:
-        """Add an event, or skip one unrelated to operators; raise `ValueError` if it cannot be read."""
+        """Add an event, unless it is unrelated to operators; raise `ValueError` if it is invalid."""
         self.read += 1
         if not isinstance(event, dict):
             raise ValueError("an event cannot be read")
@@ -185,7 +186,9 @@ class EventTable:
             self._add(event, MODULE if is_module else FRAME, name.removeprefix(MODULE_PREFIX), facts)
 
     def threads(self) -> Iterator[tuple[str, Iterator[ProfilerEvent]]]:
-        """Yield each thread's name and events, outer events first; threads are in start order."""
+        """Yield the name and the events of each thread; threads and events are in start order, outer events before
+        inner ones.
+        """
         columns, first_ns = self._columns, self.first_ns
         order = np.lexsort((columns["external"], -columns["duration"], columns["start"], columns["thread"]))
         bounds = np.flatnonzero(np.diff(columns["thread"][order], prepend=-1, append=-1))
@@ -254,7 +257,10 @@ class EventTable:
 
 
 def _inputs(fields: list[Any], old_shapes: Any) -> EventInputs:
-    """Return a call's arguments in an event; older profilers have fewer fields, one of them under another name."""
+    """Return the arguments in an operator event.
+
+    Older profilers write fewer fields, one of them under another name.
+    """
     types, shapes, strides, texts = fields
     shapes = old_shapes if shapes is None else shapes
     count = len(types) if isinstance(types, list) else 0
@@ -275,7 +281,7 @@ def _ns(microseconds: Any) -> int:
 
 
 def _number(value: Any) -> int:
-    """Return an identifying number, -1 for none."""
+    """Return a number that identifies an event, or -1 if `value` is not one."""
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 19:
         value = int(value)
     return value if type(value) is int and 0 <= value < MOST_TIME_NS else -1
@@ -285,15 +291,15 @@ BACKWARD = "autograd::engine::evaluate_function: "
 STEP = "Optimizer.step#"
 FRAME_NAME = re.compile(r"(.+)\((\d{1,9})\): (.+)")
 FOREIGN_FRAME = re.compile(r"<|torch/|.*/(?:torch|site-packages)/|.*/lib/python3\.\d+/|(?:threading|contextlib)\.py")
-"""Pattern of files whose Python functions are not part of the program."""
+"""pattern of files whose Python functions are not part of the program"""
 NOT_REGISTERED = "not registered in this torch: counted by the operators that it called"
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCall:
-    """Call that a capture would record.
+    """A call in a profile that a capture would record.
 
-    forward : the profiler's number of the forward call that caused it, -1 for none
+    forward : profiler's number of the forward call that caused it, -1 for none
     work : kernels that it ran on an accelerator
     """
 
@@ -305,9 +311,9 @@ class ProfiledCall:
 
 @dataclass(slots=True)
 class _Open:
-    """Event that has not ended.
+    """An event that has not ended yet.
 
-    call : recorded call that the event is, or is inside of
+    call : the recorded call that this event represents or belongs to
     """
 
     end_ns: int
@@ -383,7 +389,7 @@ def _with_frame(scope: Scope, name: str) -> Scope:
 
 @lru_cache(maxsize=4096)
 def _is_composite(name: str, count: int | None) -> bool:
-    """Return True if autograd sees only the operators that an operator calls.
+    """Return True if an operator is composite, so that a capture records only the operators that it calls.
 
     count : number of arguments of the call, None if unknown
     """

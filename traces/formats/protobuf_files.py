@@ -1,4 +1,4 @@
-"""Protocol buffers in files of third parties: message classes from a table, length-prefixed messages, and limits.
+"""Protocol buffers in untrusted files: message classes from a table, length-prefixed messages, and limits.
 
 The package protobuf parses the messages; its parser takes a hundred bytes of memory for a field of two bytes.
 """
@@ -12,21 +12,20 @@ from opgrip.cli.plugins import needed
 from opgrip.errors import FormatError
 
 MOST_MESSAGE = 4 << 20
-"""maximum size of a length-prefixed message"""
+"""maximum size in bytes of a length-prefixed message"""
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 TYPES = {"double": 1, "float": 2, "int64": 3, "uint64": 4, "int32": 5, "bool": 8, "string": 9, "uint32": 13}
 TYPES |= {"fixed64": 6, "fixed32": 7, "sfixed32": 15, "sfixed64": 16, "sint32": 17, "sint64": 18}
 MESSAGE = 11
 
 Schema = Mapping[str, Mapping[str, tuple[int, str]]]
-"""Number and type of each field, by message and field.
-
-`[]` after a type marks a repeated field. `?` marks a member of the oneof `value`.
+"""number and type of each field, by message and field; `[]` after a type marks a repeated field, `?` a member of the
+oneof `value`
 """
 
 
 def make_message_classes(package: str, extra: str, schema: Schema) -> dict[str, Any]:
-    """Return the classes of messages by name.
+    """Return classes of messages, by name.
 
     extra : extra of opgrip that installs protobuf
 
@@ -63,7 +62,10 @@ def parse_message(message_class: Any, data: bytes) -> Any:
 
 
 def message_from_json(message_class: Any, form: Any) -> Any:
-    """Return the message of a JSON object, without fields that the class does not have, or raise `FormatError`."""
+    """Convert a JSON object to a message; fields that the class lacks are ignored.
+
+    Raise `FormatError` if it cannot be converted.
+    """
     from google.protobuf import json_format
 
     if not isinstance(form, dict):
@@ -77,7 +79,7 @@ def message_from_json(message_class: Any, form: Any) -> Any:
 
 
 def with_length(message: bytes) -> bytes:
-    """Return a message with its length before it."""
+    """Return a message preceded by its length."""
     length, prefix = len(message), bytearray()
     while length > 0x7F:
         prefix.append(length & 0x7F | 0x80)
@@ -86,7 +88,7 @@ def with_length(message: bytes) -> bytes:
 
 
 def split_messages(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the messages of a file in which each has its length before it.
+    """Yield the messages of a file in which each message is preceded by its length.
 
     Raise `FormatError` if the file is cut, or a message is longer than `MOST_MESSAGE`.
     """
@@ -109,7 +111,9 @@ def split_messages(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the number at a position, and the position after it; raise `FormatError` if it is cut or too long."""
+    """Return the variable-length integer at a position, and the position after it; raise `FormatError` if it is cut or
+    too long.
+    """
     number = 0
     for place, byte in enumerate(data[position : position + 10]):
         number |= (byte & 0x7F) << 7 * place
@@ -121,7 +125,7 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 def has_more_fields(data: bytes, descriptor: Any, limit: int) -> bool:
     """Return True if a message and the messages inside it have more than `limit` fields.
 
-    descriptor : descriptor of the message, by which message fields are found
+    descriptor : descriptor of the message, which says which fields are messages
     """
     remaining = [(0, len(data), descriptor)]
     count = 0

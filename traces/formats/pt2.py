@@ -1,7 +1,7 @@
-"""Programs written by `torch.export.save`, as traces of one run.
+"""Reader of programs written by `torch.export.save`, as traces of one run.
 
-The graph's JSON is read here and not by `torch.export.load`. That function unpickles weights, constants and sample
-inputs, including any names in them, evaluates expressions of sizes, and requires a file of the same version.
+The graph's JSON is read without `torch.export.load`, which unpickles weights, constants and sample inputs, evaluates
+expressions of sizes, and requires a file of the same torch version.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from opgrip.traces.schema.records import Record, Scope
 
 OLD_PROGRAM = "serialized_exported_program.json"
 PROGRAM = re.compile(rf"(?:[^/]+/)?models/[^/]+\.json|{OLD_PROGRAM}")
-"""Names of files with a graph in the archive; torch 2.6 and 2.7 wrote the second."""
+"""pattern of the names of graph files in the archive; torch 2.6 and 2.7 wrote the second form"""
 OPERATOR = re.compile(r"torch\.ops\.(\w+\.\w+(?:\.\w+)?)")
 HIGHER_ORDER = re.compile(r"torch\.ops\.higher_order\.(\w+)")
 OF_SIZES = re.compile(r"(?!torch\.ops\.).*|torch\.ops\.aten\.(sym_\w+|_assert_scalar)(\.\w+)?")
-"""Nodes that compute or check sizes in Python and take no tensor."""
+"""pattern of nodes that compute or check sizes in Python and take no tensor"""
 FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.+)')
 MOST_JSON = 1 << 28
-"""maximum size of all graphs of a file"""
+"""maximum size in bytes of all graphs of a file"""
 UNPACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Compressions that zipfile decompresses in bounded pieces."""
+"""compression methods that zipfile decompresses in pieces of limited size"""
 OPEN_SIZES = f"dynamic sizes: the smallest that the program allows, at least {LEAST_SIZE}"
 
 
 def recognizes(head: Head) -> bool:
-    """Return True for a zip archive with a graph or the suffix of one."""
+    """Return True for a zip archive with a graph, or with the suffix of exported programs."""
     if not head.start.startswith(b"PK"):
         return False
     try:
@@ -80,7 +80,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _programs(file: ForeignFile) -> Iterator[bytes]:
-    """Yield the JSON of the graphs in the archive, within bounds."""
+    """Yield the JSON of the graphs in the archive, up to a maximum size."""
     most = min(MOST_JSON, DECOMPRESSED.of(file.path.stat().st_size)) if not file.unbounded else MOST_BYTES
     try:
         with zipfile.ZipFile(file.path) as archive:
@@ -144,7 +144,9 @@ def _add_call(op: str, node: dict[str, Any], values: _Values, builder: RecordBui
 def _add_inner_calls(
     name: str, node: dict[str, Any], values: _Values, file: ForeignFile, builder: RecordBuilder
 ) -> Iterator[None]:
-    """Add the calls of a graph that a higher-order operator runs once; calls of other graphs are unknown."""
+    """Add the calls of an inner graph that a higher-order operator runs once; how often others run their graphs is
+    unknown.
+    """
     arguments: list[Any] = [item.get("arg") for item in node.get("inputs", ()) if isinstance(item, dict)]
     graphs = [(place, item["as_graph"]) for place, item in enumerate(arguments) if _is_graph(item)]
     if len(graphs) != 1 or not name.startswith("wrap"):
@@ -202,12 +204,12 @@ class _Values:
             sizes.note(form)
 
     def tensor(self, form: Any) -> TensorSpec:
-        """Return a tensor by its name, with its storage."""
+        """Return the `TensorSpec` of a tensor in the graph, with its storage."""
         name = form["name"]
         return tensor_of(self._tensors.get(name), self.sizes, self.storages.of(name))
 
     def result(self, form: Any, shared: int | None) -> Any:
-        """Return a result, in the storage of an argument or in a new one."""
+        """Return a result; it gets the storage `shared` of an argument, or a new one."""
         match form:
             case {"as_tensor": {"name": str() as name}}:
                 self.storages.give(name, shared)
@@ -217,7 +219,7 @@ class _Values:
         return self.argument(form)
 
     def argument(self, form: Any) -> Any:
-        """Return an argument; raise `ValueError` for one that cannot be read or that a call cannot hold."""
+        """Return an argument; raise `ValueError` if it cannot be read, or if a call cannot hold it."""
         if not isinstance(form, dict) or len(form) != 1:
             raise ValueError("an argument cannot be read")
         ((kind, body),) = form.items()
@@ -252,7 +254,7 @@ class _Values:
 
 
 def _scope(metadata: Any) -> Scope:
-    """Return the scope of a node, by its modules and frames."""
+    """Return the scope of a node, from its module stack and stack trace."""
     facts = metadata if isinstance(metadata, dict) else {}
     modules, frames = facts.get("nn_module_stack"), facts.get("stack_trace")
     path, kind = _module(modules) if isinstance(modules, str) else ("", "")
@@ -266,7 +268,7 @@ def _scope(metadata: Any) -> Scope:
 
 
 def _module(stack: str) -> tuple[str, str]:
-    """Return path and class of the innermost module of `key,path,class;...`."""
+    """Return path and class of the innermost module in a text `key,path,class;...`."""
     _, _, innermost = stack.rpartition(";")
     _, path, kind = (innermost.split(",", 2) + ["", ""])[:3]
     # older ones: L['self'].layer1[0].conv

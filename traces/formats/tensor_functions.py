@@ -1,7 +1,7 @@
-"""Functions that a program's text may call by name, and its operators, on meta tensors, numbers and lists.
+"""Functions that the text of a program may call, applied to meta tensors, numbers and lists.
 
-These are the functions of tensors of `configurations/modules.py`, operators whose first argument is a tensor, and the
-functions of `CREATING` and `PLAIN`.
+These are the tensor functions in `configurations/modules.py`, operators whose first argument is a tensor, and the
+functions in `CREATING` and `PLAIN`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from opgrip.traces.schema.json_values import LIMIT
 from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS
 
 MOST_ITEMS = 1000
-"""Elements of a list that a program joins from others."""
+"""maximum number of elements of a list that a program concatenates"""
 OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
     getattr(ast, kind): getattr(operator, name)
     for kind, name in re.findall(
@@ -45,7 +45,7 @@ CREATING = (
     *("arange", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "rand", "randint", "randn"),
     *("randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"),
 )
-"""Functions of torch that make tensors of numbers; torch does not count them among functions of tensors."""
+"""functions of torch that create tensors from numbers; torch does not list them as overridable"""
 PLAIN: Mapping[str, Callable[..., Any]] = {
     **{function.__name__: function for function in (abs, bool, float, int, len, list, max, min, round, sum, tuple)},
     **{f"math.{name}": getattr(math, name) for name in ("ceil", "exp", "floor", "log", "log2", "prod", "sqrt")},
@@ -54,7 +54,7 @@ PLAIN: Mapping[str, Callable[..., Any]] = {
     "torch.Size": torch.Size,
     "slice": slice,
 }
-"""Functions of numbers, lists and types."""
+"""functions on numbers, lists and types, by name"""
 CONSTANTS = {
     **{f"torch.{name}": value for name, value in (*DTYPES.items(), *LAYOUTS.items(), *MEMORY_FORMATS.items())},
     **{f"{space}.{name}": getattr(math, name) for space in ("math", "torch") for name in ("inf", "nan", "pi", "e")},
@@ -62,7 +62,7 @@ CONSTANTS = {
     "nan": math.nan,
 }
 METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
-"""Methods of tensors that make others, which torch does not count among functions of tensors either."""
+"""tensor methods that create tensors; torch does not list them as overridable"""
 SYMBOLS = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"),
     *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift", "irshift"),
@@ -71,27 +71,27 @@ SYMBOLS = (
 OPERATOR_METHODS: Mapping[str, Callable[..., Any]] = {
     f"__{name}__": getattr(operator, f"__{name}__") for name in SYMBOLS
 }
-"""Methods of tensors that programs write as operators."""
+"""tensor methods for which programs use Python operators, by name"""
 OPERATOR_PATH = re.compile(
     r"torch\.(?:ops\.aten\.(?!_(?:add|remove)_batch_dim|_reshape_alias|_sparse|_nested)\w+(?:\.\w+)?"
     r"|(?:(?:_C\._)?(?:linalg|fft|special)\.)?[a-z]\w*)"
 )
-"""Paths of functions that are operators, without those that trust their arguments."""
+"""pattern of the paths of functions that are operators, except operators that do not check their arguments"""
 WITHOUT_EFFECT = frozenset(
     f"torch.{name}" for name in ("_C._set_grad_enabled", "set_grad_enabled", "_assert_async", "_C._log_api_usage_once")
 )
 WHOLE = {"torch.nn.functional.scaled_dot_product_attention": "aten.scaled_dot_product_attention.default"}
-"""Functions that are operators, which choose the operators that they run by the device."""
+"""functions recorded as one operator, because which operators they call depends on the device"""
 
 
 class EndOfReading(ValueError):
-    """The calls after a statement cannot be known."""
+    """A statement failed, and the calls after it cannot be determined."""
 
 
 def run_function(name: str, recording: MetaRecording, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the result of a function by its path, `torch.nn.functional.relu`.
+    """Call a function by its path, such as `torch.nn.functional.relu`, and return its result.
 
-    Raise `ValueError` if it is not one that may run.
+    Raise `ValueError` if this function may not run.
     """
     name = re.sub(r"^torch\.functional\.", "torch.", re.sub(r"^torch\._C\._nn\.", "torch.nn.functional.", name))
     if name in WITHOUT_EFFECT:
@@ -117,14 +117,14 @@ def run_function(name: str, recording: MetaRecording, args: Sequence[Any], kwarg
 
 
 def checked(value: Any) -> Any:
-    """Return a number that fits in 64 bits, or another value."""
+    """Return a value; raise `ValueError` if it is a number that does not fit in 64 bits."""
     if isinstance(value, int) and not -LIMIT <= value < LIMIT:
         raise ValueError("an integer has more than 64 bits")
     return value
 
 
 def operated(function: Callable[..., Any], *operands: Any) -> Any:
-    """Return the result of an operator on tensors, numbers, or lists that are joined."""
+    """Return the result of a Python operator such as `+` on tensors or numbers, or the concatenation of lists."""
     if any(isinstance(operand, torch.Tensor) for operand in operands):
         return function(*operands)
     if function in (operator.is_, operator.is_not, operator.eq, operator.ne, operator.not_):
@@ -144,7 +144,7 @@ def operated(function: Callable[..., Any], *operands: Any) -> Any:
 
 @lru_cache
 def functions() -> Mapping[str, Callable[..., Any]]:
-    """Return functions of tensors by their paths; methods begin with `torch.Tensor.`."""
+    """Return the tensor functions that may run, by path; paths of methods begin with `torch.Tensor.`."""
     of_modules = {
         f"torch.nn.functional.{name}": item
         for name, item in vars(torch.nn.functional).items()
@@ -156,8 +156,8 @@ def functions() -> Mapping[str, Callable[..., Any]]:
 
 
 def _operator_named(name: str) -> Any:
-    """Return the operator of a path such as `torch.ops.aten.add.Tensor` or `torch.linalg.norm` if it takes a tensor
-    first.
+    """Return the operator for a path such as `torch.ops.aten.add.Tensor` or `torch.linalg.norm`, if its first argument
+    is a tensor.
     """
     if not OPERATOR_PATH.fullmatch(name):
         return None

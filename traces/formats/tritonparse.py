@@ -1,4 +1,4 @@
-"""Launches of Triton kernels in tritonparse's logs: JSON Lines, raw or parsed.
+"""Reader of Triton kernel launches in tritonparse's logs, raw or parsed JSON Lines.
 
     {"event_type": "compilation", "payload": {"metadata": {"hash": "7f"}, "python_source": {"file_path": "/a/k.py"}}}
     {"event_type": "launch", "name": "add", "grid": [4], "compilation_metadata": {"hash": "7f", "num_warps": 4},
@@ -26,17 +26,17 @@ from opgrip.traces.schema.records import EXTENSION, Record, Scope
 
 EVENT = re.compile(rb'"event_type"\s*:\s*"[a-z_]+"')
 CONSTANT = re.compile(r"(\w+)\s*:\s*['\"]?(?:\w+\.)*constexpr\b")
-"""parameter of a kernel that is a compile-time constant"""
+"""pattern of a kernel parameter that is a compile-time constant"""
 LAUNCHING = re.compile(r".*[/\\]triton[/\\]runtime[/\\](jit|autotuner)\.py")
 OPTIONS = ("num_warps", "num_stages", "num_ctas")
-"""compiler's options that a replay passes on"""
+"""compiler options that a replay passes to Triton"""
 MOST_LAUNCHES = 1_000_000
 MOST_SOURCES = 20_000
 MOST_CALLERS = 50
 TRIED = "launched by Triton's autotuner, to try a configuration"
 NO_LAUNCHES = "the file only has its compilation: log launches too, by init(path, enable_trace_launch=True)"
 TYPE_NAMES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "int1": "bool"}
-"""Triton's short names of types; the others are those of `TYPES`"""
+"""Triton's short names of types that `TYPES` lacks"""
 DTYPES = {name: dtype for dtype, name in TYPES.items()} | {
     short: getattr(torch, name) for short, name in TYPE_NAMES.items()
 }
@@ -44,7 +44,7 @@ DTYPES = {name: dtype for dtype, name in TYPES.items()} | {
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """The facts of a compilation about a kernel: its name, the module of its file, and its constant parameters."""
+    """Facts about a compiled kernel: its name, the module of its file, and its constant parameters."""
 
     name: str
     module: str
@@ -57,7 +57,7 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield one call per launch."""
+    """Yield one call per kernel launch."""
     builder = RecordBuilder("tritonparse", file.losses)
     sources: dict[str, KernelSource] = {}
     launches = 0
@@ -90,7 +90,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _source(payload: Mapping[str, Any]) -> dict[str, KernelSource]:
-    """Return the source of a compiled kernel by its hash, or nothing if the event does not have it."""
+    """Return the source of a compiled kernel by its hash; empty if the compilation event lacks it."""
     match payload:
         case {"metadata": {"hash": str() as key}, "python_source": {"file_path": str() as path, **rest}}:
             code = rest.get("code")
@@ -103,7 +103,7 @@ def _source(payload: Mapping[str, Any]) -> dict[str, KernelSource]:
 def _add_launch(
     builder: RecordBuilder, name: str, event: Mapping[str, Any], sources: Mapping[str, KernelSource]
 ) -> None:
-    """Add a launch as a call; raise `ValueError` if a replay could not repeat it."""
+    """Add a launch as a call; raise `ValueError` if a replay cannot repeat it."""
     frames = _frames(event.get("stack"))
     if event.get("autotune_launch_type") == "benchmark" or any(
         function == "_bench" and LAUNCHING.fullmatch(file) for file, _, function in frames
@@ -131,7 +131,7 @@ def _add_launch(
 
 
 def _value(name: str, form: Any) -> Any:
-    """Return an argument of a launch; raise `ValueError` if the file does not have its value."""
+    """Return an argument of a launch; raise `ValueError` if the file lacks its value."""
     match form:
         case {"type": "tensor", "shape": shape, "dtype": dtype, "device": device, **rest}:
             tensor = tensor_of(shape, dtype, rest.get("stride"), device, rest.get("storage_offset", 0))
@@ -150,14 +150,14 @@ def _value(name: str, form: Any) -> Any:
 
 
 def _memory_of(tensor: TensorSpec, address: Any) -> int | None:
-    """Return the address of a tensor's storage, by the address of its first element."""
+    """Return the address of a tensor's storage, given the address of its first element."""
     if not isinstance(address, str) or not re.fullmatch(r"0x[0-9a-f]{2,16}", address):
         return None
     return int(address, 16) - tensor.offset * tensor.dtype.itemsize
 
 
 def _frames(stack: Any) -> list[tuple[str, int, str]]:
-    """Return file, line and function of each frame, outermost first."""
+    """Return file, line and function of each stack frame, outermost first."""
     frames = []
     for form in stack[-MOST_CALLERS:] if isinstance(stack, list) else ():
         match form:
@@ -167,7 +167,7 @@ def _frames(stack: Any) -> list[tuple[str, int, str]]:
 
 
 def _program_frames(frames: list[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
-    """Return the frames outside of Triton's code that launches kernels."""
+    """Return the stack frames of the program, without Triton's code that launches kernels."""
     places = (place for place, (file, _, _) in enumerate(frames) if LAUNCHING.fullmatch(file))
     return frames[: next(places, len(frames))]
 

@@ -1,6 +1,6 @@
-"""Files in archives, which are unpacked into a private temporary folder within limits.
+"""Unpacking of archives into a private temporary folder, with limits on size and number of files.
 
-Links, devices and names that lead out of the folder are left out. The folder is removed when the process ends.
+Links, devices, and files whose names lead out of the folder are skipped. The folder is removed when the process ends.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from opgrip.traces.schema.json_values import DECOMPRESSED
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.zst")
 MOST_ENTRIES = 10_000
-"""files, folders and links in an archive and the archives in it"""
+"""maximum number of files, folders and links in an archive and the archives inside it"""
 MOST_NESTED = 2
-"""depth of archives in archives"""
+"""maximum depth of archives inside archives"""
 MOST_DIRECTORY = 4 << 20
-"""bytes of a zip archive's directory, which is parsed at once"""
+"""maximum number of bytes of a zip archive's directory, which is parsed as a whole"""
 SHOWN = 5
 _END, _END_64, _END_BYTES = b"PK\5\6", b"PK\6\7", 22
-"""signatures and size of the record at the end of a zip archive; the second one refers to a longer directory"""
+"""signature of the record at the end of a zip archive, signature of the record that refers to a longer directory, and
+size of the former
+"""
 _BROKEN = (
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -48,9 +50,9 @@ _BROKEN = (
 )
 
 _folders: dict[tuple[Path, int, int], Path] = {}
-"""folders of unpacked archives by path, size and time of change"""
+"""folders of unpacked archives, by path, size and modification time"""
 _owned: list[tuple[int, Path]] = []
-"""folders with the process that made them"""
+"""temporary folders, each with the id of the process that created it"""
 
 
 def is_archive(path: Path) -> bool:
@@ -58,11 +60,12 @@ def is_archive(path: Path) -> bool:
 
 
 def unpacked(path: Path, unbounded: bool = False) -> Path:
-    """Return the file that a path means: itself, the only file in an archive that can be read, or `archive.zip/NAME`.
+    """Return the file to read for a path: the file itself, the only readable file in an archive, or the file NAME of
+    `archive.zip/NAME`.
 
-    unbounded : whether the archive may exceed the limits for untrusted files
+    unbounded : True if the archive may exceed the limits for untrusted files
 
-    Raise `UserError` if an archive is damaged, exceeds a limit, or holds no such file or several.
+    Raise `UserError` if an archive is damaged, exceeds a limit, lacks such a file or has several.
     """
     if is_archive(path) and format_of(path) is None:
         return _only_file(path, _folder_of(path, unbounded))
@@ -77,7 +80,7 @@ def unpacked(path: Path, unbounded: bool = False) -> Path:
 
 
 def _only_file(archive: Path, folder: Path) -> Path:
-    """Return the only file of an unpacked archive that can be read; some formats consist of folders."""
+    """Return the only readable file or folder of an unpacked archive; some formats consist of folders."""
     while [item.is_dir() for item in folder.iterdir()] == [True] and format_of(folder) is None:
         (folder,) = folder.iterdir()
     if format_of(folder) is not None:
@@ -108,7 +111,7 @@ def _listed(names: list[Path]) -> str:
 
 
 def _folder_of(archive: Path, unbounded: bool) -> Path:
-    """Return the folder of an unpacked archive, which is unpacked once per process."""
+    """Return the folder of an unpacked archive; an archive is unpacked once per process."""
     facts = archive.stat()
     key = (archive.resolve(), facts.st_size, facts.st_mtime_ns)
     if key not in _folders:
@@ -134,7 +137,7 @@ def _remove_folders() -> None:
 
 @dataclass(slots=True)
 class _Unpacking:
-    """Unpacking of one archive and of those in it, which share the limits."""
+    """Unpacks an archive and the archives inside it, with common limits."""
 
     archive: Path
     unbounded: bool
@@ -144,7 +147,7 @@ class _Unpacking:
     def unpack(self, path: Path, folder: Path, nested: int) -> None:
         """Unpack an archive into an empty folder.
 
-        nested : depth of archives in it that are unpacked too
+        nested : remaining depth of archives inside it that are unpacked
         """
         try:
             files = self._files_in_zip(path) if path.suffix.lower() == ".zip" else self._files_in_tar(path)
@@ -166,7 +169,7 @@ class _Unpacking:
             raise UserError(f"{self.archive} cannot be read ({reason})", "create it again") from error
 
     def _target(self, folder: Path, name: str) -> Path | None:
-        """Return the path to write a file to; None for one that leads out of the folder or whose name is not usable."""
+        """Return the path for a file; None if the name leads out of the folder or is not usable."""
         parts = PurePosixPath(name).parts
         if not parts or ".." in parts or name.startswith("/") or "\\" in name or "\0" in name:
             return None
@@ -202,7 +205,7 @@ class _Unpacking:
                     yield entry.filename, content
 
     def _check_directory(self, path: Path) -> None:
-        """Refuse a zip archive with a large directory before it is parsed."""
+        """Raise an error if a zip archive's directory is too large to be parsed."""
         with path.open("rb") as file:
             file.seek(max(path.stat().st_size - _END_BYTES - (1 << 16), 0))
             tail = file.read()
@@ -222,7 +225,7 @@ class _Unpacking:
                     yield entry.name, content
 
     def _chunks(self, path: Path) -> Iterator[bytes]:
-        """Yield the decompressed bytes of a tar archive, with headers and gaps."""
+        """Yield the decompressed bytes of a tar archive, including headers and gaps."""
         most, size = min(MOST_BYTES, DECOMPRESSED.of(path.stat().st_size)), 0
         for chunk in read_chunks(path):
             size += len(chunk)
@@ -237,7 +240,7 @@ class _Unpacking:
 
 
 class _Decompressed(io.RawIOBase):
-    """Bytes of an iterator as a file."""
+    """A binary file that reads the bytes of an iterator."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks

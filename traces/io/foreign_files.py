@@ -1,7 +1,7 @@
 """Files of other tools: the interface of a format, the detection of a file's format, and the losses of a conversion.
 
-A format is a file in `traces/formats`, or an entry point `opgrip.formats` of another package. Reading a file evaluates,
-imports and unpickles nothing that the file names.
+A format is a module in `traces/formats`, or an entry point `opgrip.formats` of another package. Readers never evaluate,
+import or unpickle anything that a file names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_ITEMS = 8 << 20
 """maximum number of lists, objects and their elements in a JSON document"""
 PACKED = (".gz", ".zst")
 LOST_CALLS = 100_000
-"""number of calls that a report of losses lists; further ones are only counted"""
+"""maximum number of calls that a report of losses lists; others are only counted"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Head:
     """The beginning of a file.
 
     path : path of the file, for formats that consist of folders or of several files
-    suffix : suffix of the name in lower case, without that of a compression
+    suffix : suffix of the name in lower case, without a suffix for compression
     start : first bytes, decompressed
     """
 
@@ -54,10 +54,10 @@ class Head:
 class Losses:
     """Content that a conversion could not carry over.
 
-    defaults : substitutes for content that the source format lacks, in words
+    defaults : descriptions of defaults for content that the source format lacks
     doubts : reasons why the calls do not represent the program
     skipped : number of calls that were not converted, by operator and reason
-    calls : content that the written file lacks: number of the call in the trace, operator, and missing content
+    calls : content that the written file lacks, as call number, operator and missing content
     """
 
     defaults: list[str] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Losses:
         self.skipped[op, reason] += count
 
     def lose(self, call: int, op: str, what: str) -> None:
-        """Add content of a call that the target format cannot hold."""
+        """Add a part of a call that the target format cannot hold."""
         self.counts[what] += 1
         if len(self.calls) < LOST_CALLS:
             self.calls.append((call, op, what))
@@ -81,7 +81,7 @@ class Losses:
         return listed(self.skipped)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of the `--report` file."""
+        """Return the losses as JSON for the `--report` file."""
         return {
             "defaults": self.defaults,
             "skipped": [{"op": op, "reason": reason, "count": n} for (op, reason), n in sorted(self.skipped.items())],
@@ -94,9 +94,9 @@ class Losses:
 class ForeignFile:
     """A file of another tool that is being read.
 
-    unbounded : whether it may exceed the limits for untrusted files
+    unbounded : True if the file may exceed the limits for untrusted files
     cut : selection of the cases to read, for a file that defines more cases than it lists
-    capture : profile of the capture of graphs that the file's program launches
+    capture : profile of the capture of the CUDA graphs that the file's program launches
     """
 
     path: Path
@@ -108,7 +108,7 @@ class ForeignFile:
     def places(self, count: int, most: int) -> Sequence[int]:
         """Return the numbers of the selected cases, out of `count`.
 
-        Raise `UserError` if more than `most` cases are selected, or none.
+        Raise `UserError` if no case or more than `most` cases are selected.
         """
         size = self.cut.size(count)
         if size > most and not self.unbounded:
@@ -119,11 +119,13 @@ class ForeignFile:
         return self.cut.places(count)
 
     def chunks(self, damages: list[str] | None = None) -> Iterator[bytes]:
-        """Yield the decompressed bytes.
+        """Yield the decompressed bytes of the file.
 
-        damages : receives the reason if the rest of the file cannot be decompressed; None to raise an error then
+        damages : list to which the reason is added if the rest of the file cannot be decompressed; None to raise an
+            error instead
 
-        Raise `UserError` if the file cannot be opened, is damaged, or decompresses to more than an untrusted file may.
+        Raise `UserError` if the file cannot be opened, is damaged, or decompresses to more than the limit for untrusted
+        files.
         """
         most = MOST_BYTES
         if self.path.name.endswith(PACKED):
@@ -141,7 +143,7 @@ class ForeignFile:
             damages.append(str(damage))
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines, decoded as UTF-8 without line ends, in memory that does not grow with the file."""
+        """Yield the lines, decoded as UTF-8, without line ends; memory does not grow with the file."""
         rest = b""
         for chunk in self.chunks():
             *whole, rest = (rest + chunk).split(b"\n")
@@ -152,7 +154,7 @@ class ForeignFile:
             yield rest.decode(errors="replace")
 
     def json(self) -> Any:
-        """Return the JSON content; duplicate names in an object and deep nesting are errors."""
+        """Return the parsed JSON; duplicate names in an object and deep nesting are errors."""
         return self.parse(self.content())
 
     def content(self, most_bytes: int = MOST_BYTES) -> bytes:
@@ -165,7 +167,7 @@ class ForeignFile:
         return bytes(content)
 
     def parse(self, content: bytes | str, most_items: int = MOST_ITEMS) -> Any:
-        """Return the value of a part of the file that is JSON.
+        """Parse a part of the file as JSON.
 
         most_items : maximum number of lists, objects and their elements, each of which takes up to 130 bytes of memory
 
@@ -183,11 +185,11 @@ class ForeignFile:
         return form
 
     def damage(self, reason: str) -> UserError:
-        """Return the error for a file that does not conform to its format."""
+        """Return the error to raise for a file that does not conform to its format."""
         return UserError(f"{self.path} cannot be read ({reason})", "create it again")
 
     def refusal(self, reason: str) -> UserError:
-        """Return the error for a file that exceeds a limit."""
+        """Return the error to raise for a file that exceeds a limit."""
         return UserError(
             f"{self.path} is refused ({reason})", "read it with --unbounded if you trust where it comes from"
         )
@@ -203,7 +205,7 @@ WriteFolder = Callable[[Any, Path, Losses], None]
 class Format:
     """A file format of another tool.
 
-    summary : origin and content, for the help
+    summary : origin and content of such files, for the help text
     recognizes : function that returns True for the beginning of a file of this format; at most one format recognizes a
         file
     read : function that yields records of a trace, calls as columns if the format has columns; None for write-only
@@ -213,10 +215,10 @@ class Format:
         over them twice
     write_folder : function that writes a trace into an empty folder, for a format of several files
     suffixes : file name suffixes that select this format for writing if no format is named
-    defaults : substitutes for content that the format lacks, in words; the headers of converted traces list them
-    has_cases : whether its files define cases from which a `Cut` selects
-    has_graphs : whether its files contain launches of graphs, whose operators the profile of their capture has
-    is_collection : whether its files are tables of operators, many of which together correspond to one model
+    defaults : descriptions of defaults for content that the format lacks, listed in headers of converted traces
+    has_cases : True if files define cases, of which a `Cut` can select some
+    has_graphs : True if files contain CUDA graph launches, whose operators are in a separate profile of the capture
+    is_collection : True if files are tables of operators, of which many together correspond to one model
     """
 
     summary: str
@@ -238,7 +240,7 @@ class Format:
 
 
 formats: Registry[Format] = Registry("opgrip.traces.formats", "opgrip.formats")
-"""formats of other tools by name"""
+"""formats of other tools, by name"""
 
 
 def format_of(path: Path) -> str | None:

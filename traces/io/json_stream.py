@@ -1,4 +1,4 @@
-"""JSON that is read piece by piece: the members of an object, and the items of one list in it."""
+"""Incremental JSON parser: yields the members of an object, and the items of one list in it, one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opgrip.traces.schema.json_values import check_nesting
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON, or raise `FormatError` if it has a duplicate name."""
+    """Return a JSON object as a dictionary; raise `FormatError` if a name occurs twice."""
     form = dict(pairs)
     if len(form) < len(pairs):
         names = Counter(name for name, _ in pairs)
@@ -25,23 +25,23 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 MOST_VALUE = 16 << 20
-"""Characters of a member, or of an item of the list."""
+"""maximum number of characters of a member, or of an item of the list"""
 
 
 class CutText(FormatError):
-    """The text ends before the object does."""
+    """The text ends before the JSON object does."""
 
 
 class TooLong(Exception):
-    """A value is longer than `MOST_VALUE`."""
+    """A JSON value is longer than `MOST_VALUE` characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Policy for items of the list that are not JSON.
+    """How to skip list items that are not valid JSON.
 
-    mark : name of a member that all items have, by which the item after a broken one is found
-    skip : called with the reason and the number of broken items in a row
+    mark : name of a member that all items have, used to find the item after a broken one
+    skip : called with the reason and the number of consecutive broken items
     """
 
     mark: str
@@ -55,7 +55,7 @@ def members(
     strict: bool = True,
     repair: Repair | None = None,
 ) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of an object's members, and for the list each item under the list's name.
+    """Yield names and values of an object's members; each item of the list `list_name` is yielded separately.
 
     strict : refuse a duplicate name in an object and a list without an object around it; otherwise the last value of a
         duplicate name counts, and such a list yields its items
@@ -90,7 +90,7 @@ def members(
 
 
 def values(chunks: Iterable[bytes], unbounded: bool = False) -> Iterator[Any]:
-    """Yield values that follow each other; raise the errors of `members`."""
+    """Yield the values of a text that consists of several JSON values; raise the same errors as `members`."""
     text = _Text(iter(chunks), unbounded, strict=True, lenient=False)
     while True:
         try:
@@ -131,12 +131,12 @@ def _items(text: _Text, repair: Repair | None) -> Iterator[Any]:
 
 
 _AFTER = re.compile(r',\s*(?P<item>\{)|\}\s*(?P<end>\])\s*(?:,\s*"|\})')
-"""what may follow a broken item: an object, or the end of the list"""
+"""pattern of the text after a broken item: an object, or the end of the list"""
 _AFTER_LENGTH = 1024
 _TOKEN = 12
-"""longest token that the end of the text may cut, an escaped pair of surrogates"""
+"""maximum number of characters of a token that the end of the text may cut: an escaped surrogate pair"""
 MOST_TRIED = 4 * MOST_VALUE
-"""characters that may be parsed in vain to find the items after broken ones"""
+"""maximum number of characters that are parsed without success to find the items after broken ones"""
 
 
 class _Text:
@@ -192,11 +192,11 @@ class _Text:
             return value
 
     def skip_items(self, mark: str, error: FormatError) -> int:
-        """Move to the object after broken items of a list, or behind the list, and return the number of broken items.
+        """Skip broken items of a list up to the next object or the end of the list; return the number of skipped items.
 
-        mark : name of a member of an item, which its parts lack
+        mark : name of a member that items have and objects inside an item lack
 
-        Raise `error` if neither follows.
+        Raise `error` if neither is found.
         """
         checked, end = 0, None
         while True:
@@ -224,7 +224,9 @@ class _Text:
         return max(skipped.count(f'"{mark}":'), 1)
 
     def _has_mark(self, place: int, mark: str) -> bool | None:
-        """Return True if an object with a member `mark` is at a place, None if the text ends within it."""
+        """Return True if an object with a member `mark` begins at `place`; None if the text in memory ends within the
+        object.
+        """
         try:
             value, _ = self._parse(self._text, place)
         except json.JSONDecodeError as error:
@@ -237,11 +239,13 @@ class _Text:
         return mark in value
 
     def _is_cut(self, error: json.JSONDecodeError) -> bool:
-        """Return True if an error may only be due to the end of the text in memory."""
+        """Return True if a parse error may be due to the end of the text in memory."""
         return error.msg.startswith("Unterminated string") or error.pos > len(self._text) - _TOKEN
 
     def _more(self) -> bool:
-        """Read as much again as is in memory, so that a long value is not parsed again for every chunk."""
+        """Double the text in memory, so that a long value is not parsed again for every chunk; return False at
+        the end.
+        """
         pieces = [self._text[self._place :]]
         length = len(pieces[0])
         if length > MOST_VALUE and not self._unbounded:

@@ -1,6 +1,7 @@
-"""Reader of a trace as a stream of records, as far as the file is intact.
+"""Reader of a trace as a stream of records, up to the first damage.
 
-Reading executes, imports and evaluates nothing that the file names.
+It never executes, imports or evaluates anything
+that the file names.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from opgrip.traces.schema.json_values import LIMIT, UNKNOWN_NAMES, SizeMeter, ch
 from opgrip.traces.schema.records import FORMAT, MAJOR, Calls, End, Header, Record, Signature
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-"""an escape sequence for half of a surrogate pair"""
+"""pattern of the escape sequence of one half of a surrogate pair"""
 
 
 class TraceReader:
@@ -39,16 +40,16 @@ class TraceReader:
 
     Parameters
     ----------
-    unbounded : read a file that exceeds the limits of `json_values.py`, if its origin is trusted
+    unbounded : True to read a file that exceeds the limits in `json_values.py`; only for trusted files
     format_name : read the file in this format instead of the detected one
     cut : selection of the cases to read, for a file that defines more cases than it lists
-    capture : profile of the capture of graphs, to join with a profile of their launches
+    capture : profile of the capture of CUDA graphs, if the file is a profile of their launches
 
     Attributes
     ----------
     missing : after the iteration, a description of the missing part of the file; None if it is complete
     unknown : names of ignored record types and fields, with their counts
-    records : number of records read, ignored ones included
+    records : number of records read, including ignored ones
     losses : content of another tool's file that a trace cannot hold, and content that the file lacks
     """
 
@@ -81,7 +82,7 @@ class TraceReader:
             yield record_of(item) if isinstance(item, CallBlock) else item
 
     def columns(self) -> Iterator[Record | CallBlock]:
-        """Yield the records with a `CallBlock` in place of each `Calls`, at 2 to 4 million calls per second."""
+        """Yield the records, with `Calls` records as `CallBlock`; this reads 2 to 4 million calls per second."""
         for item in self._items():
             yield block_of(item) if isinstance(item, Calls) else item
 
@@ -90,7 +91,7 @@ class TraceReader:
         return TraceReader(self.path, self._unbounded, self._format_name, self._cut, self._capture)
 
     def blocks(self) -> Iterator[CallBlock]:
-        """Yield only the calls of a file that was read before, and silently stop where the file is damaged."""
+        """Yield the blocks of calls of a file that was read before; stop without an error where the file is damaged."""
         if (self._format_name or format_of(self.path)) is not None:
             yield from (item for item in self.columns() if isinstance(item, CallBlock))
             return
@@ -101,7 +102,7 @@ class TraceReader:
             yield from (item for item in self._records(lines) if isinstance(item, CallBlock))
 
     def _items(self) -> Iterator[Record | CallBlock]:
-        """Yield records, and blocks of calls in the form of the file: columns from a trace, else columns or records."""
+        """Yield records; calls are yielded as `CallBlock` or `Calls`, whichever the file's format provides."""
         self.missing, self.records = None, 0
         self._counts.clear()
         self._numbers.clear()
@@ -184,10 +185,10 @@ class TraceReader:
                 raise Damage(f"calls refer to the signature {strange[0]}, which it lacks")
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the lines of an opgrip trace unchanged, after checking them against the limits.
+        """Yield the lines of an opgrip trace unchanged, after checking the limits.
 
-        Raise `UserError` if the file cannot be opened or exceeds a limit.
-        Raise `Damage` after the last intact line of a damaged file.
+        Raise `UserError` if the file cannot be opened or exceeds a limit. Raise `Damage` after the last intact line of
+        a damaged file.
         """
         pieces: list[bytes] = []
         length = 0
@@ -271,9 +272,10 @@ def readable_formats() -> list[str]:
 
 
 def read(path: str | Path, unbounded: bool = False) -> Iterator[Record]:
-    """Yield the records of a trace, and silently stop where the file is cut.
+    """Yield the records of a trace.
 
-    Use `TraceReader` to find out what is missing.
+    If the file is cut, stop there without an error; `TraceReader` reports what is
+    missing.
 
     unbounded : as in `TraceReader`
 
@@ -291,12 +293,14 @@ def read_header(path: str | Path, unbounded: bool = False) -> Header:
 
 
 def refuse_constant(name: str) -> None:
-    """Raise `ValueError` for NaN and infinities, which Python's JSON parser accepts although JSON excludes them."""
+    """Raise `ValueError` for NaN and infinities, which Python's JSON parser accepts although they are not
+    valid JSON.
+    """
     raise ValueError(f"{name} is not JSON")
 
 
 def _parse(line: bytes) -> Any:
-    """Return the value of a line of JSON, with lone surrogates, which no table can hold, replaced by U+FFFD."""
+    """Parse a line of JSON; lone surrogates are replaced by U+FFFD, because tables cannot hold them."""
     if _SURROGATE.search(line) is None:
         return msgspec.json.decode(line)
     form = json.loads(line, parse_constant=refuse_constant)

@@ -1,4 +1,4 @@
-"""Kinds of files that are not traces, recognized by their beginning, and the advice for each."""
+"""Kinds of files that are not traces, recognized by their first bytes, with advice for each."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _UNPACK = "unpack it, and name a file in it"
 _SHAPES = """replay a row by opreplay --operator aten.mm --inputs '{"self": [M, K], "mat2": [K, N]}'"""
 _RESULTS = "show it by opgrip results show"
 _NAMES, _NAME_LENGTH = 5, 40
-"""number of members or columns that are named, and their maximum length"""
+"""maximum number of members or columns that are listed, and maximum number of characters of each"""
 
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """A kind of file that is not read.
+    """A kind of file that cannot be read.
 
-    what : what the file is
-    hint : what to do with it
+    what : description of the kind
+    hint : advice on what to do with such a file
     """
 
     what: str
@@ -74,7 +74,7 @@ _KINDS: Sequence[tuple[re.Pattern[bytes], FileKind]] = [
 
 
 def kind_of(start: bytes) -> FileKind | None:
-    """Return the kind of a file that is not a trace, by its decompressed beginning; None if it is unknown."""
+    """Return the kind of a file from its decompressed beginning, or None if the kind is unknown."""
     known = next((kind for pattern, kind in _KINDS if pattern.match(start)), None)
     return known or _kind_of_json(start) or _kind_of_table(start)
 
@@ -95,7 +95,7 @@ def _kind_of_json(start: bytes) -> FileKind | None:
 
 
 def _members(text: bytes) -> Iterator[str]:
-    """Yield the names of the members of an object, or of the first object of a list, as far as the text goes."""
+    """Yield the member names of a JSON object, or of the first object of a list, up to the end of the text."""
     with suppress(FormatError, CutText, TooLong):
         for name, value in members([text], "", strict=False):
             if not text.startswith(b"["):
@@ -106,7 +106,7 @@ def _members(text: bytes) -> Iterator[str]:
 
 
 def _kind_of_table(start: bytes) -> FileKind | None:
-    """Return the kind of a table whose first line has the names of its columns."""
+    """Return the kind of a table whose first line consists of column names, or None."""
     lines = start.decode(errors="replace").splitlines()[:2]
     for separator in (",", "\t", ";"):
         with suppress(csv.Error):
@@ -126,7 +126,7 @@ def _is_column(name: str) -> bool:
 
 
 def _named(noun: str, names: Sequence[str]) -> str:
-    """Return names as text, the first few of many: `the columns M, N, K`."""
+    """Return names as text, such as `the columns M, N, K`; only the first few are listed."""
     shown = ", ".join(printable(shortened(name.strip(), _NAME_LENGTH)) for name in names[:_NAMES])
     more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
     return f"the {noun}{'s' if len(names) > 1 else ''} {shown}{more}"

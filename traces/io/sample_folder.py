@@ -1,4 +1,4 @@
-"""Reader of a gripped sample's folder."""
+"""Reader of the folder of a gripped sample."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from opgrip.errors import FormatError, UserError, one_line
 
 SAMPLE, CALLS = "sample.json", "calls.jsonl"
 MOST_BYTES = 1 << 20
-"""maximum size of `sample.json`, which has only a few lines"""
+"""maximum number of bytes of `sample.json`, which has only a few lines"""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSample:
-    """A sample with its code loaded.
+    """A gripped sample whose code is loaded.
 
-    function : callable that takes the recorded arguments; for a method, they start with its object or class
-    classes : classes that the recorded calls name
-    origin : name of the function as in gripped calls of a trace: `module:qualname`
+    function : callable that takes the recorded arguments; for a method, the first argument is the object or class
+    classes : classes of objects in the recorded calls
+    origin : name of the function in a trace's gripped calls: `module:qualname`
     tags : tags, as in `opgrip.samples.tags.Tag`
     """
 
@@ -41,7 +41,7 @@ class SampleFolder:
     """The content of `sample.json`, without the sample's code.
 
     entry : qualified name of the function in `file`, such as `Coder.decode`
-    classes : names in `file` of the classes that the recorded calls name
+    classes : names in `file` of the classes of objects in the recorded calls
     origin, tags : as in `OpenSample`
     """
 
@@ -55,7 +55,7 @@ class SampleFolder:
 
 
 def open_sample(folder: Path) -> OpenSample:
-    """Load the code of a sample, which executes it; only for trusted folders.
+    """Load the code of a sample. This executes the code, so the folder must be trusted.
 
     Raise `UserError` if the folder does not contain a sample, or its code cannot be loaded.
     """

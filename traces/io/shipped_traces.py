@@ -1,4 +1,4 @@
-"""Traces that ship with opgrip; `trace:NAME` or, for the zoo, `zoo:NAME` is accepted in place of a file name."""
+"""Traces that ship with opgrip, which are named `trace:NAME`, or `zoo:NAME` for the zoo, instead of a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME_OF_MODEL = re.compile(r"[\w./-]+:[\w.-]+")
 
 
 def shipped_traces() -> dict[str, Path]:
-    """Return the files of the shipped traces by name, without the zoo."""
+    """Return the files of the shipped traces by name, without the traces of the zoo."""
     files = sorted(Path(__file__).resolve().parents[1].glob("*.jsonl*"))
     return {file.name.partition(".")[0]: file for file in files}
 
@@ -61,7 +61,7 @@ def read_trace_chunks(path: Path) -> Iterator[bytes]:
 
 
 def hint_for_missing(path: Path) -> str:
-    """Return a hint for a missing file: a shipped trace, the forms of other names, or that stdin is not supported."""
+    """Return a hint for a missing file: a shipped trace with this name, or that standard input is not supported."""
     if str(path) == "-":
         return ", and standard input is not read"
     if NAME_OF_MODEL.fullmatch(str(path)):

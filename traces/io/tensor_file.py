@@ -1,6 +1,7 @@
-"""Whole tensors in a safetensors file next to a trace, by the keys in the trace's records of values.
+"""Full values of tensors, in a safetensors file next to a trace.
 
-The file holds only flat arrays of values; the trace holds shapes, strides and the dtypes that safetensors lacks.
+The file holds flat arrays, whose keys are in the trace's records of values. The trace holds shapes, strides, and dtypes
+that safetensors lacks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ HEADER_FIELD = "values_file"
 """field of a trace's header that names the file"""
 
 ALIGNMENT = 16
-"""alignment in bytes that suits every dtype"""
+"""alignment in bytes, sufficient for every dtype"""
 
 STORED_AS_THEY_ARE = frozenset(
     {
@@ -32,11 +33,11 @@ STORED_AS_THEY_ARE = frozenset(
 
 HEADER_BYTES = 4 << 20
 TENSOR_BYTES = 256 << 20
-"""maximum size of the header, and of a tensor, in files of other tools"""
+"""maximum number of bytes of the header, and of a tensor, in files of other tools"""
 
 
 def values_path(trace: Path) -> Path:
-    """Return the path of a trace's full values: `step.values.safetensors` for `step.jsonl.gz`."""
+    """Return the path of the file with a trace's full values, such as `step.values.safetensors` for `step.jsonl.gz`."""
     # a link is followed, as for the trace itself
     trace = trace.resolve()
     name = trace.name
@@ -77,7 +78,7 @@ def _is_plain(name: str) -> bool:
 
 
 def to_stored(flat: torch.Tensor) -> torch.Tensor:
-    """Return values in the form of the file: unchanged, or their bytes.
+    """Return values as they are stored: unchanged, or as bytes if safetensors lacks the dtype.
 
     flat : (N,), contiguous
     """
@@ -85,7 +86,7 @@ def to_stored(flat: torch.Tensor) -> torch.Tensor:
 
 
 def from_stored(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the values of a dtype from their form in the file, or None if the form does not match the dtype."""
+    """Return values of a dtype from their stored form, or None if the stored form does not match the dtype."""
     if dtype in STORED_AS_THEY_ARE:
         if stored.dtype != dtype:
             return None
@@ -97,7 +98,7 @@ def from_stored(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None
 
 
 class TensorFile:
-    """A file of whole tensors, opened at the first read. It can be sent to another process, which opens it again."""
+    """A safetensors file with full values, opened at the first read; after pickling, it is opened again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -111,7 +112,7 @@ class TensorFile:
         return frozenset(self._open().keys())
 
     def read(self, key: str) -> torch.Tensor:
-        """Return a tensor as stored: (N,), contiguous, on the CPU, mapped from the file until it is written to.
+        """Return a stored array, (N,), on the CPU; it is mapped from the file and copied only if it is written to.
 
         Raise `UserError` if the file does not hold the tensor or cannot be read.
         """
@@ -135,7 +136,7 @@ class TensorFile:
 
 
 def read_foreign_tensor(path: Path, key: str) -> torch.Tensor:
-    """Return a tensor of another tool's file.
+    """Return a tensor from another tool's file.
 
     Raise `FormatError` if the file is not a readable safetensors file, does not hold the tensor, or is too large.
     """

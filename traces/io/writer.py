@@ -29,13 +29,13 @@ def encode_line(record: Record | CallBlock) -> bytes:
 
 
 class TraceWriter:
-    """A trace file being written. Records reach the file at `flush`.
+    """A trace file that is being written. `flush` writes the records added so far to the file.
 
-    While it is open, the file is next to its final place, with `.part` and the process's number in its name, and can be
-    read as a cut trace. `close` gives it its final name.
+    While it is open, the file has a temporary name with `.part` and the process id, and can be read as a cut trace.
+    `close` gives it its final name.
 
     path : path of the trace, whose suffix selects the compression; `-` for standard output
-    force : whether to replace an existing file
+    force : True to replace an existing file
     """
 
     def __init__(self, path: str | Path, header: Header, force: bool = False) -> None:
@@ -73,7 +73,7 @@ class TraceWriter:
         self.write_lines(encode_line(record))
 
     def write_lines(self, lines: bytes) -> None:
-        """Add records that were encoded with `encode_line`."""
+        """Add records as lines, encoded by `encode_line`."""
         self._sink.write(lines)
         self.bytes_written += len(lines)
 
@@ -97,7 +97,7 @@ class TraceWriter:
             discard(self._file)
 
     def abandon(self) -> None:
-        """Drop buffered output without writing it, because the file of a forked process belongs to its parent."""
+        """Drop buffered output without writing it; used in a forked process, whose parent owns the file."""
         if self._file is not None:
             abandon(self._file)
 

@@ -1,8 +1,8 @@
 """Arguments of a call: the values that operators take, and their form in a trace's JSON.
 
 Every value survives the round trip exactly: `decode(encode(value))` equals `value`, with the same types. Values that
-JSON has (null, true, integers, finite floats, strings, lists) are written unchanged; any other value is an object with
-one key that names its kind.
+exist in JSON (null, true, integers, finite floats, strings, lists) are written unchanged; any other value becomes an
+object with one key, the name of its kind.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class GeneratorSpec:
-    """A random number generator argument: its device and its initial seed."""
+    """A random number generator as an argument: its device and its initial seed."""
 
     device: Annotated[DeviceName, hashed("device")]
     seed: Annotated[int, coarse("seed")]
@@ -88,8 +88,8 @@ class GeneratorSpec:
 class GroupSpec:
     """The process group of a collective.
 
-    backend : such as `gloo` or `nccl`
-    ranks : ranks of its members in the whole program
+    backend : name of the backend, such as `gloo` or `nccl`
+    ranks : global ranks of its members
     rank : rank of this process in the group
     """
 
@@ -101,7 +101,7 @@ class GroupSpec:
 
 @dataclass(frozen=True, slots=True)
 class ReductionSpec:
-    """The reduction of a collective: `SUM`, `MAX`, ..."""
+    """The reduction of a collective, such as `SUM` or `MAX`."""
 
     name: Annotated[str, hashed("reduction")]
 
@@ -131,9 +131,9 @@ def encode(value: object) -> Json:
 
 
 def decode(form: Json) -> Any:
-    """Return the argument that `encode` converted to this form.
+    """Return the argument for a JSON form written by `encode`.
 
-    Raise `FormatError` if the form does not represent an argument.
+    Raise `FormatError` if the form is invalid.
     """
     if form is None or isinstance(form, bool | int | float | str):
         return form
@@ -154,7 +154,7 @@ def decode(form: Json) -> Any:
 
 
 def fields_form(value: Any) -> dict[str, Json]:
-    """Return the JSON object of a dataclass, without fields that have their default and are not `ALWAYS` written."""
+    """Return a dataclass as a JSON object, without fields that have their default, unless they are marked `ALWAYS`."""
     form = {}
     for name, key, default, write in _writers(type(value)):  # type: ignore[arg-type]
         item = getattr(value, name)
@@ -168,7 +168,9 @@ Write = Callable[[Any], Json]
 
 @lru_cache(maxsize=256)
 def _writers(kind: type) -> list[tuple[str, str, Any, Write | None]]:
-    """Return name, JSON key, default and writer of each field; the default is `MISSING` if it is always written."""
+    """Return name, JSON key, default and writer of each field; the default is `MISSING` if the field is always
+    written.
+    """
     hints = get_type_hints(kind)
     writers = []
     for field in fields(kind):
@@ -179,7 +181,7 @@ def _writers(kind: type) -> list[tuple[str, str, Any, Write | None]]:
 
 
 def _writer(hint: Any) -> Write | None:
-    """Return the function that converts values of a type to JSON, or None if they already are JSON."""
+    """Return the function that converts values of a type to JSON, or None if JSON can hold them unchanged."""
     if hint in (torch.dtype, torch.layout):
         return plain_name
     if is_dataclass(hint):
@@ -198,7 +200,9 @@ def _writer(hint: Any) -> Write | None:
 
 
 def _parts_form(value: Any) -> Json:
-    """Return the form of a tensor within another one, or of the parts that a tensor consists of, with their kind."""
+    """Return the JSON form of a tensor inside another tensor, or of the parts of a sparse, quantized or nested
+    tensor.
+    """
     name = _NAME_OF_PARTS.get(type(value))
     return fields_form(value) if name is None else {name: fields_form(value)}
 
@@ -208,7 +212,7 @@ writers |= {Argument: encode, AnyMadeOf: _parts_form, AnyPart: _parts_form}
 
 
 def leaves(value: object) -> Iterator[object]:
-    """Yield all values in a tree of lists, tuples, dictionaries and objects, in order."""
+    """Yield all values in nested lists, tuples, dictionaries and objects, in order."""
     inner = children(value)
     if inner is None:
         yield value
@@ -218,24 +222,24 @@ def leaves(value: object) -> Iterator[object]:
 
 
 def tensors(value: object) -> Iterator[TensorSpec]:
-    """Return an iterator over the tensor arguments in a tree of arguments, in order."""
+    """Yield all tensors in nested arguments, in order."""
     return (leaf for leaf in leaves(value) if isinstance(leaf, TensorSpec))
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return the tree with `function` applied to every leaf."""
+    """Return nested arguments with `function` applied to every value."""
     if type(value) is torch.Size or children(value) is None:
         return function(value)
     return with_children(value, lambda item: map_leaves(function, item))
 
 
 def numbers_of(tree: Any) -> list[int | None]:
-    """Return the numbers of the value models that the tensors in a tree of arguments refer to, in order."""
+    """Return the numbers of the value models of the tensors in nested arguments, in order."""
     return [number for spec in tensors(tree) for number in value_numbers(spec)]
 
 
 def with_numbers(tree: Any, numbers: Iterable[int | None]) -> Any:
-    """Return the tree with other numbers of value models, in the order of `numbers_of`."""
+    """Return nested arguments with the value model numbers replaced, in the order of `numbers_of`."""
     remaining = iter(numbers)
 
     def numbered(leaf: Any) -> Any:
@@ -245,11 +249,11 @@ def with_numbers(tree: Any, numbers: Iterable[int | None]) -> Any:
 
 
 class ArgumentKind(NamedTuple):
-    """A kind of argument whose JSON form is an object with one key, the name of the kind.
+    """A kind of argument that is written as a JSON object with one key, the name of the kind, and a body.
 
-    form : type of the JSON body, which `convert` checks; None if `read` checks it
-    read : function that returns the argument of a converted body
-    write : function that returns the body of an argument
+    form : type by which `convert` checks the body; None if `read` checks it
+    read : function that returns the argument for a converted body
+    write : function that returns the body for an argument
     """
 
     type: type
@@ -259,12 +263,12 @@ class ArgumentKind(NamedTuple):
 
 
 def _fields_of(kind: type) -> ArgumentKind:
-    """Return a kind whose body has the fields of a dataclass."""
+    """Return the kind of argument for a dataclass; its body is an object with the fields."""
     return ArgumentKind(kind, kind, lambda value: value, fields_form)
 
 
 def _only_field_of(kind: type) -> ArgumentKind:
-    """Return a kind whose body is the only field of a dataclass."""
+    """Return the kind of argument for a dataclass with one field; its body is the field's value."""
     ((name, hint),) = get_type_hints(kind, include_extras=True).items()
     write = _writer(get_type_hints(kind)[name])
     return ArgumentKind(kind, hint, kind, lambda value: write(getattr(value, name)) if write else getattr(value, name))
@@ -356,6 +360,6 @@ KINDS: dict[str, ArgumentKind] = {
     "bytes": ArgumentKind(bytes, bytes, bytes, lambda value: base64.b64encode(value).decode("ascii")),
     "ellipsis": ArgumentKind(type(...), bool, lambda body: ..., lambda value: True),
 }
-"""kinds of arguments that are not plain JSON, by name"""
+"""kinds of arguments that JSON cannot hold unchanged, by name"""
 _KIND_BY_TYPE = {kind.type: name for name, kind in KINDS.items()}
 readers[Argument] = decode

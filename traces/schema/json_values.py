@@ -1,6 +1,5 @@
-"""JSON values: types for the fields of records, conversion of untrusted values to them, and limits of untrusted files.
-
-The limits keep a file from filling its reader's memory or taking minutes to read.
+"""Types for the fields of records, conversion of untrusted JSON values to these types, and limits for untrusted files.
+The limits prevent that reading a file fills the memory or takes minutes.
 """
 
 from __future__ import annotations
@@ -22,26 +21,27 @@ from opgrip.errors import FormatError, UserError
 Json: TypeAlias = Any
 
 NAME_LENGTH = 1 << 16
-"""characters in the name of an operator, a module or a file, and in a message"""
+"""maximum number of characters in the name of an operator, a module or a file, and in a message"""
 
 LIMIT = 1 << 63
-"""bound of the integers in a trace"""
+"""upper limit of the magnitude of integers in a trace"""
 LATEST_NS = 1 << 62
-"""bound of start and end times of calls: the difference of two such times fits in 64 bits"""
+"""upper limit of start and end times of calls in ns, so that the difference of two times fits in 64 bits"""
 
 Int64: TypeAlias = Annotated[int, Meta(ge=-LIMIT, le=LIMIT - 1)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=LIMIT - 1)]
-"""a non-negative integer: a count, a number of a record, a size or a duration in ns"""
+"""type of a non-negative integer: a count, a number of a record, a size or a duration in ns"""
 Name: TypeAlias = Annotated[str, Meta(max_length=NAME_LENGTH)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 TensorKey: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32,128}\Z")]
-"""key of a tensor in a file of full values"""
+"""type of the key of a tensor in a file of full values"""
 DeviceName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z_]+[0-9]*(:[0-9]+)?\Z")]
-"""name of a device, not checked against torch, so that traces of devices that this machine lacks can be loaded"""
+"""type of a device's name, not checked against torch, so that traces of devices that this machine lacks can be loaded
+"""
 
 
 class AnyValue(type):
-    """Metaclass of types whose values are converted by a function in `readers` and may have any Python type."""
+    """Metaclass of types whose values are of any Python type and are read by a function in `readers`."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return True
@@ -52,19 +52,19 @@ if TYPE_CHECKING:
 else:
 
     class Argument(metaclass=AnyValue):
-        """A value that an operator takes; `arguments.encode` returns its JSON form."""
+        """Type of an argument of an operator; `arguments.encode` returns its JSON form."""
 
 
 ID: Mapping[str, str] = {"key": "id"}
 CLASS: Mapping[str, str] = {"key": "class"}
-"""metadata of a field whose JSON key differs from its name"""
+"""metadata of a field whose JSON key is `class`"""
 ALWAYS: Mapping[str, bool] = {"always": True}
-"""metadata of a field that is written even if it has its default"""
+"""metadata of a field that is written even if it has its default value"""
 
 readers: dict[Any, Callable[[Any], Any]] = {}
-"""functions that read types unknown to msgspec, such as `torch.dtype`, by type"""
+"""functions that read types which msgspec does not know, such as `torch.dtype`, by type"""
 writers: dict[Any, Callable[[Any], Any]] = {}
-"""functions that write types of the metaclass `AnyValue`, by type"""
+"""functions that write types with the metaclass `AnyValue`, by type"""
 
 _PLAIN_TYPES = {
     "int": "an integer",
@@ -80,11 +80,12 @@ _EXPECTED = re.compile(r"Expected `([^`]*)`(?:, got `\w+`)?(.*)")
 
 
 def convert(value: Json, kind: Any, place: str = "") -> Any:
-    """Return the value of a type for the output of `msgspec.json.decode` or `json.loads`.
+    """Convert parsed JSON to a value of type `kind`.
 
-    Dataclasses are created from objects by the JSON keys of their fields; other keys are ignored.
+    JSON objects become dataclasses; keys that are not fields are ignored.
 
-    Raise `FormatError` for a value that the type does not allow, such as "expected a 64-bit integer, got 'x'".
+    Raise `FormatError` if the type does not allow the value, with a message such as "expected a 64-bit integer, got
+    'x'".
     """
     body = rename_keys(value, kind) if isinstance(value, dict) else value
     try:
@@ -98,7 +99,7 @@ def _read(kind: Any, value: Json) -> Any:
 
 
 def _plain_message(message: str, value: Json, place: str) -> str:
-    """Return msgspec's message in plain English, with the offending value if its path leads to one."""
+    """Return msgspec's error message in plain English, with the offending value if it can be found."""
     text, path = _MESSAGE.fullmatch(message).groups()  # type: ignore[union-attr]
     steps = re.findall(r"[^.\[\]]+", path or "")
     for step in steps:
@@ -127,7 +128,7 @@ def json_keys(kind: Any) -> dict[str, str]:
 
 
 def key_of(field: Field[Any]) -> str:
-    """Return the key that a field of a dataclass has in JSON."""
+    """Return the JSON key of a dataclass field."""
     return str(field.metadata.get("key", field.name))
 
 
@@ -145,7 +146,7 @@ def rename_keys(form: Mapping[str, Json], kind: Any) -> Mapping[str, Json]:
 
 
 def check_finite(tree: Json) -> None:
-    """Raise `FormatError` for integers beyond the range of floats, which neither files nor code can use."""
+    """Raise `FormatError` if an integer in parsed JSON is beyond the range of floats."""
     level = [tree]
     while level:
         item = level.pop()
@@ -156,55 +157,59 @@ def check_finite(tree: Json) -> None:
 
 
 def integer(value: Json) -> int:
-    """Return a 64-bit integer, or raise `FormatError`."""
+    """Return a value that is a 64-bit integer; raise `FormatError` for other values."""
     if type(value) is not int or not -LIMIT <= value < LIMIT:
         raise FormatError(f"expected a 64-bit integer, got {str(value)[:60]!r}")
     return value
 
 
 def elapsed_ns(value: Json) -> int:
-    """Return a duration in ns, a non-negative integer, or raise `FormatError`."""
+    """Return a value that is a duration in ns, a non-negative integer; raise `FormatError` for other values."""
     return int(convert(value, Count))
 
 
 def integers(value: Json) -> list[int]:
-    """Return a list of 64-bit integers, or raise `FormatError`."""
+    """Return a value that is a list of 64-bit integers; raise `FormatError` for other values."""
     return list(convert(value, list[Int64]))
 
 
 def text(value: Json) -> str:
-    """Return a string that is short enough for a name, or raise `FormatError`."""
+    """Return a value that is a string of at most `NAME_LENGTH` characters; raise `FormatError` for other values."""
     return str(convert(value, Name))
 
 
 def sizes(value: Json) -> tuple[int, ...]:
-    """Return a list of sizes as a tuple, or raise `FormatError`."""
+    """Return a list of sizes as a tuple; raise `FormatError` for other values."""
     result: tuple[int, ...] = convert(value, tuple[Count, ...])
     return result
 
 
 def device_name(value: Json) -> str:
-    """Return the name of a device, or raise `FormatError`."""
+    """Return a value that is the name of a device; raise `FormatError` for other values."""
     return str(convert(value, DeviceName))
 
 
 LINE_BYTES = 16 << 20
-"""bytes in one line"""
+"""maximum number of bytes in one line"""
 LINE_ITEMS = 1 << 20
-"""lists, objects and their elements in one line; each takes about 70 bytes of memory, and two in the file"""
+"""maximum number of lists, objects and their elements in one line; each takes about 70 bytes of memory and at least two
+in the file
+"""
 NESTING = 128
-"""depth of nested lists and objects; functions on arguments recurse about four times per level"""
+"""maximum depth of nested lists and objects, because functions on arguments recurse about four times per level"""
 UNKNOWN_RECORDS = 20_000
-"""records of types that the reader does not know"""
+"""maximum number of records of types that the reader does not know"""
 UNKNOWN_NAMES = 1_000
-"""distinct unknown types and fields, which are counted by name"""
+"""maximum number of distinct unknown types and fields that are counted by name"""
 COLLISIONS = 50
-"""set members or dictionary keys that have the hash of another one, each of which makes a lookup one step longer"""
+"""maximum number of set members or dictionary keys whose hash equals that of another one; each makes a lookup longer"""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """A limit on the content of a compressed file that depends on its size; traces compress to a fifth to a tenth.
+    """A limit on the content of a compressed file, which grows with the file's size.
+
+    Traces compress to between a fifth and a tenth of their size.
 
     least : limit for an empty file
     per_byte : increase of the limit for each byte of the file
@@ -224,7 +229,7 @@ ITEMS = Allowance("values", 1 << 20, 5)
 
 
 class SizeMeter:
-    """Counter of a file's content that refuses files beyond the limits."""
+    """Counts the content of a file while it is read, and raises an error if the file exceeds a limit."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -232,12 +237,12 @@ class SizeMeter:
         self._totals: Counter[Allowance] = Counter()
 
     def check_pending(self, length: int) -> None:
-        """Refuse a line that is too long before all of it is in memory."""
+        """Raise an error for a line that is too long, before all of it is in memory."""
         if length > LINE_BYTES:
             raise self.refusal(f"a line is longer than {LINE_BYTES >> 20} MB")
 
     def check_line(self, line: bytes) -> None:
-        """Count a line, and refuse the file if a limit is exceeded."""
+        """Count a line; raise an error if a limit is exceeded."""
         self.check_pending(len(line))
         packed_bytes = self._packed_bytes
         # each item has at least two characters
@@ -254,7 +259,7 @@ class SizeMeter:
                     raise self.refusal(f"its {packed_bytes:,} bytes decompress to more than {limit:,} {allowance.what}")
 
     def check_unknown(self, count: int) -> None:
-        """Refuse a file with an implausibly large number of records of unknown types."""
+        """Raise an error if a file has too many records of unknown types."""
         if count > UNKNOWN_RECORDS:
             raise self.refusal(f"more than {UNKNOWN_RECORDS:,} of its records are of types that no version has")
 
@@ -282,6 +287,6 @@ def check_nesting(line: bytes, form: Any) -> None:
 
 
 def check_hashes(keys: Sequence[Hashable]) -> None:
-    """Raise `FormatError` for set members or dictionary keys that were chosen to have equal hashes."""
+    """Raise `FormatError` if many set members or dictionary keys have equal hashes, which would make lookups slow."""
     if len(keys) - len(set(map(hash, keys))) > COLLISIONS:
         raise FormatError("keys whose hashes collide")

@@ -1,9 +1,9 @@
-"""Arguments of operators: schemas, tensors of a signature, arguments that are written, launches of Triton kernels.
+"""Arguments of operators: schemas, tensors of a signature, arguments that a call writes into, Triton kernel launches.
 
-A launch is a call of kind `extension` named `module:kernel`. Its positional arguments are the kernel's runtime
-arguments, in the order of its parameters; its keyword arguments are `grid`, `constants` (by parameter) and `options` of
-the compiler, such as `num_warps`. A constant that is a Triton type is represented by torch's dtype, and a constant that
-is another kernel by a `NamedSpec`.
+A launch is recorded as a call of kind `extension` with the name `module:kernel`. Its positional arguments are the
+kernel's runtime arguments, in the order of its parameters; its keyword arguments are `grid`, `constants` (by parameter)
+and `options` of the compiler, such as `num_warps`. A constant that is a Triton type is represented by torch's dtype,
+and a constant that is another kernel by a `NamedSpec`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from opgrip.traces.schema.records import EXTENSION, NO_STORAGE, OPERATOR, Signat
 from opgrip.traces.schema.tensor_specs import plain_name
 
 GRID, CONSTANTS, OPTIONS = LAUNCH = ("grid", "constants", "options")
-"""keyword arguments of a launch"""
+"""names of the keyword arguments of a kernel launch"""
 TYPES: dict[torch.dtype, str] = {
     torch.bool: "int1",
     torch.float8_e4m3fn: "float8e4nv",
@@ -36,10 +36,10 @@ TYPES: dict[torch.dtype, str] = {
         )
     },
 }
-"""names of Triton's types, by the dtypes that represent them in constants"""
+"""names of Triton's types by the dtypes that represent them in constants"""
 MOST_DIMENSIONS = 3
 LARGEST = (1 << 31) - 1
-"""CUDA's limit of a grid's sizes"""
+"""CUDA's maximum size of a grid in one dimension"""
 
 
 def launch_keywords(grid: tuple[int, ...], constants: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,13 +47,13 @@ def launch_keywords(grid: tuple[int, ...], constants: Mapping[str, Any], options
 
 
 def launch_facts(signature: Signature) -> dict[str, Any]:
-    """Return the grid, constants and options of a launch in one mapping, for display."""
+    """Return grid, constants and compiler options of a kernel launch in one mapping, for display."""
     kwargs = signature.kwargs
     return {GRID: kwargs[GRID], **kwargs[CONSTANTS], **kwargs[OPTIONS]}
 
 
 def is_launch(signature: Signature) -> bool:
-    """Return True if a signature belongs to launches."""
+    """Return True if a signature is of a Triton kernel launch."""
     kwargs = signature.kwargs
     if signature.kind != EXTENSION or tuple(kwargs) != LAUNCH:
         return False
@@ -66,7 +66,7 @@ class Interface:
 
     takes : tensors in the arguments, in order
     gives : tensors in the results of the first call
-    opaque : whether some arguments are of a kind that a trace cannot hold
+    opaque : True if some arguments are of a kind that a trace cannot hold
     """
 
     takes: tuple[TensorSpec, ...]
@@ -74,7 +74,9 @@ class Interface:
     opaque: bool = False
 
     def memory_of(self, mentioned: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the storages of the argument tensors and of the result tensors, out of all storages of a call."""
+        """Return the storages of argument tensors and of result tensors, given the storages of all tensors of
+        a call.
+        """
         argument_count = len(self.takes)
         takes = mentioned[:argument_count] + (NO_STORAGE,) * (argument_count - len(mentioned))
         gives = mentioned[argument_count:]
@@ -93,7 +95,7 @@ def interface_of(signature: Signature) -> Interface:
 
 @lru_cache(maxsize=8192)
 def schema_arguments(op: str) -> tuple[tuple[str, str], ...]:
-    """Return names and types of an operator's arguments; empty if this version of torch lacks the operator."""
+    """Return names and types of an operator's parameters; empty if this version of torch lacks the operator."""
     schema = schema_named(op)
     return () if schema is None else tuple((argument.name, str(argument.type)) for argument in schema.arguments)
 
@@ -115,7 +117,7 @@ def schema_named(op: str) -> Any:
 
 
 def written(signature: Signature) -> list[bool]:
-    """Return, for each tensor among a call's arguments, whether the call may write into it."""
+    """Return, for each tensor in a call's arguments, True if the call may write into it."""
     places = _written_places(signature)
     arguments = [*enumerate(signature.args), *signature.kwargs.items()]
     return [place in places for place, value in arguments for _ in tensors(value)]

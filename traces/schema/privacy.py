@@ -1,8 +1,9 @@
 """Privacy of the fields of a trace: how each field is treated when the trace is redacted.
 
-A field of a record or of an argument declares its class in its type: `module: Annotated[str, hashed("module")]`. Fields
-of the header and of other dictionaries are declared by name in the tables below. A field without a declaration is left
-out, and fails a test. `traces/analysis/redaction` applies the classes.
+A field of a record or of an
+argument declares its privacy in its type: `module: Annotated[str, hashed("module")]`. Fields of the header and of other
+dictionaries are declared by name in the tables below. A field without a declaration is left out by a redaction, and
+makes a test fail. `traces/analysis/redaction` applies the declarations.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ T = TypeVar("T")
 Table: TypeAlias = Mapping[str, Any]
 """fields of a dictionary by name: each a `Privacy`, a nested table, or a list with the table of each item"""
 DEVICE_KEY = "*device"
-"""key of a table that represents all keys that name a device"""
+"""key in a table that represents all keys that are names of devices"""
 
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """The privacy class of a field.
+    """How a redaction treats a field.
 
     treatment : `public` fields are kept if they are known words or forms of `kind`, else they are hashed or left out;
         `hashed` fields are replaced by salted hashes, except for words of torch and Python; `coarse` numbers lose their
         lower bits; `nested` fields are redacted recursively; `dropped` fields are left out
-    kind : kind of content, by which a redaction finds the function for it; empty for any value
+    kind : kind of content, which selects the redaction's function; empty for any value
     table : for a dictionary, the privacy of its fields
     """
 
@@ -38,28 +39,28 @@ class Privacy:
 PUBLIC = Privacy("public")
 NESTED = Privacy("nested")
 ATTRIBUTES = Privacy("nested", "attributes")
-"""a dictionary of attributes, whose names are hashed in the same way as function names"""
+"""declaration of a dictionary of attributes, whose names are hashed like function names"""
 DROPPED = Privacy("dropped")
 Public: TypeAlias = Annotated[T, PUBLIC]
 
 
 def public(kind: str) -> Privacy:
-    """Declare a field that is kept if it is a known word or form of this kind."""
+    """Declare a field that is kept if it is a known word or form of a kind."""
     return Privacy("public", kind)
 
 
 def hashed(kind: str) -> Privacy:
-    """Declare a field in which names of this kind are hashed."""
+    """Declare a field in which names of a kind are hashed."""
     return Privacy("hashed", kind)
 
 
 def table(fields: Table) -> Privacy:
-    """Declare a dictionary with these fields."""
+    """Declare a field that is a dictionary with these fields."""
     return Privacy("nested", table=fields)
 
 
 def coarse(kind: str) -> Privacy:
-    """Declare a number that is rounded in the way of this kind."""
+    """Declare a field whose number is rounded; `kind` selects how."""
     return Privacy("coarse", kind)
 
 

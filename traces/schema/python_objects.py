@@ -1,6 +1,7 @@
-"""Arguments that only functions take: objects, modules, arrays.
+"""Specs of arguments that only Python functions take: objects, modules, arrays.
 
-A reader creates only these specs; `making.py` turns them into the objects themselves, with classes from its caller.
+A reader creates only these specs;
+`rebuild.py` constructs the objects, with classes that its caller provides.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class ObjectSpec:
 
     cls : `module:qualname`; for packed parameters one of `PACKERS`, and `content` is the tuple of its arguments
     fields : attributes by name
-    content : its value as the builtin type that its class extends: the items of a named tuple as a tuple, the entries
-        of a dictionary as a dict, a tensor; None if the class does not extend a builtin type
+    content : its value as the builtin type from which its class derives: items of a named tuple as a tuple, entries of
+        a dictionary as a dict, a tensor; None if the class derives from no builtin type
     """
 
     cls: Annotated[str, hashed("object")] = field(metadata=CLASS)
@@ -36,7 +37,7 @@ class ModuleSpec:
     """A module of torch.
 
     cls : `module:qualname`
-    parameters, buffers, modules : by name; None for a name that is registered without a value
+    parameters, buffers, modules : by name; None for a name registered without a value
     fields : all other attributes by name, including `training`
     """
 
@@ -49,7 +50,7 @@ class ModuleSpec:
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """A numpy array, represented by the tensor over its memory."""
+    """A numpy array, described by the spec of a tensor over its memory."""
 
     tensor: Annotated[Argument, NESTED]
 
@@ -85,7 +86,7 @@ class SameSpec:
 
 
 PACKED_BY = "torch.ops.quantized:"
-"""prefix of the class of an `ObjectSpec` for packed parameters: the operator that packs its content follows"""
+"""prefix of `ObjectSpec.cls` for packed parameters, followed by the operator that packs the content"""
 PACKERS = frozenset(
     PACKED_BY + name
     for name in (
@@ -117,7 +118,7 @@ def children(value: object) -> Sequence[Any] | None:
 
 
 def with_children(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return the argument with `function` applied to each of its children; a leaf is returned unchanged."""
+    """Return the argument with `function` applied to each argument directly inside it; a leaf is returned unchanged."""
     match value:
         case torch.Size():
             return value
@@ -139,7 +140,7 @@ def with_children(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _alike(value: Any, children: Any) -> Any:
-    """Return the children, a list, tuple or dictionary, in a container of the class of `value`."""
+    """Return the children, a list, tuple or dictionary, as a container of the same class as `value`."""
     if type(value) is type(children):
         return children
     if isinstance(value, tuple):
@@ -151,7 +152,7 @@ def _alike(value: Any, children: Any) -> Any:
 
 
 def _copy(value: Any) -> Any:
-    """Return a copy of a list or dictionary of a subclass; the copy of a dictionary may lack its entries."""
+    """Return a copy of an instance of a subclass of list or dict; the copy of a dictionary may be empty."""
     try:
         return copy.copy(value)
     except Exception:
@@ -166,7 +167,7 @@ def _copy(value: Any) -> Any:
 
 
 def outline(value: object) -> tuple[object, ...]:
-    """Return everything but the children of a branch, to distinguish it from others."""
+    """Return everything that distinguishes a container from others, except its children."""
     match value:
         case ObjectSpec(cls, fields, _):
             return (cls, *fields)

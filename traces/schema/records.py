@@ -1,4 +1,4 @@
-"""The records of a trace, as Python values."""
+"""The types of the records in a trace."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ from opgrip.traces.schema.privacy import (
 
 
 class Drawable(Protocol):
-    """A source from which values can be drawn."""
+    """Something from which tensor values can be drawn."""
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return new values on the generator's device, contiguous except for expanded dimensions.
 
-        Any shape and dtype must work, in memory that is bounded by them.
+        Every shape and dtype must work, with memory proportional to the result.
         """
 
 
 class ValueModel(Drawable, Protocol):
     """A frozen dataclass whose fields are plain values that JSON and `encode` can represent.
 
-    A field that was added later has a default, because older traces lack it and newer ones omit it if it has that
-    value.
+    A field that was added in a later version has a default, because older traces lack it.
 
     priority : models are tried in ascending order; the first whose `fit` returns a model is used
     """
@@ -51,13 +50,15 @@ class ValueModel(Drawable, Protocol):
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> ValueModel | None:
-        """Return the model of this tensor's values, or None if this kind of model does not apply to them.
+        """Return the model of this tensor's values, or None if this kind of model does not suit them.
 
         The tensor is not empty. Fitting must not draw random numbers or change the tensor.
         """
 
     def check(self) -> None:
-        """Raise `FormatError` if values cannot be drawn from the fields, which may come from an untrusted file."""
+        """Raise `FormatError` if no values can be drawn because a field is invalid; the fields may come from an
+        untrusted file.
+        """
 
 
 FORMAT = "opgrip-trace"
@@ -69,10 +70,10 @@ COMPILED = "compiled"
 FUNCTION = "function"
 KINDS = (OPERATOR, EXTENSION, COMPILED, FUNCTION)
 PHASES = ("forward", "backward", "optimizer")
-"""phases of a step, by their names in captures"""
+"""names of the phases of a step"""
 
 HIGHER_ORDER = "torch.ops.higher_order:"
-"""prefix of operators that take functions, whose calls are of kind `function`"""
+"""prefix of operators that take functions as arguments; their calls have the kind `function`"""
 
 _LAUNCH = re.compile(r"torch\.\w{1,32}:\w{0,32}Graph\.replay")
 
@@ -83,7 +84,7 @@ def is_graph_launch(op: str) -> bool:
 
 
 ON_META, ON_FAKE = "on meta tensors", "on fake tensors"
-"""reasons why calls do no work"""
+"""reasons why calls compute nothing"""
 
 NO_STORAGE = -1
 """storage number of a tensor without a storage"""
@@ -91,7 +92,7 @@ NO_STORAGE = -1
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first record: the program that wrote the trace, the traced model, the machine and the time."""
+    """The first record: versions of opgrip and its format, the recorded model, the machine and the time."""
 
     fields: Annotated[dict[str, Any], table(HEADER_FIELDS)]
 
@@ -100,17 +101,17 @@ class Header:
 class Signature:
     """Everything needed to replay a call.
 
-    number : number by which calls refer to it
+    number : number by which calls refer to this signature
     kind : `operator` for the dispatcher's operators, `extension` for a function of an extension module or a Triton
         kernel, `compiled` for a region compiled by torch.compile, `function` for a gripped function or an operator that
         takes functions
     op : `aten.addmm.default`; `mmcv._ext:nms` for a function of an extension, and likewise for a Triton kernel and a
         gripped function; the sample's name in the trace of a sample
-    args, kwargs : trees of values and `TensorSpec`
+    args, kwargs : nested values and `TensorSpec`
     outputs : result of the first call, in the same form; `Opaque` if it is not known
     raised : error that ended the first call, in one line; None if it returned
     registered_by : module or file of the program that registered the operator or defines the kernel; None if it is
-        torch's own or unknown. Nothing imports it unless the user names it
+        torch's own or unknown. It is imported only if the user names it
     """
 
     number: Public[Count] = field(metadata=ID)
@@ -125,9 +126,10 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A later call of a signature, recorded if values determine the cost or the outputs of its calls.
+    """Values and outputs of a later call of a signature.
 
-    If calls of a signature take different times at different call sites, there is one record per call site.
+    They are recorded if values determine the time or the outputs.
+    If calls take different times at different call sites, there is one record per call site.
 
     signature : number of the signature
     values : numbers of the value models of the call's arguments, in the order of the signature's tensors; None for a
@@ -148,14 +150,14 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The origin of calls.
+    """The origin of calls: module, function, source line, phase and settings.
 
     module : path of the innermost running module from the root module, whose path is empty
     module_type : class name of that module; empty outside of all modules
     phase : `forward`, `backward` or `optimizer`
     inside : function that made the call instead of the program itself: an extension function, a Triton kernel, an
         operator that launches one, a gripped function, an operator that takes functions, or a compiled region
-    gripped : whether `inside` is a gripped function or an operator that takes functions, whose inner calls are recorded
+    gripped : True if `inside` is a gripped function or an operator that takes functions, whose inner calls are recorded
         as calls of the program
     function, file, line : innermost frame of the program outside of torch; empty if there is none
     callers : outer frames, innermost first, each as `file:line function`
@@ -179,7 +181,8 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """Effects of a gripped call beyond its arguments and results, in the trace of a sample.
+    """Further facts about a gripped call in the trace of a sample: its operators, its arguments afterwards, its random
+    state.
 
     signature : number of the call's signature
     operators : number of operators that the call launched
@@ -197,7 +200,7 @@ class Effects:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Settings that change how operators run: gradient and inference mode, autocast, threads and similar settings."""
+    """Torch settings that change how operators run: gradient and inference mode, autocast, threads and similar ones."""
 
     number: Public[Count] = field(metadata=ID)
     settings: Annotated[dict[str, bool | int | float | str | None], table(CONTEXT_SETTINGS)]
@@ -205,7 +208,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A value model and the number by which tensors refer to it.
+    """A value model, with the number by which tensors refer to it.
 
     tensor : key of the full values in the file next to the trace; None if they were not kept
     """
@@ -242,9 +245,9 @@ class Calls:
         call used an accelerator
     page_faults : (position in this block, pages that the system mapped) of the calls that got new pages
     streams : torch's number of the accelerator stream that each call used; empty if all used the default stream, 0
-    perturbed : (position in this block, number of consecutive calls) of calls that ran right after, or contain, so much
-        work of the capture that the state of caches and memory was changed, that met slow memory, or that may have been
-        interrupted because other processes used the processors
+    perturbed : (position in this block, number of consecutive calls) of perturbed calls: calls right after or around
+        work of the capture that changed caches and memory, calls with slow page faults, and calls that other processes
+        may have interrupted
     slow_memory : (position in this block, ns) of calls whose page faults took much longer than usual on the machine,
         with an estimate of the excess; these calls are perturbed, too
     """
@@ -266,7 +269,7 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """Times for which calls kept an accelerator busy, if they became known only after the calls were written.
+    """Device times of calls that became known only after the calls were written.
 
     first : position of the first call among the calls of its thread, in the order of the trace
     device_ns : times of this call and the following ones, as in `Calls`
@@ -279,7 +282,8 @@ class DeviceTimes:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Kernels, copies and fills that the calls of a signature ran on an accelerator. Several records add up.
+    """Kernels, copies and fills that the calls of a signature ran on an accelerator. A signature can have several such
+    records, which add up.
 
     names : names reported by the accelerator's driver
     launches, device_ns : number of launches and total time of each
@@ -328,12 +332,13 @@ if TYPE_CHECKING:
 else:
 
     class OpenedSignature(metaclass=AnyValue):
-        """A signature within a record, whose JSON keys are renamed object by object."""
+        """A signature within another record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """A call that had not ended when this was written. If it ended later, it is also listed in the calls of the trace.
+    """A call that had not ended when this record was written. If it ended later, it is also among the calls of the
+    trace.
 
     start_ns : start time relative to the start of the capture
     signature : number of its signature, which the trace contains if a call of it has ended before
@@ -357,25 +362,25 @@ class Dropped:
 
 
 def listed(counts: Counter[tuple[str, str]]) -> list[Dropped]:
-    """Return counts by operator and reason in the form of the last record."""
+    """Return counts by operator and reason as a list of `Dropped`."""
     return [Dropped(op, reason, count) for (op, reason), count in sorted(counts.items())]
 
 
 THINNED = ("values", "scopes", "steps")
-"""content that a capture leaves out to stay within its budget, in this order"""
+"""contents that a capture leaves out to stay within its time budget, in this order"""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last record: totals, and what was not recorded.
+    """The last record: totals, and the content that was not recorded.
 
     duration_ns : duration of the whole capture
     dropped : calls that are not in the trace
     passed_by : calls that are in the trace only as the calls that they made
-    stopped : limit that ended the recording while the program continued; None if no limit did
+    stopped : limit at which the recording ended while the program continued; None if it reached no limit
     without_values : recorded tensors without a value model
-    without_work : calls on meta or fake tensors, which do no work and are not in the trace
-    devices : names of the accelerators that the program had started by then
+    without_work : number of calls on meta or fake tensors, which compute nothing and are not in the trace
+    devices : names of the accelerators that the program used
     accelerator : properties of these accelerators, libraries and their settings, as returned by `describe_accelerators`
     before : in a trace of only the last calls, number of calls before them; None in other traces
     thinned : how often a capture left something out to stay within its budget: `values` of signatures, `scopes` of

@@ -1,6 +1,7 @@
-"""Tensors read from JSON, and checks that a tensor can be created from their metadata.
+"""Reading of tensor metadata from JSON, with checks that such a tensor can be created.
 
-A trace may be untrusted, and some of torch's constructors do not check their arguments.
+The checks are needed because a
+trace may be untrusted, and some of torch's constructors do not check their arguments.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from opgrip.traces.schema.tensor_specs import (
 
 
 def check_made_of(spec: TensorSpec) -> None:
-    """Raise `FormatError` if the tensor cannot be created from its parts or quantizer."""
+    """Raise `FormatError` if a sparse, quantized or nested tensor cannot be created from its parts or quantizer."""
     for part in spec.parts:
         _ask(part.layout is torch.strided and part.stride is not None, "a part of a tensor that has no strides")
         _ask(part.cls is None, "a part of a tensor that is not a plain tensor")
@@ -122,7 +123,7 @@ def _ask(holds: bool, problem: str) -> None:
 
 
 def read_tensor(body: Json) -> TensorSpec:
-    """Return the tensor of a JSON object, or raise `FormatError` if it cannot be created from its metadata."""
+    """Return the spec in a JSON object; raise `FormatError` if such a tensor cannot be created."""
     spec: TensorSpec = convert(body, TensorSpec)
     if spec.stride is not None and len(spec.stride) != len(spec.shape):
         raise FormatError(f"a tensor of {len(spec.shape)} dimensions and {len(spec.stride)} strides")

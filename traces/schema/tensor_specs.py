@@ -1,4 +1,4 @@
-"""Tensor metadata in a trace, and torch's types by name."""
+"""Metadata of tensors in a trace, and names of torch's types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opgrip.traces.schema.privacy import NESTED, Public, coarse, hashed, public
 
 
 def plain_name(value: object) -> str:
-    """Return the name of a dtype, layout or memory format."""
+    """Return the name of a dtype, layout or memory format without `torch.`."""
     return str(value).removeprefix("torch.")
 
 
@@ -31,7 +31,7 @@ DTYPES: dict[str, torch.dtype] = {
 
 
 def tensor_outline(dtype: torch.dtype, shape: Iterable[int]) -> str:
-    """Return a short description of a tensor: `float32[64,256]`."""
+    """Return a short description of a tensor, such as `float32[64,256]`."""
     return f"{plain_name(dtype)}[{','.join(map(str, shape))}]"
 
 
@@ -46,12 +46,12 @@ QUANTIZED: dict[torch.dtype, torch.dtype] = {
     torch.quint4x2: torch.uint8,
     torch.quint2x4: torch.uint8,
 }
-"""quantized dtypes, with the integer dtype of their stored values"""
+"""integer dtype of the stored values, by quantized dtype"""
 PACKED = (torch.quint4x2, torch.quint2x4)
 """quantized dtypes with several elements per byte"""
 
 STORAGE = "torch.UntypedStorage"
-"""class of a `TensorSpec` for a storage: the tensor (N,) uint8 over all of it"""
+"""class name of a `TensorSpec` for a storage, which is described as the tensor (N,) uint8 over all of it"""
 
 _BITS = re.compile(r"torch\.(bits\d.*|u?int[1-7]|float4.*)")
 
@@ -62,10 +62,10 @@ if TYPE_CHECKING:
 else:
 
     class AnyMadeOf(metaclass=AnyValue):
-        """The parts of a sparse, quantized or nested tensor, with their kind."""
+        """Type of the parts of a sparse, quantized or nested tensor."""
 
     class AnyPart(metaclass=AnyValue):
-        """A tensor that is part of another one."""
+        """Type of a tensor that is part of another tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +77,12 @@ class TensorSpec:
     dtype, layout : torch's dtype and layout
     device : `cpu`, `cuda:0`
     offset : offset of the first element in the storage, in elements
-    requires_grad : whether the program required gradients
-    storage : number that arguments of a call have in common if they share memory; None if the memory is not shared
+    requires_grad : True if the program required its gradient
+    storage : number that is equal for arguments of a call that share memory; None if the memory is not shared
     values : number of the value model from which values are drawn, in `memory_dtype`; None without a value model
     conj, neg : torch's lazy conjugation and negation bits
     cls : class name of the tensor if the class has a `__torch_dispatch__`, or `STORAGE`; None for other tensors
-    pinned : whether the memory was pinned for an accelerator at the first call of the signature
+    pinned : True if the memory was pinned for an accelerator at the first call of the signature
     made_of : parts of a sparse, quantized or nested tensor; None for other tensors, and if the parts are not known
     """
 
@@ -111,7 +111,7 @@ class TensorSpec:
 
     @property
     def parts(self) -> tuple[TensorSpec, ...]:
-        """Return the tensors that a sparse or nested tensor consists of."""
+        """Return the specs of the tensors of which a sparse or nested tensor consists."""
         match self.made_of:
             case Coo(indices, _, values):
                 return (indices, values)
@@ -129,7 +129,7 @@ class Coo:
     indices : (sparse dimensions, nnz) int64, without a value model
     rows : number of the value model of each row of the indices
     values : (nnz, *dense dimensions)
-    coalesced : whether indices are ascending and distinct, and torch knows it
+    coalesced : True if torch has marked the tensor as coalesced, with ascending and distinct indices
     """
 
     indices: Annotated[AnyPart, NESTED]
@@ -142,7 +142,7 @@ class Coo:
 class Compressed:
     """A sparse tensor whose elements, or blocks of elements, are stored row by row or column by column.
 
-    compressed : (*batch, rows + 1), start of each row in `plain`; its value model draws the lengths of rows
+    compressed : (*batch, rows + 1), start of each row in `plain`; drawn from the lengths of rows
     plain : (*batch, nnz), column of each element
     values : (*batch, nnz, *block, *dense dimensions)
     """
@@ -164,7 +164,7 @@ class PerTensor:
 class PerChannel:
     """Quantization with a scale and a zero point for each index of one dimension.
 
-    zero_points : integers, or floats for torch's scheme with float parameters
+    zero_points : integers, or floats for torch's scheme `per_channel_affine_float_qparams`
     """
 
     scales: Annotated[tuple[Argument, ...], coarse("number")]
@@ -191,7 +191,7 @@ MadeOf: TypeAlias = Coo | Compressed | PerTensor | PerChannel | Nested
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor."""
+    """Return the strides of a contiguous tensor with this shape, in elements."""
     strides = []
     step = 1
     for size in reversed(shape):
@@ -210,19 +210,23 @@ def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def bounding_shape(sizes: list[list[int]] | tuple[tuple[int, ...], ...], dimensions: int) -> tuple[int, ...]:
-    """Return the number of tensors and their largest size in each dimension."""
+    """Return the number of nested tensors and their largest size in each dimension."""
     return (len(sizes), *(max((item[place] for item in sizes), default=0) for place in range(dimensions - 1)))
 
 
 def memory_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for access to memory of a dtype: torch cannot access values of quantized and bits dtypes."""
+    """Return the dtype with which to access a tensor's memory, because torch cannot access quantized and bits
+    dtypes.
+    """
     if _BITS.fullmatch(str(dtype)):
         return torch.uint8 if dtype.itemsize == 1 else torch.int16
     return QUANTIZED.get(dtype, dtype)
 
 
 def stored_elements(spec: TensorSpec) -> int:
-    """Return the number of stored elements; expanded dimensions count once, sparse and nested tensors by values."""
+    """Return the number of elements in memory; an expanded dimension counts once, a sparse or nested tensor by its
+    values.
+    """
     if spec.parts:
         return prod(spec.parts[-1].shape)
     steps = spec.stride or (1,) * len(spec.shape)
@@ -230,7 +234,7 @@ def stored_elements(spec: TensorSpec) -> int:
 
 
 def value_numbers(spec: TensorSpec) -> Iterator[int | None]:
-    """Yield the numbers of all value models that a tensor and its parts refer to."""
+    """Yield the numbers of all value models of a tensor and its parts."""
     match spec.made_of:
         case Coo(_, rows, values):
             yield from (*rows, values.values)
@@ -241,7 +245,7 @@ def value_numbers(spec: TensorSpec) -> Iterator[int | None]:
 
 
 def map_values(function: Callable[[int | None], int | None], spec: TensorSpec) -> TensorSpec:
-    """Return the tensor with `function` applied to the numbers of its value models, in the order of `value_numbers`."""
+    """Return the spec with `function` applied to its value model numbers, in the order of `value_numbers`."""
 
     def moved(part: TensorSpec) -> TensorSpec:
         return replace(part, values=function(part.values))
@@ -259,9 +263,9 @@ def map_values(function: Callable[[int | None], int | None], spec: TensorSpec) -
 
 
 def compressed_grid(spec: TensorSpec) -> tuple[int, int]:
-    """Return the number of rows of a compressed sparse tensor and the number of blocks per row, or columns and rows.
+    """Return the number of compressed rows of a sparse tensor, and the number of blocks in each.
 
-    The second form applies to layouts that are compressed by column. In layouts without blocks, a block is one element.
+    For layouts compressed by column, these are columns. In layouts without blocks, a block is one element.
     """
     assert isinstance(spec.made_of, Compressed), "the caller's business"
     plain, values = spec.made_of.plain, spec.made_of.values

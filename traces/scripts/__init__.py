@@ -1,1 +1,1 @@
-"""One call of a trace as a Python file that only needs torch."""
+"""Conversion of one call of a trace to a Python script that only needs torch."""

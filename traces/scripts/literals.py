@@ -1,7 +1,8 @@
-"""Arguments and tensor values as Python source.
+"""Conversion of arguments and tensor values to Python source.
 
-A trace may come from a third party. Therefore its texts become ASCII literals, and only torch's own names appear as
-names in the source. Values of small tensors are literals; torch draws those of large ones by their value model.
+A trace may be untrusted, so its texts become ASCII
+literals, and only torch's own names appear as names in the source. Values of small tensors are literals; values of
+large ones are drawn by torch functions.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from opgrip.traces.values.order import Permutation
 from opgrip.traces.values.progression import Progression
 
 DEVICE = "device"
-"""Variable of a script that holds its device."""
+"""name of the variable of a script that holds its device"""
 WIDTH = 110
 
 
 class Literals:
-    """Writer of arguments.
+    """Converts arguments to Python source.
 
-    tensor : the source of a tensor
-    main_device : where the call worked; what was there goes where the script runs
+    tensor : function that returns the source of a tensor
+    main_device : device on which the call ran; the script replaces it by the device on which it runs
     """
 
     def __init__(self, tensor: Callable[[TensorSpec], str], main_device: str) -> None:
@@ -44,11 +45,13 @@ class Literals:
         self._kind = main_device.partition(":")[0]
 
     def device(self, name: str) -> str:
-        """Return the source of a device: tensors on the host of an accelerator's call stay there."""
+        """Return the source of a device; tensors on the host stay on the host, even if the call ran on an
+        accelerator.
+        """
         return DEVICE if name.partition(":")[0] == self._kind or name != "cpu" else '"cpu"'
 
     def of(self, value: Any) -> str:
-        """Return the source of an argument; raise `UserError` for one that no script can have."""
+        """Return the source of an argument; raise `UserError` if a script cannot contain it."""
         match value:
             case TensorSpec():
                 return self._tensor(value)
@@ -104,36 +107,36 @@ def plain_tuple(items: list[str]) -> str:
 
 
 def comment(text: object) -> str:
-    """Return text of a trace that is safe in a comment."""
+    """Return a trace's text in a form that is safe inside a comment."""
     return ascii(str(text)[:200])[1:-1]
 
 
 FEW = 64
-"""maximum number of values that a script contains as numbers"""
+"""maximum number of values that a script contains as literals"""
 LITERAL_BYTES = 1 << 16
-"""maximum size of a tensor with structured values that a script contains in full"""
+"""maximum number of bytes of a tensor with structured values that a script contains in full"""
 DECIDING_BYTES = 1 << 22
-"""maximum size of a tensor whose values decide the shape of a result, and which a script contains in full"""
+"""maximum number of bytes of a tensor that a script contains in full because its values decide the size of a result"""
 SAMPLE_BYTES = 1 << 15
-"""size of the part of a larger tensor that a script contains; it repeats the rows of this part"""
+"""number of bytes of a larger tensor that a script contains; it repeats these rows"""
 TAIL = {"factorable": 2, "triangular": 2}
-"""number of last dimensions that are repeated as a whole, by value model, if not 1"""
+"""number of last dimensions that are repeated together, by value model, if it is not 1"""
 LINE = 100
 SEED = 0
 INDENT = " " * 8
 
 
 class ValueSource:
-    """Writer of values, which collects the functions that they need.
+    """Converts value models to Python source, and collects the helper functions that the source needs.
 
     Parameters
     ----------
-    dtypes : of the tensors whose values decide what sizes the operator's results have
+    dtypes : dtypes of the tensors whose values decide the sizes of the operator's results
 
     Attributes
     ----------
-    helpers : names of the functions that what was written needs
-    is_exact : whether all values that decide are those that the trace's models draw
+    helpers : names of the helper functions that the source needs
+    is_exact : True if all values that decide sizes are the same as in a replay of the trace
     """
 
     def __init__(self, dtypes: Collection[torch.dtype]) -> None:
@@ -142,7 +145,7 @@ class ValueSource:
         self.is_exact = True
 
     def of(self, model: Drawable | None, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-        """Return an expression of a tensor of this shape and dtype.
+        """Return a Python expression for a tensor with this shape and dtype.
 
         Raise `UserError` if torch cannot draw such values.
         """
@@ -167,7 +170,7 @@ class ValueSource:
         return writer(self, model, shape, dtype)
 
     def _unknown(self, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-        """Return the source of normal floats, or of zeros, which are valid indices."""
+        """Return the source for a tensor without recorded values: normal floats, or zeros, which are valid indices."""
         if dtype.is_complex or dtype.is_floating_point:
             wide = torch.complex64 if dtype.is_complex else torch.float32
             return f"torch.randn({sizes(shape)}, dtype={wide}).to({dtype})"
@@ -194,7 +197,7 @@ class ValueSource:
         return f"{function}(\n{lines},\n{INDENT}{dtype}, {of_sample}{sizes(shape)},\n    )"
 
     def _sampled(self, model: Drawable, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-        """Return the source of random rows or matrices of a smaller draw."""
+        """Return the source of a large tensor made of random rows or matrices of a small one."""
         from opgrip.traces.values import value_models
 
         name = next((key for key, kind in value_models.items() if kind is type(model)), "")
@@ -227,7 +230,7 @@ def _floats(source: ValueSource, model: Floats, shape: tuple[int, ...], dtype: t
 
 
 def _with_shares(source: ValueSource, model: Floats, text: str, count: int, work: torch.dtype) -> str:
-    """Return the source of values mixed with zeros, nan, infinities and denormals."""
+    """Return the source of values of which some are replaced by zeros, nan, infinities and denormals."""
     small = f"torch.finfo({work}).tiny / 2"
     shares = (
         *(("0.0", model.zeros), ("math.nan", model.nan), ("math.inf", model.inf), ("-math.inf", model.minus_inf)),
@@ -241,7 +244,7 @@ def _with_shares(source: ValueSource, model: Floats, text: str, count: int, work
 
 
 def _order(model: Any, shape: tuple[int, ...]) -> str:
-    """Return the source that sorts values that were recorded sorted."""
+    """Return the source that sorts values, if they were sorted when recorded."""
     if model.rises is None or model.falls is None:
         return ""
     downwards = ", descending=True" if model.falls > model.rises else ""
@@ -301,7 +304,7 @@ _PLAIN = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
 )
-"""Dtypes that torch makes of lists of numbers."""
+"""dtypes of tensors that torch can create from lists of numbers"""
 _WRITERS: dict[type, Callable[[ValueSource, Any, tuple[int, ...], torch.dtype], str]] = {
     Floats: _floats,
     Constant: _constant,
@@ -311,18 +314,18 @@ _WRITERS: dict[type, Callable[[ValueSource, Any, tuple[int, ...], torch.dtype], 
     Permutation: _permutation,
     OneHot: _one_hot,
 }
-"""Writers of torch expressions that draw like a value model."""
+"""functions that return torch expressions which draw values like a value model, by model"""
 
 
 def _short(value: Any, dtype: torch.dtype) -> str:
-    """Return the source of a number in the fewest digits that keep its value in the dtype."""
+    """Return the source of a number with the fewest digits that keep its value in the dtype."""
     if dtype.is_floating_point and dtype.itemsize <= 4 and isfinite(value):
         value = float(f"{value:.{DIGITS}g}")
     return plain(value)
 
 
 def _list(items: list[str]) -> str:
-    """Return the source of a list, on several lines if it is long."""
+    """Return the source of a list; a long list takes several lines."""
     text = f"[{', '.join(items)}]"
     if len(text) <= LINE - len(INDENT):
         return text

@@ -1,4 +1,4 @@
-"""A call, a module or a function as a Python script that runs with torch alone."""
+"""Conversion of a call, a module or a function to a Python script that only needs torch."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ ADDRESSES = 1 << 62
 def tensor_lines(
     specs: Sequence[TensorSpec], values: Mapping[int, Drawable], literals: Literals, source: ValueSource
 ) -> Iterator[str]:
-    """Yield the statements that make the tensors `x0`, `x1`, ... in order.
+    """Yield the statements that create the tensors `x0`, `x1`, ... in order.
 
-    Raise `UserError` for a tensor that no script can make.
+    Raise `UserError` for a tensor that a
+    script cannot create.
     """
     for spec in specs:
         _check(spec)
@@ -83,7 +84,7 @@ _WHOLE = (
 
 
 def _is_plain(spec: TensorSpec) -> bool:
-    """Return True if the elements lie one after the other."""
+    """Return True if a tensor is contiguous and not sparse, quantized or nested."""
     step = 1
     for size, stride in zip(reversed(spec.shape), reversed(spec.stride or ()), strict=True):
         # torch does not look at the stride of a single element, and neither does it keep it
@@ -111,7 +112,7 @@ def _fill(place: int, memory: str, spec: TensorSpec, model: Drawable | None, sou
 
 
 def _has_windows(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Return True if elements may overlap by the strides."""
+    """Return True if these strides may make elements overlap in memory."""
     reach = 0
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size > 1:
@@ -140,9 +141,9 @@ class ScriptFunction:
 
     title : ASCII sentence that describes it
     source : statements that define `OPERATOR`, after all imports
-    mutates : whether it may write into its arguments, which are then made again for each run
-    is_dynamic : whether the shapes of its results depend on values
-    preamble : text before the imports of the script, which contains its docstring; empty to write one
+    mutates : True if it may write into its arguments, so that they are created again for each run
+    is_dynamic : True if the shapes of its results depend on values
+    preamble : docstring and comments of the script, before its imports; empty to generate them
     helpers : sources of further functions that the arguments need
     """
 
@@ -163,16 +164,17 @@ def script_of(
     mode: str = "eager",
     literals: Callable[[Callable[[TensorSpec], str], str], Literals] = Literals,
 ) -> str:
-    """Return a script that makes a call's arguments, calls the operator, checks its results' shapes and times it.
+    """Return a script that creates a call's arguments, calls the operator, checks the shapes of the results, and times
+    it.
 
-    values : the models that the signature's tensors refer to
-    settings : of torch, that the call ran under
-    facts : lines to stand at the top as comments, whatever text they hold
-    function : what to call; None for the operator that the signature names
+    values : value models of the signature's tensors
+    settings : torch settings under which the call ran
+    facts : lines for comments at the top; they may be untrusted
+    function : function to call; None for the signature's operator
     mode : default of the script's `--mode`
-    literals : class of the writer of arguments
+    literals : class that converts arguments
 
-    Raise `UserError` for a call that torch alone cannot make.
+    Raise `UserError` if the call needs more than torch.
     """
     function = function or _function_of(signature)
     device = device_of(signature)
@@ -210,13 +212,13 @@ def script_of(
 
 
 def _deciding(specs: Sequence[TensorSpec]) -> set[torch.dtype]:
-    """Return dtypes of the tensors whose values decide the result's shape: of indices and masks if there are any."""
+    """Return the dtypes of tensors whose values decide a result's shape: indices and masks, if there are any."""
     dtypes = {spec.dtype for spec in specs}
     return {item for item in dtypes if not (item.is_floating_point or item.is_complex)} or dtypes
 
 
 def _function_of(signature: Signature) -> ScriptFunction:
-    """Return the operator that a signature names."""
+    """Return the function that calls a signature's operator."""
     operator = registered_operator(signature)
     return ScriptFunction(
         f"A call of {signature.op} as a program made it.",
@@ -269,7 +271,7 @@ def _named(kwargs: Mapping[str, Any], literals: Literals) -> str:
 
 
 def _results(signature: Signature) -> str | None:
-    """Return the source of the results' shapes and dtypes, None if they are unknown."""
+    """Return the source of the results' shapes and dtypes, or None if they are unknown."""
     outputs = list(leaves(signature.outputs))
     specs = [leaf for leaf in outputs if isinstance(leaf, TensorSpec)]
     known = all(leaf is None or isinstance(leaf, TensorSpec | bool | int | float | complex) for leaf in outputs)
@@ -285,7 +287,7 @@ def _threads(settings: Mapping[str, Any]) -> int:
 
 
 def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield statements for the settings that change what a call computes."""
+    """Yield statements that set the torch settings which change the result of a call."""
     dtype = DTYPES.get(str(settings.get("default_dtype")))
     if dtype is not None and dtype.is_floating_point and dtype != torch.float32:
         yield f"torch.set_default_dtype({plain(dtype)})"

@@ -1,4 +1,4 @@
-"""Sources of the functions that scripts define for themselves."""
+"""Source code of helper functions for the scripts."""
 
 DATA = '''
 def data(text, dtype, shape):
@@ -61,7 +61,7 @@ FUNCTIONS = {
     "view": VIEW,
     "fill": FILL,
 }
-"""Sources of the functions that scripts define for themselves, by name."""
+"""source code of the helper functions, by name"""
 
 MAIN = '''
 def tensors(tree):

@@ -1,6 +1,6 @@
 """Facts about devices, libraries and settings that affect measured times, and reasons to doubt those times.
 
-Nothing here starts an accelerator. Only accelerators that are already in use are queried, and facts that they do not
+Only accelerators that the process already uses are queried, so that no accelerator is started. Facts that they do not
 report are left out.
 """
 
@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CONTENDED = 0.2
-"""share of a capture in which other processes used the processors, from which on its times are doubtful"""
+"""share of a capture's time with other processes on its processors above which its times are doubtful"""
 SLOW = 0.05
-"""share of the calls' time spent on slow memory, from which on the times are doubtful"""
+"""share of the calls' time spent on slow page faults above which times are doubtful"""
 LAUNCH_BOUND = 0.1
-"""share of the device time by events that is of calls which were launched slower than they ran, from which on it is
-doubtful
+"""share of device time in calls that took longer to launch than to run, above which device times by events are doubtful
 """
 
 
@@ -54,10 +53,10 @@ def time_doubts(contended: float, slow_memory: float) -> Iterator[str]:
 
 
 def doubt_of_events(calls: pd.DataFrame) -> str | None:
-    """Return the reason why device times by events are doubtful, with a remedy, or None.
+    """Return the reason, with a remedy, why device times measured with events are doubtful, or None.
 
-    If the device waits for the host, the first event of a call passes at once, and the time includes the launch. Such a
-    time is at most the time of the call on the host.
+    If the device waits for the host, the event before a call is reached at once, and the measured time includes the
+    launch. Such a time is not longer than the host time of the call.
 
     Parameters
     ----------
@@ -95,14 +94,14 @@ ATTENTION = {
     "cudnn": "cudnn_sdp_enabled",
     "math": "math_sdp_enabled",
 }
-"""attributes of `torch.backends.cuda` that enable implementations of scaled dot product attention"""
+"""functions of `torch.backends.cuda` that report whether an implementation of attention is enabled, by name"""
 
 PRODUCTS = (
     "allow_fp16_reduced_precision_reduction",
     "allow_bf16_reduced_precision_reduction",
     "allow_fp16_accumulation",
 )
-"""attributes of `torch.backends.cuda.matmul`"""
+"""attributes of `torch.backends.cuda.matmul` that are recorded"""
 
 UNITS = {"w": "W", "mhz": "MHz"}
 """unit of a fact, by the suffix of its name"""
@@ -115,14 +114,11 @@ VARIABLES = (
 
 
 HOST = ("cpu", "meta")
-"""device types that are not accelerators"""
+"""device types that do not count as accelerators"""
 
 
 def device_of(signature: Signature) -> str:
-    """Return the device of a signature's tensors: that of the first tensor on an accelerator, else the host.
-
-    A signature without tensors has the device that it names.
-    """
+    """Return the device of a signature: the first accelerator among its tensors' devices, else the host."""
     devices = [spec.device for spec in tensors([signature.args, signature.kwargs, signature.outputs])]
     devices = devices or [
         str(leaf) for leaf in leaves([signature.args, signature.kwargs]) if type(leaf) is torch.device
@@ -135,7 +131,7 @@ def describe_accelerators(devices: Sequence[str]) -> Facts:
 
     Parameters
     ----------
-    devices : such as `cuda:0`, of kinds that this process has started or may start
+    devices : names such as `cuda:0`, of kinds that this process uses or may start
     """
     if not devices:
         return {}
@@ -168,7 +164,7 @@ def merge_facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Facts:
 
 
 def facts_in_words(accelerator: object) -> Iterator[tuple[str, str]]:
-    """Yield titles and texts about the devices, the libraries and their settings; identical devices share a line.
+    """Yield title and text for each line about devices, libraries and their settings; identical devices share a line.
 
     Parameters
     ----------
@@ -232,7 +228,7 @@ def _properties(device: str) -> Facts:
 
 
 def _libraries(kinds: Collection[str]) -> dict[str, str]:
-    """Return versions of libraries. For CUDA and ROCm, these are the versions that torch was built with and runs on."""
+    """Return versions of libraries; for CUDA and ROCm, the versions that torch was built with and runs on."""
     readers: dict[str, Callable[[], Any]] = {
         "driver": _driver,
         "cuda": lambda: torch.version.cuda,
@@ -285,7 +281,7 @@ def _precisions() -> Iterator[tuple[str, str]]:
 
 
 def _tell(read: Callable[[], Any] | None) -> Any:
-    """Return the result of `read`, or None if it is missing or fails."""
+    """Return the result of `read`, or None if `read` is None or fails."""
     with suppress(Exception):
         return None if read is None else read()
     return None

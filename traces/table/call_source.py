@@ -1,4 +1,4 @@
-"""The calls of a trace in blocks, kept in memory or read again from the file, and sets of numbers to search for."""
+"""Blocks of calls of a trace, kept in memory or read again from the file, and sets of numbers for searching them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opgrip.traces.table.graph_launches import GraphLaunches
 
 
 class NumberSet:
-    """A set of integers that tests whole columns for membership and can grow while a trace is read."""
+    """A set of integers with a fast membership test for whole arrays, which can grow while a trace is read."""
 
     def __init__(self) -> None:
         self._numbers: set[int] = set()
@@ -32,7 +32,7 @@ class NumberSet:
         return number in self._numbers
 
     def flags(self, column: Integers) -> NDArray[np.bool_]:
-        """Return a mask, (N,), of the numbers in `column` that belong to the set."""
+        """Return a mask, (N,), which is True for the numbers in `column` that belong to the set."""
         if self._array is None:
             self._array = np.array(sorted(self._numbers), dtype=np.int64)
         return np.isin(column, self._array)
@@ -41,19 +41,18 @@ class NumberSet:
 KEPT_CALLS = 1 << 19
 """maximum number of calls kept in memory, about 80 bytes each; calls of longer traces are read again each time"""
 UNTOLD = np.iinfo(np.int64).min
-"""device time of a call that no later record reports"""
+"""placeholder for the device time of a call that no later record reports"""
 
 Select = Callable[[CallBlock], CallBlock]
 
 
 class CallSource:
-    """Selected blocks of calls, with the device times that later records report, and with the calls of each graph in
-    place of its launches.
+    """Selected blocks of calls; device times from later records are filled in.
 
     Parameters
     ----------
     read : function that reads the blocks again from the file
-    select : function that returns the selected part of a block; None selects the whole block
+    select : function that returns the selected part of a block; None to select whole blocks
     """
 
     def __init__(self, read: Callable[[], Iterable[CallBlock]], select: Select | None = None) -> None:
@@ -81,7 +80,7 @@ class CallSource:
                 self._kept = None
 
     def add_times(self, record: DeviceTimes) -> None:
-        """Register device times that were recorded after their calls."""
+        """Register a record of device times that was written after the calls."""
         self._later.append((record.thread, record.first, np.asarray(record.device_ns, dtype=np.int64)))
 
     def weigh_graphs(self, signatures: Iterable[Signature]) -> None:
@@ -122,12 +121,12 @@ class CallSource:
 
     @property
     def has_later_times(self) -> bool:
-        """Return True if later records report device times of calls, which are times of kernels."""
+        """Return True if device times are in records after the calls; these are times of kernels."""
         return bool(self._later)
 
     @property
     def is_kept(self) -> bool:
-        """Return True if the calls are in memory."""
+        """Return True if the calls are kept in memory."""
         return self._kept is not None and self.calls <= KEPT_CALLS
 
     def __iter__(self) -> Iterator[CallBlock]:
@@ -184,7 +183,7 @@ class CallSource:
 
 
 def selected(block: CallBlock, flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> CallBlock:
-    """Return a block with only the flagged calls."""
+    """Return a block with only the calls for which the mask is True."""
     if flags.all():
         return block
     places = np.flatnonzero(flags)
@@ -210,11 +209,11 @@ def selected(block: CallBlock, flags: np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 def by_call(pairs: Sequence[tuple[int, int]], calls: int) -> Integers:
-    """Return the number of each call of a block, 0 for a call that has no pair.
+    """Return an array with the number of each call of a block, 0 for a call without a pair.
 
     Parameters
     ----------
-    pairs : (place, number), such as a block's `page_faults` and `slow_memory`
+    pairs : (position of the call, number), such as `page_faults` or `slow_memory` of a block
     """
     numbers = np.zeros(calls, dtype=np.int64)
     for place, number in pairs:
@@ -223,10 +222,10 @@ def by_call(pairs: Sequence[tuple[int, int]], calls: int) -> Integers:
 
 
 def or_all(column: Integers, calls: int, value: int) -> Integers:
-    """Return `column`, or a column of length `calls` filled with `value` if the block omits it."""
+    """Return `column`; if the block omits it, return an array of length `calls` filled with `value`."""
     return column if len(column) else np.full(calls, value, dtype=np.int64)
 
 
 def concatenated(pieces: Sequence[Integers]) -> Integers:
-    """Return the concatenation of the pieces of a column."""
+    """Return the pieces of a column as one array."""
     return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)

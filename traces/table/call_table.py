@@ -16,11 +16,11 @@ from opgrip.traces.table.call_source import by_call, concatenated, or_all
 from opgrip.traces.table.profiler_labels import are_marks
 
 COUNT = "count"
-"""column of a table of distinct calls that holds the number of calls that each row represents"""
+"""name of the column that holds the number of calls that a row of distinct calls represents"""
 
 
 def counts_of(calls: pd.DataFrame) -> pd.Series[int]:
-    """Return the number of calls that each row of a table of calls, or of distinct calls, represents."""
+    """Return the number of calls that each row represents, for a table of calls or of distinct calls."""
     return calls[COUNT] if COUNT in calls else pd.Series(1, index=calls.index)
 
 
@@ -31,7 +31,7 @@ def quantiles(values: pd.Series[Any], groups: Any, counts: pd.Series[int], share
 
     Parameters
     ----------
-    counts : how many times each value counts
+    counts : weight of each value
     """
     names = pd.Series(np.asarray(groups), index=values.index)
     table = pd.DataFrame({"group": names, "value": values.astype(float), COUNT: counts})
@@ -55,25 +55,26 @@ def quantiles(values: pd.Series[Any], groups: Any, counts: pd.Series[int], share
 
 
 def usual_ns(calls: pd.DataFrame) -> pd.Series[Any]:
-    """Return durations of calls, without the extra time of unusually slow page faults."""
+    """Return durations of calls in ns, reduced by the extra time of unusually slow page faults."""
     return calls["duration_ns"] - calls["slow_memory_ns"]
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Typical durations, which replace the durations of perturbed calls.
+    """Typical duration of each signature, used instead of the durations of perturbed calls.
 
     Attributes
     ----------
-    median_ns : by signature, the median of the calls that were not perturbed; of all calls if those were interrupted
-    was_interrupted : by signature, whether only one call was unperturbed and it took longer than all others
+    median_ns : by signature, the median duration of unperturbed calls, or of all calls if the unperturbed ones were
+        interrupted
+    was_interrupted : by signature, True if only one call was unperturbed and it took longer than all others
     """
 
     median_ns: pd.Series[float]
     was_interrupted: pd.Series[bool]
 
     def unperturbed_ns(self, calls: pd.DataFrame) -> pd.Series[Any]:
-        """Return durations of calls; a perturbed call has its typical duration if there is one."""
+        """Return durations of calls in ns; perturbed calls get their typical duration if it is known."""
         signature, durations = calls["signature"], usual_ns(calls)
         median_ns = signature.map(self.median_ns)
         is_replaced = calls["perturbed"] | signature.map(self.was_interrupted)
@@ -93,7 +94,9 @@ def typical_of(calls: pd.DataFrame) -> Typical | None:
 
 
 def unperturbed_ns(calls: pd.DataFrame) -> pd.Series[Any]:
-    """Return durations of all calls, or all distinct calls, of a trace; perturbed calls have their typical duration."""
+    """Return durations in ns of all calls, or all distinct calls, of a trace; perturbed calls get their typical
+    duration.
+    """
     typical = typical_of(calls)
     return calls["duration_ns"] if typical is None else typical.unperturbed_ns(calls)
 
@@ -102,7 +105,9 @@ Times: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def with_functions(calls: pd.DataFrame) -> Times:
-    """Return the device times of a trace's calls; a gripped function has the total of the calls inside it."""
+    """Return the device times of a trace's calls; the time of a gripped function is the sum over the calls
+    inside it.
+    """
     times = calls["device_ns"].to_numpy(dtype=np.float64, copy=True)
     functions = (calls["kind"] == FUNCTION).to_numpy()
     if not functions.any() or np.isnan(times).all():
@@ -121,7 +126,9 @@ def with_functions(calls: pd.DataFrame) -> Times:
 
 
 def summarize_kernels(kernels: Sequence[Kernels], op_by_signature: Mapping[int, str]) -> pd.DataFrame:
-    """Return one row per kernel and launching operator, by decreasing time: kernel, op, launches, time_us, share."""
+    """Return one row per kernel and operator that launched it, longest time first: kernel, op, launches, time_us,
+    share.
+    """
     rows = [
         (name, op_by_signature.get(record.signature, ""), launches, device_ns / 1e3)
         for record in kernels
@@ -142,14 +149,14 @@ COLUMNS = {
     "slow_memory_ns": np.int64,
     "tensors": np.int64,
 }
-"""columns of calls that blocks contain"""
+"""columns of a table of calls that are taken from blocks, with their dtypes"""
 DENSE = 1 << 20
-"""limit below which numbers are looked up in an array; captures only write smaller numbers"""
+"""maximum of numbers that are looked up in an array; captures only write smaller ones"""
 
 
 @dataclass(frozen=True, slots=True)
 class CallNames:
-    """The records that the numbers of calls refer to."""
+    """The records (signatures, scopes, threads) to which the numbers in calls refer."""
 
     signatures: list[Signature]
     scopes: list[Scope]
@@ -165,7 +172,7 @@ def calls_table(source: Iterable[CallBlock], names: CallNames) -> pd.DataFrame:
 
 
 def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: CallNames) -> pd.DataFrame:
-    """Return one row per call in the given order, without the times that depend on other calls."""
+    """Return one row per call in the given order, without columns of times that depend on other calls."""
     tensors = columns["tensors"]
     table = pd.DataFrame(
         named_columns(columns["signature"], columns["scope"], columns["thread"], names)
@@ -179,7 +186,7 @@ def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: CallNames) ->
 
 
 def with_times(table: pd.DataFrame, typical: Typical | None) -> pd.DataFrame:
-    """Add the times that depend on other calls to a table, in place, and return it."""
+    """Add the columns of times that depend on other calls to a table, in place, and return the table."""
     table["raw_ns"] = table["device_ns"].fillna(table["duration_ns"])
     table["host_ns"] = table["duration_ns"] if typical is None else typical.unperturbed_ns(table)
     table["time_ns"] = table["device_ns"].fillna(table["host_ns"])
@@ -187,7 +194,7 @@ def with_times(table: pd.DataFrame, typical: Typical | None) -> pd.DataFrame:
 
 
 def named_columns(signature: Integers, scope: Integers, thread: Integers, names: CallNames) -> dict[str, Any]:
-    """Return the columns of calls that follow from their signature, scope and thread numbers."""
+    """Return the columns of a table of calls that follow from signature, scope and thread."""
     signatures, scopes, threads = names.signatures, names.scopes, names.threads
     by_number = {record.number: record for record in scopes}
 
@@ -251,7 +258,7 @@ def all_storages(source: Iterable[CallBlock]) -> Integers:
 
 
 def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) -> pd.Categorical:
-    """Return the name of each number as a categorical column, since a million calls share a few names."""
+    """Return the name of each number as a categorical column, because a million calls share a few names."""
     categories = list(dict.fromkeys(name for name in names.values() if name is not None))
     place = {name: index for index, name in enumerate(categories)}
     code_of = {number: place.get(name, -1) for number, name in names.items()}
@@ -260,7 +267,7 @@ def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) 
 
 
 def _translated(numbers: Integers, code_of: Mapping[int, int]) -> Integers:
-    """Return the category code of each number, or -1 if `code_of` lacks the number."""
+    """Return the category code of each number; -1 for a number without a code."""
     if min(code_of, default=0) < 0 or max(code_of, default=0) >= DENSE:
         unique, inverse = np.unique(numbers, return_inverse=True)
         own = np.array([code_of.get(int(number), -1) for number in unique], dtype=np.int64)

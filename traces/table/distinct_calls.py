@@ -1,4 +1,4 @@
-"""Distinct calls with counts, or all calls part by part, in memory that does not grow with the trace."""
+"""Distinct calls with counts; and all calls part by part, in memory that does not grow with the trace."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ KEYS = (
     *("thread", "signature", "scope", "stream", "perturbed", "page_faults", "slow_memory_ns"),
     *("device_ns", "duration_ns"),
 )
-"""columns in which calls must agree to count as one distinct call"""
+"""columns in which calls must be equal to count as one distinct call"""
 FIRST, PLACE = "start_ns", "place"
-"""columns for the start of the first such call and its position in the file"""
+"""names of the columns for the start of the first call and for its position in the file"""
 BATCH = 1 << 18
 """number of calls that are aggregated at a time"""
 WIDEST = 1 << 62
 TIMES = ("slow_memory_ns", "device_ns", "duration_ns")
 MOST_ROWS = 1 << 18
-"""number of distinct calls up to which times are compared exactly"""
+"""maximum number of distinct calls for which exact times are compared"""
 FINEST, COARSEST = 10, 3
-"""number of leading bits of a time that count if there are more distinct calls: at first, and at least"""
+"""number of leading bits of a time that are compared if there are more distinct calls: initially, and at least"""
 
 
 class DistinctCalls:
-    """Aggregator that counts distinct calls while blocks are read."""
+    """Counts distinct calls while blocks are read."""
 
     def __init__(self) -> None:
         self._pieces: list[list[Integers]] = []
@@ -63,9 +63,9 @@ class DistinctCalls:
             self._sum_up()
 
     def table(self, names: CallNames) -> pd.DataFrame:
-        """Return one row per distinct call, in the order of their first starts.
+        """Return one row per distinct call, sorted by first start.
 
-        The columns are `count` and all of `Trace.calls` except `tensors` and `first_storage`.
+        The columns are `count` and all columns of `Trace.calls` except `tensors` and `first_storage`.
         """
         rows = self.rows()
         signature, scope, thread = (rows[name].to_numpy() for name in ("signature", "scope", "thread"))
@@ -85,7 +85,9 @@ class DistinctCalls:
         return table
 
     def rows(self) -> pd.DataFrame:
-        """Return the same rows as integers: the keys, the first start, its position in the file, and `count`."""
+        """Return the rows of `table` as integers: key columns, first start, position of this call in the file, and
+        `count`.
+        """
         self._sum_up()
         while len(self._sums) > 1:
             self._join()
@@ -124,8 +126,8 @@ def _distinct(
 ) -> pd.DataFrame:
     """Return one row per combination of keys: its earliest start, the position of that call, and the sum of counts.
 
-    bits : combine calls whose times agree in so many leading bits, and give their row the mean time; None for equal
-        times only
+    bits : combine calls whose times have this number of leading bits in common, and use their mean time; None to
+        combine only equal times
     """
     order = np.argsort(starts, kind="stable")
     told_apart = [_rounded(key, bits) if name in TIMES else key for name, key in zip(KEYS, keys, strict=True)]
@@ -144,9 +146,9 @@ def _distinct(
 
 
 def _rounded(times: Integers, bits: int | None) -> Integers:
-    """Return times (at least -1) truncated to their leading bits.
+    """Return times (-1 or more) truncated to their leading bits.
 
-    The mean of times that are equal after truncation is equal to them after truncation, too.
+    If several times have the same truncated value, so does their mean.
     """
     if bits is None:
         return times
@@ -157,7 +159,7 @@ def _rounded(times: Integers, bits: int | None) -> Integers:
 
 
 def _packed(keys: Sequence[Integers]) -> Integers:
-    """Return one integer per combination of keys."""
+    """Return one integer for each row, which is equal for rows with equal keys."""
     if not len(keys[0]):
         return keys[0]
     packed, width = np.zeros(len(keys[0]), dtype=np.int64), 1
@@ -187,7 +189,7 @@ def distinct_calls(source: Iterable[CallBlock], names: CallNames) -> pd.DataFram
 
 
 NEAR = 32
-"""A call is late if it starts before the latest start up to the block this many blocks earlier."""
+"""number of blocks by which a call may come late: a call is late if it starts before the latest start known then"""
 PART_CALLS = 1 << 16
 """number of calls that are sorted at a time"""
 START, NUMBER = "start_ns", "number"
@@ -201,7 +203,7 @@ class Rows:
     ----------
     columns : the columns of `call_table.COLUMNS`, and `number`: the position among all calls, in the file or, for
         ordered rows, in start order
-    storages : of the tensors of the rows, one row after the other
+    storages : storage numbers of the rows' tensors, one row after the other
     """
 
     columns: dict[str, np.ndarray[Any, Any]]
@@ -220,7 +222,7 @@ class Rows:
 
 
 def ordered_rows(source: CallSource) -> Iterator[Rows]:
-    """Yield all calls in start order, part by part; calls with equal start keep their order in the file."""
+    """Yield all calls sorted by start, part by part; calls with equal start stay in file order."""
     if source.is_kept:
         rows = _rows(list(source))
         yield _numbered(rows.take(np.argsort(rows.columns[START], kind="stable")), 0)
@@ -242,7 +244,7 @@ def ordered_rows(source: CallSource) -> Iterator[Rows]:
 
 
 class _Lateness:
-    """Detector of late calls: those that started before the newest call of `NEAR` blocks earlier."""
+    """Detects late calls: calls that started before the newest call that was known `NEAR` blocks earlier."""
 
     def __init__(self) -> None:
         self._newest_ns = np.iinfo(np.int64).min
@@ -250,11 +252,11 @@ class _Lateness:
 
     @property
     def bound_ns(self) -> int:
-        """Return the earliest possible start of calls in later blocks, late calls excluded."""
+        """Return a lower bound of the starts of calls in later blocks, not counting late calls."""
         return int(self._bounds[0])
 
     def flags(self, block: CallBlock) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return a mask of the late calls of the next block."""
+        """Return a mask of the late calls in the next block."""
         flags = block.start_ns < self.bound_ns
         self._newest_ns = max(self._newest_ns, int(block.start_ns.max()))
         self._bounds.append(self._newest_ns)
@@ -272,7 +274,9 @@ def _late_rows(source: Iterable[CallBlock]) -> Iterator[Rows]:
 
 
 def _near_rows(source: Iterable[CallBlock]) -> Iterator[tuple[Rows, int | None]]:
-    """Yield the rows that are not late, each part with the earliest start of later rows; None after the last."""
+    """Yield the rows that are not late, part by part, each part with a lower bound of the starts in later parts (None
+    at the end).
+    """
     lateness, number = _Lateness(), 0
     blocks: list[CallBlock] = []
     numbers: list[Integers] = []

@@ -1,4 +1,4 @@
-"""Dataclass fields that are computed at first access."""
+"""Dataclass fields that are computed on first access."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ T = TypeVar("T")
 
 
 class LazyField(Generic[T]):
-    """Descriptor of a field that holds a value or a function that computes it. Its dataclass cannot have slots.
+    """Descriptor of a dataclass field that holds a value, or a function that computes it. The dataclass must not have
+    slots.
 
     Parameters
     ----------
@@ -44,5 +45,5 @@ class LazyField(Generic[T]):
 
 
 def is_made(item: object, name: str) -> bool:
-    """Return True if a lazy field already has its value."""
+    """Return True if a lazy field is already computed."""
     return not callable(item.__dict__[f"_{name}"])

@@ -1,4 +1,4 @@
-"""Live arguments and results of a trace's calls, if the trace holds their values."""
+"""Reconstruction of the arguments and results of a trace's calls as live objects, if the trace holds their values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opgrip.traces.table.trace import Trace
 
 
 class LiveArguments:
-    """Factory of the arguments that a trace describes. Names in the trace are never imported.
+    """Creates the arguments that a trace describes. Names in the trace are never imported.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class LiveArguments:
         self._files = [TensorFile(path) for path in trace.tensor_files]
 
     def make(self, tree: Any) -> Any:
-        """Return the live arguments of a tree of specs; missing tensor values are drawn from their value models.
+        """Return the live arguments for specs; missing tensor values are drawn from value models.
 
         Raises
         ------
@@ -46,7 +46,7 @@ class LiveArguments:
         return make_arguments(live, self._classes)
 
     def is_whole(self, spec: TensorSpec) -> bool:
-        """Return True if all values of a tensor were kept."""
+        """Return True if all values of a tensor were recorded."""
         return 0 in spec.shape or spec.device == "meta" or self._trace.tensors.get(_number(spec)) is not None
 
     def _values(self, spec: TensorSpec, shape: tuple[int, ...]) -> torch.Tensor:
@@ -69,7 +69,7 @@ def _number(spec: TensorSpec) -> int:
 
 
 def _device(recorded: str) -> str:
-    """Return the recorded device if this machine has it, else a substitute."""
+    """Return the recorded device if this machine has it, else another one."""
     try:
         torch.empty(0, device=recorded)
     except (RuntimeError, AssertionError, ImportError):

@@ -1,4 +1,4 @@
-"""Marks of `record_function`: pseudo-operators that compute nothing and label the calls that run inside them."""
+"""Labels of `record_function`: pseudo-operators that compute nothing and mark the calls made inside them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from opgrip.traces.codec.call_blocks import Integers
 from opgrip.traces.schema.records import FUNCTION, Signature
 
 MARKS = "profiler."
-"""prefixes of the operators that only inform a profiler"""
+"""prefix of the operators that only mark labels for a profiler"""
 ENTER, EXIT = "profiler._record_function_enter", "profiler._record_function_exit"
 AUTOGRAD = "autograd"
-"""prefixes of the threads that run backward passes on behalf of a waiting thread"""
+"""prefix of the names of threads that run backward passes for a waiting thread"""
 
 
 STEP_LABEL = re.compile(rf"{STEP} [0-9]{{1,9}}")
-"""label of the steps of a recording that was started on demand"""
+"""pattern of the labels of steps in a recording that was started on demand"""
 
 
 def is_mark(op: str) -> bool:
@@ -29,7 +29,7 @@ def is_mark(op: str) -> bool:
 
 
 def is_operator(op: str, kind: str) -> bool:
-    """Return True unless a signature is of a gripped function or a mark of `record_function`."""
+    """Return True unless a signature is of a gripped function or a label of `record_function`."""
     return kind != FUNCTION and not is_mark(op)
 
 
@@ -38,17 +38,17 @@ def are_marks(calls: pd.DataFrame) -> pd.Series[bool]:
 
 
 def operator_calls(calls: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table of calls that are neither gripped functions nor marks of `record_function`."""
+    """Return the rows of a table of calls that are neither gripped functions nor labels of `record_function`."""
     return calls[(calls["kind"] != FUNCTION) & ~are_marks(calls)]
 
 
 def own_calls(calls: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table of calls that `Trace.own_calls` keeps."""
+    """Return the rows of a table of calls or distinct calls that `Trace.own_calls` keeps."""
     return operator_calls(calls[calls["inside"].isna() | calls["gripped"]])
 
 
 def label_of(signature: Signature) -> str | None:
-    """Return the label that calls of a signature open, or None if they open none."""
+    """Return the label that a signature's calls open, or None if they open none."""
     label = signature.args[0] if signature.op.startswith(ENTER) and signature.args else None
     return label if isinstance(label, str) else None
 
@@ -58,11 +58,12 @@ def labeled(
 ) -> pd.Series[bool]:
     """Return a mask of the calls that ran within a selected label.
 
-    Labels nest within their thread. Calls in autograd's threads inherit the labels that are open in any other thread.
+    Labels nest within a thread. Calls in autograd's threads count as inside the labels that are open in any other
+    thread.
 
     Parameters
     ----------
-    label_by_signature : label that the calls of a signature open
+    label_by_signature : label that a signature's calls open, by signature
     """
     spans: list[tuple[int, int]] = []
     within = np.zeros(len(calls), dtype=np.bool_)
@@ -86,7 +87,9 @@ def _are_in_spans(times: Integers, spans: list[tuple[int, int]]) -> np.ndarray[t
 def _within(
     calls: pd.DataFrame, label_by_signature: Mapping[int, str], is_selected: Callable[[str], bool]
 ) -> tuple[list[bool], list[tuple[int, int]]]:
-    """Return whether a selected label is open at each call of one thread, and the time spans in which one is open."""
+    """Return, for each call of one thread, whether a selected label is open; and the time spans in which one
+    is open.
+    """
     open_labels: list[bool] = []
     flags: list[bool] = []
     spans: list[tuple[int, int]] = []

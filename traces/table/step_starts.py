@@ -1,4 +1,4 @@
-"""Start times of a traced program's steps, selection of calls by step and names, and calls that did not end."""
+"""Start times of a program's steps, selection of calls by step and names, and calls that did not end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEVER = np.iinfo(np.int64).max
 
 
 class _Thread:
-    """State of one thread: the first call after each entered call, and the start of the last call."""
+    """A thread's first call after each call that was entered but not ended, and the start of its last call."""
 
     def __init__(self, records: list[Entered]) -> None:
         self.records = records
@@ -62,10 +62,10 @@ class _Thread:
 
 
 def unfinished_calls(entered: Mapping[int, list[Entered]], source: Iterable[CallBlock]) -> list[Entered]:
-    """Return the calls of each thread that were entered and did not end; these are the last ones to begin.
+    """Return the calls that were entered and never ended.
 
-    The recorded start of a call can be later than the time of its entry, because the work of the capture before the
-    operator runs does not count.
+    These are the last calls of their thread. The recorded start
+    of a call can be later than its entry, because it excludes the capture's work before the operator runs.
     """
     if not entered:
         return []
@@ -81,9 +81,10 @@ MOST_STEPS = 1 << 20
 """maximum number of steps that a header may declare"""
 
 Place: TypeAlias = tuple[int, int]
-"""scope and signature: an operator at one place in the program"""
+"""a place in the program: scope and signature"""
 Columns: TypeAlias = tuple[int | None, Integers, Integers, Integers]
-"""calls of one process, in any order: process number (None unless the trace was merged), scope, signature and start"""
+"""calls of one process in any order: process number (None unless the trace was merged), scopes, signatures and starts
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +93,16 @@ class StepStarts:
 
     Attributes
     ----------
-    begins : by process, (steps,) ascending, in ns; only processes whose steps can be distinguished
+    begins : start times in ns, (steps,) ascending, by process; processes whose steps cannot be distinguished are
+        missing
     """
 
     begins: Mapping[int | None, Integers]
 
     def steps_of(self, process: int | None, start_ns: Integers) -> Integers:
-        """Return the step of each call by its start, -1 if unknown; calls before the first step count to it."""
+        """Return the step of each call, given the start times of calls; -1 if unknown. Calls before the first step
+        count as part of it.
+        """
         begins = self.begins.get(process)
         if begins is None:
             return np.full(len(start_ns), -1, dtype=np.int64)
@@ -107,14 +111,14 @@ class StepStarts:
 
 
 def step_starts(read: Callable[[], Iterable[Columns]], counts: Mapping[int | None, int]) -> StepStarts:
-    """Return start times of steps, found from the first place in the program that runs exactly once in every step.
+    """Return start times of steps, derived from the first place in the program that runs exactly once per step.
 
     The calls are read twice: once to count the calls of each place, and once to collect the starts at the chosen
     places. Memory therefore grows with the number of places and steps, not with the number of calls.
 
     Parameters
     ----------
-    counts : by process, its number of steps
+    counts : number of steps by process
     """
     places = {process: _Places() for process in counts}
     for process, scope, signature, start_ns in read():
@@ -130,7 +134,7 @@ def step_starts(read: Callable[[], Iterable[Columns]], counts: Mapping[int | Non
 
 
 class _Places:
-    """Number of calls at each place in a process, and the start of the first one."""
+    """Number of calls at each place in a process, and the start of the first call at each."""
 
     def __init__(self) -> None:
         self._counts: Counter[Place] = Counter()
@@ -157,7 +161,10 @@ class _Places:
 
 
 def find_step_starts(read: Callable[[], Iterable[Record | CallBlock]]) -> StepStarts | None:
-    """Return when the steps of a trace began, whose records are read once or twice; None if it reports no steps."""
+    """Return the start times of the steps of a trace, or None if the trace does not report steps.
+
+    The records are read once or twice.
+    """
     first = next(iter(read()), None)
     counts = step_counts(first.fields) if isinstance(first, Header) else {}
     if counts:
@@ -178,11 +185,11 @@ def find_step_starts(read: Callable[[], Iterable[Record | CallBlock]]) -> StepSt
 
 
 def reported_starts(end: End | None, last_ns: int) -> Integers:
-    """Return when each step began according to a trace's closing record, without a last one that has no calls.
+    """Return the start of each step according to a trace's closing record; a last step without calls is left out.
 
     Parameters
     ----------
-    last_ns : start of the last call that is not a mark of `record_function`: an optimizer's mark ends behind its step
+    last_ns : start of the last call that is not a label of `record_function`; an optimizer's label ends after its step
     """
     starts = np.sort(np.array([] if end is None else end.step_starts_ns[: MOST_STEPS + 1], dtype=np.int64))
     return starts[starts <= last_ns] if len(starts) <= MOST_STEPS else starts[:0]
@@ -200,7 +207,7 @@ def _columns(records: Iterable[Record | CallBlock]) -> Iterator[Columns]:
 
 
 def step_counts(header: Mapping[str, Any]) -> dict[int | None, int]:
-    """Return the number of steps of each process, as far as the header declares it."""
+    """Return the number of steps of each process, for processes whose number of steps is in the header."""
     processes = header.get("processes")
     items: list[tuple[int | None, Any]] = [(None, header)]
     if isinstance(processes, list):
@@ -210,12 +217,12 @@ def step_counts(header: Mapping[str, Any]) -> dict[int | None, int]:
 
 
 class CallFilter:
-    """A filter that selects the calls that meet all conditions.
+    """Selects the calls that meet all conditions.
 
     Parameters
     ----------
-    phase, module, op : names and patterns, of which a call must match one; an empty sequence accepts every call
-    steps : selected steps, counted from 0, and the start times of each process's steps; None selects every step
+    phase, module, op : shell patterns, one of which a call must match; an empty sequence accepts every call
+    steps : selected steps, counted from 0, and start times of all steps; None selects every step
     """
 
     def __init__(
@@ -231,7 +238,7 @@ class CallFilter:
         self._scopes, self._signatures = NumberSet(), NumberSet()
 
     def note(self, record: Record | CallBlock) -> None:
-        """Store a record that later calls refer to."""
+        """Store a record to which later calls refer."""
         if isinstance(record, Scope):
             # as in `Trace.calls`, a backward call belongs to the module of its forward call
             of_forward = None if record.forward is None else self._modules.get(record.forward)
@@ -265,7 +272,7 @@ def call_filter(
 ) -> CallFilter | None:
     """Return the filter for some conditions, or None if all are empty.
 
-    If steps are selected, the trace is read once to find where they start, because a file does not mark them.
+    If steps are selected, the trace is read once to find their starts.
     """
     phases, modules, ops = ((names,) if isinstance(names, str) else tuple(names) for names in (phase, module, op))
     if phases and not any(matches(name, phases) for name in PHASES):
@@ -279,7 +286,7 @@ def call_filter(
 
 
 def _starts_of(reader: TraceReader, steps: range) -> StepStarts:
-    """Return when the steps of a trace began, after checking that the selected steps exist.
+    """Return the start times of a trace's steps; check that the selected steps exist.
 
     Raises
     ------

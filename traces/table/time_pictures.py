@@ -1,4 +1,4 @@
-"""Bar charts of where the time of a trace goes: one bar per operator, divided by phase or module."""
+"""Bar charts of a trace's time, with one bar per operator, divided by phase or module."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = ("op", "module", "phase", "function", "kind", "device", "thread")
-"""columns of a trace's calls that bars and their parts can represent"""
+"""columns of a trace's calls that can be shown as bars and as their parts"""
 MOST_BARS = 20
 LEAST_SHARE = 0.001
-"""least share of the total time that a bar represents"""
+"""smallest share of the total time for which a bar is shown"""
 MOST_PARTS = 6
-"""maximum number of named parts; the remaining ones are merged"""
+"""maximum number of named parts; the other parts are added up"""
 REST = "others"
 DEEPEST = 4
 """maximum depth of module paths in the names of parts"""
 
 
 def check_columns(*names: str) -> None:
-    """Raise `UserError` for a column that bars cannot represent."""
+    """Raise `UserError` if bars cannot show one of the columns."""
     strange = [name for name in names if name not in COLUMNS]
     if strange:
         raise UserError(f"a picture cannot be grouped by {strange[0]}", f"choose {', '.join(COLUMNS)}")
 
 
 def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
-    """Return a figure with a bar for each of the values of `by` that take most time, divided by the values of `parts`.
+    """Return a figure with bars for the values of column `by` that take most time, divided by the values of column
+    `parts`.
 
     Parameters
     ----------
-    table : `Trace.summary(by, parts)`; bars count calls if no call has a time
+    table : result of `Trace.summary(by, parts)`; bars show numbers of calls if no call has a time
     """
     if table.empty:
         raise UserError("the trace has no calls", "capture a step that runs some")
@@ -74,14 +75,17 @@ def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
 
 
 def _texts(values: pd.Series[Any], column: str) -> pd.Series[str]:
-    """Return values as text, with a replacement for empty and missing ones."""
+    """Return the values of a column as text; empty and missing values get a name."""
     absent = "(outside)" if column in ("module", "function") else "-"
     texts = [absent if pd.isna(value) or value == "" else str(value) for value in values]
     return pd.Series(texts, values.index)
 
 
 def _parts(values: pd.Series[Any], column: str) -> pd.Series[str]:
-    """Return the names of the parts; module paths are cut to the fewest levels that yield more than two names."""
+    """Return the values of a column as names of parts.
+
+    Module paths are cut to the smallest depth at which there are more than two different names.
+    """
     texts = _texts(values, column)
     if column != "module":
         return texts
@@ -93,7 +97,7 @@ def _parts(values: pd.Series[Any], column: str) -> pd.Series[str]:
 
 
 def _few(sums: pd.DataFrame) -> pd.DataFrame:
-    """Return the first columns, and the sum of the remaining ones as a single column."""
+    """Return the first columns, and one column with the sum of the others."""
     if sums.shape[1] <= MOST_PARTS + 1:
         return sums
     few = sums.iloc[:, :MOST_PARTS].copy()

@@ -71,10 +71,10 @@ def _none() -> Integers:
 
 @dataclass(frozen=True, repr=False)
 class Trace:
-    """The contents of a trace file.
+    """A trace file loaded into memory.
 
-    `calls`, `storages` and `unfinished` are computed at first access. `distinct_calls` and aggregates of it, such as
-    `summary`, do not need them, so their memory does not grow with the length of the trace.
+    `calls`, `storages` and `unfinished` are computed at first access. `distinct_calls` and results computed from it,
+    such as `summary`, do not need them, so that their memory does not grow with the length of the trace.
 
     Attributes
     ----------
@@ -101,9 +101,9 @@ class Trace:
     unknown : record types and fields of newer versions that were ignored, with their counts
     tensors : by number of a value model, the key of the full values in one of the tensor files
     tensor_files : existing files of full values that belong to the trace
-    observed : by number of a signature, what was observed in calls other than the first
-    effects : by number of a signature, the effects of its call, in the trace of a sample
-    kernels : kernels that signatures' calls ran on an accelerator, if they were recorded
+    observed : values and outputs of calls other than the first, by signature number
+    effects : for the trace of a sample, further facts about each call, by signature number
+    kernels : kernels that ran on an accelerator, by signature, if they were recorded
     source : the calls in blocks of columns, in file order, for functions that process millions of calls
     """
 
@@ -135,11 +135,12 @@ class Trace:
         return f"<Trace{of_model}: {holds}{lacks}>"
 
     def plot(self, by: str = "op", parts: str | None = None, title: str | None = None) -> Figure:
-        """Return a matplotlib figure of where the time goes, which Jupyter shows.
+        """Return a matplotlib figure that shows how the time is distributed; Jupyter displays it.
 
         Parameters
         ----------
-        by : column of `calls` with one bar per value: `op`, `module`, `function`, `phase`, `kind`, `device` or `thread`
+        by : column of `calls` that has one bar per value: `op`, `module`, `function`, `phase`, `kind`, `device` or
+            `thread`
         parts : column that divides the bars; None selects the phase if there are several phases, else the module
         title : title that replaces the description of the trace
 
@@ -165,16 +166,16 @@ class Trace:
 
     @property
     def own_calls(self) -> pd.DataFrame:
-        """Return the calls that are not already included in another recorded call.
+        """Return the calls that are not part of another recorded call.
 
-        Calls made by extension functions and compiled regions are left out. So are gripped functions, because the calls
-        that they made are listed, and marks of `record_function`.
+        Calls inside extension functions and compiled regions are left out. Gripped functions are left out too, because
+        the calls inside them are listed, and so are labels of `record_function`.
         """
         return own_calls(self.calls)
 
     @cached_property
     def distinct_calls(self) -> pd.DataFrame:
-        """Return `calls` with identical calls merged into one row, whatever their starts, and a column `count`.
+        """Return `calls` with calls that differ only in their start merged into one row, and a column `count`.
 
         Rows are in the order of the first start; the columns `tensors` and `first_storage` are missing.
         """
@@ -185,7 +186,8 @@ class Trace:
     def call_parts(self) -> Iterator[tuple[pd.DataFrame, Integers]]:
         """Yield `calls` part by part, in memory that does not grow with their number.
 
-        Parts follow each other and continue the index. Each comes with the storages that its `first_storage` refers to.
+        The parts are in start order, with a continuous index. Each is yielded with the storages to which its
+        `first_storage` refers.
         """
         if is_made(self, "calls") or self.source.is_kept or self._has_function_times:
             yield self.calls, self.storages
@@ -197,13 +199,15 @@ class Trace:
 
     @property
     def _has_function_times(self) -> bool:
-        """Return True if gripped functions have device times, which depend on all calls inside them."""
+        """Return True if the trace has gripped functions with device times, which are sums over the calls
+        inside them.
+        """
         calls = self.distinct_calls
         return bool((calls["kind"] == FUNCTION).any() and calls["device_ns"].notna().any())
 
     @property
     def doubts(self) -> list[str]:
-        """Reasons why the calls of another tool's file do not represent its program."""
+        """Reasons why the calls in another tool's file do not represent the program."""
         doubts = self.header.get("doubts")
         in_header = list(map(str, doubts)) if isinstance(doubts, list) else []
         unseen = self.graphs[~self.graphs["captured"]]
@@ -229,7 +233,7 @@ class Trace:
 
     @property
     def device_time_doubt(self) -> str | None:
-        """Reason why the device times of the calls contain time of the host, or None if no such reason is known."""
+        """Reason why the calls' device times may include host time, or None if none is known."""
         if self.source.has_later_times or "converted_from" in self.header:
             return None
         if is_made(self, "calls") and self.calls.empty:
@@ -243,7 +247,7 @@ class Trace:
 
     @property
     def names(self) -> CallNames:
-        """Return the records that numbers in blocks of calls refer to."""
+        """Return the records to which numbers in blocks of calls refer."""
         return CallNames(self.signatures, self.scopes, self.threads)
 
     @property
@@ -265,11 +269,12 @@ class Trace:
     def summary(self, *columns: str) -> pd.DataFrame:
         """Return one row per operator by decreasing share of time: op, calls, signatures, time_us, total_us, share.
 
-        In `time_us` and `share`, each call counts with the median of its signature's calls, so that a call that the
-        system interrupted has no more weight than the others; `total_us` is the sum of the measured times. A call that
-        ran on an accelerator counts with its device time; if there are such calls, the column `host_us` has the sum of
-        all times on the host. If no call has a time, `share` is the share of calls. The time of an extension function
-        includes the calls that it made, which have no row. A gripped function has no row, because its calls have rows.
+        `time_us` and `share` use the median time of each signature for all its calls, so that a call which the system
+        interrupted does not distort them; `total_us` is the sum of the measured times. A call that ran on an
+        accelerator counts with its device time; if there are such calls, the column `host_us` has the sum of all times
+        on the host. If no call has a time, `share` is the share of calls. Calls inside an extension function have no
+        row; the time of the function includes them. A gripped function has no row, because the calls inside it have
+        rows.
 
         Parameters
         ----------
@@ -316,18 +321,18 @@ def load(
     op: str | Sequence[str] = (),
     steps: range | int | None = None,
 ) -> Trace:
-    """Load a trace file as far as it is intact; `Trace.missing` describes what is missing.
+    """Load a trace file, up to the first damage; `Trace.missing` describes the missing part.
 
     Files of other tools are loaded as traces, too; see docs/formats.md.
 
     Parameters
     ----------
-    partial : whether to accept a cut or damaged file; None accepts it with a warning
-    unbounded : load a file that exceeds the limits of docs/trace-format.md, if its origin is trusted
+    partial : True to accept a cut or damaged file, False to raise an error, None to accept it with a warning
+    unbounded : True to load a file that exceeds the limits in docs/trace-format.md; only for trusted files
     reader : reader of the file, to choose its format or to get the losses of its conversion
-    phase, module, op : load only calls with a matching phase, module or operator; shell patterns, of which one must
-        match
-    steps : load only calls of these steps of `opcapture`, counted from 0
+    phase, module, op : shell patterns; only calls whose phase, module or operator matches one of the patterns are
+        loaded
+    steps : steps whose calls are loaded, counted from 0
 
     Raises
     ------
@@ -350,7 +355,7 @@ def load(
 
 
 class _Contents:
-    """Collector of the records of a trace that is being loaded."""
+    """Collects the records of a trace while it is loaded."""
 
     def __init__(self, source: CallSource) -> None:
         self._source = source
@@ -396,7 +401,7 @@ class _Contents:
                 fields["header"] = _with_accelerators(fields["header"], record)
 
     def trace(self, reader: TraceReader) -> Trace:
-        """Return the trace made of the collected records."""
+        """Return the trace with the collected records."""
         fields = self._fields
         names = CallNames(fields["signatures"], fields["scopes"], fields["threads"])
         self._source.weigh_graphs(fields["signatures"])
@@ -413,7 +418,9 @@ class _Contents:
 
 
 def _with_accelerators(header: dict[str, Any], end: End) -> dict[str, Any]:
-    """Return a header with the accelerators of the closing record, which may have started after the header."""
+    """Return a header with the accelerators from the closing record, which knows those that were first used after the
+    header was written.
+    """
     later = {"devices": end.devices, "accelerator": end.accelerator}
     present = {name: facts for name, facts in later.items() if facts}
     before = {name: header[name] for name in present if isinstance(header.get(name), dict)}

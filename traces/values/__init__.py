@@ -1,4 +1,6 @@
-"""Value models: compact descriptions of a tensor, from which values are drawn that an operator treats the same."""
+"""Value models: compact descriptions of a tensor's values, from which similar values can be drawn. An operator takes
+the same time with these and returns outputs of the same sizes.
+"""
 
 from opgrip.traces.schema.records import Drawable, ValueModel
 from opgrip.traces.values.model import (

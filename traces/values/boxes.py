@@ -1,4 +1,6 @@
-"""Value model of boxes and their overlap, including a layout that keeps as many boxes in a non-maximum suppression."""
+"""Value model of boxes and their overlap, with a layout for which non-maximum suppression keeps the recorded number of
+boxes.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,20 @@ from opgrip.traces.values.drawing import at_quantiles, distinct, shuffled
 from opgrip.traces.values.model import PIECES, leading, sample, value_models
 
 QUERIES, OTHERS = 64, 512
-"""number of boxes that are compared, and number of boxes that they are compared with"""
+"""number of boxes for which overlaps are counted, and number of boxes with which each is compared"""
 SPACING = 0.6
-"""distance of equal neighbours, relative to the side: their intersection over union is 0.4 / 1.6, a quarter"""
+"""distance between neighbouring boxes of equal size, relative to the side; their intersection over union is 0.4 / 1.6 =
+0.25
+"""
 JITTER = 1e-3
-"""largest displacement of a copy, relative to the side"""
+"""maximum displacement of a copied box, relative to its side"""
 MAX_LAYERS = 60
 MAX_CELLS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Boxes of one size on a grid.
+    """A grid of boxes of one size.
 
     Attributes
     ----------
@@ -59,7 +63,7 @@ def overlapping(boxes: torch.Tensor) -> float:
 
 
 def copies(boxes: torch.Tensor, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Return `count` boxes, (N, 4), x1 y1 x2 y2, in random order: the given ones and near copies of each.
+    """Return `count` boxes, (N, 4) x1 y1 x2 y2, in random order: the given boxes and slightly moved copies of them.
 
     Parameters
     ----------
@@ -85,14 +89,14 @@ def draw_separate_boxes(
     whole: bool,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """Return `count` boxes, (N, 4), x1 y1 width height; no two have an intersection over union of 0.3.
+    """Return `count` boxes, (N, 4) x1 y1 width height, of which no two have an intersection over union of 0.3 or more.
 
     Each layer of boxes forms a grid. Sides halve from layer to layer, so that a box of one layer has at most a quarter
-    of the area of any box of another. All this holds whether a side is counted as x2 - x1 or as x2 - x1 + 1.
+    of the area of any box of another. This is true for both definitions of a side, x2 - x1 and x2 - x1 + 1.
 
     Parameters
     ----------
-    low, high : range of each column; sides below it are used if the boxes do not fit otherwise
+    low, high : range of each column; shorter sides are used if the boxes do not fit otherwise
     widths : equidistant quantiles of the width
     whole : whether all columns hold integers
     """
@@ -112,7 +116,7 @@ def draw_separate_boxes(
 
 
 def _layers(count: int, low: list[float], high: list[float], whole: bool) -> list[_Layer]:
-    """Return grids from the largest boxes to the smallest ones, continued until `count` boxes fit."""
+    """Return grids with smaller and smaller boxes, until `count` boxes fit."""
     layers: list[_Layer] = []
     # zero sides have no area to overlap with
     width, height = (side if side > 0 else 1.0 for side in high[2:])
@@ -138,7 +142,7 @@ def _layers(count: int, low: list[float], high: list[float], whole: bool) -> lis
 
 
 def _shares(count: int, layers: list[_Layer], widths: list[float]) -> list[int]:
-    """Return the number of boxes of each layer, following the distribution of widths as far as boxes fit."""
+    """Return the number of boxes in each layer, which follows the distribution of widths as far as there is space."""
     edges = [layer.size[0] for layer in layers[1:]]
     above = [1 - bisect(widths, edge) / len(widths) for edge in edges] + [1.0]
     shares, before = [], 0.0
@@ -156,30 +160,30 @@ def _shares(count: int, layers: list[_Layer], widths: list[float]) -> list[int]:
 
 MAX_COLUMNS = 8
 GLANCED = 64
-"""number of leading elements that are examined before all others are"""
+"""number of leading elements that are examined first"""
 SAMPLED = 1 << 14
 """number of elements that are sorted for quantiles"""
 PROBABILITIES = tuple(at / 8 for at in range(9))
 """probabilities of the quantiles kept for each column"""
 LARGEST = 1e15
-"""largest distance of a corner from zero"""
+"""maximum distance of a corner from zero"""
 CROWDED = 1.0
-"""mean number of overlapping boxes from which on boxes are drawn in groups"""
+"""mean number of overlapping boxes above which boxes are drawn in groups"""
 
 
 @value_models.register("boxes")
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """Column ranges of an (N, C) tensor that holds boxes x1 y1 x2 y2, or an index followed by a box.
+    """Value model of an (N, C) tensor of boxes x1 y1 x2 y2, which an image index may precede.
 
-    Drawn boxes keep x2 right of x1 and y2 below y1. Image indices stay integers, because `roi_align` uses them as
+    Drawn boxes have x2 > x1 and y2 > y1. Image indices stay integers, because `roi_align` uses them as
     offsets into memory.
 
     Attributes
     ----------
     first : column of x1
     low, high : range of each column, with width and height instead of x2 and y2
-    whole : for each column, whether it holds only integers
+    whole : for each column, True if it holds only integers
     quantiles : nine equidistant quantiles of each column; None in old traces
     overlap : mean number of other boxes that a box overlaps with an intersection over union above one half; None in old
         traces
@@ -221,7 +225,7 @@ class Boxes:
 
     @classmethod
     def _of(cls, first: int, columns: torch.Tensor, overlap: float) -> Boxes:
-        """Return the model of rows x1 y1 width height."""
+        """Return the model of boxes in the form x1 y1 width height."""
         low, high = columns.amin(dim=0).tolist(), columns.amax(dim=0).tolist()
         whole = (columns == columns.round()).all(dim=0).tolist()
         ranked = sample(columns, SAMPLED).sort(dim=0).values
@@ -254,9 +258,11 @@ class Boxes:
             checks.whole(self.groups, "a count of groups", 1)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return boxes whose columns follow the quantiles, or are uniform without them; sizes determine the corners.
+        """Return boxes whose columns follow the quantiles, or are uniform if there are none; x2 and y2 follow from
+        width and height.
 
-        If the number of kept boxes is known, that many boxes are separate and the others are near copies of them.
+        If `groups` is known, this number of boxes are separate, and the others are slightly moved
+        copies of them.
         """
         columns, numel = len(self.low), torch.Size(shape).numel()
         count = -(-numel // columns)
@@ -268,7 +274,7 @@ class Boxes:
         return rows.to(dtype).reshape(-1)[:numel].reshape(shape)
 
     def _column(self, at: int, count: int, generator: torch.Generator) -> torch.Tensor:
-        """Return `count` random elements of a column."""
+        """Return `count` random values of a column."""
         if self.quantiles is not None:
             values = at_quantiles(self.quantiles[at], PROBABILITIES, count, generator)
         else:
@@ -277,7 +283,7 @@ class Boxes:
         return values.round() if self.whole[at] else values
 
     def _places(self, rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Return the boxes that will be copied, chosen from independently drawn boxes x1 y1 width height."""
+        """Return the boxes that will be copied, out of independently drawn boxes x1 y1 width height."""
         if self.groups is not None:
             corners = slice(self.first, self.first + 4)
             low, high = self.low[corners], self.high[corners]

@@ -1,7 +1,8 @@
 """Default values for arguments without recorded values: values that the operator accepts and usually receives.
 
-Files of other tools contain only shapes. The normal floats and zeros that other arguments get would be rejected as
-probabilities, select nothing as masks, and read the same row again and again as indices.
+Files of other tools contain only shapes. By default, floats are drawn from a normal distribution, and integers are
+zero. Such values would be rejected as probabilities; as a mask they would select nothing, and as indices they would
+always read the same row.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ Call = Mapping[str, Any]
 Make = Callable[[TensorSpec, Call], ValueModel | None]
 BOOL, WHOLE, FLOAT = "bool", "int", "float"
 IMAGE = 800.0
-"""width of the image that contains generated boxes"""
+"""width in pixels of the image that contains generated boxes"""
 SHARED = 0.05
-"""ratio of the off-diagonal elements of a positive definite matrix to the diagonal"""
+"""off-diagonal elements of a positive definite matrix, relative to the diagonal"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,8 @@ class Default:
     ----------
     op : shell patterns of operator names, separated by `|`
     argument : shell patterns of argument names, in the same form
-    of : kind of dtypes that the row applies to
-    make : function that returns the model of a tensor's values, or None if the call does not determine one
+    of : kind of dtype to which the row applies
+    make : function that returns the value model for a tensor, or None if it depends on unknown facts
     """
 
     op: str
@@ -60,14 +61,15 @@ class Default:
 def default_values(
     op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Any = None, first: int = -1
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[int, ValueModel]]:
-    """Return a call's arguments, in which tensors without values refer to default models, and these models by number.
+    """Return a call's arguments, in which tensors without recorded values refer to default models, and these models by
+    number.
 
     Parameters
     ----------
     op : name as in a signature
-    args, kwargs : trees of values and `TensorSpec`
+    args, kwargs : nested values and `TensorSpec`
     outputs : outputs of the call if they are known, for example to find how many elements a mask selects
-    first : number of the first model, below zero because numbers of a trace are not; further numbers decrease
+    first : number of the first model; it is negative, because numbers in a trace are not, and further numbers decrease
     """
     names = [name for name, _ in schema_arguments(op)]
     call = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -138,7 +140,7 @@ def _rows(name: str, dimension: int = 0) -> Callable[[Call], int]:
 
 
 def _along(call: Call) -> int:
-    """Return the size of the dimension that is indexed."""
+    """Return the size of the dimension that an index selects from."""
     return int(call["self"].shape[call["dim"]]) if call["self"].shape else 1
 
 
@@ -152,12 +154,12 @@ def _classes(call: Call) -> int:
 
 
 def _plane(dimensions: int) -> Callable[[Call], int]:
-    """Return a function that counts the positions in the last dimensions of the pooled tensor."""
+    """Return a function that returns the number of positions in the last dimensions of the pooled tensor."""
     return lambda call: math.prod(call["self"].shape[-dimensions:])
 
 
 def _in_list(are_distinct: bool) -> Make:
-    """Return a maker for lists of indices, each within the dimension that it indexes."""
+    """Return a function that makes a list of index tensors, each within the range of the dimension that it indexes."""
 
     def make(spec: TensorSpec, call: Call) -> ValueModel | None:
         sizes = iter(call["self"].shape)
@@ -182,7 +184,9 @@ def _all(spec: TensorSpec, call: Call) -> ValueModel:
 
 
 def _as_values(spec: TensorSpec, call: Call) -> ValueModel:
-    """Return a mask for `index_put`: one true element per row of `values`, or half of all if one value is broadcast."""
+    """Return a mask for `index_put` with one true element per row of `values`, or half of all elements if `values` is
+    broadcast.
+    """
     total = math.prod(spec.shape)
     shape = call["values"].shape
     rows = shape[0] if len(shape) > len(call["self"].shape) - len(spec.shape) and shape[0] != 1 else total // 2
@@ -206,7 +210,7 @@ def _repeats(spec: TensorSpec, call: Call) -> ValueModel | None:
 
 
 def _steps(spec: TensorSpec, call: Call) -> ValueModel | None:
-    """Return lengths of packed sequences, all equal to the longest."""
+    """Return batch sizes of a packed sequence in which all sequences are equally long."""
     longest = int(call["input"].shape[1 if call["batch_first"] else 0])
     return _numbers(spec, longest, longest)
 
@@ -216,7 +220,7 @@ def _keys(spec: TensorSpec, call: Call) -> ValueModel | None:
 
 
 def _boxes(spec: TensorSpec, call: Call) -> ValueModel | None:
-    """Return boxes within an image, preceded by the index of the image if there are five columns."""
+    """Return boxes within an image; if there are five columns, the first one is the index of the image."""
     columns = spec.shape[-1] - 4
     if len(spec.shape) != 2 or columns not in (0, 1):
         return None
@@ -231,12 +235,14 @@ def _positive_definite(spec: TensorSpec, call: Call) -> ValueModel:
 
 
 def _triangular(upper_by_default: bool) -> Make:
-    """Return a maker of triangular matrices with a diagonal far from zero; argument `upper` selects the triangle."""
+    """Return a function that makes triangular matrices with a diagonal far from zero; the argument `upper` selects the
+    triangle.
+    """
     return lambda spec, call: Triangular(bool(call.get("upper", upper_by_default)), 1.0, 2.0, 0.1, 0.0)
 
 
 def _ranges() -> Iterator[Default]:
-    """Yield rows for floats that are rejected or meaningless outside of a range."""
+    """Yield rows for floats that must lie in a range to be accepted or meaningful."""
     chance, positive, around = _between(0.0, 1.0), _between(0.5, 1.5), _between(-1.0, 1.0)
     yield Default("aten.bernoulli*|aten.multinomial*", "self|p", FLOAT, chance)
     yield Default("aten.binary_cross_entropy*", "target", FLOAT, chance)
@@ -255,7 +261,7 @@ def _ranges() -> Iterator[Default]:
 
 
 def _structures() -> Iterator[Default]:
-    """Yield rows for matrices that are factored or solved with, and for boxes."""
+    """Yield rows for matrices that are factorized or used to solve linear systems, and for boxes."""
     yield Default("aten.cholesky.*|aten.linalg_cholesky*", "self", FLOAT, _positive_definite)
     yield Default("aten._linalg_eigh*", "A", FLOAT, _positive_definite)
     yield Default("aten.cholesky_inverse*", "self", FLOAT, _triangular(False))
@@ -267,7 +273,7 @@ def _structures() -> Iterator[Default]:
 
 
 def _indices() -> Iterator[Default]:
-    """Yield rows for indices; indices that are written to are distinct if possible."""
+    """Yield rows for indices; indices of elements that are written are distinct if possible."""
     yield Default("aten.embedding.*|aten._embedding_bag*.default", "indices", WHOLE, _below(_embeddings))
     yield Default("aten.embedding*_backward*|aten._embedding_bag*", "indices", WHOLE, _below(_embeddings))
     yield Default("aten.*embedding_bag*", "offsets", WHOLE, _equal_lengths)
@@ -288,7 +294,7 @@ def _indices() -> Iterator[Default]:
 
 
 def _numbers_and_masks() -> Iterator[Default]:
-    """Yield rows for classes, lengths, keys and masks."""
+    """Yield rows for class labels, lengths, keys and masks."""
     yield Default("aten.*nll_loss*|aten.cross_entropy_loss*", "target", WHOLE, _below(_classes))
     yield Default("aten.one_hot*", "self", WHOLE, _below(lambda call: max(1, call.get("num_classes", 1))))
     yield Default("aten.*ctc_loss*", "targets", WHOLE, _below(_rows("log_probs", -1)))
@@ -309,4 +315,4 @@ def _embeddings(call: Call) -> int:
 
 
 DEFAULTS = (*_ranges(), *_structures(), *_indices(), *_numbers_and_masks())
-"""table of defaults, of which the first row that matches an argument applies"""
+"""table of defaults; the first row that matches an argument applies"""

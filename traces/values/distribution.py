@@ -1,4 +1,4 @@
-"""Distributions of floats, and the value model of rows of probabilities."""
+"""Distributions of floats, and the value model of probabilities."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NUMPY_INTEGERS: dict[int, Any] = {4: np.int32, 8: np.int64}
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """Counts of elements that are not plain numbers."""
+    """Number of elements of each special kind: zeros, nan, infinities and denormals."""
 
     zeros: int
     denormals: int
@@ -47,14 +47,16 @@ def as_floats(tensor: torch.Tensor) -> Floats1D:
 
 
 def magnitudes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bits of floats of two bytes or more without the sign; their order is the order of absolute values."""
+    """Return the bits of floats without the sign, as integers in the order of absolute values; dtypes of two bytes or
+    more.
+    """
     integer = _INTEGERS[tensor.itemsize]
     return tensor.view(integer) & torch.iinfo(integer).max
 
 
 @cache
 def smallest(dtype: torch.dtype) -> int:
-    """Return the bits of the smallest normal number."""
+    """Return the bits of the smallest positive normal number."""
     return int(torch.tensor(torch.finfo(dtype).tiny, dtype=dtype).view(_INTEGERS[dtype.itemsize]))
 
 
@@ -82,7 +84,7 @@ def is_plain(values: Floats1D, dtype: torch.dtype) -> NDArray[np.bool_]:
 
 
 def draw_denormals(count: int, dtype: torch.dtype, signed: bool, generator: torch.Generator) -> torch.Tensor:
-    """Return `count` denormal numbers (N,), of both signs if `signed`."""
+    """Return `count` denormal numbers (N,), of both signs if `signed` is True."""
     integer = _INTEGERS[dtype.itemsize]
     device = generator.device
     bits = torch.randint(1, smallest(dtype), (count,), dtype=integer, generator=generator, device=device)
@@ -100,7 +102,7 @@ def _magnitudes(values: Floats1D) -> NDArray[Any]:
 
 @cache
 def _bounds(dtype: torch.dtype, itemsize: int) -> tuple[int, int]:
-    """Return the bits of the dtype's smallest normal number and of inf, as floats of `itemsize` bytes."""
+    """Return the bits, in floats of `itemsize` bytes, of the dtype's smallest normal number and of infinity."""
     integer = _NUMPY_INTEGERS[itemsize]
     real = np.float32 if itemsize == 4 else np.float64
     bounds = np.array([torch.finfo(dtype).tiny, math.inf], dtype=real).view(integer)
@@ -112,14 +114,14 @@ _TAIL = (0.0, 0.001, 0.005, 0.01, 0.02)
 PROBABILITIES = (*_TAIL, *(at / 20 for at in range(1, 20)), *(1 - at for at in reversed(_TAIL)))
 """probabilities of the quantiles that are kept, denser in the tails"""
 DIGITS = 9
-"""significant digits that distinguish any two 32-bit floats (IEEE 754-2019, 5.12.2)"""
+"""number of significant digits that distinguish any two 32-bit floats (IEEE 754-2019, 5.12.2)"""
 FEW = 1024
-"""number of plain elements in a sample below which the whole tensor is searched for them"""
+"""number of plain elements in a sample below which the whole tensor is searched for more"""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A distribution within a range, with fields as in `Floats`."""
+    """Distribution of floats within a range; the fields are those of `Floats` with the same names."""
 
     mean: float
     std: float
@@ -130,7 +132,7 @@ class Distribution:
     whole: bool = False
 
     def draw(self, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return `count` numbers (N,) that are neither zero nor denormal; two of them are the bounds of the range."""
+        """Return `count` numbers (N,) that are neither zero nor denormal; two of them are the ends of the range."""
         device = generator.device
         work = torch.float64 if dtype == torch.float64 else torch.float32
         if self.shape == "quantiles" and self.quantiles is not None:
@@ -162,7 +164,7 @@ def distribution_of(values: Floats1D, dtype: torch.dtype, kinds: Kinds, sampled:
     ----------
     dtype : original dtype of the values
     kinds : counts of the other elements
-    sampled : number of elements that are examined, except for the range
+    sampled : number of elements that are examined; the range covers all elements
     """
     count = len(values) - kinds.special
     if not count:
@@ -192,7 +194,7 @@ def distribution_of(values: Floats1D, dtype: torch.dtype, kinds: Kinds, sampled:
 
 
 def _shortened(values: list[float], dtype: torch.dtype) -> list[float]:
-    """Return equal numbers of the dtype with the fewest digits, which halves their size in a trace."""
+    """Return the values with the fewest digits that still give the same numbers in the dtype, to shorten the trace."""
     if dtype == torch.float64:
         return values
     # a number next to the end of the dtype's range could be rounded out of it
@@ -235,7 +237,7 @@ STEPS = 24
 @value_models.register("probabilities")
 @dataclass(frozen=True, slots=True)
 class Probabilities:
-    """Rows along the last dimension that are non-negative and add up to one.
+    """Value model of rows, along the last dimension, of non-negative numbers that add up to one.
 
     Attributes
     ----------
@@ -252,7 +254,7 @@ class Probabilities:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Probabilities | None:
-        """Return the model of floats in rows of two or more that are probabilities, else None."""
+        """Return the model if the rows of a float tensor are probabilities of at least two classes, or None."""
         if not tensor.dtype.is_floating_point or tensor.itemsize < 2 or tensor.dim() < 1 or tensor.shape[-1] < 2:
             return None
         # the sum of rounded numbers has the error of several roundings
@@ -274,7 +276,9 @@ class Probabilities:
             raise FormatError("more zeros and denormals than elements")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return rows whose largest elements have the recorded mean, with the same shares of zeros and denormals."""
+        """Return rows with the recorded mean of the largest probability and the recorded shares of zeros and
+        denormals.
+        """
         length = shape[-1] if shape else 1
         count, device = torch.Size(shape).numel(), generator.device
         rows = count // length
@@ -301,7 +305,9 @@ class Probabilities:
         return values.to(dtype).reshape(shape)
 
     def _spread(self, logits: torch.Tensor, length: int) -> float:
-        """Return the factor for normal logits that yields the recorded mean of the largest probability."""
+        """Return the factor for normally distributed logits with which the largest probability has the
+        recorded mean.
+        """
         part = logits[: max(1, TRIED // length)]
         low, high = 0.0, 1.0
         while high < 1e4 and float((part * high).softmax(-1).amax(-1).mean()) < self.peak:

@@ -1,4 +1,4 @@
-"""Random draws in bounded memory for value models, and checks of their fields."""
+"""Random draws for value models, with limited memory, and checks of the models' fields."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def counted(pairs: Any, what: str, most: int) -> None:
 
 
 CELLS = 2000
-"""number of cells of equal width; every probability in use, a multiple of 1/1000 or 1/16, ends a cell"""
+"""number of cells of equal probability; every probability in use, a multiple of 1/1000 or 1/16, is the end of a cell"""
 PIECE = 1 << 15
-"""count of numbers that fit in a processor's cache and for which torch does not wake other threads"""
+"""number of values that fit in a processor's cache, and for which torch does not use several threads"""
 
 
 def exactly(chosen: int, total: int, generator: torch.Generator) -> torch.Tensor:
-    """Return a mask of `total` elements, of which exactly `chosen` are true, at random places."""
+    """Return a mask of `total` elements, of which exactly `chosen` are true, at random positions."""
     device = generator.device
     chosen = max(0, min(chosen, total))
     if chosen in (0, total):
@@ -95,7 +95,7 @@ def exactly(chosen: int, total: int, generator: torch.Generator) -> torch.Tensor
 
 
 def in_runs(chosen: int, total: int, runs: int, generator: torch.Generator) -> torch.Tensor:
-    """Return a mask of `total` elements, of which exactly `chosen` are true, in `runs` runs at random places."""
+    """Return a mask of `total` elements, of which `chosen` are true in `runs` separate runs at random positions."""
     device = generator.device
     others = total - chosen
     if chosen in (0, total):
@@ -123,7 +123,7 @@ def shuffled(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def between(low: int, high: int, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Return uniform random integers from `low` to `high`, both included."""
+    """Return `count` uniform random integers from `low` to `high`, both included."""
     # torch excludes the upper bound, and the successor of the largest integer does not fit in 64 bits
     bound = max(min(high + 1, HIGHEST), low + 1)
     return torch.randint(low, bound, (count,), generator=generator, device=generator.device)
@@ -142,7 +142,7 @@ def distinct(count: int, low: int, high: int, generator: torch.Generator) -> tor
 
 
 def parts(total: int, weights: torch.Tensor, most: int | None = None) -> torch.Tensor:
-    """Return integers of at least one that are proportional to weights and add up to `total`.
+    """Divide `total` into integers of at least 1, in proportion to weights.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def at_quantiles(
 
     Parameters
     ----------
-    probabilities : of the quantiles, multiples of 1 / `CELLS`
+    probabilities : probabilities of the quantiles, multiples of 1 / `CELLS`
     """
     device = generator.device
     knots = torch.tensor(probabilities, dtype=torch.float64)
@@ -186,11 +186,11 @@ def at_quantiles(
 
 
 def _between_levels(levels: torch.Tensor, cell: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """Return the interpolation between the level of each cell and the next one."""
+    """Return values between the quantile at the start of a cell and the next quantile, by linear interpolation."""
     # the difference of two levels can overflow a float
     return levels[cell] * (1 - part) + levels[cell + 1] * part
 
 
 def scaled(share: int, whole: int, size: int) -> int:
-    """Return the count out of `size` that corresponds to `share` out of `whole`."""
+    """Return `size` * `share` / `whole`, rounded to an integer."""
     return share if size == whole else round(share * size / whole)

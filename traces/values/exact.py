@@ -19,7 +19,7 @@ MAX_ELEMENTS = 64
 @value_models.register("exact")
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """All values of a tensor of at most 64 elements, in order."""
+    """Value model of a tensor of at most 64 elements: all values in order."""
 
     data: list[bool | int | float | complex]
 
@@ -38,14 +38,14 @@ class Exact:
             check_element(value)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return the values, repeated or cut to fit the shape."""
+        """Return the values, repeated or cut to fill the shape."""
         values = elements(self.data, dtype, generator.device)
         count = torch.Size(shape).numel()
         return values.repeat(-(-count // len(self.data)))[:count].reshape(shape)
 
 
 def check_element(value: Any) -> None:
-    """Raise `FormatError` unless a value is a number that a tensor can hold."""
+    """Raise `FormatError` if a value is not a number that a tensor can hold."""
     if not isinstance(value, bool | int | float | complex):
         raise FormatError(f"a value that is not a number: {str(value)[:40]}")
     if isinstance(value, int) and not LOWEST <= value <= UNSIGNED:
@@ -67,7 +67,7 @@ def elements(data: list[bool | int | float | complex], dtype: torch.dtype, devic
 @value_models.register("constant")
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """The common value of all elements of a tensor of any size, which may be nan."""
+    """Value model of a tensor whose elements all have the same value, which may be nan."""
 
     value: bool | int | float | complex
 
@@ -88,14 +88,15 @@ class Constant:
         check_element(self.value)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return a tensor filled with the value."""
+        """Return a tensor filled with the constant."""
         return elements([self.value], dtype, generator.device)[0].expand(shape).clone()
 
 
 @value_models.register("booleans")
 @dataclass(frozen=True, slots=True)
 class Booleans:
-    """The number of true elements, which determines the output size of `nonzero` and `masked_select`.
+    """Value model of booleans: the number of true elements, which determines the output size of `nonzero` and
+    `masked_select`.
 
     Attributes
     ----------
@@ -126,7 +127,9 @@ class Booleans:
                 raise FormatError("true booleans without a run")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return booleans with as many true elements and runs, at random places; counts scale with the size."""
+        """Return booleans with the recorded numbers of true elements and runs, at random positions; both scale with the
+        size.
+        """
         count = torch.Size(shape).numel()
         true = scaled(self.true, self.total, count)
         if self.runs is None or true in (0, count):
@@ -140,7 +143,7 @@ FREQUENT = 64
 @value_models.register("one_hot")
 @dataclass(frozen=True, slots=True)
 class OneHot:
-    """Class frequencies of one-hot rows along the last dimension.
+    """Value model of one-hot rows, along the last dimension: the frequency of each class.
 
     Attributes
     ----------
@@ -184,7 +187,7 @@ class OneHot:
         checks.whole(self.others + sum(count for _, count in self.frequent), "a count of rows", 1)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return rows in random order with the same class counts, or shares if the number of rows differs."""
+        """Return rows in random order with the recorded class counts, scaled if the number of rows differs."""
         length = shape[-1] if shape else 1
         rows, device = torch.Size(shape).numel() // length, generator.device
         total = self.others + sum(count for _, count in self.frequent)

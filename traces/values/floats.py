@@ -24,29 +24,31 @@ from opgrip.traces.values.model import PIECES, value_models
 from opgrip.traces.values.order import Ordered, last_length, order_of
 
 ROUNDS = 8
-"""maximum number of times that further numbers are drawn because too many are equal"""
+"""maximum number of times that more numbers are drawn because too many were equal"""
 SAMPLED = 1 << 15
-"""number of elements above which the distribution is taken from an even sample; range and shares count all elements"""
+"""number of elements above which the distribution is computed from evenly spaced elements; range and shares use all
+elements
+"""
 
 
 @value_models.register("floats")
 @dataclass(frozen=True, slots=True)
 class Floats(Ordered):
-    """A distribution cut to a range, with the shares of exact zeros, denormals, nan and inf.
+    """Value model of floats: a distribution within a range, with the shares of zeros, denormals, nan and infinities.
 
     Complex tensors are described by their real and imaginary parts taken together. *Plain* elements are finite and
     neither zero nor denormal.
 
     Attributes
     ----------
-    mean, std, low, high : of the plain elements; 0 if there are none
+    mean, std, low, high : statistics of the plain elements; 0 if there are none
     zeros, nan, inf, minus_inf, denormals : share of all elements, 0 to 1
     shape : distribution of the plain elements: `normal`, `uniform` or `quantiles`
-    quantiles : of the plain elements, at `distribution.PROBABILITIES`; None for the other shapes
-    whole : whether all plain elements are integers
+    quantiles : quantiles of the plain elements at `distribution.PROBABILITIES`; None for other shapes
+    whole : True if all plain elements are integers
     distinct : number of different values, if an operator's output determines it
-    zero_runs : number of runs of zeros in row-major order, relative to the number of elements; None without zeros. The
-        square root of contiguous zeros takes a fifth of the time of as many zeros among other values
+    zero_runs : number of runs of zeros in row-major order, relative to the number of elements; None without zeros. (The
+        square root of a run of zeros takes a fifth of the time of scattered zeros.)
     """
 
     mean: float
@@ -118,7 +120,7 @@ class Floats(Ordered):
         self.check_order()
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return numbers from the distribution with the same shares of zeros, denormals, nan and inf."""
+        """Return numbers from the distribution, with the recorded shares of zeros, denormals, nan and infinities."""
         if dtype.is_complex:
             return torch.view_as_complex(self.draw((*shape, 2), dtype.to_real(), generator))
         wide = dtype.is_floating_point and dtype.itemsize > 1
@@ -141,7 +143,7 @@ class Floats(Ordered):
     def _others(
         self, count: int, dtype: torch.dtype, generator: torch.Generator, zeros: float, total: int | None = None
     ) -> torch.Tensor:
-        """Return `count` of `total` values in random order, of which the share `zeros` is zero."""
+        """Return `count` of `total` values in random order; the share `zeros` of them is zero."""
         specials: list[torch.Tensor] = []
         free, device, total = count, generator.device, count if total is None else total
         for value, share in (

@@ -19,16 +19,16 @@ from opgrip.traces.values.order import Ordered, last_length, order_of
 Integers1D = NDArray[np.int64]
 
 WIDEST = 1 << 22
-"""widest range whose numbers are counted one by one"""
+"""maximum width of a range whose numbers are counted individually"""
 SORTED = 1 << 20
-"""number of elements up to which all are sorted to be counted; larger tensors are sampled"""
+"""maximum number of elements that are all sorted and counted; larger tensors are sampled"""
 SAMPLED = 1 << 15
 HASHED = 1 << 18
 """approximate number of elements whose distinct values are counted to estimate the total"""
 
 
 def tally(flat: Integers1D) -> tuple[Integers1D, Integers1D]:
-    """Return the distinct values of integers (N,), ascending, and their counts."""
+    """Return the distinct values of integers (N,) in ascending order, and their counts."""
     low, high = int(flat.min()), int(flat.max())
     if is_narrow(low, high, len(flat)):
         histogram = np.bincount(flat - low if low else flat)
@@ -41,12 +41,14 @@ def tally(flat: Integers1D) -> tuple[Integers1D, Integers1D]:
 
 
 def is_narrow(low: int, high: int, count: int) -> bool:
-    """Return True if counting each number of a range is cheaper than sorting `count` elements."""
+    """Return True if counting the numbers in a range is faster than sorting `count` elements."""
     return high - low < min(max(4 * count, 1024), WIDEST)
 
 
 def estimate(flat: Integers1D) -> tuple[Integers1D, Integers1D, int]:
-    """Return the distinct values and counts of a sample of many elements, and an estimate of all distinct values."""
+    """Return the distinct values and counts in a sample of many elements, and an estimate of the number of distinct
+    values in all.
+    """
     values, counts = tally(every_so_many(flat, SAMPLED))
     # equal elements have equal hashes, so the number of distinct values in a part of the hashes can be extrapolated
     bits = max(0, (len(flat) // HASHED).bit_length())
@@ -65,19 +67,19 @@ SENTINELS = 4
 @value_models.register("integers")
 @dataclass(frozen=True, slots=True)
 class Integers(Ordered):
-    """Frequent values with their counts, and the range and number of the rest.
+    """Value model of integers: frequent values with their counts, and range and number of the other elements.
 
-    Frequent values preserve details that a range would lose: an `ignore_index` of -100 next to labels from 0 to 79,
-    however rare it is, or the few levels in indices into a pyramid. Zero is always one of them if it lies in the range,
-    because `nonzero` depends on it.
+    Frequent values preserve details that a range would lose: for example a rare `ignore_index` of -100 among labels
+    from 0 to 79, or the few levels in indices into a feature pyramid. Zero is always one of them if it lies in the
+    range, because `nonzero` depends on it.
 
     Attributes
     ----------
     frequent : (value, count) of at most 64 values, the most frequent first
     low, high : smallest and largest of the other elements; None if there are none
     others : number of other elements
-    ascending : whether no element is smaller than the one before it, as in offsets and sorted keys
-    distinct : number of distinct values, frequent or not; None in old traces
+    ascending : True if the elements are sorted, as in offsets and sorted keys
+    distinct : number of distinct values, including frequent ones; None in old traces
     zipf : exponent z such that the r-th most frequent of the other values occurs about in proportion to r**-z
     total : sum of all elements, if an operator's output determines it; drawn values have the same sum
     """
@@ -154,7 +156,7 @@ class Integers(Ordered):
         self.check_order()
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return integers with the recorded counts of frequent values, number of other values, and order."""
+        """Return integers with the recorded frequent values, number of distinct values, and order."""
         count, device = torch.Size(shape).numel(), generator.device
         fitted_count = self.others + sum(n for _, n in self.frequent)
         repeats = torch.tensor([n * count // fitted_count for _, n in self.frequent], dtype=torch.int64, device=device)
@@ -176,7 +178,7 @@ class Integers(Ordered):
     def _rest(
         self, count: int, low: int, high: int, frequent: torch.Tensor, generator: torch.Generator
     ) -> torch.Tensor:
-        """Return `count` elements from the whole range that are not frequent values."""
+        """Return `count` elements that are not frequent values and that reach from `low` to `high`."""
         if self.distinct is None:
             rest = between(low, high, count, generator)
             rest[:1], rest[1:2] = low, high
@@ -202,7 +204,7 @@ def _frequent(values: Integers1D, counts: Integers1D, complete: bool) -> list[li
 
     Parameters
     ----------
-    complete : whether the values come from all elements and not from a sample
+    complete : True if the values come from all elements and not from a sample
     """
     places = np.argsort(-counts, kind="stable")[:FREQUENT]
     most = counts[places]
@@ -212,14 +214,16 @@ def _frequent(values: Integers1D, counts: Integers1D, complete: bool) -> list[li
 
 
 def _with(frequent: list[list[int]], wanted: list[list[int]]) -> list[list[int]]:
-    """Return the frequent values including the wanted ones, which replace the least frequent ones if necessary."""
+    """Return the frequent values with the `wanted` ones included; if necessary, these replace the least
+    frequent ones.
+    """
     there = {value for value, _ in frequent}
     added = [pair for pair in wanted if pair[0] not in there]
     return [*frequent[: FREQUENT - len(added)], *added]
 
 
 def _places(values: Integers1D, queries: list[int]) -> Integers1D:
-    """Return the positions of the queries among the ascending distinct values; missing queries are left out."""
+    """Return the positions of the queries in the sorted distinct values; queries that do not occur are left out."""
     wanted = np.array(queries, dtype=np.int64)
     places = np.searchsorted(values, wanted).clip(max=len(values) - 1)
     there: Integers1D = places[values[places] == wanted]
@@ -227,7 +231,7 @@ def _places(values: Integers1D, queries: list[int]) -> Integers1D:
 
 
 def _range_without(low: int, high: int, values: Integers1D, frequent: set[int]) -> tuple[int | None, int | None]:
-    """Return the smallest and the largest element that is not a frequent value, or None and None without such elements.
+    """Return the smallest and the largest element that is not a frequent value, or (None, None) if there is none.
 
     Parameters
     ----------
@@ -240,7 +244,7 @@ def _range_without(low: int, high: int, values: Integers1D, frequent: set[int]) 
 
 
 def _zipf(counts: Integers1D) -> float:
-    """Return the exponent by which counts decrease with their rank, ignoring counts of one."""
+    """Return the exponent by which counts decrease with rank; counts of 1 are ignored."""
     most = int(counts.max()) if len(counts) else 0
     if most < 2:
         return 0.0
@@ -257,7 +261,7 @@ def _zipf(counts: Integers1D) -> float:
 
 
 def _summing_to(values: torch.Tensor, total: int) -> torch.Tensor:
-    """Return randomly ordered values, of which some are changed within their range so that the sum is `total`."""
+    """Return the values in random order, some of them changed within their range so that the sum is `total`."""
     low, high = (int(bound) for bound in torch.aminmax(values))
     if max(abs(low), abs(high)) * len(values) > checks.HIGHEST:
         return values

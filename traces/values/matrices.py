@@ -13,7 +13,7 @@ from opgrip.traces.values import drawing as checks
 from opgrip.traces.values.model import value_models
 
 LARGEST = 512
-"""size above which matrices are not tested for a Cholesky factor"""
+"""maximum size of matrices that are tested for a Cholesky factor"""
 LOOKED_AT = 4
 """maximum number of matrices of a batch that are tested"""
 
@@ -21,7 +21,7 @@ LOOKED_AT = 4
 @value_models.register("factorable")
 @dataclass(frozen=True, slots=True)
 class Factorable:
-    """Symmetric positive definite matrices (..., N, N).
+    """Value model of symmetric positive definite matrices (..., N, N).
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Factorable:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Factorable | None:
-        """Return the model of float matrices of at least two rows that have a Cholesky factor, else None."""
+        """Return the model if all matrices of a float tensor have a Cholesky factor and at least two rows, or None."""
         matrices = _matrices(tensor)
         if matrices is None or matrices.shape[-1] > LARGEST:
             return None
@@ -74,11 +74,11 @@ class Factorable:
 @value_models.register("triangular")
 @dataclass(frozen=True, slots=True)
 class Triangular:
-    """Triangular matrices (..., N, N) with a diagonal without zeros.
+    """Value model of triangular matrices (..., N, N) without zeros on the diagonal.
 
     Attributes
     ----------
-    upper : whether the zeros are below the diagonal
+    upper : True if the zeros are below the diagonal
     low, high : range of the diagonal's absolute values
     spread : root mean square of the non-zero triangle, without the diagonal
     negative : share of negative elements on the diagonal
@@ -121,7 +121,9 @@ class Triangular:
             raise FormatError("triangular matrices without a diagonal")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return triangular matrices whose linear systems have bounded solutions, unlike plain random matrices."""
+        """Return triangular matrices whose linear systems have bounded solutions, which random triangular matrices do
+        not.
+        """
         if len(shape) < 2 or shape[-1] != shape[-2]:
             return _any(self.high, shape, dtype, generator)
         device = generator.device
@@ -136,7 +138,7 @@ class Triangular:
 
 
 def _matrices(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return some matrices of a batch, (B, N, N), or None unless they are square and real."""
+    """Return some matrices of a batch, (B, N, N), or None if they are not square or not real."""
     shape = tensor.shape
     if tensor.dim() < 2 or shape[-1] != shape[-2] or shape[-1] < 2 or not tensor.dtype.is_floating_point:
         return None
@@ -147,6 +149,6 @@ def _matrices(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _any(scale: float, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Return normal values, for a shape that is not square."""
+    """Return normally distributed values, for a shape that is not square."""
     values = torch.randn(shape, dtype=torch.float64, generator=generator, device=generator.device)
     return (values * scale).to(dtype)

@@ -34,11 +34,11 @@ _FORMS = {
         torch.complex128: "c16",
     }.items()
 }
-"""numpy's names of the dtypes that it shares with torch"""
+"""numpy's names of the dtypes that numpy and torch share"""
 
 
 class _Memory:
-    """The owner of an array's memory, which the array keeps alive."""
+    """Owner of the memory of an array, which keeps the memory alive."""
 
     __slots__ = ("__array_interface__", "tensor")
 
@@ -80,20 +80,20 @@ MOST = 4096
 LENGTH = 256
 """number of elements in a piece"""
 SHORT, MORE = (16, 1), 1 << 14
-"""lengths of pieces to try if longer ones are constant, and the total number of elements in them"""
+"""lengths of shorter pieces that are tried if pieces are constant, and the total number of elements in them"""
 FEWEST_ROWS = 4
-"""minimum number of rows, even if a single row has enough elements"""
+"""minimum number of rows, even if one row has enough elements"""
 GOLDEN = (5**0.5 - 1) / 2
-"""the golden ratio's fraction: its multiples are evenly spread and do not resonate with any period"""
+"""fractional part of the golden ratio; its multiples are spread evenly and coincide with no period"""
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def pieces(tensor: torch.Tensor) -> torch.Tensor:
-    """Return pieces (R, C) in row-major order: rows along the last dimension, or parts of rows longer than a piece.
+    """Return pieces of a tensor, (R, C), in row-major order: rows along the last dimension, or parts of long rows.
 
-    If a piece is constant, as are most pieces of a table of which few rows were used, pieces are shorter and more
-    numerous.
+    If a piece is constant (most pieces of a rarely used embedding table are), the function returns more and shorter
+    pieces.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def pieces(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return pieces that consist of whole rows; long rows make them fewer."""
+    """Return pieces of a tensor that are whole rows; the longer the rows, the fewer pieces."""
     if tensor.numel() <= FEWEST_ROWS * tensor.shape[-1]:
         return tensor
     return _pieces(tensor, LENGTH, MOST, whole_rows=True)
@@ -122,18 +122,18 @@ def _pieces(tensor: torch.Tensor, length: int, most: int, whole_rows: bool = Fal
 
 
 def _holds_constants(part: torch.Tensor) -> bool:
-    """Return True if all elements of some piece are equal."""
+    """Return True if a piece exists whose elements are all equal."""
     flat = part.reshape(-1)
     whole = flat[: len(flat) // LENGTH * LENGTH].view(-1, LENGTH)
     return bool((whole == whole[:, :1]).all(dim=1).any())
 
 
 def taken(tensor: torch.Tensor, offsets: NDArray[np.int64], extent: int) -> torch.Tensor:
-    """Return the elements at these offsets in memory from the first element, in the shape of `offsets`.
+    """Return the elements at memory offsets from the first element, in the shape of `offsets`.
 
     Parameters
     ----------
-    extent : larger than any offset
+    extent : number larger than every offset
     """
     memory = tensor.as_strided((extent,), (1,))
     if tensor.itemsize not in _BITS:
@@ -144,7 +144,7 @@ def taken(tensor: torch.Tensor, offsets: NDArray[np.int64], extent: int) -> torc
 
 
 def every_so_many(values: NDArray[Number], most: int) -> NDArray[Number]:
-    """Return a view of at most `most` equidistant elements (N,)."""
+    """Return a view of at most `most` evenly spaced elements (N,)."""
     # an odd distance: an even one would take only one element of each interleaved pair
     return values if len(values) <= most else values[:: -(-len(values) // most) | 1]
 
@@ -153,7 +153,7 @@ def every_so_many(values: NDArray[Number], most: int) -> NDArray[Number]:
 def _offsets(
     shape: tuple[int, ...], stride: tuple[int, ...], length: int, most: int, whole_rows: bool
 ) -> tuple[NDArray[np.int64], int]:
-    """Return the offsets (R, C) in memory of the pieces' elements, and the extent of memory that they span."""
+    """Return the memory offsets, (R, C), of the elements of all pieces, and a number larger than every offset."""
     columns, rows = shape[-1], int(np.prod(shape[:-1], dtype=np.int64))
     height, width = max(1, length // columns), columns if whole_rows else min(columns, length)
     count = max(min(rows, FEWEST_ROWS), most // (height * width))
@@ -171,27 +171,29 @@ def _offsets(
 
 
 def _starts(count: int, total: int, length: int) -> NDArray[np.int64]:
-    """Return the starts of `count` separate pieces of this length, one in each of `count` equal parts."""
+    """Return the starts of `count` pieces of `length` elements, one in each of `count` equal parts of `total`
+    elements.
+    """
     parts, size = np.arange(count), total / count
     return np.floor(parts * size + parts * GOLDEN % 1 * max(0.0, size - length)).astype(np.int64)
 
 
 ALL, PIECES, ROWS = "all", "pieces", "rows"
-"""part of a large tensor that a kind of model examines if single elements do not matter"""
+"""parts of a large tensor that a kind of model examines if it need not see every element"""
 
 
 value_models: Registry[type[ValueModel]] = Registry("opgrip.traces.values", "opgrip.value_models")
-"""kinds of value models by their names in the trace"""
+"""kinds of value models, by their names in traces"""
 
 
 def fit(tensor: torch.Tensor, requested_kinds: Collection[str] = (), exact: bool = True) -> ValueModel | None:
-    """Return the first model that fits a tensor, or None for an empty tensor.
+    """Return the first value model that fits a tensor, or None for an empty tensor.
 
     Parameters
     ----------
-    requested_kinds : names of kinds with `on_request = True` to try
-    exact : whether all kinds examine all elements; otherwise some examine pieces of a large tensor, as their `seen`
-        says
+    requested_kinds : names of kinds of models with `on_request = True` to try
+    exact : True if every kind of model examines all elements; if False, a kind examines the part of a large tensor
+        named by its `seen`
     """
     if tensor.numel() == 0:
         return None
@@ -211,17 +213,19 @@ def fit(tensor: torch.Tensor, requested_kinds: Collection[str] = (), exact: bool
 
 @lru_cache
 def _kinds(requested: frozenset[str], known: int) -> tuple[type[ValueModel], ...]:
-    """Return the kinds to try in their order; `known`, the number of registered kinds, only keys the cache."""
+    """Return the kinds of models to try, in order. `known`, the number of registered kinds, is only part of the cache
+    key.
+    """
     kinds = [kind for name, kind in value_models.items() if name in requested or not getattr(kind, "on_request", False)]
     return tuple(sorted(kinds, key=lambda kind: kind.priority))
 
 
 def sample(tensor: torch.Tensor, most: int) -> torch.Tensor:
-    """Return a view of some elements of a large tensor, spread evenly.
+    """Return a view of evenly spread elements of a large tensor.
 
     Parameters
     ----------
-    most : number of elements up to which a tensor is returned whole
+    most : maximum number of elements; a tensor with fewer is returned unchanged
     """
     while tensor.numel() > most:
         longest = max(range(tensor.dim()), key=lambda dimension: tensor.shape[dimension])
@@ -235,7 +239,7 @@ def sample(tensor: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def leading(tensor: torch.Tensor, most: int) -> torch.Tensor:
-    """Return a view of the first elements of a large tensor in row-major order, in whole rows if these fit."""
+    """Return a view of the first elements of a large tensor in row-major order; whole rows if they fit."""
     for dimension in range(tensor.dim()):
         if tensor.numel() <= most:
             break
@@ -245,7 +249,9 @@ def leading(tensor: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def value_model_to_json(model: ValueModel) -> dict[str, Json]:
-    """Return the fields of a model that differ from their defaults, and its name under `model`."""
+    """Return a JSON object with the fields of a model that differ from their defaults, and the model's name as
+    `model`.
+    """
     name = next(name for name, kind in value_models.items() if kind is type(model))
     values = {field.name: getattr(model, field.name) for field in fields(model)}
     defaults = {field.name: field.default for field in fields(model)}
@@ -255,7 +261,7 @@ def value_model_to_json(model: ValueModel) -> dict[str, Json]:
 
 
 def value_model_from_json(form: Mapping[str, Json]) -> ValueModel:
-    """Return the model from the output of `value_model_to_json` of this or an older version.
+    """Return the model in a JSON object written by `value_model_to_json` of this or an older version.
 
     Raises
     ------

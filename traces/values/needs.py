@@ -1,7 +1,8 @@
-"""Table of the values that operators need in their arguments, and of what recorded outputs reveal about these values.
+"""Table of the values that operators need in their arguments, and of the facts about values that recorded outputs
+reveal.
 
-People are meant to read and extend the table. Most rows name a model that such a tensor gets anyway; `factorable` and
-`triangular` are only tried for rows that name them, because fitting them is expensive.
+The table is written for people who read and extend it. Most rows name a model that such a tensor gets anyway;
+`factorable` and `triangular` are only tried for rows that name them, because fitting them is expensive.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.model import fit
 
 Refine = Callable[[Any, Any], ValueModel]
-"""function that adds what the outputs, a tree of `TensorSpec`, reveal to a model"""
+"""function that adds facts from a call's outputs, as nested `TensorSpec`, to a model"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +33,14 @@ class ValueNeed:
 
     Attributes
     ----------
-    op : shell patterns of operator names, separated by `|`; after an exclamation mark, of the operators that the row
-        does not apply to
+    op : shell patterns of operator names, separated by `|`; after an exclamation mark, patterns of operators to which
+        the row does not apply
     argument : shell patterns of argument names, in the same form
     model : name of the value model that the argument needs; empty if any model will do
-    why : what goes wrong, or is slow, with other values
-    varies : whether other draws of the same model can change the operator's time or its outputs' sizes
-    refine : function that uses the recorded outputs
-    of : kinds of dtypes that the row applies to, out of `bool`, `int` and `float`; empty for all
+    why : reason why other values are wrong or slow
+    varies : True if other values drawn from the same model can change the operator's time or the sizes of its outputs
+    refine : function that adds facts from the recorded outputs to the model
+    of : kinds of dtypes to which the row applies, out of `bool`, `int` and `float`; empty for all
     """
 
     op: str
@@ -51,12 +52,12 @@ class ValueNeed:
     of: str = ""
 
     def is_about(self, op: str) -> bool:
-        """Return True if the row applies to an operator, whatever its arguments are."""
+        """Return True if the row applies to an operator, regardless of the argument."""
         return matches_any(op, self.op.removeprefix("!")) is not self.op.startswith("!")
 
     @property
     def counts_all(self) -> bool:
-        """Return True if few elements among many can decide the sizes of outputs or the memory that is read."""
+        """Return True if a few of many elements can decide the sizes of outputs or the memory that is read."""
         return self.why == _COUNT or self.model not in ("", "floats")
 
 
@@ -65,20 +66,20 @@ def fit_argument(op: str, argument: str, tensor: torch.Tensor) -> ValueModel | N
 
     Parameters
     ----------
-    op : as in a signature: `aten.nonzero.default`, `mmcv._ext:nms`
-    argument : name in the operator's schema, of the list for tensors in a list; for an extension function, the keyword
-        or the position as text
+    op : operator as in a signature, such as `aten.nonzero.default` or `mmcv._ext:nms`
+    argument : name of the parameter in the operator's schema; for an extension function, the keyword, or the position
+        as text
     """
     needs = _needs(op, argument, tensor.dtype)
     return fit(tensor, {need.model for need in needs}, any(need.counts_all for need in needs))
 
 
 def refine_model(op: str, argument: str, model: ValueModel, outputs: Any) -> ValueModel:
-    """Return the model with the fields that the recorded outputs determine, or unchanged if they determine none.
+    """Return the model with fields replaced whose values follow from the recorded outputs.
 
     Parameters
     ----------
-    outputs : outputs of the call, a tree of `TensorSpec`
+    outputs : outputs of the call, as nested `TensorSpec`
     """
     for need in _needs(op, argument, None):
         if need.refine is not None:
@@ -93,7 +94,9 @@ def is_refined(op: str) -> bool:
 
 
 def has_needs(op: str, argument: str, dtype: torch.dtype) -> bool:
-    """Return True if an operator has needs for an argument, so that values of another call may be wrong."""
+    """Return True if the table has a row for an argument of an operator, so that the values of another call may not
+    suit it.
+    """
     return bool(_needs(op, argument, dtype))
 
 
@@ -108,7 +111,9 @@ def requested_kinds(op: str, argument: str, dtype: torch.dtype) -> frozenset[str
 
 
 def reads_places(op: str, argument: str, dtype: torch.dtype) -> bool:
-    """Return True if an argument's values are sizes and offsets in memory; others would read out of bounds."""
+    """Return True if an argument's values are sizes or offsets in memory, so that wrong ones would read out of
+    bounds.
+    """
     return any(need.model in ("exact", "offsets") or need.why.endswith(_EXACT) for need in _needs(op, argument, dtype))
 
 
@@ -120,7 +125,7 @@ def sizes_outputs(op: str, argument: str, dtype: torch.dtype) -> bool:
 
 @lru_cache(maxsize=4096)
 def _needs(op: str, argument: str, dtype: torch.dtype | None) -> tuple[ValueNeed, ...]:
-    """Return the rows that apply to an argument; None matches any dtype."""
+    """Return the rows that apply to an argument; with None, rows for any dtype."""
     return tuple(
         need
         for need in NEEDS
@@ -136,14 +141,14 @@ def matches_any(name: str, patterns: str) -> bool:
 
 
 def kind_of(dtype: torch.dtype) -> str:
-    """Return `bool`, `int` or `float`, which includes complex dtypes."""
+    """Return the kind of a dtype: `bool`, `int`, or `float`, which includes complex dtypes."""
     if dtype == torch.bool:
         return "bool"
     return "float" if dtype.is_floating_point or dtype.is_complex else "int"
 
 
 def _size(outputs: Any, which: int = 0, dimension: int = 0) -> int | None:
-    """Return a size of one of the output tensors, or None if it does not exist."""
+    """Return the size of one dimension of one of the output tensors, or None if it does not exist."""
     specs = list(tensors(outputs))
     if which >= len(specs) or dimension >= len(specs[which].shape):
         return None
@@ -151,7 +156,9 @@ def _size(outputs: Any, which: int = 0, dimension: int = 0) -> int | None:
 
 
 def _with_true(model: Any, outputs: Any) -> Any:
-    """Return the model with as many true elements as output rows; other models count zeros exactly."""
+    """Return the model with as many true elements as the output has rows; models other than `Booleans` already count
+    zeros exactly.
+    """
     rows = _size(outputs)
     if type(model) is not Booleans or rows is None or rows > model.total:
         return model
@@ -160,25 +167,25 @@ def _with_true(model: Any, outputs: Any) -> Any:
 
 
 def _with_distinct(model: Any, outputs: Any) -> Any:
-    """Return the model with as many distinct values as output rows."""
+    """Return the model with as many distinct values as the output has rows."""
     rows = _size(outputs)
     return replace(model, distinct=rows) if isinstance(model, Integers | Floats) and rows else model
 
 
 def _with_runs(model: Any, outputs: Any) -> Any:
-    """Return the model with as many distinct values as output rows if equal values are adjacent."""
+    """Return the model with as many distinct values as the output has rows, if equal values are adjacent."""
     is_sorted = isinstance(model, Integers | Floats) and model.rises is not None and 0 in (model.rises, model.falls)
     return _with_distinct(model, outputs) if is_sorted else model
 
 
 def _with_total(model: Any, outputs: Any) -> Any:
-    """Return the model of repeats whose sum is the number of output rows."""
+    """Return the model of repeats with a sum equal to the number of rows of the output."""
     rows = _size(outputs)
     return replace(model, total=rows) if isinstance(model, Integers) and rows is not None else model
 
 
 def _with_groups(model: Any, outputs: Any) -> Any:
-    """Return the model with as many groups of boxes as boxes were kept."""
+    """Return the model with as many groups of boxes as the output has boxes."""
     rows = _size(outputs)
     return replace(model, groups=rows) if isinstance(model, Boxes) and rows else model
 

@@ -18,17 +18,18 @@ from opgrip.traces.values.model import MOST, array_of, pieces, value_models
 LOOKED_AT = 1 << 20
 """number of leading elements that are compared with their neighbours"""
 STEPPED = 1 << 15
-"""number of leading elements whose distances to their neighbours are computed"""
+"""number of leading elements whose differences to their neighbours are computed"""
 SHARE_DIGITS = 10
-"""digits after the decimal point: enough to recover the number of rises among the examined elements"""
+"""number of digits after the decimal point, enough to recover the number of rises among the examined elements"""
 STEP_DIGITS = 6
-"""significant digits of a mean distance"""
+"""number of significant digits of a mean difference"""
 TRIES = 8
 """number of fixed-point iterations"""
 CLOSE = 0.7
-"""ratio of the distance of neighbours to the distance of random pairs below which neighbours count as close"""
+"""limit of the mean difference of neighbours, relative to that of random pairs, below which neighbours count as close
+"""
 WALK = 1 << 16
-"""number of elements in a random walk, which sorts within the caches"""
+"""number of elements in a random walk, few enough to be sorted within the processor's caches"""
 SORTED_BY_NUMPY = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
@@ -38,10 +39,10 @@ class Ordered:
 
     Attributes
     ----------
-    rises, falls : shares of neighbours, in row-major order, of which the second is larger or smaller; None in old
-        traces
-    step : mean distance of neighbours
-    by_row : whether every row along the last dimension is sorted, upwards if `rises` exceeds `falls`
+    rises, falls : shares of neighbouring pairs, in row-major order, in which the second element is larger (`rises`) or
+        smaller (`falls`); None in old traces
+    step : mean absolute difference of neighbours
+    by_row : True if every row along the last dimension is sorted: ascending if `rises` exceeds `falls`, else descending
     """
 
     rises: float | None = None
@@ -50,7 +51,7 @@ class Ordered:
     by_row: bool = False
 
     def check_order(self) -> None:
-        """Raise `FormatError` unless the shares add up to at most one."""
+        """Raise `FormatError` if the shares of rises and falls add up to more than one."""
         for value, what in ((self.rises, "a share of rises"), (self.falls, "a share of falls")):
             if value is not None:
                 checks.share(value, what)
@@ -63,12 +64,12 @@ class Ordered:
         checks.flag(self.by_row, "sorted rows")
 
     def arranged(self, values: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Return the values in the recorded order.
+        """Return the values arranged in the recorded order.
 
         Parameters
         ----------
         values : (N,), in random order
-        shape : shape of the resulting tensor
+        shape : shape of the returned tensor
         """
         pairs = len(values) - 1
         if self.rises is None or self.falls is None or pairs < 1:
@@ -88,7 +89,7 @@ class Ordered:
 
 
 def last_length(tensor: torch.Tensor) -> int:
-    """Return the length of a row; a tensor without dimensions is a row of one element."""
+    """Return the size of the last dimension; 1 for a tensor without dimensions."""
     return tensor.shape[-1] if tensor.dim() else 1
 
 
@@ -116,7 +117,7 @@ def order_of(values: NDArray[Any], row: int) -> dict[str, Any]:
 
 
 def _in_runs(values: torch.Tensor, count: int, downwards: bool, generator: torch.Generator) -> torch.Tensor:
-    """Return `count` sorted runs of equal length, each of random elements."""
+    """Return the values as `count` sorted runs of equal length, whose elements are chosen at random."""
     ranked = values.sort(descending=downwards).values
     if count == 1:
         return ranked
@@ -129,7 +130,7 @@ def _as_array(values: torch.Tensor) -> NDArray[Any]:
 
 
 def _mean_step(values: NDArray[Any]) -> float:
-    """Return the mean distance of finite neighbours, or 0 without such neighbours."""
+    """Return the mean absolute difference of finite neighbours, or 0 if there are none."""
     with np.errstate(over="ignore", invalid="ignore"):
         distances = np.abs(np.diff(values[: STEPPED + 1].astype(np.float64)))
         mean = float(distances.mean()) if len(distances) else 0.0
@@ -140,12 +141,13 @@ def _mean_step(values: NDArray[Any]) -> float:
 
 
 def _random_walk(values: torch.Tensor, step: float, usual: float, generator: torch.Generator) -> torch.Tensor:
-    """Return the values in the order of a random walk between two walls, which visits all ranks equally often.
+    """Return the values in the order of a random walk between the smallest and the largest, which visits all ranks
+    equally often.
 
     Parameters
     ----------
-    step : mean distance of neighbours to reach
-    usual : mean distance of neighbours in random order
+    step : intended mean absolute difference of neighbours
+    usual : mean absolute difference of neighbours in random order
     """
     # values are in random order, so any part is representative and each row can have its own walk
     sample, rest = values[:WALK], values[WALK:]
@@ -165,7 +167,7 @@ def _random_walk(values: torch.Tensor, step: float, usual: float, generator: tor
 
 
 def _walk_of_rows(ranked: torch.Tensor, noise: torch.Tensor, spread: float) -> torch.Tensor:
-    """Return each sorted row, (R, W), in the order of a separate random walk."""
+    """Return each sorted row, (R, W), rearranged in the order of a separate random walk."""
     folded = ((noise * spread).cumsum(-1).remainder(2) - 1).abs()
     order = torch.from_numpy(folded.numpy().argsort(axis=-1)) if folded.is_cpu else folded.argsort(dim=-1)
     return torch.empty_like(ranked).scatter_(-1, order, ranked)
@@ -179,7 +181,7 @@ def _sorted_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _in_blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Return `count` blocks of equal values in random order, or `values` if random order has enough blocks."""
+    """Return `count` blocks of equal values in random order, or `values` if random order already has enough blocks."""
     ranked = values.sort().values
     total = len(ranked)
     changes = ranked[1:] != ranked[:-1]
@@ -205,7 +207,7 @@ def _in_blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> 
 @value_models.register("permutation")
 @dataclass(frozen=True, slots=True)
 class Permutation(Ordered):
-    """The range and the order of a permutation, such as the result of `randperm` or `argsort`."""
+    """Value model of a permutation, such as the result of `randperm` or `argsort`: its range and order."""
 
     low: int
     high: int
@@ -214,7 +216,7 @@ class Permutation(Ordered):
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Permutation | None:
-        """Return the model of integers that are all different and leave no gap, or None for other tensors."""
+        """Return the model of distinct integers that leave no gap, or None for other tensors."""
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
             return None
         if tensor.itemsize == 1 and tensor.numel() > 256:
@@ -237,7 +239,7 @@ class Permutation(Ordered):
         self.check_order()
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return another permutation: part of it if the shape is smaller, with equal repetitions if it is larger."""
+        """Return another permutation; a smaller shape gets a part of it, a larger one repeats it."""
         count, width = torch.Size(shape).numel(), self.high - self.low + 1
         if count <= width:
             values = distinct(count, self.low, self.high, generator)

@@ -16,20 +16,20 @@ from opgrip.traces.values.integers import tally
 from opgrip.traces.values.model import array_of, leading, taken, value_models
 
 HEADS = (64, 1 << 12)
-"""numbers of leading elements that are examined in turn until two elements differ"""
+"""numbers of leading elements that are examined, one after the other, until two elements differ"""
 LOOKED_AT = 1 << 14
-"""number of elements that are compared with the progression; all of them in smaller tensors"""
+"""number of elements that are compared with the progression; in smaller tensors, all elements are"""
 MOST_STEP = 1 << 62
-"""limit of the step and of the span of a progression, so that numbers fit in 64 bits"""
+"""maximum of the step and of the span of a progression, so that numbers fit in 64 bits"""
 WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 @value_models.register("progression")
 @dataclass(frozen=True, slots=True)
 class Progression:
-    """A tensor whose element i, in row-major order, is exactly `start + step * (i // repeats % period)`.
+    """Value model of a tensor whose element i, in row-major order, is exactly `start + step * (i // repeats % period)`.
 
-    Each column of the coordinates of a grid's cells has this form.
+    For example, the x and y coordinates of the cells of a grid have this form.
     """
 
     start: int | float
@@ -41,7 +41,7 @@ class Progression:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Progression | None:
-        """Return the model of integers, or of floats that are exactly such multiples, else None."""
+        """Return the model of integers or floats that form such a progression exactly, or None for other tensors."""
         narrow = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
         if tensor.dtype == torch.bool or tensor.dtype.is_complex or narrow:
             return None
@@ -97,7 +97,7 @@ def _may_be(tensor: torch.Tensor) -> bool:
 
 
 def _goes_on(blocks: NDArray[Any]) -> bool:
-    """Return True if the blocks form a progression that may restart periodically."""
+    """Return True if blocks continue the progression, which may restart periodically."""
     ramp = blocks[0] + (blocks[1] - blocks[0]) * np.arange(len(blocks))
     breaks = blocks != ramp
     period = int(breaks.argmax())
@@ -107,7 +107,7 @@ def _goes_on(blocks: NDArray[Any]) -> bool:
 
 
 def _looked_at(count: int) -> NDArray[np.int64]:
-    """Return the ascending positions of the elements to compare: all, or the first ones and some of the others."""
+    """Return the positions of the elements to compare, in ascending order: all, or the first ones and some others."""
     if count <= LOOKED_AT:
         return np.arange(count)
     rest = np.linspace(HEADS[-1], count - 1, LOOKED_AT - HEADS[-1], dtype=np.int64)
@@ -127,7 +127,7 @@ def _at(tensor: torch.Tensor, places: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def _first_change(tensor: torch.Tensor, places: NDArray[np.int64], values: NDArray[Any]) -> int | None:
-    """Return the first position whose element differs from the first one, assuming blocks of equal elements."""
+    """Return the first position whose element differs from the first element, assuming blocks of equal elements."""
     differs = values != values[0]
     at = int(differs.argmax())
     # nan is not even equal to itself
@@ -145,7 +145,8 @@ def _period(
     step: float,
     repeats: int,
 ) -> int | None:
-    """Return the first block that does not continue the progression, which ends a period, or None if all do.
+    """Return the number of the first block that does not continue the progression, where a period ends; None if all
+    blocks do.
 
     Parameters
     ----------
@@ -163,7 +164,7 @@ def _period(
 
 
 DISTINCT = 64
-"""maximum number of different lengths that are kept with their counts; beyond it, quantiles are kept"""
+"""maximum number of different lengths that are kept with their counts; if there are more, quantiles are kept"""
 PROBABILITIES = tuple(at / 16 for at in range(17))
 """probabilities of the quantiles that are kept"""
 
@@ -171,9 +172,10 @@ PROBABILITIES = tuple(at / 16 for at in range(17))
 @value_models.register("offsets")
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """The first and the last of ascending integers (N,), and the distribution of their differences (lengths).
+    """Value model of ascending integers (N,): the first and the last one, and the distribution of their differences
+    (lengths).
 
-    Sorted segment numbers are included: their lengths are one or zero.
+    This includes sorted segment numbers, whose differences are one or zero.
 
     Attributes
     ----------

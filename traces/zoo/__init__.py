@@ -1,4 +1,6 @@
-"""The zoo: shipped traces of real models, and the manifest that describes them and how to record them again."""
+"""The zoo: traces of real models that ship with opgrip, and the manifest, which describes them and how to record them
+again.
+"""
 
 from opgrip.traces.zoo.manifest import PREFIX, Recording, ZooTrace, patterns_in, read_manifest, select, zoo_file
 

@@ -1,4 +1,6 @@
-"""The manifest of the zoo, `traces/zoo.json`, the files of its traces, and the meaning of trace names and headers."""
+"""Reading of the zoo's manifest `traces/zoo.json`, and functions that find its files and interpret trace names and
+headers.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,17 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The content of a trace at the time of its recording.
+    """Facts about a trace from the time of its recording.
 
     Attributes
     ----------
-    versions : by package: torch, opgrip and the packages of the model
+    versions : version by package: torch, opgrip and the packages of the model
     machine : device on which the times were measured
     steps : number of recorded steps
     step_ms : median time of a step without capture
     operators : number of distinct operators and extension functions
     longtail : number of distinct long-tail functions
-    size_bytes, sha256 : of the file
+    size_bytes, sha256 : size and hash of the file
     """
 
     versions: Mapping[str, str]
@@ -47,7 +49,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class ZooTrace:
-    """A model in one configuration of a run.
+    """A trace of the zoo: one model in one kind of run.
 
     Attributes
     ----------
@@ -58,7 +60,7 @@ class ZooTrace:
     arguments : arguments of `opcapture` that record the trace again
     inputs : description of the inputs: `1 image of 800x1333`
     remark : differences from the model's config and their reasons; may be empty
-    recording : content of the file; None if it has not been recorded yet
+    recording : facts about the file; None if it has not been recorded yet
     """
 
     model: str
@@ -72,12 +74,12 @@ class ZooTrace:
 
     @property
     def name(self) -> str:
-        """Return `MODEL.RUN`, the name on the command line and of the file."""
+        """Return `MODEL.RUN`, the trace's name on the command line and the stem of its file name."""
         return f"{self.model}.{self.run}"
 
 
 def read_manifest(path: Path = MANIFEST) -> list[ZooTrace]:
-    """Return the traces of a manifest in its order."""
+    """Return the traces in a manifest, in file order."""
     data = json.loads(path.read_text(encoding="utf-8"))
     return [_trace(item) for item in data["traces"]]
 
@@ -137,7 +139,8 @@ def name_of_trace(trace: ZooTrace) -> TraceName:
 
 
 def name_of_file(path: str | Path, manifest: Mapping[str, ZooTrace]) -> TraceName:
-    """Return the name of a file; if it equals that of a trace of the zoo, the file is attributed to the same model.
+    """Return the name of a trace file. If a trace of the zoo has the same name, the file counts as one of the same
+    model.
 
     Parameters
     ----------
@@ -155,7 +158,7 @@ def name_of_file(path: str | Path, manifest: Mapping[str, ZooTrace]) -> TraceNam
 
 
 def told_apart(names: Sequence[str]) -> list[str]:
-    """Return the names, with numbers appended to duplicates."""
+    """Return the names, with numbers appended to duplicate ones."""
     seen: Counter[str] = Counter()
     taken = set(names)
     distinct = []
@@ -175,7 +178,7 @@ PREFIX = "zoo:"
 SUFFIX = ".jsonl.zst"
 PACKAGE = "opgrip_zoo"
 INSTALL = "install the package opgrip-zoo (pip install ./traces/zoo/models in a checkout), or run opgrip zoo make NAME"
-"""what to do about a trace that is not installed"""
+"""hint for a trace that is not installed"""
 
 
 def zoo_file(trace: ZooTrace) -> Path:
@@ -204,9 +207,9 @@ FIELD = "distilled"
 
 
 def chosen_numbers(header: Mapping[str, Any]) -> range | None:
-    """Return the numbers of the signatures in a distilled trace's selection, or None for other traces.
+    """Return the numbers of the selected signatures of a distilled trace, or None for other traces.
 
-    The remaining signatures of a distilled trace belong to calls that precede the selected ones.
+    Its other signatures belong to calls that precede the selected ones.
     """
     field = header.get(FIELD)
     keys = field.get("keys") if isinstance(field, dict) else None

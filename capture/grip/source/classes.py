@@ -1,9 +1,8 @@
 """Search for the parts of classes that a sample needs: methods and attributes that its code may read.
 
-Enums, dataclasses and named tuples are taken whole; other classes are taken by parts. A part is needed if code reads an
-attribute of its name from an object, a class, `super()` or something whose class is unknown, or if Python or an
-imported base class may call it. Each part brings code that reads others, so `expand` repeats this until nothing is
-added.
+Enums, dataclasses and named tuples are included completely. Of other classes, only parts are included. A part is needed
+if code may read an attribute of this name from an object of the class, or if Python or an imported base class may call
+it. The code of a part can need further parts, so `expand` repeats the search until nothing is added.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from opgrip.capture.grip.source.values import is_literal, is_plain
 from opgrip.errors import UserError
 
 NO_BASES: frozenset[Any] = frozenset({object, abc.ABC, Generic, Protocol})
-"""base classes that exist only for type checkers, or to enforce that methods are defined"""
+"""base classes that only matter for type checkers, or that only enforce that methods are defined"""
 
 CONSTRUCTORS = ("__new__", "__init__")
 _UNUSED_NAMES = """
@@ -45,23 +44,25 @@ _OF_EACH_CLASS = frozenset({name for cls in _PLAIN_CLASSES for name in vars(cls)
 
 
 def is_taken(cls: type) -> bool:
-    """Return True if a class's source is included rather than imported."""
+    """Return True if the sample contains a class's source, rather than importing the class."""
     return not is_imported(cls.__module__)
 
 
 def is_whole(cls: type) -> bool:
-    """Return True for a class that is included whole, such as an enum, dataclass or named tuple."""
+    """Return True for a class that is included completely: an enum, dataclass or named tuple."""
     made_of_fields = {"__dataclass_fields__", "__attrs_attrs__"} & vars(cls).keys() or hasattr(cls, "_field_defaults")
     return bool(made_of_fields) or issubclass(cls, enum.Enum) or is_typeddict(cls)
 
 
 def provider_of(mro: tuple[type, ...], name: str) -> type | None:
-    """Return the class in an MRO that defines an attribute, or None for attributes that every class has."""
+    """Return the class in a method resolution order that defines an attribute; None for attributes that every class
+    has.
+    """
     return next((cls for cls in mro if name in vars(cls)), None) if name not in _OF_EACH_CLASS else None
 
 
 def is_special(cls: type, name: str) -> bool:
-    """Return True for a special method that its class defines and Python may call."""
+    """Return True for a special method that a class defines and that Python may call implicitly."""
     if not (name.startswith("__") and name.endswith("__")) or name in _UNUSED:
         return False
     functions = [python_function(one) for one in functions_of(vars(cls)[name])]
@@ -71,14 +72,14 @@ def is_special(cls: type, name: str) -> bool:
 def overrides(cls: type, name: str) -> bool:
     """Return True if an imported base class may call this method.
 
-    Modules have too many such methods; `forward` is the only one of theirs that is called implicitly.
+    For modules, only `forward` counts, because they have too many such methods.
     """
     bases = [base for base in cls.__mro__ if not is_taken(base) and base not in NO_BASES]
     return torch.nn.Module not in bases and not name.startswith("__") and any(name in vars(base) for base in bases)
 
 
 def functions_of(attribute: Any) -> list[Any]:
-    """Return the functions that a class's attribute consists of."""
+    """Return the functions behind an attribute of a class, such as getter and setter of a property."""
     if isinstance(attribute, property):
         return [one for one in (attribute.fget, attribute.fset, attribute.fdel) if one is not None]
     for name in ("__func__", "func"):
@@ -89,7 +90,7 @@ def functions_of(attribute: Any) -> list[Any]:
 
 
 def makes_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
-    """Return True if a decorator turns a method into a property, a static method or the like."""
+    """Return True if a decorator turns a method into a property, a static method or another descriptor."""
     if isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter", "deleter"):
         return True
     decorator_object = evaluate(decorator, piece.namespace)
@@ -101,7 +102,7 @@ def makes_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
 
 
 def defines(node: ast.stmt, name: str, cls: type) -> bool:
-    """Return True if a statement of a class's body assigns an attribute of that name."""
+    """Return True if a statement in a class's body defines an attribute with this name."""
     if isinstance(node, ast.AnnAssign) and node.value is None:
         return False
     # Python mangles names with two leading underscores
@@ -110,12 +111,12 @@ def defines(node: ast.stmt, name: str, cls: type) -> bool:
 
 
 def has_changed(node: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    """Return True if a statement assigns a literal but the attribute has a different value by now."""
+    """Return True if a statement assigns a literal, but the attribute now has a different value."""
     return node.value is not None and is_plain(node.value) and not is_literal(node, value)
 
 
 class ClassParts:
-    """Search for the parts of the classes that a collector has added.
+    """Search for the needed parts of the classes in a collector.
 
     Parameters
     ----------
@@ -128,7 +129,9 @@ class ClassParts:
         self._reads = 0
 
     def meet(self, thing: type | FunctionType, user: SampleItem) -> None:
-        """Record that objects of a class exist, or that a function is an argument; `user` needs it."""
+        """Record that objects of a class exist, or that a function is passed as an argument, as needed by item
+        `user`.
+        """
         if isinstance(thing, FunctionType):
             item = self._collector.function(thing, thing.__name__)
         else:
@@ -138,7 +141,7 @@ class ClassParts:
             item.is_live = item.has_bases = True
 
     def part(self, cls: type, name: str) -> SampleItem:
-        """Return the item of an attribute that the class itself defines."""
+        """Return the item for an attribute that the class itself defines."""
         item = self._collector.class_item(cls)
         if not isinstance(item, ClassItem) or is_whole(cls):
             if isinstance(item, ClassItem):
@@ -168,7 +171,9 @@ class ClassParts:
     def _pieces(
         self, statements: list[ast.stmt], value: Any, part: PartItem, cls: type, item: ClassItem
     ) -> Iterator[Piece]:
-        """Yield the statements of a class that define an attribute; none if it was assigned later."""
+        """Yield the statements in a class that define an attribute; none if it was assigned after the class was
+        created.
+        """
         namespace = namespace_of_class(cls)
         functions = {
             (inner.__code__.co_filename, inner.__code__.co_firstlineno): function
@@ -191,12 +196,12 @@ class ClassParts:
     # attributes that may be read
 
     def expand(self, objects: Iterable[Any], root: SampleItem) -> None:
-        """Add the parts that code may use, until they bring no further code.
+        """Add the parts that code may use, until no further code is added.
 
         Parameters
         ----------
         objects : arguments and results of recorded calls
-        root : item that needs their classes
+        root : item that needs the classes of these objects
         """
         objects = list(objects)
         before = (-1, -1)
@@ -259,7 +264,7 @@ class ClassParts:
         self._take_decorators(item)
 
     def _base_expressions(self, cls: type) -> dict[type, Piece]:
-        """Return the expressions that a class's source uses for its base classes."""
+        """Return the source expressions of the base classes of a class."""
         item = self._collector.class_item(cls)
         if not isinstance(item, ClassItem):
             return {}
@@ -280,7 +285,9 @@ class ClassParts:
 
     @staticmethod
     def _stays(decorator: ast.expr, cls: type) -> bool:
-        """Return True for a class decorator of an imported package; decorators of the project register classes."""
+        """Return True if a class decorator comes from an imported package; decorators of the project are dropped, since
+        they register classes.
+        """
         decorator_object = evaluate(
             decorator.func if isinstance(decorator, ast.Call) else decorator, namespace_of_class(cls)
         )
@@ -312,7 +319,7 @@ class ClassParts:
                     item.may_need.append(part)
 
     def _take_own(self) -> None:
-        """Add the parts that methods read from their own object, their own class, and `super()`."""
+        """Add the parts that methods read from `self`, from their class, and from `super()`."""
         for mention, piece, user in tuple(self._collector.mentions):
             if piece.cls is None or mention.owner is AttributeOwner.ANY:
                 continue
@@ -329,7 +336,7 @@ class ClassParts:
                     self._take_calls(piece, item, part)
 
     def _take_calls(self, piece: Piece, item: ClassItem, part: PartItem) -> None:
-        """Add the parts needed by code that creates objects of the method's class or calls the object itself."""
+        """Add the parts needed by code that creates objects of a method's class, or that calls `self`."""
         is_class_method = isinstance(vars(item.cls).get(part.name), classmethod)
         for cls in self._own_classes(item.cls):
             own_item = self._collector.class_item(cls)
@@ -340,7 +347,7 @@ class ClassParts:
                 self._needs_from(cls.__mro__, "forward", part)
 
     def _own_classes(self, cls: type) -> list[type]:
-        """Return the possible classes of a method's object."""
+        """Return the classes that `self` can have in a method."""
         live = [item.cls for item in self._collector.classes if item.is_live and cls in item.cls.__mro__]
         return live or [cls]
 

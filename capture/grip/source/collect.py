@@ -1,10 +1,10 @@
 """Search for everything that a function needs: from its free names to live objects, from these to their source, and so
 on.
 
-Each needed object becomes one item (`items`). An item holds the source that the sample includes, as pieces;
-`Collector.scan` adds the items that these pieces name. An item that cannot be included, for example a value without a
-literal, is refused with a reason, and so is everything that cannot work without it. Classes are added here without
-their parts, which `classes` adds.
+Each needed object becomes an item (see `items.py`), which holds pieces of source to include; `Collector.scan` adds the
+items to which these pieces refer. An item that cannot be included, for example a value that cannot be written as
+source, is refused with a reason, and so is everything that needs it. Classes are added without their parts;
+`classes.py` adds these.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ _USUAL_NAMES = {"numpy": "np", "pandas": "pd"}
 
 
 class Collector(ItemTable):
-    """Collector of the items of one sample.
+    """Collects the items of one sample.
 
     Parameters
     ----------
-    words : strings in arguments, by which code may find functions
+    words : strings in arguments that code may use to find functions by name
 
     Attributes
     ----------
-    mentions : attributes of objects of unknown class, with the piece that reads them and its item
-    class_reads : attributes read from a class, with the item that reads them, and whether its definition does
+    mentions : attributes read from objects of unknown class, with the piece that reads them and its item
+    class_reads : attributes read from a class, with the item that reads them, and True if the read is in its definition
     """
 
     def __init__(self, words: Iterable[str] = ()) -> None:
@@ -75,7 +75,7 @@ class Collector(ItemTable):
     # from source to names
 
     def scan(self, piece: Piece, item: SampleItem) -> None:
-        """Add everything that a piece of source needs; refuse the item if that is not possible."""
+        """Add everything that a piece of source needs; refuse the item if something cannot be included."""
         left_out = (*piece.dropped, *(node for node, _ in piece.defaults))
         skipped = {id(part) for node in left_out for part in ast.walk(node)}
         uses = [use for use in piece.names.uses if id(use.nodes[0]) not in skipped and use.name not in _OF_EACH_MODULE]
@@ -114,7 +114,7 @@ class Collector(ItemTable):
             needed.mark_made()
 
     def _link_words(self, piece: Piece, item: SampleItem) -> None:
-        """Add the functions and classes that a piece may look up by strings in it."""
+        """Add the functions and classes that a piece of source may look up by strings in it."""
         for word in sorted(piece.names.words | self.words):
             use = Use(word, (), (), Role.TEXT)
             meaning = resolve(use, piece.namespace)
@@ -127,7 +127,7 @@ class Collector(ItemTable):
                     needed.mark_made()
 
     def _add_local_import(self, statement: ast.Import | ast.ImportFrom, piece: Piece, item: SampleItem) -> None:
-        """Add the names that an import statement inside a function binds, unless samples import the module too."""
+        """Add the names bound by an import statement inside a function, unless samples import that module too."""
         if isinstance(statement, ast.Import):
             names = [alias.name for alias in statement.names if live_import(alias.name, None) is not None]
             if not all(map(is_imported, names)):
@@ -153,7 +153,7 @@ class Collector(ItemTable):
     # from live objects to items
 
     def _item_of(self, meaning: Meaning, use: Use, piece: Piece) -> SampleItem | None:
-        """Return the item for a name in a piece of source, or None if the name is not bound."""
+        """Return the item to which a name in a piece of source refers, or None if the name is not bound."""
         thing, name = meaning.thing, (use.name, *use.attributes)[meaning.attribute_count]
         if meaning.treatment is Treatment.ABSENT:
             path = ".".join((use.name, *use.attributes))
@@ -175,12 +175,12 @@ class Collector(ItemTable):
         return self._value(thing, name, piece, meaning.attribute_count)
 
     def function(self, thing: Any, name: str, attributes: tuple[str, ...] = ()) -> SampleItem:
-        """Return the item of a Python function, decorated or not.
+        """Return the item for a Python function, with or without decorators.
 
         Parameters
         ----------
         name : name in the using code, for lambdas and functions created by others
-        attributes : attributes that are read from it
+        attributes : attributes that are read from the function
         """
         key = ("function", id(thing))
         item = self._items.get(key)
@@ -210,7 +210,8 @@ class Collector(ItemTable):
         self.scan(item.piece, item)
 
     def function_piece(self, definition: FunctionDefinition, item: SampleItem, cls: type | None = None) -> Piece:
-        """Return a function's source; default arguments that refer to lost names are written by value.
+        """Return a function's source. Default arguments that refer to names which no longer exist are written as
+        values.
 
         Parameters
         ----------
@@ -226,7 +227,7 @@ class Collector(ItemTable):
         return piece
 
     def class_item(self, cls: type) -> SampleItem:
-        """Return the item of a class; a new one has no parts."""
+        """Return the item for a class; a new item has no parts yet."""
         key = ("class", id(cls))
         if key in self._items:
             return self._items[key]
@@ -247,7 +248,7 @@ class Collector(ItemTable):
     # values
 
     def _value(self, thing: Any, name: str, piece: Piece, attribute_count: int) -> SampleItem:
-        """Return the item of a constant, written by its value or by the statement that created it."""
+        """Return the item for a constant, which is written as a value or as the statement that created it."""
         key = ("value", name, id(thing))
         if key in self._items:
             return self._items[key]
@@ -269,15 +270,15 @@ class Collector(ItemTable):
         return item
 
     def check(self, value: Any, item: SampleItem, what: str) -> None:
-        """Add the objects that a value refers to, and refuse the item if the value cannot be written as text."""
+        """Add the objects to which a value refers; refuse the item if the value cannot be written as source."""
         try:
             express(value, self.referring(item))
         except Inexpressible as error:
             item.refuse(f"{what} of {item.name} is {error}, which has no literal")
 
     def referring(self, user: SampleItem) -> Refer:
-        """Return a function that names a class, function or module within a value of `user`, and adds it to the needs
-        of `user`.
+        """Return a function that returns the name of a class, function or module, and adds it to the needs of item
+        `user`.
         """
 
         def refer(thing: Any) -> str:
@@ -290,7 +291,7 @@ class Collector(ItemTable):
         return refer
 
     def of_value(self, thing: Any) -> SampleItem | None:
-        """Return the item of a class, function or module within a value, or None if it cannot be one."""
+        """Return the item for a class, function or module inside a value, or None if there cannot be one."""
         treatment, name = treatment_of(thing), getattr(thing, "__name__", "").rpartition(".")[2]
         if treatment is Treatment.BUILTIN:
             return self.builtin(thing.__name__)
@@ -305,7 +306,7 @@ class Collector(ItemTable):
 
 
 def _mangled(mention: Mention, piece: Piece) -> Mention:
-    """Return the attribute with its mangled name: `_Coder__scale` for `__scale` inside a class."""
+    """Return the attribute with the name after Python's name mangling: `_Coder__scale` for `__scale` inside a class."""
     name = mention.attribute
     if piece.cls is None or not name.startswith("__") or name.endswith("__"):
         return mention

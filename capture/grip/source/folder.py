@@ -1,4 +1,4 @@
-"""Writing of a sample's folder: its module or a reference to it, checked to run without the project, and its tags."""
+"""Writer of a sample's folder: a module or a reference to one, checked to run without the project, and tags."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def check_names(text: str, allowed: Iterable[str]) -> None:
 
     Parameters
     ----------
-    allowed : names that are not bound in the original either
+    allowed : names that the original code does not bind either
     """
     tree = ast.parse(text)
     defined_names = {*vars(builtins), *allowed, "__file__"}
@@ -90,7 +90,7 @@ def check_names(text: str, allowed: Iterable[str]) -> None:
 
 
 def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
-    """Raise `UserError` if a module cannot be imported by a Python process without the project.
+    """Raise `UserError` if a Python process that lacks the project cannot import a module.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def reference_text(gripped: Gripped, origin: str) -> ModuleText:
 
     Raises
     ------
-    UserError : it cannot be imported by name
+    UserError : the function cannot be imported by name
     """
     owner = owner_of(gripped)
     target = owner if owner is not None else gripped.function
@@ -182,7 +182,7 @@ def write_folder(gripped: Gripped, to: Path, write_calls: Callable[[Path], None]
     Parameters
     ----------
     to : folder of samples
-    write_calls : writes the recorded calls into a folder
+    write_calls : function that writes the recorded calls into a folder
 
     Raises
     ------
@@ -228,16 +228,16 @@ def _module(gripped: Gripped, origin: str) -> tuple[ModuleText, frozenset[str]]:
 
 
 def _list_blocked_packages(module_text: ModuleText, own: str) -> set[str]:
-    """Return the packages that the sample must work without: all whose source it includes.
+    """Return the packages without which the sample must work: all packages whose source it includes.
 
-    If it imports a compiled module of one of them, which needs these packages, only its own project is returned.
+    If the sample imports a compiled module of one of these packages, only its own project is returned.
     """
     compiled = module_text.imports - IMPORTED
     return {own} - compiled if compiled else set(module_text.projects)
 
 
 def _move_to_free_name(part: Path, to: Path, sample_name: str, text: str, about: dict[str, Any]) -> Path:
-    """Rename a folder to the first free name, unless a folder of such a name has the same content."""
+    """Rename a folder to the first free name; if a folder with such a name has the same content, keep that one."""
     for number in count(1):
         name = sample_name if number == 1 else f"{sample_name}_{number}"
         folder = to / name
@@ -266,7 +266,7 @@ def _move_to_free_name(part: Path, to: Path, sample_name: str, text: str, about:
 
 
 def _holds(folder: Path, text: str, part: Path) -> bool:
-    """Return True if a folder contains a sample with that text and the same calls."""
+    """Return True if a folder contains a sample with this text and the same calls."""
     try:
         about = json.loads((folder / SAMPLE).read_text(encoding="utf-8"))
         if (folder / about["file"]).read_text(encoding="utf-8") != text:
@@ -277,7 +277,7 @@ def _holds(folder: Path, text: str, part: Path) -> bool:
 
 
 def _calls(folder: Path) -> list[Any]:
-    """Return the recorded calls of a folder, without their times."""
+    """Return the recorded calls in a folder, without times."""
     records = []
     for path in sorted(folder.glob("calls.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -320,8 +320,8 @@ _MAKERS = ("list", "dict", "set", "tuple", "zip", "append", "extend")
 
 
 def source_tags(function: Callable[..., Any]) -> frozenset[str]:
-    """Return tags derived from the source of a function and its helpers, or of the function only if helpers lack
-    source.
+    """Return tags derived from the source of a function and its helpers; of the function only, if a helper's source is
+    missing.
     """
     name = getattr(function, "__qualname__", "function")
     try:
@@ -335,7 +335,7 @@ def source_tags(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def tags_of(requirements: Requirements) -> frozenset[str]:
-    """Return tags derived from the source of everything that a function certainly needs."""
+    """Return tags derived from the source of everything that a function is known to need."""
     # excludes `may_need`: code that may never be called
     uncertain = {needed for item in requirements.items for needed in item.may_need}
     certain = set(reachable(requirements.root, uncertain))
@@ -371,7 +371,7 @@ def _code_in(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_container(node: ast.AST) -> bool:
-    """Return True if code creates or fills a container with more than literals."""
+    """Return True if code creates or fills a container with values other than literals."""
     if isinstance(node, ast.Call):
         called = node.func
         return getattr(called, "id", getattr(called, "attr", "")) in _MAKERS and bool(node.args)

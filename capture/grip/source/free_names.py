@@ -1,4 +1,4 @@
-"""Free names of a piece of source, by Python's rules of scope."""
+"""Free names of a piece of source, according to Python's rules for scopes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 
 class Role(Enum):
-    """Role of a free name."""
+    """How a free name is used."""
 
     DEFINE = "evaluated where the piece is defined"
     RUN = "evaluated when it runs"
@@ -22,8 +22,8 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Free name with the attributes read from it, such as `np.linalg.norm`, and their nodes unless in a quoted
-    annotation.
+    """A free name with the attributes read from it, such as `np.linalg.norm`, and their syntax nodes, except in quoted
+    annotations.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Use:
 
 
 class AttributeOwner(Enum):
-    """Kind of object that an attribute is read from."""
+    """Kind of object from which an attribute is read."""
 
     SELF = "the method's object or class"
     SUPER = "super()"
@@ -42,7 +42,9 @@ class AttributeOwner(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """Attribute read from an object of unknown class; a regular expression if `getattr` takes an f-string."""
+    """An attribute read from an object of unknown class; a regular expression if `getattr` is called with an
+    f-string.
+    """
 
     attribute: str
     owner: AttributeOwner
@@ -59,16 +61,16 @@ class Annotation:
 
 @dataclass(slots=True)
 class FreeNames:
-    """Names that a piece of source takes from outside.
+    """The free names in a piece of source.
 
     Attributes
     ----------
-    uses : free names outside of annotations
-    bound : all names that a scope in it binds
+    uses : free names, except in annotations
+    bound : all names that a scope in the piece binds
     outer : `global` and `nonlocal` statements that refer to outer names, with those names
     words : strings that could be names
-    makes_own : True if it calls its object's class: `type(self)(...)`
-    calls_self : True if it calls its object or class: `self(...)`, `cls(...)`
+    makes_own : True if it calls the class of `self`: `type(self)(...)`
+    calls_self : True if it calls `self` or `cls`: `self(...)`, `cls(...)`
     """
 
     uses: list[Use] = field(default_factory=list)
@@ -83,7 +85,7 @@ class FreeNames:
 
 
 def dotted(node: ast.expr) -> tuple[ast.Name, list[ast.Attribute]] | None:
-    """Return the name and attributes of `a.b.c`, innermost first, or None."""
+    """Return the name and the attributes of `a.b.c`, innermost first, or None for other expressions."""
     attributes: list[ast.Attribute] = []
     while isinstance(node, ast.Attribute):
         attributes.append(node)
@@ -130,7 +132,7 @@ def stored(node: ast.AST) -> set[str]:
 
 
 def bind(node: ast.AST, scope: NameScope) -> None:
-    """Add the names that a statement binds to its scope, excluding names of inner scopes."""
+    """Add the names that a statement binds to its scope, without names bound in inner scopes."""
     if isinstance(node, ast.Name):
         if not isinstance(node.ctx, ast.Load):
             scope.bound.add(node.id)
@@ -160,8 +162,8 @@ def bind(node: ast.AST, scope: NameScope) -> None:
 
 
 def names_of(node: ast.AST, is_method: bool = False) -> FreeNames:
-    """Return the names that a definition, statement or expression takes from outside; `is_method` marks `self` or
-    `cls`.
+    """Return the free names of a definition, statement or expression; with `is_method`, the first parameter is `self`
+    or `cls`.
     """
     walker = _Walker()
     if is_method and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -172,7 +174,7 @@ def names_of(node: ast.AST, is_method: bool = False) -> FreeNames:
 
 
 class _Walker(ast.NodeVisitor):
-    """Visitor that fills `names` and keeps track of the current scopes."""
+    """Syntax tree visitor that fills `names` and tracks the current scopes."""
 
     def __init__(self) -> None:
         self.names = FreeNames()

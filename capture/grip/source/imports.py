@@ -1,6 +1,6 @@
-"""Import statements of a sample, and the choice of packages to import rather than include.
+"""Import statements of a sample, and the choice of packages that it imports.
 
-Imported are the standard library, compiled modules, and the widely used packages listed here. Everything else is
+A sample imports the standard library, compiled modules, and the widely used packages listed here. Everything else is
 included as source: the function's project, the user's modules and scripts, and the frameworks below them (mmdet, mmcv,
 mmengine, detectron2, timm, ...), which may not be installed where the sample runs.
 """
@@ -29,7 +29,7 @@ _WIDELY_USED = """
     torchgen torchvision tqdm triton typing_extensions xarray yaml
 """
 IMPORTED = frozenset(_WIDELY_USED.split())
-"""top-level packages that are imported, in addition to those of Python itself"""
+"""top-level packages that samples import, in addition to the standard library"""
 
 _LIBRARY = Path(sysconfig.get_path("stdlib")).resolve()
 
@@ -50,7 +50,7 @@ def is_of_python(module: str) -> bool:
 
 
 def is_imported(module: str) -> bool:
-    """Return True if samples import a module, given by full name, rather than include its source."""
+    """Return True if samples import a module (given its full name) instead of including its source."""
     return top_level(module) in IMPORTED or is_of_python(module) or is_compiled(sys.modules.get(module))
 
 
@@ -61,7 +61,7 @@ def is_compiled(module: ModuleType | None) -> bool:
 
 
 def module_of(thing: Any) -> str | None:
-    """Return a module's name, or the `__module__` of a class or function; None if it has none."""
+    """Return the name of a module, or the `__module__` of a class or function; None if there is none."""
     name = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
     return name if isinstance(name, str) else None
 
@@ -74,11 +74,11 @@ def distribution_of(module: str) -> tuple[str, str] | None:
 
 
 def file_within(module: str, file: str) -> str:
-    """Return a source file's path within its project, without folders of this machine: `mmdet/ops/nms.py`.
+    """Return a source file's path within its project, such as `mmdet/ops/nms.py`, without folders of this machine.
 
     Parameters
     ----------
-    module : full name, such as `mmdet.ops.nms`; `__main__` for a script or notebook
+    module : full name of the module, such as `mmdet.ops.nms`; `__main__` for a script or notebook
     """
     path, depth = Path(file), module.count(".")
     if path.name == "__init__.py":
@@ -87,7 +87,7 @@ def file_within(module: str, file: str) -> str:
 
 
 WIDTH = 100
-"""longest line of an import statement, in characters"""
+"""maximum number of characters in a line of an import statement"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Import:
     ----------
     module : full name
     attribute : `Tensor` in `from torch import Tensor`; None for `import torch`
-    alias : name that it binds; empty for `import scipy.optimize`, which binds `scipy`
+    alias : name that the statement binds; empty for `import scipy.optimize`, which binds `scipy`
     """
 
     module: str
@@ -111,12 +111,12 @@ class Import:
 
 
 def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile | None, package: str) -> Import | None:
-    """Return an import statement for a live object, as its author wrote it if known.
+    """Return an import statement for a live object, in the form that the project's author used, if known.
 
     Parameters
     ----------
-    attributes : attributes read from the name, which determine the submodules it needs
-    file : file that uses the name, if any
+    attributes : attributes read from the name, which determine the submodules to import
+    file : file that uses the name, or None
     package : package of relative imports in the file
     """
     plain: Import | None = None
@@ -143,7 +143,7 @@ def _bindings(file: SourceFile) -> dict[str, list[ast.Import | ast.ImportFrom]]:
 
 
 def _read(statement: ast.Import | ast.ImportFrom, name: str, package: str) -> list[Import]:
-    """Return the imports that bind a name in a statement."""
+    """Return the imports in a statement that bind a name."""
     imports = []
     for alias in statement.names:
         if isinstance(statement, ast.ImportFrom):
@@ -166,7 +166,7 @@ def source_module(statement: ast.ImportFrom, package: str) -> str:
 
 
 def live_import(module: str, attribute: str | None) -> Any:
-    """Return the object that an import would bind, without importing anything; None if it is not loaded."""
+    """Return the object that an import statement would bind, without importing anything; None if it is not loaded."""
     if attribute is None:
         return sys.modules.get(module)
     value = getattr(sys.modules.get(module), attribute, None)
@@ -202,7 +202,7 @@ def _import_by_object(name: str, thing: Any) -> Import | None:
 
 
 def render(imports: Iterable[Import]) -> str:
-    """Return import statements in sections: standard library first, `from` statements last."""
+    """Return import statements in sections, standard library first; within a section, `from` statements last."""
     unique_imports = set(imports)
     sections = [{one for one in unique_imports if is_of_python(one.module)}]
     sections.append(unique_imports - sections[0])
@@ -234,5 +234,5 @@ def _from_statement(module: str, members: list[Import]) -> str:
 
 
 def _member_order(name: str) -> tuple[int, str]:
-    """Return a sort key: constants, then classes, then the rest."""
+    """Return a sort key that puts constants first, then classes, then other names."""
     return (0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2), name.lower()

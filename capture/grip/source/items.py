@@ -15,15 +15,15 @@ from opgrip.capture.grip.source.source_files import SourceFile
 
 @dataclass(eq=False, slots=True)
 class SampleItem:
-    """Element of a sample's module.
+    """An element of a sample's module, such as a function, class, import or constant.
 
     Attributes
     ----------
-    name, module : name and module of the original
-    refusal : reason why it cannot be extracted; empty if it can
-    needs : items that it requires
-    early : items in `needs` that must precede its definition
-    may_need : items that it seems to work without
+    name, module : name of the original object and of its module
+    refusal : reason why the item cannot be extracted; empty if it can
+    needs : items that this item requires
+    early : items in `needs` that must be defined before this one
+    may_need : items that this item may use but seems to work without
     """
 
     name: str
@@ -39,17 +39,17 @@ class SampleItem:
             self.early.append(item)
 
     def refuse(self, reason: str) -> None:
-        """Record why it cannot be extracted; the first reason counts."""
+        """Record the reason why the item cannot be extracted; only the first reason is kept."""
         self.refusal = self.refusal or reason
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Use of an item in a piece of source.
+    """A use of an item in a piece of source.
 
     Attributes
     ----------
-    attribute_count : number of the use's attributes that the item's name replaces, in addition to the use's name
+    attribute_count : number of attributes that the item's name replaces, in addition to the name before them
     """
 
     use: Use
@@ -59,16 +59,16 @@ class Link:
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """Definition or statement to include, with the meaning of its free names.
+    """A definition or statement to include, with the objects to which its free names refer.
 
     Attributes
     ----------
     cls : class whose body contains it
     dropped : decorators that are left out
-    defaults : default arguments that are written by value, because they refer to lost names
-    absent : free names that are not bound
+    defaults : default arguments that are written as values, because they refer to names which no longer exist
+    absent : free names that are bound nowhere
     local_imports : the project's import statements inside functions, with the names that they bind
-    hints : type annotations, with the meaning of their names
+    hints : type annotations, with the objects to which their names refer
     """
 
     file: SourceFile
@@ -86,23 +86,23 @@ class Piece:
 
 @dataclass(eq=False, slots=True)
 class BuiltinItem(SampleItem):
-    """Builtin of Python."""
+    """A builtin of Python."""
 
 
 @dataclass(eq=False, slots=True)
 class ImportItem(SampleItem):
-    """Imported object."""
+    """An imported object."""
 
     statement: Import = field(default_factory=lambda: Import("", None, ""))
 
 
 @dataclass(eq=False, slots=True)
 class ValueItem(SampleItem):
-    """Constant.
+    """A constant.
 
     Attributes
     ----------
-    piece : statement to include; None to write the value
+    piece : statement to include; None to write the value as source
     is_class : True if the value is a class created by `namedtuple` or `Enum`
     """
 
@@ -113,7 +113,7 @@ class ValueItem(SampleItem):
 
 @dataclass(eq=False, slots=True)
 class FunctionItem(SampleItem):
-    """Function; `attributes` are the function attributes that code reads."""
+    """A function; `attributes` are the attributes of the function that code reads."""
 
     piece: Piece | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -121,16 +121,16 @@ class FunctionItem(SampleItem):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class ClassItem(SampleItem):
-    """Class.
+    """A class.
 
     Attributes
     ----------
-    whole : its complete source, if it is not taken by parts
-    decorators : decorators that stay
+    whole : complete source of the class; None if only parts are included
+    decorators : decorators that are included
     bases : imported base classes, including those of omitted bases, each with its expression in the source or None
-    is_live : True if objects of it may exist
-    is_made : True if its constructor may be called
-    has_bases : True if its imported base classes matter
+    is_live : True if objects of the class may exist
+    is_made : True if the constructor may be called
+    has_bases : True if the imported base classes are included
     """
 
     cls: type
@@ -145,15 +145,15 @@ class ClassItem(SampleItem):
     has_bases: bool = False
 
     def mark_made(self) -> None:
-        """Record that code may create objects of it."""
+        """Record that code may create objects of the class."""
         self.is_live = self.is_made = self.has_bases = True
 
 
 @dataclass(eq=False, slots=True)
 class PartItem(SampleItem):
-    """Method or attribute of a class.
+    """A method or attribute of a class.
 
-    `pieces` are the statements that define it. If there are none, the sample contains its value.
+    `pieces` are the statements that define it. Without statements, the sample contains the attribute's value.
     """
 
     owner: ClassItem | None = None
@@ -162,12 +162,12 @@ class PartItem(SampleItem):
 
 
 def unit(item: SampleItem) -> SampleItem:
-    """Return the top-level item that contains an item: the class of a part."""
+    """Return the top-level item that contains an item: for a part of a class, the class."""
     return item.owner if isinstance(item, PartItem) and item.owner is not None else item
 
 
 def pieces_of(item: SampleItem) -> list[Piece]:
-    """Return the source of an item, without the parts of a class."""
+    """Return the pieces of source of an item, without the parts of a class."""
     if isinstance(item, FunctionItem | ValueItem):
         return [item.piece] if item.piece is not None else []
     if isinstance(item, PartItem):
@@ -179,7 +179,7 @@ def pieces_of(item: SampleItem) -> list[Piece]:
 
 
 def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
-    """Return the items that cannot be extracted, each with the path to the item that causes it."""
+    """Return the items that cannot be extracted, each with the chain of items that leads to the cause."""
     users: dict[SampleItem, list[SampleItem]] = {}
     ways: dict[SampleItem, list[SampleItem]] = {}
     for item in items:
@@ -197,7 +197,7 @@ def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
 
 
 def reachable(root: SampleItem, refused: Iterable[SampleItem]) -> list[SampleItem]:
-    """Return the item, everything it needs, and everything it may need that can be extracted."""
+    """Return the root item, everything that it needs, and everything that it may need and that can be extracted."""
     refused, reachable_items, queue = set(refused), {root: None}, [root]
     for item in queue:
         for needed in (*item.needs, *(one for one in item.may_need if one not in refused)):
@@ -208,9 +208,7 @@ def reachable(root: SampleItem, refused: Iterable[SampleItem]) -> list[SampleIte
 
 
 def in_order(root: SampleItem, included: Iterable[SampleItem]) -> list[SampleItem]:
-    """Return the top-level items in an order in which definitions follow their needs and helpers precede their
-    users.
-    """
+    """Return the top-level items in an order in which a definition follows everything that it needs."""
     included = list(included)
     units = list(dict.fromkeys(map(unit, included)))
     early: dict[SampleItem, list[SampleItem]] = {one: [] for one in units}
@@ -222,7 +220,7 @@ def in_order(root: SampleItem, included: Iterable[SampleItem]) -> list[SampleIte
 
 
 class _Order:
-    """Depth-first ordering that never puts an item before the needs of its definition."""
+    """Depth-first ordering in which an item never comes before the items that its definition needs."""
 
     def __init__(self, early: dict[SampleItem, list[SampleItem]], needs: dict[SampleItem, list[SampleItem]]) -> None:
         self._early = early
@@ -263,7 +261,7 @@ _DYNAMIC = ("exec", "__import__")
 
 
 class ItemTable:
-    """Table of the items of one sample, each once."""
+    """Table of the items of one sample, without duplicates."""
 
     def __init__(self) -> None:
         self._items: dict[object, SampleItem] = {}
@@ -279,13 +277,13 @@ class ItemTable:
         return [item for item in self._items.values() if isinstance(item, ClassItem)]
 
     def ensure_item(self, key: object, make: Callable[[], SampleItem]) -> SampleItem:
-        """Return the item of a key, created if necessary."""
+        """Return the item for a key; create it if necessary."""
         if key not in self._items:
             self.remember(key, make())
         return self._items[key]
 
     def remember(self, key: object, item: SampleItem, thing: Any = None) -> None:
-        """Add an item and keep its live object alive, because it is looked up by id."""
+        """Add an item, and keep its live object alive, because objects are identified by their id."""
         self._items[key] = item
         self._live_objects.append(thing)
 
@@ -302,13 +300,13 @@ class ItemTable:
         return item
 
     def add_import(self, thing: Any, name: str, attributes: tuple[str, ...], piece: Piece | None) -> SampleItem | None:
-        """Return the item of an imported object, or None if no import statement yields it.
+        """Return the item for an imported object, or None if no import statement can import it.
 
         Parameters
         ----------
-        name : name in the using code
-        attributes : attributes read from it
-        piece : source that uses it; None for a value
+        name : name in the code that uses the object
+        attributes : attributes read from the object
+        piece : source that uses the object; None if it is part of a value
         """
         file = piece.file if piece is not None else None
         package = (piece.namespace.variables.get("__package__") or "") if piece is not None else ""
@@ -322,7 +320,7 @@ class ItemTable:
         return self._items[key]
 
     def find_item(self, thing: Any) -> SampleItem | None:
-        """Return the item of a class, function or module within a value, if there is one."""
+        """Return the existing item for a class, function or module inside a value, or None."""
         kind = treatment_of(thing)
         if kind is Treatment.BUILTIN:
             return self._items.get(("builtin", thing.__name__))

@@ -1,4 +1,4 @@
-"""Text of a sample's module: definitions as in their source, with only the necessary changes."""
+"""Text of a sample's module: definitions as in the original source, with only the necessary changes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Edits:
         self.replace(self.file.line_start(first), self.file.line_start(last + 1), "")
 
     def indent(self, first: int, last: int, before: int, after: int) -> None:
-        """Change the indentation of lines, except lines that begin inside a string."""
+        """Change the indentation of lines from `before` to `after`, except lines that begin inside a string."""
         for line in range(first, last + 1):
             text = self.file.lines[line - 1]
             if line in self.file.string_lines or not text.strip():
@@ -71,7 +71,9 @@ class Edits:
 
 
 def edits_of(piece: Piece, names: Mapping[SampleItem, str], keeps: Callable[[Annotation], bool]) -> Edits:
-    """Return the changes that a piece of source needs in a sample, apart from indentation and its own name."""
+    """Return the changes that a piece of source needs in a sample, except indentation and the name of what it
+    defines.
+    """
     edits = Edits(piece.file)
     _rename(edits, piece.links, names)
     for decorator in piece.dropped:
@@ -110,7 +112,7 @@ def _rename(edits: Edits, links: Iterable[Link], names: Mapping[SampleItem, str]
 
 
 def _string_around(file: SourceFile, node: ast.AST) -> ast.AST | None:
-    """Return the outermost f-string around a node."""
+    """Return the outermost f-string that contains a node, or None."""
     outermost, around = None, file.parents.get(node)
     while around is not None and not isinstance(around, ast.stmt):
         outermost = around if isinstance(around, ast.JoinedStr) else outermost
@@ -119,7 +121,9 @@ def _string_around(file: SourceFile, node: ast.AST) -> ast.AST | None:
 
 
 def _unparse_with_names(string: ast.AST, renamed: Iterable[tuple[ast.expr, str]]) -> str:
-    """Return an f-string with changed names: before Python 3.12 its inner nodes have no positions."""
+    """Return an f-string with changed names; this is needed because its inner nodes have no positions before Python
+    3.12.
+    """
     changed = copy.deepcopy(string)
     copies = {id(old): new for old, new in zip(ast.walk(string), ast.walk(changed), strict=True)}
     for node, name in renamed:
@@ -131,7 +135,7 @@ def _unparse_with_names(string: ast.AST, renamed: Iterable[tuple[ast.expr, str]]
 
 
 def _replace_statement(edits: Edits, statement: ast.stmt, text: str) -> None:
-    """Replace a statement, or remove it if others remain next to it."""
+    """Replace a statement; if the text is empty and other statements remain next to it, remove it."""
     begin, end = edits.file.span(statement)
     around = edits.file.parents[statement]
     bodies = [getattr(around, name, []) for name in ("body", "orelse", "finalbody")]
@@ -177,7 +181,7 @@ def _remove_from_variable(edits: Edits, holder: ast.AnnAssign, annotation: Annot
 
 
 def rename_definition(edits: Edits, node: FunctionNode | ast.ClassDef, name: str) -> None:
-    """Rename a function or class at its definition."""
+    """Rename a function or class in its definition."""
     begin = edits.file.span(node)[0]
     name_match = re.compile(r"(?:async\s+)?(?:def|class)\s+(\w+)").match(edits.file.text, begin)
     assert name_match is not None
@@ -209,7 +213,9 @@ _FUTURE = "from __future__ import annotations"
 
 
 class Layout:
-    """Writer of one sample's items: `root` is its function or method, `annotations` are the annotations to keep."""
+    """Writes the items of one sample: `root` is the sample's function or method, `annotations` are the annotations to
+    keep.
+    """
 
     def __init__(
         self,
@@ -227,7 +233,7 @@ class Layout:
         self._annotations = annotations
 
     def module(self, docstring: str, ordered: Iterable[SampleItem]) -> str:
-        """Return the whole text; `ordered` are the items at the top level."""
+        """Return the text of the module; `ordered` are the top-level items."""
         imports = {self._statement(item) for item in self._items if isinstance(item, ImportItem)}
         head = [f'"""{docstring}"""', _FUTURE, *([render(imports)] if imports else [])]
         definitions = [item for item in ordered if isinstance(item, ValueItem | FunctionItem | ClassItem)]
@@ -258,7 +264,7 @@ class Layout:
         return statement_text(item.piece.file, node, edits, 0)
 
     def _is_constant(self, item: SampleItem) -> bool:
-        """Return True if an item needs only imports and therefore belongs at the top."""
+        """Return True if an item only needs imports, and therefore belongs at the top of the module."""
         early = [one for one in item.early if not isinstance(one, BuiltinItem | ImportItem)]
         return isinstance(item, ValueItem) and not early
 
@@ -328,7 +334,7 @@ class Layout:
         return "\n".join([head, *self._body(item)])
 
     def _bases(self, item: ClassItem) -> list[str]:
-        """Return a class's bases without omitted classes."""
+        """Return the base classes of a class as text, without omitted ones."""
         texts_by_base: dict[type, str] = {}
         queue = list(item.cls.__bases__)
         for base in queue:
@@ -369,7 +375,9 @@ class Layout:
         return lines or ["    pass"]
 
     def _class_docstring(self, item: ClassItem, node: ast.stmt) -> str:
-        """Return a class's docstring; for helper classes only the summary, as the rest may describe omitted parts."""
+        """Return a class's docstring; for helper classes only its first line, because the rest may describe omitted
+        parts.
+        """
         edits = Edits(item.file)
         summary, paragraph, rest = item.file.segment(node).partition("\n\n")
         quotes = summary.lstrip("rRbBuU")[:3]
@@ -378,7 +386,7 @@ class Layout:
         return statement_text(item.file, node, edits, 4)
 
     def _members(self, part: PartItem) -> list[tuple[int, bool, str]]:
-        """Return the statements of a class attribute: line, whether it is a block, text."""
+        """Return the statements of a class attribute, each as line number, True for a block, and text."""
         if not part.pieces:
             return [(10**9, False, f"    {part.name} = {self._value(part.value, len(part.name) + 7)}")]
         members = []
@@ -390,7 +398,7 @@ class Layout:
 
 
 def _is_whole(expression: str) -> bool:
-    """Return True if an expression can span several lines without parentheses."""
+    """Return True if an expression can be split over several lines without parentheses."""
     try:
         ast.parse(f"_ = {expression}")
     except SyntaxError:

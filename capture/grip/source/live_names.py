@@ -1,4 +1,4 @@
-"""Meaning of free names in the running program, and the project's classes that code reads from objects."""
+"""Objects to which free names refer in the running program, and classes of the project that code reads from objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from opgrip.capture.grip.source.imports import is_imported, module_of, top_level
 
 
 class Absent:
-    """Value of unbound names."""
+    """Marker for a name that is not bound."""
 
 
 ABSENT = Absent()
@@ -31,7 +31,7 @@ _MOST_LAYERS = 100
 
 
 class Treatment(Enum):
-    """Treatment of a live object in a sample."""
+    """How a sample includes a live object."""
 
     BUILTIN = "it is there"
     ABSENT = "nothing is bound to the name"
@@ -43,11 +43,11 @@ class Treatment(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Namespaces in which the free names of a piece of source are looked up.
+    """The namespaces in which free names of a piece of source are looked up.
 
     Attributes
     ----------
-    module, variables : name and variables of the piece's module
+    module, variables : name and global variables of the module
     closure : variables of enclosing functions
     """
 
@@ -56,7 +56,7 @@ class Namespace:
     closure: Mapping[str, Any] = field(default_factory=dict)
 
     def lookup(self, name: str) -> Any:
-        """Return the live object of a name, or `ABSENT`."""
+        """Return the live object to which a name refers, or `ABSENT`."""
         for scope in (self.closure, self.variables, vars(builtins)):
             if name in scope:
                 return scope[name]
@@ -65,11 +65,11 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """Object that a use refers to.
+    """The object to which a use of a name refers.
 
     Attributes
     ----------
-    attribute_count : number of the use's attributes that lead from project modules to `thing`
+    attribute_count : number of attributes that lead from a module of the project to `thing`
     rest : the remaining attributes, which are read from `thing`
     """
 
@@ -80,7 +80,7 @@ class Meaning:
 
 
 def resolve(use: Use, namespace: Namespace) -> Meaning:
-    """Return the object that a free name with its attributes refers to."""
+    """Return the object to which a free name with its attributes refers."""
     thing, attribute_count = namespace.lookup(use.name), 0
     while isinstance(thing, ModuleType) and not is_imported(thing.__name__) and attribute_count < len(use.attributes):
         thing = getattr(thing, use.attributes[attribute_count], ABSENT)
@@ -95,7 +95,7 @@ def resolve(use: Use, namespace: Namespace) -> Meaning:
 
 
 def treatment_of(thing: Any) -> Treatment:
-    """Return how a sample treats a live object."""
+    """Return how a sample includes a live object."""
     if thing is ABSENT:
         return Treatment.ABSENT
     name = getattr(thing, "__name__", None)
@@ -118,7 +118,7 @@ def treatment_of(thing: Any) -> Treatment:
 
 
 def is_bound(thing: Any) -> bool:
-    """Return True for a bound method of an object, or of a class that samples do not import."""
+    """Return True for a method bound to an object, or to a class that samples do not import."""
     if isinstance(thing, MethodType):
         return True
     # such as `apply` of autograd functions since torch 2.15; for functions in C, `__self__` is a module or a class of
@@ -128,13 +128,13 @@ def is_bound(thing: Any) -> bool:
 
 
 def python_function(thing: Any) -> FunctionType | None:
-    """Return the Python function that a callable is or wraps, if there is one."""
+    """Return the Python function that a callable is or wraps, or None."""
     inner = layers_of(thing)[-1]
     return inner if isinstance(inner, FunctionType) else None
 
 
 def layers_of(thing: Any) -> list[Any]:
-    """Return a callable and everything that it wraps according to `__wrapped__`, outermost first."""
+    """Return a callable and everything that it wraps (`__wrapped__`), outermost first."""
     layers = [plain(thing)]
     while len(layers) < _MOST_LAYERS and (inner := wrapped(layers[-1])) is not None:
         layers.append(plain(inner))
@@ -149,13 +149,13 @@ def is_imported_code(layer: Any) -> bool:
 
 
 def wrapped(thing: Any) -> Any:
-    """Return the object that a wrapper declares to wrap, or None."""
+    """Return the object that a wrapper says it wraps (`__wrapped__`), or None."""
     inner = getattr(thing, "__dict__", {}).get("__wrapped__")
     return inner if callable(inner) else None
 
 
 def plain(thing: Any) -> Any:
-    """Return a function without wrappers that script, compile or watch it, because samples also run in other modes."""
+    """Return a function without wrappers that script, compile or record it, because samples also run in other modes."""
     while True:
         if isinstance(thing, torch.jit.ScriptFunction):
             inner = getattr(thing, "_torchdynamo_inline", None)
@@ -201,7 +201,7 @@ def _content(cell: CellType) -> Any:
 
 
 def evaluate(expression: ast.expr, namespace: Namespace) -> Any:
-    """Return the live object of a name or `a.b.c`; `ABSENT` for other expressions."""
+    """Return the live object for a name or for `a.b.c`; `ABSENT` for other expressions."""
     chain = dotted(expression)
     if chain is None:
         return ABSENT
@@ -224,27 +224,27 @@ class Mentioned:
         self._of_others = _Words(mention.attribute for mention in mentions if mention.owner is AttributeOwner.ANY)
 
     def of_others(self, name: str) -> bool:
-        """Return True if the attribute is read from any object except `self`."""
+        """Return True if code reads the attribute from an object other than `self`."""
         return name in self._of_others
 
     def as_field(self, name: str) -> bool:
-        """Return True if the attribute is read from any object."""
+        """Return True if code reads the attribute from any object."""
         return name in self._all
 
     def all_children(self) -> bool:
-        """Return True if code iterates over modules' children."""
+        """Return True if code iterates over the children of modules."""
         return any(name in self._all for name in _ALL_CHILDREN)
 
 
 class Everything(Mentioned):
-    """Set that contains every attribute."""
+    """A set of attributes that contains every name."""
 
     def __init__(self) -> None:
         super().__init__([Mention(".*", AttributeOwner.ANY)])
 
 
 class _Words:
-    """Names and patterns of names."""
+    """A set of names and of patterns for names."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self._names = set(words)
@@ -255,7 +255,9 @@ class _Words:
 
 
 def named_in(objects: Iterable[Any], mentioned: Mentioned) -> list[type | FunctionType]:
-    """Return the project's classes and functions among objects, and among attributes that code reads from them."""
+    """Return classes and functions of the project among objects, and among attributes that code reads from these
+    objects.
+    """
     types_and_functions: dict[type | FunctionType, None] = {}
     objects_by_id: dict[int, Any] = {}
     queue = list(objects)
@@ -272,7 +274,7 @@ def named_in(objects: Iterable[Any], mentioned: Mentioned) -> list[type | Functi
 
 
 def words_in(objects: Iterable[Any]) -> set[str]:
-    """Return the strings in containers that could be names."""
+    """Return the strings in containers that are valid names."""
     words: set[str] = set()
     objects_by_id: dict[int, Any] = {}
     queue = list(objects)

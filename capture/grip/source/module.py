@@ -1,4 +1,4 @@
-"""Conversion of a gripped function into a self-contained module, with its names and annotations."""
+"""Conversion of a gripped function to a self-contained module; choice of names and annotations."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from opgrip.errors import UserError
 
 
 def names_for(items: Iterable[SampleItem]) -> dict[SampleItem, str]:
-    """Return a name for each item: its own if free, otherwise with its module's name.
+    """Return a name for each item: its own if no earlier item has it, otherwise with its module's name added.
 
     Parameters
     ----------
-    items : in order of precedence for names
+    items : items in order of precedence
     """
     items = list(items)
     owners_by_name: dict[str, SampleItem] = {}
@@ -76,7 +76,9 @@ def _candidates(item: SampleItem) -> Iterator[str]:
 
 
 def _same_package(one: SampleItem, other: SampleItem) -> bool:
-    """Return True for imports that bind the same package name: `import scipy`, `import scipy.optimize`."""
+    """Return True for two imports that bind the same package name, such as `import scipy` and `import
+    scipy.optimize`.
+    """
     return all(
         isinstance(item, ImportItem) and item.statement.attribute is None and item.statement.alias in ("", item.name)
         for item in (one, other)
@@ -88,7 +90,7 @@ def _package(item: SampleItem) -> str:
 
 
 def _bound_by_users(items: Iterable[SampleItem]) -> Mapping[SampleItem, set[str]]:
-    """Return the local variable names of the code that uses each item; no item may be named like one of them."""
+    """Return the local variable names in the code that uses each item; the item must not get one of these names."""
     bound: dict[SampleItem, set[str]] = {}
     for item in items:
         for piece in pieces_of(item):
@@ -103,7 +105,9 @@ _ANY = Import("typing", "Any", "Any")
 def hints_of(
     collector: Collector, included: Iterable[SampleItem]
 ) -> tuple[frozenset[Annotation], tuple[SampleItem, ...]]:
-    """Link the names in annotations; return the annotations to keep, and the additional items that they need."""
+    """Return the annotations to keep, and the additional items that they need. Names in annotations are linked to
+    items.
+    """
     included = list(included)
     has = set(included)
     annotations: list[Annotation] = []
@@ -131,7 +135,7 @@ def hints_of(
 def _find_item(
     collector: Collector, use: Use, meaning: Meaning, piece: Piece, has: set[SampleItem]
 ) -> SampleItem | None:
-    """Return the item of a name in an annotation, or None if the sample does not have it."""
+    """Return the item for a name in an annotation, or None if the sample lacks it."""
     if meaning.treatment is Treatment.IMPORT:
         return collector.add_import(
             meaning.thing, (use.name, *use.attributes)[meaning.attribute_count], meaning.rest, piece
@@ -150,7 +154,7 @@ class Requirements:
     ----------
     root : the function, or the method in its class
     items : all items of the sample, the root first
-    left_out : reasons why parts of classes that may not be needed are left out, by `Class.part`
+    left_out : reason why a part of a class that may be needed is left out, by `Class.part`
     """
 
     collector: Collector
@@ -161,15 +165,15 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class ModuleText:
-    """Self-contained module.
+    """The text of a self-contained module.
 
     Attributes
     ----------
-    entry : its function: `delta2bbox`, `Coder.decode`
+    entry : name of its function, such as `delta2bbox` or `Coder.decode`
     classes : names of classes and functions among the arguments, by their original `module:qualname`
     projects : top-level packages and modules whose source is included
-    imports : top-level packages that it imports, without the standard library
-    absent : free names that are not bound in the original either
+    imports : top-level packages that the module imports, without the standard library
+    absent : free names that the original code does not bind either
     left_out : as in `Requirements`
     """
 
@@ -183,7 +187,7 @@ class ModuleText:
 
 
 def take(gripped: Gripped) -> Requirements:
-    """Collect everything that a function needs; raise `UserError` with the reason if a part cannot be extracted."""
+    """Collect everything that a function needs; raise `UserError` with the reason if something cannot be extracted."""
     collector = Collector(words_in(objects_of(gripped)))
     root, classes = _enter_function(gripped, collector)
     classes.expand(objects_of(gripped), root)
@@ -204,7 +208,7 @@ def lay_out(gripped: Gripped, requirements: Requirements, origin: str) -> Module
 
     Parameters
     ----------
-    origin : description of where the function comes from
+    origin : description of the function's origin, for the docstring
     """
     annotations, more = hints_of(requirements.collector, requirements.items)
     items = (*requirements.items, *more)
@@ -234,7 +238,7 @@ def lay_out(gripped: Gripped, requirements: Requirements, origin: str) -> Module
 
 
 def owner_of(gripped: Gripped) -> type | None:
-    """Return the class of a method, including one gripped inside the class's body."""
+    """Return the class of a method, even if it was gripped inside the class's body."""
     path = gripped.entry.rpartition("<locals>.")[2].rpartition(".")[0]
     if gripped.owner is not None or not path:
         return gripped.owner
@@ -287,7 +291,7 @@ def objects_of(gripped: Gripped) -> Iterator[Any]:
 
 
 def _reason(way: Sequence[SampleItem]) -> str:
-    """Return the reason why an item is refused, from the path to the item that causes it."""
+    """Return the reason why an item is refused, given the chain of items that leads to the cause."""
     through = " -> ".join(dict.fromkeys(_label(item) for item in way if item.name))
     return f"{way[-1].refusal} (by way of {through})"
 
@@ -297,7 +301,7 @@ def _label(item: SampleItem) -> str:
 
 
 def _by_claim(requirements: Requirements, items: tuple[SampleItem, ...], ordered: list[SampleItem]) -> list[SampleItem]:
-    """Return the items in order of precedence for names."""
+    """Return the items in the order in which they may claim their own name."""
     root = requirements.root.owner if isinstance(requirements.root, PartItem) else requirements.root
     first: list[SampleItem] = [] if root is None else [root]
     live = [item for item in items if isinstance(item, ClassItem) and item.is_live]
@@ -313,7 +317,7 @@ def _entry(gripped: Gripped, requirements: Requirements, names: dict[SampleItem,
 
 
 def _check_texts(items: Iterable[SampleItem], names: dict[SampleItem, str]) -> None:
-    """Raise `UserError` if an object that code looks up by name is renamed in the sample."""
+    """Raise `UserError` if an object that code looks up by name has another name in the sample."""
     for link in (link for item in items for piece in pieces_of(item) for link in piece.links):
         if link.use.role is Role.TEXT and names[link.item] != link.use.name:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Source of live functions and classes: file, definition, and the decorators that changed it."""
+"""Source of live functions and classes: file, definition, and applied decorators."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 @dataclass(frozen=True, eq=False)
 class SourceFile:
-    """Source file, or cell of a notebook; `name` is as in code objects."""
+    """A source file or notebook cell; `name` is the file name in code objects."""
 
     name: str
     text: str
@@ -71,7 +71,7 @@ class SourceFile:
 
     @cached_property
     def string_lines(self) -> frozenset[int]:
-        """Lines that begin inside a string, except docstrings: their indentation is part of a value."""
+        """Lines that begin inside a string other than a docstring; their indentation must not change."""
         inside: set[int] = set()
         opened: list[int] = []
         for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
@@ -89,7 +89,7 @@ class SourceFile:
         return frozenset(inside)
 
     def offset(self, line: int, column: int) -> int:
-        """Return the text offset of a position in the syntax tree, whose columns count bytes."""
+        """Return the text offset of a position in the syntax tree; its columns count bytes."""
         text = self.lines[line - 1]
         if not text.isascii():
             column = len(text.encode()[:column].decode())
@@ -100,7 +100,7 @@ class SourceFile:
         return self._starts[line - 1]
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """Return the text offsets of a node's begin and end."""
+        """Return the text offsets of a node's start and end."""
         begin = self.offset(node.lineno, node.col_offset)  # type: ignore[attr-defined]
         return begin, self.offset(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
 
@@ -120,7 +120,7 @@ class SourceFile:
         return any(isinstance(around, FUNCTIONS) for around in self.enclosing(node))
 
     def qualified_name(self, node: ast.ClassDef) -> str:
-        """Return a class's `__qualname__`."""
+        """Return the `__qualname__` of a class."""
         names = [node.name]
         for around in self.enclosing(node):
             if isinstance(around, ast.ClassDef):
@@ -131,7 +131,7 @@ class SourceFile:
 
 
 def docstring_of(node: ast.AST) -> ast.Constant | None:
-    """Return the docstring node of a function, class or module, if there is one."""
+    """Return the docstring node of a function, class or module, or None."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module) or not node.body:
         return None
     first = node.body[0]
@@ -141,7 +141,7 @@ def docstring_of(node: ast.AST) -> ast.Constant | None:
 
 
 def first_line(node: Definition) -> int:
-    """Return the line of a definition's first decorator, or its own."""
+    """Return the line of a definition's first decorator, or of the definition if it has none."""
     decorators = getattr(node, "decorator_list", None)
     line: int = decorators[0].lineno if decorators else node.lineno
     return line
@@ -157,7 +157,7 @@ def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> 
 
     Raises
     ------
-    UserError : no source was found for `what`, or it does not parse
+    UserError : the source of `what` was not found, or cannot be parsed
     """
     lines = linecache.getlines(name, module_globals)
     if not lines:
@@ -169,7 +169,7 @@ def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> 
 
 
 def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda]:
-    """Return file and node of a function's definition; raise `UserError` if unknown."""
+    """Return file and syntax node of a function's definition; raise `UserError` if they are not found."""
     code, what = function.__code__, function.__qualname__
     file = source_file(code.co_filename, function.__globals__, what)
     nodes = [
@@ -209,7 +209,7 @@ def _takes(code: CodeType, parameters: list[str]) -> bool:
 
 
 def _is_written_at(code: CodeType, node: ast.Lambda) -> bool:
-    """Return True if code belongs to this lambda rather than to another one in the same line."""
+    """Return True if code was compiled from this lambda and not from another one on the same line."""
     body = node.body
     if hasattr(code, "co_positions"):
         return (body.lineno, body.end_lineno, body.col_offset, body.end_col_offset) in set(code.co_positions())
@@ -219,7 +219,7 @@ def _is_written_at(code: CodeType, node: ast.Lambda) -> bool:
 
 
 def find_class(cls: type) -> tuple[SourceFile, ast.ClassDef]:
-    """Return file and node of a class's definition; raise `UserError` if unknown."""
+    """Return file and syntax node of a class's definition; raise `UserError` if they are not found."""
     what = cls.__qualname__
     methods = [thing for thing in map(_plain_function, vars(cls).values()) if thing is not None]
     own = [
@@ -251,7 +251,7 @@ def _files_of(cls: type, methods: list[FunctionType]) -> Iterator[SourceFile]:
 
 
 def _plain_function(attribute: Any) -> FunctionType | None:
-    """Return the Python function behind a class's attribute, if there is one."""
+    """Return the Python function behind a class's attribute, or None."""
     if isinstance(attribute, staticmethod | classmethod):
         attribute = attribute.__func__
     elif isinstance(attribute, property):
@@ -265,12 +265,12 @@ def _plain_function(attribute: Any) -> FunctionType | None:
 
 @dataclass(frozen=True, slots=True)
 class FunctionDefinition:
-    """Definition of a live function.
+    """The definition of a live function.
 
     Attributes
     ----------
     function : the function inside all decorators
-    dropped : decorators that return it unchanged, or that a sample leaves out
+    dropped : decorators that return the function unchanged, or that a sample leaves out
     """
 
     function: FunctionType
@@ -282,7 +282,7 @@ class FunctionDefinition:
 def find_definition(thing: Any) -> FunctionDefinition:
     """Return a callable's definition, with the decorators that created the callable from its function.
 
-    A wrapper that no decorator explains, such as `fast = cached(slow)`, is written as the wrapped function.
+    A wrapper that was not applied as a decorator, as in `fast = cached(slow)`, is replaced by the wrapped function.
 
     Raises
     ------
@@ -320,7 +320,7 @@ def _layers(thing: Any) -> list[Any]:
 
 
 def _wrapped_silently(layer: Any) -> FunctionType | None:
-    """Return the function inside a wrapper that does not set `__wrapped__`."""
+    """Return the function inside a wrapper that does not set `__wrapped__`, or None."""
     if isinstance(layer, FunctionType):
         held = list(namespace_of(layer).closure.values())
     elif is_imported(type(layer).__module__):
@@ -343,7 +343,9 @@ def _wrapped_silently(layer: Any) -> FunctionType | None:
 def _find_wrapping_decorators(
     layers: list[Any], decorators: list[ast.expr], namespace: Namespace
 ) -> list[ast.expr] | None:
-    """Return the decorators that created the wrappers around a function, or None if a wrapper is not explained."""
+    """Return the decorators that created the wrappers around a function, or None if a wrapper did not come from a
+    decorator.
+    """
     wrapping_decorators: list[ast.expr] = []
     for layer in layers:
         reasons = [decorator for decorator in decorators if _explains(decorator, layer, namespace)]
@@ -354,7 +356,7 @@ def _find_wrapping_decorators(
 
 
 def _explains(decorator: ast.expr, layer: Any, namespace: Namespace) -> bool:
-    """Return True if a decorator created a wrapper."""
+    """Return True if a decorator created the wrapper `layer`."""
     live = evaluate(decorator.func if isinstance(decorator, ast.Call) else decorator, namespace)
     if live is ABSENT:
         return False

@@ -1,4 +1,4 @@
-"""Constants: expressions that recreate a value, and whether the original statement can stay."""
+"""Constants: expressions that recreate a value, and tests whether the original statement can be used."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from opgrip.capture.grip.source.imports import is_imported
 from opgrip.traces.values.model import array_of
 
 MOST_ELEMENTS = 256
-"""largest number of elements of tensors and arrays that are written into a source file"""
+"""maximum number of elements of tensors and arrays that are written as source"""
 
 _DEEPEST = 20
 _WIDTH = 100
 
 Refer = Callable[[Any], str]
-"""function that returns the name of a class, function or module in the text; raises `Inexpressible` if it has none"""
+"""function that returns the name of a class, function or module in the sample; raises `Inexpressible` if it has none"""
 
 
 class Inexpressible(Exception):
@@ -56,32 +56,32 @@ class Inexpressible(Exception):
 
 
 def express(value: Any, refer: Refer, column: int = 0) -> str:
-    """Return an expression that creates a value; raise `Inexpressible` if there is none.
+    """Return the source of an expression that creates a value; raise `Inexpressible` if that is not possible.
 
     Parameters
     ----------
-    column : column where it begins, for line breaks
+    column : column at which the expression begins, for line breaks
     """
     return _Writer(refer).write(value, column)
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """Verbatim text among values."""
+    """Text that is written unchanged."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """Dictionary key, which is written like a value."""
+    """A dictionary key, written like a value."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Call among values."""
+    """A call expression among values."""
 
     called: Any
     arguments: tuple[Any, ...]
@@ -99,14 +99,14 @@ class _Group:
 
 
 class _Writer:
-    """Writer of values that limits their nesting."""
+    """Writes values as source, up to a maximum depth of nesting."""
 
     def __init__(self, refer: Refer) -> None:
         self.refer = refer
         self._depth = 0
 
     def write(self, value: Any, column: int = 0, indent: int = 0) -> str:
-        """Return the text of a value at a column of a line indented by `indent`."""
+        """Return the source of a value that begins at `column` of a line indented by `indent`."""
         if self._depth > _DEEPEST:
             raise Inexpressible("a value that is nested without end")
         self._depth += 1
@@ -287,7 +287,7 @@ _FORMS: tuple[tuple[Any, Callable[[_Writer, Any], str | _Group]], ...] = (
 
 
 def _as_floats(values: Any) -> Any:
-    """Return numpy's texts of single-precision numbers, which are the shortest, as floats."""
+    """Return the nearest short floats for single-precision numbers, taken from their text in numpy."""
     if isinstance(values, list):
         return [_as_floats(one) for one in values]
     return float(values) if isinstance(values, str) else values
@@ -299,7 +299,7 @@ def _is_function(value: Any) -> bool:
 
 
 def express_class(cls: type, refer: Refer) -> str:
-    """Return the call of `namedtuple` or `Enum` that created a class; raise `Inexpressible` for other classes."""
+    """Return the call of `namedtuple` or `Enum` that creates a class; raise `Inexpressible` for other classes."""
     writer = _Writer(refer)
     if cls.__bases__ == (enum.Enum,):
         members = {name: member.value for name, member in cls.__members__.items()}  # type: ignore[attr-defined]
@@ -329,7 +329,7 @@ def statement_of(name: str, piece: Piece) -> ast.Assign | ast.AnnAssign | None:
 
 
 def is_literal(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    """Return True if a statement assigns a literal and the variable still has that value."""
+    """Return True if a statement assigns a literal and the variable still has this value."""
     if statement.value is None or not is_plain(statement.value):
         return False
     literal = ast.literal_eval(statement.value)
@@ -337,9 +337,10 @@ def is_literal(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
 
 
 def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, value: Any) -> bool:
-    """Return True if a statement calls an imported function on literals and would create the value again.
+    """Return True if a statement calls an imported function on literals, and calling it again would create an equal
+    value.
 
-    For example `nn.MSELoss(reduction="none")` or `TypeVar("T")`, but not objects that have since acquired state.
+    Examples are `nn.MSELoss(reduction="none")` and `TypeVar("T")`, but not objects whose state has changed since.
     """
     call = statement.value
     if not isinstance(call, ast.Call) or not is_imported(type(value).__module__):
@@ -358,7 +359,7 @@ def is_filled(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
 
 
 def is_plain(argument: ast.expr) -> bool:
-    """Return True for a literal."""
+    """Return True if an expression is a literal."""
     try:
         ast.literal_eval(argument)
     except (ValueError, TypeError, SyntaxError, MemoryError):
@@ -367,7 +368,7 @@ def is_plain(argument: ast.expr) -> bool:
 
 
 def lost_defaults(definition: FunctionDefinition, piece: Piece) -> Iterator[tuple[ast.expr, Any]]:
-    """Yield default arguments whose expression would no longer evaluate to their value, with that value."""
+    """Yield the default arguments whose expressions no longer evaluate to their values, with these values."""
     arguments = definition.node.args
     positional = zip(reversed(arguments.defaults), reversed(definition.function.__defaults__ or ()), strict=False)
     named = [

@@ -1,4 +1,4 @@
-"""Programs of single operators: `opinfo:all`, `opinfo:unary`, `opinfo:nn.functional.relu`."""
+"""Programs that run single operators, such as `opinfo:all`, `opinfo:unary`, `opinfo:nn.functional.relu`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Program of operator calls: choice of operators, one per step, and the coverage of its samples."""
+"""Program of operator calls: selection of operators, one per step, and coverage of their samples."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from opgrip.traces.table.trace import Trace, load
 from opgrip.traces.values import ValueModel
 
 MOST_REASON = 200
-"""longest text of a reason, in characters"""
+"""maximum number of characters of a reason"""
 
 
 @dataclass(slots=True)
 class Coverage:
-    """Coverage of the samples of a capture.
+    """Coverage of operators by the samples of a capture.
 
     Attributes
     ----------
     entries : number of entries that were run
     samples : number of calls in the trace
-    operators : operators of torch that they call
+    operators : operators of torch that the samples call
     failures : number of failed samples by operator, dtype and reason
-    uncovered : reason why no sample calls a registered operator, by name
+    uncovered : reason why no sample calls an operator, by name of the operator
     """
 
     entries: int = 0
@@ -67,7 +67,7 @@ class Coverage:
         self.failures[name, dtype, reason[:MOST_REASON]] += 1
 
     def lines(self, path: Path | None) -> Iterator[str]:
-        """Yield lines that summarize it."""
+        """Yield lines that summarize the coverage."""
         names = {str(function) for function in self.operators}
         yield (
             f"{counted(len(names), 'operator')} by {counted(self.samples, 'sample')} of "
@@ -97,12 +97,12 @@ class Coverage:
 
 NOT_RUN = "no sample calls it"
 WITHOUT_TABLE = frozenset({CUSTOM, SCHEMA})
-"""categories that do not require torch's table"""
+"""categories of operators that need no entry in torch's table of OpInfos"""
 
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """Choice of operators to run.
+    """Selection of operators to run.
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ class Operators:
         return SCHEMA in entry.categories and len(self.wanted) > 0
 
     def add_uncovered(self, coverage: Coverage) -> None:
-        """Add the registered operators that no sample calls to the coverage."""
+        """Add the registered operators that no sample calls to the coverage's `uncovered`."""
         for function in self.wanted:
             name = name_of(function)
             if function not in coverage.operators:
@@ -128,7 +128,7 @@ class Operators:
 
 
 def choose(names: Sequence[str], seed: int) -> Operators:
-    """Return the operators of some categories and names, each once; raise `UserError` for an unknown name."""
+    """Return the operators of categories and names, each once; raise `UserError` for an unknown name."""
     registered = [function for function in registered_operators() if _is_runnable(function)]
     entries: dict[str, OperatorEntry] = {}
     if not WITHOUT_TABLE.issuperset(names):
@@ -162,7 +162,7 @@ def _is_runnable(function: Any) -> bool:
 
 
 def _is_wanted(function: Any, names: Sequence[str]) -> bool:
-    """Return True if the operator belongs to one of the categories."""
+    """Return True if an operator belongs to one of the categories."""
     return ALL in names or (CUSTOM if is_custom(function) else SCHEMA) in names
 
 
@@ -231,7 +231,7 @@ def operators_program(
 
 
 def _entries_of_trace(operators: Operators, runner: SampleRunner, trace: Trace, path: str) -> list[OperatorEntry]:
-    """Return the operators that the chosen ones call, with the calls of a trace as samples."""
+    """Return the selected operators that a trace calls, with the calls of the trace as samples."""
     functions = {str(function): function for function in runner.operators_of(operators.entries)}
     entries = list(trace_entries(trace, functions, runner.coverage))
     if not entries:
@@ -240,7 +240,7 @@ def _entries_of_trace(operators: Operators, runner: SampleRunner, trace: Trace, 
 
 
 MOST_BYTES = 1 << 32
-"""largest tensor that is created, since a trace may name any size"""
+"""maximum number of bytes of a generated tensor, because a trace may name any size"""
 
 
 def trace_entries(trace: Trace, functions: Mapping[str, Any], coverage: Coverage) -> Iterator[OperatorEntry]:

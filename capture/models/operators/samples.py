@@ -1,4 +1,4 @@
-"""Runs of operator samples: resized if requested, tried first, and kept only if they add a new call."""
+"""Runs of operator samples: a sample is resized if requested, tried first, and kept only if it adds a new call."""
 
 from __future__ import annotations
 
@@ -48,20 +48,24 @@ def seeded(*parts: object) -> Iterator[None]:
 LARGE_ELEMENTS = 1 << 20
 """number of elements of the largest tensor in a large sample"""
 MOST_ELEMENTS = 1 << 24
-"""most elements of any tensor in a large sample, as tensors with more dimensions grow faster"""
+"""maximum number of elements of any tensor in a large sample, because tensors with more dimensions grow faster"""
 RANDOM_SIZES = (2, 96)
-"""smallest and largest random size"""
+"""smallest and largest size that is drawn"""
 CUBIC = frozenset({"linalg", "gemm", "attention"})
-"""categories whose work grows faster than their tensors"""
+"""categories whose computing time grows faster than their tensors"""
 CUBIC_ELEMENTS = 1 << 18
 OF_BATCH = frozenset({"convolution", "pooling", "normalization", "resizing"})
-"""categories whose other sizes belong to kernels and channels and must match: only their batch is enlarged"""
+"""categories of which only the batch size is enlarged, because other sizes belong to kernels and channels and must
+match
+"""
 
 Sizes = Callable[[int], int]
 
 
 def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield a sample with tensors of about a million elements: all sizes, or only the batch, times a factor."""
+    """Yield a sample enlarged to about a million elements per tensor, with all sizes or only the batch size
+    multiplied.
+    """
     largest = max(_dense_tensors(sample), key=lambda tensor: tensor.numel(), default=None)
     if largest is None or not largest.numel():
         return
@@ -75,7 +79,9 @@ def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
 
 
 def draw(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield a sample with random sizes, in which equal sizes stay equal; or only with a random batch size."""
+    """Yield a sample with random sizes, in which equal sizes stay equal; if that is not possible, with a random batch
+    size.
+    """
     drawn: dict[int, int] = {}
 
     def size_of(size: int) -> int:
@@ -87,11 +93,11 @@ def draw(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
 
 
 RESIZERS: Mapping[str, Callable[[OperatorEntry, Arguments], Iterator[Arguments]]] = {"large": enlarge, "random": draw}
-"""resizing functions by choice of `--shapes`"""
+"""functions that resize a sample, by value of `--shapes`"""
 
 
 def _resized(sample: Arguments, size_of: Sizes) -> Iterator[Arguments]:
-    """Yield the sample with all sizes changed, unless it has tensors that are not dense, or grows too large."""
+    """Yield the sample with all sizes changed, unless a tensor is not dense or becomes too large."""
     tensors = list(tensors_in(list(sample)))
     if len(tensors) != len(list(_dense_tensors(sample))):
         return
@@ -110,7 +116,7 @@ def _with_batch(sample: Arguments, factor: int) -> Iterator[Arguments]:
 
 
 def grown(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor of another shape, with its values repeated, which keeps indices and masks valid."""
+    """Return a tensor of another shape, with the values repeated, so that indices and masks stay valid."""
     values = tensor.detach().resolve_conj().resolve_neg()
     for dim, size in enumerate(shape):
         if size > values.shape[dim] and values.shape[dim]:
@@ -144,13 +150,13 @@ NO_DERIVATIVE = re.compile(r"derivative for .* is not implemented")
 
 @dataclass(frozen=True, slots=True)
 class SampleTrial:
-    """Result of a sample call.
+    """Result of trying a sample.
 
     Attributes
     ----------
-    calls : keys of the operator calls that it made, one per signature
+    calls : keys of the operator calls that the sample made, one per signature
     operators : operators of these calls
-    backward : reason why its gradients failed, empty if they did not; None if it has none
+    backward : reason why computing its gradients failed, empty if it succeeded; None if it has no gradients
     """
 
     calls: frozenset[Hashable]
@@ -176,7 +182,7 @@ class Probe(OrderlyMode):
 
 
 def try_call(function: Callable[..., Any], arguments: Arguments, with_gradients: bool) -> SampleTrial:
-    """Run a call and its gradients; raises what the call raises."""
+    """Run a call and compute its gradients; exceptions of the call are passed on."""
     probe = Probe()
     with probe:
         result = function(*arguments[0], **arguments[1])
@@ -207,7 +213,9 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def spread(samples: Iterable[Arguments]) -> Iterator[Arguments]:
-    """Yield samples so that the first ones cover all forms of calls; those with single or no elements come last."""
+    """Yield samples in an order in which the first ones cover all forms of calls; samples with few elements
+    come last.
+    """
     tables: tuple[dict[Hashable, list[Arguments]], ...] = ({}, {}, {})
     for sample in samples:
         sizes = [tensor.numel() for tensor in tensors_in(list(sample))]
@@ -219,7 +227,7 @@ def spread(samples: Iterable[Arguments]) -> Iterator[Arguments]:
 
 
 def _form(sample: Arguments) -> Hashable:
-    """Return what determines the overload that a sample calls, as far as argument types do."""
+    """Return a key of the types of a sample's arguments, on which the choice of the overload depends."""
     args, kwargs = sample
     return (*map(_kind, args), *((name, _kind(value)) for name, value in sorted(kwargs.items())))
 
@@ -237,14 +245,14 @@ def has_sizes(sample: Arguments) -> bool:
 
 
 TRIALS = 3
-"""number of samples tried per requested sample before a dtype is given up"""
+"""number of samples that are tried per requested sample before a dtype is skipped"""
 
 Resize = Callable[[OperatorEntry, Arguments], Iterator[Arguments]]
-"""yields replacements of a sample in the order in which to try them"""
+"""function that yields a sample in other shapes, in the order in which to try them"""
 
 
 class SampleScope(nn.Module):
-    """Module that represents an operator in a trace's module paths, so that its calls are found by its name."""
+    """Module that represents an operator in the module paths of a trace, so that its calls can be found by its name."""
 
     def forward(self, run: Callable[[], Any]) -> Any:
         return run()
@@ -256,8 +264,8 @@ class SampleRunner:
 
     Attributes
     ----------
-    most : samples to run per entry and dtype; 0 for all
-    resize : yields replacements of a sample in other shapes; None to keep it
+    most : maximum number of samples per entry and dtype; 0 for all
+    resize : yields a sample in other shapes; None to keep its shapes
     calls : keys of the operator calls in the trace so far
     """
 
@@ -283,7 +291,7 @@ class SampleRunner:
                     self._run_dtype(entry, dtype, dtype in differentiable, scope)
 
     def operators_of(self, entries: Iterable[OperatorEntry]) -> set[Any]:
-        """Return the operators that the first samples of entries call, in the first dtype of each."""
+        """Return the operators called by the first sample of each entry, in the entry's first dtype."""
         operators: set[Any] = set()
         for entry in entries:
             with warnings.catch_warnings():
@@ -318,7 +326,7 @@ class SampleRunner:
     def _run_sample(
         self, entry: OperatorEntry, sample: Arguments, dtype: str, with_gradients: bool, scope: nn.Module
     ) -> bool:
-        """Run a sample, in other shapes if requested; return True if it added a call."""
+        """Run a sample, in other shapes if requested; return True if it added a new call."""
         with without_modes(), without_functions():
             tries = [sample] if self.resize is None else [*self.resize(entry, sample), sample]
         for arguments in tries:
@@ -332,7 +340,7 @@ class SampleRunner:
     def _run_in_place(
         self, entry: OperatorEntry, function: Callable[..., Any], dtype: torch.dtype, scope: nn.Module
     ) -> None:
-        """Run the in-place variant on the first sample that it accepts."""
+        """Run the in-place variant of an operator on the first sample that it accepts."""
         with without_modes(), without_functions():
             samples = list(islice(spread(entry.samples(self.device, dtype, False)), TRIALS))
         for sample in samples:
@@ -349,7 +357,9 @@ class SampleRunner:
         with_gradients: bool,
         scope: nn.Module,
     ) -> bool | Exception:
-        """Run a call if a trial of it runs and makes a new call; return whether it did, or the trial's error."""
+        """Run a call if a trial succeeds and makes a new operator call; return True if it ran, False if not, or the
+        trial's error.
+        """
         try:
             trial = try_call(function, arguments, with_gradients)
         except Exception as error:

@@ -1,4 +1,6 @@
-"""Sample calls made from an operator's schema, tried in a forked process that a bad call may crash."""
+"""Sample calls generated from an operator's schema; they are tried in a forked process, because a bad call may
+crash.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,15 @@ from opgrip.platform.sandbox import TIMEOUT, Child, Ended, write_message
 from opgrip.traces.schema.tensor_specs import DTYPES, plain_name
 
 TIMEOUT_S = 10.0
-"""time limit of a trial"""
+"""time limit of a trial in seconds"""
 ENDS = "it ends the process"
 HANGS = "it takes too long"
 
 
 def try_all(trials: Sequence[Callable[[], Any]]) -> Iterator[tuple[Any, str]]:
-    """Yield each trial's result as types of JSON, and the reason why it failed, or an empty text.
+    """Yield the result of each trial, converted to JSON types, and the reason why it failed, or an empty string.
 
-    Call it before this process has started an accelerator or a capture: a fork inherits both.
+    Call this before the process starts an accelerator or a capture, because a fork inherits both.
     """
     done = 0
     while done < len(trials):
@@ -38,7 +40,7 @@ def try_all(trials: Sequence[Callable[[], Any]]) -> Iterator[tuple[Any, str]]:
 
 
 def _try_from(trials: Sequence[Callable[[], Any]], first: int) -> Iterator[tuple[Any, str]]:
-    """Yield outcomes of the trials from `first` up to one that crashes the process, including that one."""
+    """Yield outcomes of the trials from `first` on; stop after one that crashes the process."""
 
     def run(source: int, output: int, heartbeat: Heartbeat) -> None:
         # thread pools do not survive a fork
@@ -68,9 +70,9 @@ SHAPES = ((4, 4), (2, 4, 8, 8), (3,), (2, 4, 8), (2, 4, 8, 8, 8), ())
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WHOLE = (torch.int64, torch.bool)
 MOST_TRIALS = 150
-"""most samples tried per operator and dtype"""
+"""maximum number of samples tried per operator and dtype"""
 WHOLE_PARTS = ("ind", "offset", "length", "repeats", "target", "pivot", "seqlen", "label")
-"""parts of argument names that indicate integers"""
+"""parts of argument names that suggest integer values"""
 BOOL_PARTS = ("mask", "condition")
 VALUES: dict[str, tuple[Any, ...]] = {
     "IntType": (1, 0, 2),
@@ -88,13 +90,13 @@ LENGTHS = (2, 1, 3, 4)
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Choices for the arguments of a call.
+    """Values from which the arguments of a call are generated.
 
     Attributes
     ----------
-    shape : shape of its tensors
-    length : length of its lists
-    values : numbers by their kind
+    shape : shape of all tensors
+    length : length of all lists
+    values : values by kind of argument
     """
 
     shape: tuple[int, ...]
@@ -106,7 +108,9 @@ class Drawing:
 
 
 def schema_entries(functions: Iterable[Any], seed: int) -> tuple[list[OperatorEntry], dict[str, str]]:
-    """Return operators with samples that run on the CPU, and the reasons why the others have none, by name."""
+    """Return operators with samples that run on the CPU; and by name, the reasons why other operators have no
+    samples.
+    """
     reasons: dict[str, str] = {}
     candidates = []
     for function in functions:
@@ -125,7 +129,7 @@ def schema_entries(functions: Iterable[Any], seed: int) -> tuple[list[OperatorEn
 
 
 def schema_entry(function: Any, indices: Mapping[torch.dtype, int]) -> OperatorEntry:
-    """Return an operator with samples made from its schema."""
+    """Return an operator with samples generated from its schema; `indices` are the first samples that run, by dtype."""
 
     def samples(device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
         index = indices[dtype]
@@ -142,7 +146,9 @@ def schema_entry(function: Any, indices: Mapping[torch.dtype, int]) -> OperatorE
 
 
 def find_samples(function: Any, seed: int) -> dict[str, int]:
-    """Return the index of the first sample that runs, by name of dtype; raise the error of the samples if none runs."""
+    """Return the index of the first sample that runs, by name of dtype; if none runs, raise the error of the
+    samples.
+    """
     indices: dict[str, int] = {}
     failures: list[Exception] = []
     with warnings.catch_warnings():
@@ -183,7 +189,7 @@ def _first_running(function: Any, dtype: torch.dtype, seed: int, only: int | Non
 
 
 def why_not(function: Any) -> str:
-    """Return the reason why no arguments of an operator can be made; empty if they can."""
+    """Return the reason why no arguments can be generated for an operator, or an empty string."""
     for argument in function._schema.arguments:
         *around, inner = _kinds(argument.type)
         known = inner in (*VALUES, "TensorType", "DeviceObjType") or "OptionalType" in around
@@ -193,7 +199,7 @@ def why_not(function: Any) -> str:
 
 
 def schema_samples(function: Any, device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
-    """Yield arguments that may be valid: tensors of one shape, small numbers and lists."""
+    """Yield arguments that may be valid: tensors that all have the same shape, small numbers, and lists."""
     required = [item for item in function._schema.arguments if not item.has_default_value()]
     kinds = {kind for item in required for kind in _kinds(item.type)}
     numbers = sorted(kinds & VALUES.keys())

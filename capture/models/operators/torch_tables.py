@@ -1,6 +1,7 @@
-"""Operators that can be called with sample inputs: torch's tables with their categories, and the registered operators.
+"""Operators that can be called with sample inputs: the operators in torch's test tables, by category, and all
+registered operators.
 
-Tested with torch 2.13, and the same in older versions. A table that a version lacks counts as empty.
+A table that a version of torch lacks counts as empty.
 """
 
 from __future__ import annotations
@@ -27,18 +28,17 @@ FORWARD, IN_PLACE = "forward", "in place"
 
 @dataclass(frozen=True, slots=True)
 class OperatorEntry:
-    """Callable with sample inputs.
+    """A callable with sample inputs.
 
     Attributes
     ----------
     name : name in torch's table: `add`, `nn.functional.relu`, `optim.Adam`; for a registered operator
         `my_ops.scale.default`
-    in_place : variant that writes into its first argument, if any
-    dtypes : returns the supported dtypes on a device
-    differentiable : returns the supported dtypes with gradients on a device
-    samples : yields arguments on a device, of a dtype, with or without gradients; random values come from the
-    generators of
-        torch, numpy and Python
+    in_place : variant that writes into its first argument, or None
+    dtypes : function that returns the supported dtypes on a device
+    differentiable : function that returns the dtypes whose gradients are supported on a device
+    samples : function that yields arguments for a device and dtype, with or without gradients; random values come from
+        the generators of torch, numpy and Python
     """
 
     name: str
@@ -74,7 +74,7 @@ _has_kernel_for = _places.take(
 
 
 def registered_operators() -> Iterator[Any]:
-    """Yield all overloads by name."""
+    """Yield all registered overloads, sorted by name."""
     for full_name in sorted(_all_names()):
         namespace, _, rest = full_name.partition("::")
         packet, _, overload = rest.partition(".")
@@ -87,12 +87,12 @@ def registered_operators() -> Iterator[Any]:
 
 
 def is_custom(function: Any) -> bool:
-    """Return True if another package registered an operator."""
+    """Return True if an operator was registered by a package other than torch."""
     return function.namespace not in OF_TORCH
 
 
 def is_public(function: Any) -> bool:
-    """Return True for an operator of torch that programs call."""
+    """Return True for an operator of torch that programs call directly."""
     return function.namespace == "aten" and not name_of(function).split(".")[1].startswith("_")
 
 
@@ -116,7 +116,7 @@ CLASSES = {
     "SpectralFuncInfo": "fft",
     "ShapeFuncInfo": "shape",
 }
-"""categories by class of torch's table"""
+"""categories by the class of an entry in torch's table"""
 
 _NN = r"nn\.functional\."
 _PATTERNS = {
@@ -160,13 +160,13 @@ _PATTERNS = {
 }
 _BY_NAME = {name: re.compile(pattern) for name, pattern in _PATTERNS.items()}
 CATEGORIES = (ALL, *sorted({*CLASSES.values(), *_PATTERNS, FOREACH, OPTIMIZER, CUSTOM, SCHEMA}))
-"""names of all categories: `custom` contains operators registered by other packages, `schema` operators of torch that
+"""names of all categories; `custom` are operators registered by other packages, `schema` are operators of torch that
 its table lacks
 """
 
 
 def categories_of(info: Any) -> frozenset[str]:
-    """Return the categories of an operator of torch's table."""
+    """Return the categories of an entry of torch's table."""
     by_name = {name for name, pattern in _BY_NAME.items() if pattern.fullmatch(info.name)}
     by_class = {CLASSES[kind.__name__] for kind in type(info).__mro__ if kind.__name__ in CLASSES}
     return frozenset(by_name | by_class)
@@ -174,12 +174,12 @@ def categories_of(info: Any) -> frozenset[str]:
 
 EXTRA = "opinfo"
 PARAMETER_SHAPES = ((4, 5), (7, 3), (2, 2))
-"""parameter shapes for optimizers: two-dimensional, because one of them accepts nothing else"""
+"""shapes of parameters for optimizers; two-dimensional, because one of the optimizers accepts no other parameters"""
 OPTIMIZED = (torch.float32, torch.bfloat16, torch.float64)
 STEPS = 2
-"""steps per optimizer: the first one creates its state"""
+"""number of steps per optimizer, of which the first creates its state"""
 MOST_SAMPLES = 200
-"""most samples drawn per operator and dtype"""
+"""maximum number of samples drawn per operator and dtype"""
 
 _INVOCATIONS = "torch.testing._internal.common_methods_invocations"
 _OPTIMIZERS = "torch.testing._internal.common_optimizers"
@@ -201,7 +201,7 @@ _LOCK = "__allow_nonbracketed_mutation_flag"
 
 
 def table_entries() -> Iterator[OperatorEntry]:
-    """Yield all operators of torch's tables; raise `UserError` if a package that the tables import is missing."""
+    """Yield all operators in torch's tables; raise `UserError` if a package that the tables import is missing."""
     needed("expecttest", EXTRA)
     with _unchanged_process():
         operators = _operators()
@@ -214,7 +214,9 @@ def table_entries() -> Iterator[OperatorEntry]:
 
 @contextmanager
 def _unchanged_process() -> Iterator[None]:
-    """Undo side effects of importing torch's tests: older ones read the command line, all lock torch's settings."""
+    """Undo side effects of importing torch's test modules, which lock torch's settings and, in older versions, read the
+    command line.
+    """
     argv, sys.argv = sys.argv, sys.argv[:1]
     lock = getattr(_settings_are_locked, "__globals__", None)
     was_open = True if lock is None else lock.get(_LOCK, True)
@@ -265,7 +267,7 @@ def _optimizer_entry(info: Any) -> OperatorEntry:
 
 
 def _optimizer_samples(info: Any, device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
-    """Yield parameters with gradients, and the optimizer's keywords."""
+    """Yield parameters with gradients, and keyword arguments of the optimizer."""
     for inputs in _optimizer_inputs()(device, dtype, info):
         if inputs.kwargs.get("differentiable"):
             # otherwise the parameters would not be leaves

@@ -22,7 +22,7 @@ from opgrip.replay.timing.ranges import check_ranges
 @titled("profilers")
 @dataclass(frozen=True, slots=True)
 class NcuOptions:
-    """Options of the run under ncu."""
+    """Options of the Nsight Compute analysis."""
 
     ncu: bool = option(
         False,
@@ -68,7 +68,7 @@ class NcuOptions:
 
 @analyses.register("ncu")
 class NcuAnalysis(Analysis):
-    """The analysis that adds kernel metrics from Nsight Compute to the rows."""
+    """Analysis that adds kernel metrics from Nsight Compute to the rows."""
 
     options = NcuOptions
     columns = NcuColumns

@@ -1,4 +1,4 @@
-"""Run ncu on batches of cases, join its reports to the rows of a replay, and keep finished batches for `--resume`."""
+"""Runs ncu on batches of cases, adds the reported metrics to rows, and keeps finished batches for `--resume`."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The outcome of a batch.
+    """Results of one batch.
 
     added : columns to add, by row
-    outside : number of kernels in the report that belong to no row
+    outside : number of kernels in the report that do not belong to a row
     """
 
     number: int
@@ -47,7 +47,7 @@ class Batch:
 
 
 def batches_path(output: Path) -> Path:
-    """Return the path of the journal of finished batches that belongs to a results file."""
+    """Return the path of the journal of finished batches, given the path of the results."""
     return output.with_name(f"{output.name}.ncu-journal")
 
 
@@ -82,7 +82,7 @@ ALWAYS = (
     "--force-overwrite",
 )
 SLOWER = 20
-"""factor on the time limit of a run, because ncu repeats each kernel for every few counters"""
+"""factor by which the time limit of a run is increased, because ncu repeats each kernel for every few counters"""
 FORBIDDEN = "ERR_NVGPUCTRPERM"
 NO_METRIC = re.compile(r"Failed to find metric[s]? (\S+)")
 NO_KERNELS = "No kernels were profiled"
@@ -96,8 +96,8 @@ class Ncu:
     arguments : further arguments of the user
     warmup, iterations : warm-up runs and profiled runs of each row
     batch_size : cases per process
-    command : command line that starts ncu elsewhere and contains `{command}`; None to run it here
-    device : None for the device of the replay
+    command : command line that contains `{command}` and starts ncu on another machine; None to run ncu here
+    device : device to profile on; None for the device of the replay
     """
 
     binary: str
@@ -112,11 +112,11 @@ class Ncu:
 
 
 class _Died(Exception):
-    """Raised if a batch ends without a result."""
+    """A batch ended without a result."""
 
 
 class _NoMetric(Exception):
-    """Raised if the GPU lacks a requested metric, in which case ncu runs nothing."""
+    """The GPU lacks a requested metric, so ncu did not run anything."""
 
 
 def profile_rows(
@@ -128,11 +128,11 @@ def profile_rows(
     resume: bool,
     say: Callable[[str], None],
 ) -> tuple[list[Result], bool]:
-    """Run the rows' cases once more under ncu; return the rows with its columns, and whether all batches succeeded.
+    """Run the rows' cases once more under ncu; return the rows with ncu's columns, and True if all batches succeeded.
 
     journal_path : file of finished batches
-    resume : continue with the batches in that file
-    say : receives messages that do not concern a single row
+    resume : True to reuse the batches in that file
+    say : function that prints messages about more than one row
     Raises `UserError` if ncu fails for a reason that would affect every batch.
     """
     from opgrip.replay.run.request import identity
@@ -170,7 +170,7 @@ def profile_rows(
 
 
 def json_of(ncu: Ncu) -> dict[str, object]:
-    """Return the options that must be unchanged for a run to be resumed."""
+    """Return the options as JSON; a run can be resumed only if they are unchanged."""
     options = asdict(ncu)
     for place in ("binary", "report", "command"):
         del options[place]
@@ -190,7 +190,7 @@ def _batch_with_what_there_is(
     everything: Sequence[Result],
     say: Callable[[str], None],
 ) -> tuple[Batch, Ncu]:
-    """Run a batch, leaving out metrics that the GPU lacks; return its outcome and the options for the next batch.
+    """Run a batch without metrics that the GPU lacks; return its results and the options for the next batch.
 
     Raises `UserError` if the user named the missing metric, rather than a set that contains it.
     """
@@ -208,7 +208,9 @@ def _batch_with_what_there_is(
 
 
 def _metric_named(text: str, metrics: Sequence[str]) -> str | None:
-    r"""Return the metric of `metrics` that ncu's message names, as such or as `regex:^dram__bytes_read\.(sum|avg)$`."""
+    r"""Return the metric that an error message of ncu names, directly or as `regex:^dram__bytes_read\.(sum|avg)$`; None
+    without one.
+    """
     plain = text.removeprefix("regex:^").replace("\\", "")
     matching = [name for name in metrics if re.match(rf"{re.escape(name)}(?!\w)", plain)]
     return max(matching, key=len, default=None)
@@ -262,7 +264,7 @@ def _run(ncu: Ncu, request: RunRequest, report: Path, command: Sequence[str]) ->
 
 
 def in_template(template: str, command: Sequence[str]) -> list[str]:
-    """Return the words of a template with `{command}` replaced, by several words or quoted within a word."""
+    """Return the words of a template in which `{command}` is replaced by the command's words."""
     words: list[str] = []
     for word in shlex.split(template):
         words += command if word == COMMAND else [word.replace(COMMAND, shlex.join(command))]
@@ -270,7 +272,7 @@ def in_template(template: str, command: Sequence[str]) -> list[str]:
 
 
 def _reason(said: str, status: int) -> str:
-    """Return why a batch has no report: the errors that ncu printed, or its last lines."""
+    """Return the reason why a batch has no report: the errors that ncu printed, or its last lines of output."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     if any(NO_KERNELS in line for line in lines):
         return "its cases launched no kernel"

@@ -28,7 +28,7 @@ SUMS: Mapping[str, tuple[str, ...]] = {
     "ncu_dram_bytes": ("dram__bytes_read.sum", "dram__bytes_write.sum"),
     "ncu_l2_bytes": ("lts__t_bytes.sum",),
 }
-"""metrics by column, summed over the kernels of a run"""
+"""metrics that are summed over the kernels of a run, by column"""
 SHARES: Mapping[str, str] = {
     "ncu_dram_share": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "ncu_l2_share": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -36,7 +36,7 @@ SHARES: Mapping[str, str] = {
     "ncu_tensor_share": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
     "ncu_occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
 }
-"""percentages by column, averaged over the kernels of a run weighted by their times"""
+"""metrics in percent that are averaged over the kernels of a run, weighted by time, by column"""
 BASIC = (DURATION, *(name for names in SUMS.values() for name in names), *SHARES.values())
 SETS: Mapping[str, tuple[str, ...]] = {
     "basic": BASIC,
@@ -54,9 +54,10 @@ NAMED = re.compile(r"[a-z0-9]+__\w+(\.\w+)*")
 
 
 def metrics_of(text: str) -> tuple[str, ...]:
-    """Return the metrics in a comma-separated list of sets and metric names, and always the kernels' duration.
+    """Return the metrics for a comma-separated list of names of metrics and sets; the kernels' duration is always
+    included.
 
-    Raises `UserError` for a word that is neither.
+    Raises `UserError` for an unknown name.
     """
     metric_names = [DURATION]
     for word in filter(None, (word.strip() for word in text.split(","))):
@@ -73,12 +74,12 @@ MODULES = ("extras/python", "../nsight-compute*/extras/python", "../../nsight-co
 SCRIPT = Path(__file__).with_name("extras.py")
 TO_CSV = ("--csv", "--page=raw", "--print-units=base")
 FIRST, KERNEL, RANGES = "ID", "Kernel Name", "Range:PL_Type"
-"""headings of the first column, of the kernel names, and of the NVTX ranges"""
+"""headings of the first column, the column of kernel names, and the column of NVTX ranges"""
 
 
 @dataclass(frozen=True, slots=True)
 class NcuKernel:
-    """A launch of a kernel.
+    """A launched kernel with its metrics.
 
     ranges : text that contains the names of the NVTX ranges around it
     metrics : values in ns, bytes and percent
@@ -114,7 +115,7 @@ def module_folder(binary: str) -> Path | None:
 
 
 def kernels_of_csv(text: str, requested_metrics: Sequence[str]) -> Iterator[NcuKernel]:
-    """Return the kernels in the raw page of a report that ncu printed as CSV; raise `UserError` for other text."""
+    """Yield the kernels in the raw page of a report that ncu printed as CSV; raise `UserError` for other text."""
     lines = text.splitlines(keepends=True)
     # ncu prints messages before the table
     start = next((place for place, line in enumerate(lines) if line.lstrip("\ufeff").startswith(f'"{FIRST}"')), None)
@@ -151,7 +152,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 @dataclass(frozen=True, slots=True)
 class NcuColumns(Columns):
-    """Columns from Nsight Compute."""
+    """Columns with metrics from Nsight Compute."""
 
     ncu_kernels: str | None = column("names of the kernels of a run, with the number of each")
     ncu_launches: float | None = column("number of kernels of a run")
@@ -167,7 +168,7 @@ class NcuColumns(Columns):
 
 
 def joined(rows: Sequence[Result], kernels: Sequence[NcuKernel]) -> tuple[dict[Key, list[NcuKernel]], int]:
-    """Return the kernels of each row, and the number of kernels that belong to no row."""
+    """Return the kernels of each row, and the number of kernels that do not belong to a row."""
     keys = {row_name(row.case, row.op, key_of(row)[1]): key_of(row) for row in rows}
     # longest names first, because one name can be the start of another
     names = "|".join(re.escape(name) for name in sorted(keys, key=len, reverse=True))
@@ -184,7 +185,7 @@ def joined(rows: Sequence[Result], kernels: Sequence[NcuKernel]) -> tuple[dict[K
 
 
 def columns_of(kernels: Sequence[NcuKernel], runs: int, requested_metrics: Sequence[str]) -> NcuColumns:
-    """Return the columns of a row, averaged over its `runs` runs."""
+    """Return the columns of a row: sums and means per run, for `runs` runs."""
     names = Counter(kernel.name for kernel in kernels)
     sums = {field: [_sum(kernels, name) for name in metrics] for field, metrics in SUMS.items()}
     shares: dict[str, Any] = {field: _mean(kernels, name) for field, name in SHARES.items()}
@@ -207,7 +208,7 @@ def _sum(kernels: Sequence[NcuKernel], name: str) -> float | None:
 
 
 def _mean(kernels: Sequence[NcuKernel], name: str) -> float | None:
-    """Return the mean weighted by the kernels' times."""
+    """Return the mean of a metric, weighted by the kernels' times; None if no kernel has the metric."""
     measured = [kernel for kernel in kernels if name in kernel.metrics]
     time = sum(map(_time, measured))
     return sum(kernel.metrics[name] * _time(kernel) for kernel in measured) / time if time else None

@@ -1,4 +1,4 @@
-"""The roofline analysis: the least time that a machine needs for a call, and the resource that bounds it."""
+"""The roofline analysis: the minimum time that a machine needs for a call, and the resource that limits it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class LimitColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The least time of a call.
+    """The minimum time of a call on a machine.
 
-    us : the longest of moving its bytes, its arithmetic and one launch
-    bound : which of these is the longest; `interpreter` if launching all of its operators takes longer
-    level : memory level that its bytes are read from
+    us : minimum time in us: the largest of the times for moving its bytes, for its arithmetic, and for one launch
+    bound : which of these times is the largest; `interpreter` if launching all of its operators takes longer
+    level : memory level from which its bytes are read
     """
 
     us: float
@@ -64,10 +64,10 @@ def limit_of(
 
     size : bytes to move
     dtype : dtype of its arithmetic
-    operators : number of operators, which a compiler may fuse
-    cold : whether caches are empty
-    launches : whether its time includes a launch
-    by_interpreter : whether operators are launched one by one
+    operators : number of operators in the call
+    cold : True if caches are empty
+    launches : True if the measured time includes a launch
+    by_interpreter : True if operators are launched one by one and not fused
     """
     level = ceilings.level(size, threads, cold)
     rate = ceilings.rate(dtype, threads)
@@ -89,12 +89,12 @@ def with_limits(
     threads_of: Callable[[Result], int],
     dtype_of: Callable[[Result], str | None] = lambda row: row.math_dtype,
 ) -> list[Result]:
-    """Return the rows, with limits where a row was timed and its bytes are known."""
+    """Return the rows; rows that were timed and whose bytes are known get a limit."""
     return [_with_limit(row, ceilings, threads_of(row), dtype_of(row)) for row in rows]
 
 
 def dtype_of(workload: Workload) -> Callable[[Result], str | None]:
-    """Return a function from a row to the dtype of its arithmetic: TF32 if the settings of its case allow it."""
+    """Return a function that returns the dtype of a row's arithmetic: TF32 if the settings of its case allow it."""
     from opgrip.platform.precisions import is_tf32
     from opgrip.replay.operators.contexts import KINDS
     from opgrip.traces.analysis.machine_ceilings import TF32
@@ -110,7 +110,7 @@ def dtype_of(workload: Workload) -> Callable[[Result], str | None]:
 
 
 def threads_of(workload: Workload) -> Callable[[Result], int]:
-    """Return a function from a row to its number of threads, as requested or as recorded."""
+    """Return a function that returns the number of threads of a row, as requested or else as recorded."""
     import torch
 
     threads_of_case = {case.number: case.context.get("threads") for case in workload.cases}
@@ -149,13 +149,13 @@ def _with_limit(row: Result, ceilings: Ceilings, threads: int, dtype: str | None
 
 @dataclass(frozen=True, slots=True)
 class Nearness:
-    """The calls of one operator that have a limit.
+    """Times of one operator's calls compared with their limits.
 
     operator : name, with words that distinguish its rows
     share : share of the time of all calls with a limit
-    us, limit_us : total time of the calls, and the least possible one
-    bound : the bound of most of that time
-    gain : share of all time that would be saved at the limits
+    us, limit_us : total time of the calls, and total of their minimum times
+    bound : resource that limits most of this time
+    gain : share of the time of all calls that would be saved if these calls took their minimum times
     """
 
     operator: str
@@ -172,7 +172,7 @@ class Nearness:
 
 
 def nearness(rows: Sequence[Result]) -> list[Nearness]:
-    """Return one entry per operator, by falling share of time."""
+    """Return one entry per operator, largest share of time first."""
     limited = [row for row in rows if LimitColumns.of(row).limit_us is not None and row.median_us]
     total = sum(time_of(row) for row in limited)
     by_operator: dict[str, list[Result]] = {}
@@ -218,12 +218,12 @@ def _nearness(name: str, rows: Sequence[Result], total: float) -> Nearness:
 
 
 def time_of(row: Result) -> float:
-    """Return the time of all calls of a row, in us."""
+    """Return the total time in us of all calls that a row represents."""
     return row.count * (row.median_us or 0.0)
 
 
 def _name(row: Result) -> str:
-    """Return the operator's name, with words for unusual settings of the row."""
+    """Return the operator's name, followed by the settings in which the row differs from the usual ones."""
     return " ".join(
         [
             row.op,
@@ -252,7 +252,7 @@ class RooflineOptions:
 
 @analyses.register("roofline")
 class RooflineAnalysis(Analysis):
-    """The analysis that compares each row's time with the least time that the machine could take."""
+    """Analysis that compares the time of each row with the minimum time on this machine."""
 
     options = RooflineOptions
     columns = LimitColumns
@@ -275,7 +275,7 @@ class RooflineAnalysis(Analysis):
         print_roofline(rows, file)
 
     def _ceilings(self) -> Ceilings:
-        """Return the machine's peaks, and measure them the first time; this runs after the last fork."""
+        """Return the machine's peaks; measure them the first time, after the last fork."""
         from opgrip.replay.analyses.roofline.measuring import measure
         from opgrip.traces.analysis.machine_ceilings import keep, read_cached_ceilings
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMED = 9
-"""number of operators in the key"""
+"""number of operators in the list below the plots"""
 COLORS = dict(zip(BOUNDS, PALETTE, strict=False))
 INK: dict[str, Any] = {"color": "#222222", "linewidth": 1.0, "zorder": 1}
 DASHES = ("-", "--", "-.", ":")
@@ -33,7 +33,7 @@ def line_of_level(place: int) -> dict[str, Any]:
 
 
 def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) -> None:
-    """Add the heading, the colours of bounds, and the lines of memory levels with GB/s."""
+    """Add a heading, the colours of bounds, and the lines of memory levels with GB/s."""
     line = needed("matplotlib.lines", "plot").Line2D
     nothing = (line([], [], linestyle=""), "")
     bounds = [(line([], [], linestyle="", marker="o", color=color, alpha=0.6), name) for name, color in COLORS.items()]
@@ -49,7 +49,7 @@ def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) ->
 
 
 def add_key(figure: Figure, rows: Sequence[Result], total: float) -> dict[str, int]:
-    """Name the operators that take most time below the plots, and return their numbers."""
+    """List the operators that take most time below the plots, and return their numbers."""
     times = Counter[str]()
     for row in rows:
         times[row.op] += time_of(row)  # type: ignore[assignment]
@@ -68,9 +68,9 @@ def short(value: float, unit: str) -> str:
 
 
 SMALLEST, LARGEST = 9.0, 1200.0
-"""areas of dots for nearly no time and for all time, in square points"""
+"""areas in square points of the dots for a share of time of almost 0, and of 1"""
 APART = 9.0
-"""least distance between the centres of two numbers, in points"""
+"""minimum distance between the centres of two numbers, in points"""
 
 STYLE: dict[str, Any] = {"alpha": 0.6, "linewidths": 0.5, "edgecolors": "white", "in_layout": False, "zorder": 3}
 
@@ -86,7 +86,7 @@ def add_dots(axes: Axes, dots: Sequence[Dot], total: float) -> None:
 
 
 def add_numbers(axes: Axes, dots: Sequence[Dot], key: Mapping[str, int]) -> None:
-    """Assign a number to the largest dot of each operator."""
+    """Write an operator's number on its largest dot."""
     places: list[tuple[float, float]] = []
     numbered: set[str] = set()
     for x, y, row in _ordered(dots):
@@ -100,7 +100,7 @@ def _ordered(dots: Sequence[Dot]) -> list[Dot]:
 
 
 def _add_number(axes: Axes, x: float, y: float, number: int, places: list[tuple[float, float]]) -> None:
-    """Draw a number on its dot, or next to the dot if another number is there."""
+    """Write a number on its dot, or next to the dot if another number is there."""
     point = axes.transData.transform((x, y)) * 72 / axes.figure.dpi
     steps = [(0, 0), *((radius * a, radius * b) for radius in (1, 2, 3) for a, b in _AROUND)]
     for across, up in steps:
@@ -119,20 +119,21 @@ _AROUND = ((1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1.2), (1.2, 0), (0, -1.2), (-
 
 SIZE = (8.6, 5.4)
 LANE = 0.1
-"""position of calls without bytes, relative to the fewest bytes of other calls"""
+"""position of calls that move no bytes, relative to the smallest number of bytes of other calls"""
 FEWEST_BYTES, MOST_BYTES = 1e3, 1e6
-"""least range of the axis of bytes"""
+"""minimum range of the axis of bytes"""
 LABELS_APART = 0.07
-"""least distance between two labels, relative to the height of the axes"""
+"""minimum distance between two labels, relative to the height of the axes"""
 LEAST_US, MOST_US = 1.0, 100.0
-"""least range of the axis of times"""
+"""minimum range of the axis of times, in us"""
 
 
 def draw(rows: Sequence[Result], ceilings: Ceilings, threads: int, title: str) -> Figure:
     """Draw the roofline in the style that `write_figure` sets.
 
-    Left: operations per second over operations per byte. Right: time over bytes, for calls without arithmetic or
-    without a formula for it. A dot's area is the case's share of time; numbers name operators.
+    Left: operations per second over operations per byte. Right: time over bytes, for calls without arithmetic or with
+    an unknown number of operations. The area of a dot is the case's share of time; numbers refer to the list of
+    operators.
     rows : rows without a limit are left out
     threads : number of threads whose peaks are drawn
     """
@@ -194,7 +195,7 @@ def _rates(rows: Sequence[Result], ceilings: Ceilings, threads: int) -> dict[str
 
 
 def _draw_times(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threads: int) -> None:
-    """Draw time over bytes, with calls without bytes at the left."""
+    """Draw time over bytes; calls that move no bytes are at the left."""
     sizes = [float(row.bytes_moved) for row in rows if row.bytes_moved]
     has_lane = any(not row.bytes_moved for row in rows)
     lane = _lane(rows)
@@ -220,7 +221,7 @@ def _draw_times(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threads:
 
 
 def _lane(rows: Sequence[Result]) -> float:
-    """Return the position of calls without bytes on the axis of bytes."""
+    """Return the position on the axis of bytes at which calls that move no bytes are drawn."""
     return LANE * min([FEWEST_BYTES, *(float(row.bytes_moved) for row in rows if row.bytes_moved)])
 
 

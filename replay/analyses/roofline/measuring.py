@@ -1,4 +1,4 @@
-"""Measurement of a machine's peaks: the best of several runs, because noise only makes runs slower."""
+"""Measurement of a machine's peaks; the best of several runs counts, because disturbances only make runs slower."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ aten = torch.ops.aten
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 """sizes of the square matrices"""
 LONGEST_S = 0.12
-"""time of a product above which larger ones are not tried"""
+"""time in seconds of a product above which larger matrices are not tried"""
 LAUNCHES = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixProduct:
-    """A matrix product whose rate is a peak.
+    """A matrix product whose rate is measured as a peak.
 
     precision : setting for torch's float32 products
     """
@@ -61,13 +61,13 @@ PRODUCTS = {
     },
     "int8": MatrixProduct(torch.int8, aten._int_mm.default),
 }
-"""products by dtype of their arithmetic"""
+"""matrix products, by dtype of their arithmetic"""
 ON_ACCELERATORS = {
     "int8": MatrixProduct(torch.int8, _integer_product),
     "float8_e4m3fn": MatrixProduct(torch.float8_e4m3fn, _scaled_product),
 }
 ROUNDED = {TF32: MatrixProduct(torch.float32, precision="high")}
-"""products for accelerators with TF32"""
+"""additional products for accelerators with TF32"""
 NOT_THERE = (RuntimeError, AttributeError, TypeError, AssertionError)
 """errors that torch and its backends raise for features that a device lacks"""
 
@@ -89,7 +89,7 @@ def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
 
 
 def products_of(kind: str) -> dict[str, MatrixProduct]:
-    """Return the products to measure on a kind of device, by dtype."""
+    """Return the matrix products to measure on a kind of device, by dtype."""
     if kind == "cpu":
         return PRODUCTS
     return PRODUCTS | (ROUNDED if kind in KINDS else {}) | ON_ACCELERATORS
@@ -124,7 +124,7 @@ def _measure(device: str, tell: Tell) -> Ceilings:
 
 
 def _matrix_rate(product: MatrixProduct, device: str) -> float | None:
-    """Return Gflop/s of the fastest size, or None if the device does not support the product."""
+    """Return the rate in Gflop/s for the fastest matrix size, or None if the device does not support the product."""
     best = None
     wait = synchronizer(device)
     for size in SIZES:
@@ -158,7 +158,7 @@ def random_matrices(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor,
 
 
 def _launch_us(function: Callable[..., Any], one: torch.Tensor, device: str) -> float:
-    """Return the time of a launch in us, averaged over many launches without waiting for each."""
+    """Return the time of a launch in us, the mean over many launches that are not waited for individually."""
     wait = synchronizer(device)
 
     def run() -> None:

@@ -1,6 +1,7 @@
-"""The interface of sources of cases, and the sources for files: traces, and PARAM's operator configurations.
+"""The interface of sources of cases, and the sources for two kinds of files: traces, and PARAM's operator
+configurations.
 
-Other sources are files of this package, or entry points `opgrip.sources` of other packages.
+Other sources are modules of this package, or entry points `opgrip.sources` of other packages.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ NO_TRACE = Trace({}, [], [], {}, pd.DataFrame())
 class CaseSet:
     """The cases from one source.
 
-    cases : selected cases, by falling share of time
+    cases : selected cases, largest share of time first
     are_calls : True if they are single calls of a trace, which have preceding calls
     all_cases : all cases of the trace, if they were made
-    has_run_code : True if functions were run to make the cases, after which forks of this process could hang
+    has_run_code : True if creating the cases ran functions, after which forks of this process could hang
     is_cut : True if `Cut` was applied already
     """
 
@@ -47,8 +48,8 @@ class CaseSet:
 class Source(Protocol):
     """A source of cases.
 
-    lacks : values of `Option.only`; options limited to these are refused, with `hint`
-    place : sort key of the order in which sources are asked; the first that accepts a target is used
+    lacks : values of `Option.only`; options for these inputs raise an error with the hint `hint`
+    place : position in the order of sources; the first source that accepts a target is used
     in_program : True if its cases have preceding calls
     """
 
@@ -113,7 +114,7 @@ class TraceSource:
 
 
 def _add_content(digest: hashlib.blake2b, path: Path) -> None:
-    """Add a file to a hash in pieces, because a long trace may be larger than memory."""
+    """Add the content of a file to a hash piece by piece, because a long trace may be larger than memory."""
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
@@ -123,7 +124,7 @@ sources.register("trace")(TraceSource())
 
 
 CONFIGURATIONS = "param"
-"""name of their format among the formats of other tools"""
+"""name of the format of these files"""
 
 
 class ConfigurationSource:

@@ -40,7 +40,7 @@ TENSOR_KEYS = {"shape", "stride", "dtype", "device"}
 
 
 class OperatorSource:
-    """The source for `--operator` and `--inputs`, which `target_of` joins to one target."""
+    """The source for `--operator` and `--inputs`, which `target_of` joins into one target."""
 
     lacks: Sequence[str] = ("traces", "samples")
     hint = "leave it out with --operator"
@@ -71,7 +71,8 @@ class OperatorSource:
 
 
 def target_of(operators: Sequence[str], inputs: Sequence[str], extensions: Sequence[str] = ()) -> str:
-    """Return the target for operators and configurations of arguments: `operator:aten.mm [{"self": [4, 4], ...}]`.
+    """Return the target text for operators and configurations of arguments, such as `operator:aten.mm [{"self": [4, 4],
+    ...}]`.
 
     operators : names, with or without overload
     inputs : JSON texts, each an object of arguments or a list of such objects
@@ -128,14 +129,14 @@ def _takes(name: str, configurations: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _needed(operators: Sequence[str], extensions: Collection[str]) -> list[str]:
-    """Return the user's extensions if an operator is not registered without them."""
+    """Return the user's extension modules, if an operator is not registered without them."""
     if all(_schemas_of(name) for name in operators):
         return []
     return [name for name in extensions if name not in TRUSTED_EXTENSIONS]
 
 
 def name_of_target(target: str) -> str:
-    """Return the file name stem for a target."""
+    """Return a name for files, without suffix, for a target."""
     return target.partition(" ")[0].replace(":", "_").replace(".", "_")[:60]
 
 
@@ -208,7 +209,9 @@ def _others(schemas: Sequence[Any]) -> str:
 
 
 def _arguments(schema: Any, form: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a configuration to the types of a schema; raise `ValueError` for an unknown argument or invalid value."""
+    """Convert a configuration to arguments for a schema; raise `ValueError` for an unknown argument or an invalid
+    value.
+    """
     parameters = {argument.name: argument for argument in schema.arguments}
     unknown = [name for name in form if name not in parameters]
     if unknown:

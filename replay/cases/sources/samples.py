@@ -1,4 +1,4 @@
-"""Sources of samples: shipped samples, samples of the user in files, and gripped calls of a trace."""
+"""Sources of samples: shipped samples, the user's samples in files, and gripped calls of a trace."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from opgrip.traces.table.live_calls import LiveArguments
 
 
 def folders_in(target: Path) -> list[Path]:
-    """Return the sample folders that a path names: itself, or the folders in it."""
+    """Return the sample folders for a path: the folder itself, or its subfolders."""
     if (target / SAMPLE).is_file():
         return [target]
     return sorted(path.parent for path in target.glob(f"*/{SAMPLE}"))
@@ -66,7 +66,7 @@ def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
 
 
 def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> Iterator[Case]:
-    """Yield a case, without a number yet, for each recorded call in sample folders."""
+    """Yield a case for each recorded call in sample folders; the cases have no numbers yet."""
     requested_tags = {tag.lower() for tag in tags}
     for sample in map(read_sample, folders):
         if matches(sample.name, patterns) and requested_tags <= {tag.lower() for tag in sample.tags}:
@@ -102,7 +102,8 @@ def _function_calls(trace: Trace) -> pd.DataFrame:
 def _cases(trace: Trace, samples: Mapping[str, SampleFolder], selection: Selection) -> list[Case]:
     """Return the cases in the order of their first calls.
 
-    They have no captured time, because recording the operators inside takes longer than the operators.
+    They have no captured time, because the captured time of a gripped call includes the recording of the operators
+    inside.
     """
     calls = _function_calls(trace)
     calls = calls[np.array([matches(str(name), selection.module) for name in calls["module"]], dtype=bool)]
@@ -123,7 +124,7 @@ def _cases(trace: Trace, samples: Mapping[str, SampleFolder], selection: Selecti
 
 
 class _Code:
-    """The code of a sample, loaded when a worker first needs it, since it may crash, hang or exit."""
+    """The code of a sample, loaded when a worker first needs it, because it may crash, hang or exit."""
 
     def __init__(self, trace: Trace, sample: SampleFolder) -> None:
         self._trace, self.sample = trace, sample
@@ -142,7 +143,7 @@ class _Code:
 
 
 def _case(recorded: Signature, code: _Code, calls: int, context: Mapping[str, Any]) -> Case:
-    """Return the case of a recorded call, whose `load` makes its arguments and function."""
+    """Return the case of a recorded call; its `load` constructs arguments and function."""
     args, kwargs = _Outline().of((recorded.args, recorded.kwargs))
     signature = replace(recorded, op=code.sample.name, args=args, kwargs=kwargs, outputs=NOT_KNOWN)
     case = Case(signature, {}, calls, 0.0, 0.0, 0.0, context=context)
@@ -157,9 +158,9 @@ def _case(recorded: Signature, code: _Code, calls: int, context: Mapping[str, An
 
 
 class _Outline:
-    """A converter of recorded arguments to the form in which `function_case` describes live ones.
+    """Converts recorded arguments to the form in which `function_case` describes live arguments.
 
-    Objects are reduced to the name of their class.
+    An object is replaced by the name of its class.
     """
 
     def __init__(self) -> None:
@@ -222,9 +223,9 @@ sources.register("samples")(SampleSource())
 
 JOINED = "; opgrip trace merge joins several"
 LOOKED_AT = 20
-"""number of files in a folder that are searched for a trace"""
+"""maximum number of files in a folder that are examined to find a trace"""
 PREFIX = "sample:"
-"""prefix of targets that are always shipped samples, even if a folder has the name: `sample:nms`"""
+"""prefix of targets that always mean a shipped sample, even if a folder has its name: `sample:nms`"""
 
 
 def names_samples(target: str) -> bool:
@@ -240,8 +241,8 @@ def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] 
 
     target : a folder of gripped samples, or one of them; `sample:nms` for a shipped sample; `samples` for all shipped
     samples and the folder of that name; `samples/nms` for the folder if it exists, else the shipped sample
-    patterns, tags : names to select, and tags that the samples must have
-    Warns if a local folder hides or extends the shipped samples; raises `UserError` if nothing is selected.
+    patterns, tags : patterns for names, and tags that the samples must have
+    Warns if a local folder hides or is added to the shipped samples; raises `UserError` if nothing is selected.
     """
     folders, name = _folders(target), _shipped_name(target)
     if folders and PurePath(target).parts[:1] == (SHIPPED,):
@@ -298,7 +299,9 @@ def _folders(target: str) -> list[Path]:
 
 
 def _shipped_name(target: str) -> str | None:
-    """Return the name of a shipped sample, an empty string for all of them, or None."""
+    """Return the name of a shipped sample in a target, an empty string for all shipped samples, or None for other
+    targets.
+    """
     if target.startswith(PREFIX):
         return target.removeprefix(PREFIX)
     first, *others = PurePath(target).parts or ("",)
@@ -317,12 +320,12 @@ def _note(target: str, count: int) -> str:
 
 
 SHIPPED = "samples"
-"""name of all shipped samples"""
+"""target that means all shipped samples"""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationTensor:
-    """A source of values for one of the tensors that a sample's configuration makes; it makes them on each use."""
+    """A source of values for one tensor of a sample's configuration; the values are generated again at each use."""
 
     name: str
     configuration: str

@@ -74,7 +74,9 @@ def chain(parts: Sequence[ValueChoices]) -> ValueChoices:
 
 Expand = Callable[[dict[str, Any]], ValueChoices]
 """Type of a function that returns all combinations of an entry of a `build` or `input` section, as entries without
-macros. An entry has `args`, a list of arguments, and `kwargs`, arguments by name. Each argument is an object with its
+macros.
+
+An entry has `args`, a list of arguments, and `kwargs`, arguments by name. Each argument is an object with its
 `type`. Raises `ValueError` if the entry cannot be expanded.
 """
 
