@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ResultDifference:
-    """The elements of one result that differ from the reference's beyond the tolerance.
+    """The elements of one result that differ from the reference's by more than the tolerance.
 
     place : the result, such as `output 1`
     max_abs, max_rel : largest errors of the elements that differ; `max_rel` is inf for a zero reference
@@ -35,7 +35,7 @@ class ResultDifference:
         return f"{self.place}: {self.count:,} of {self.size:,} elements differ, by {by} at most{where}"
 
     def joined(self, other: ResultDifference) -> ResultDifference:
-        """Return the larger of two differences of the same result, with the largest relative error of both."""
+        """Combine two differences of the same result: return the larger one, with the larger relative error of both."""
         larger = max(self, other, key=lambda item: (item.max_abs, item.count))
         return replace(larger, max_rel=max(self.max_rel, other.max_rel))
 
@@ -44,7 +44,7 @@ class ResultDifference:
 class ResultVerdict:
     """The verdict on results: whether they are correct, and their distance from the reference's.
 
-    The columns `max_abs`, `max_rel` and the row's text all come from here, so they cannot contradict each other.
+    The columns `max_abs` and `max_rel` and the row's text are derived from this object.
     right_abs, right_rel : largest errors of correct results, `right_rel` over elements with a non-zero reference; None
     if nothing can be subtracted, as with random numbers
     faults : differences, and other reasons as text
@@ -62,7 +62,7 @@ class ResultVerdict:
 
     @property
     def max_abs(self) -> float | None:
-        """Largest absolute error, of wrong results only over the wrong elements."""
+        """Largest absolute error; for wrong results, over the wrong elements only."""
         return self.right_abs if self.right else max((item.max_abs for item in self._differences), default=None)
 
     @property
@@ -71,7 +71,7 @@ class ResultVerdict:
 
     @property
     def reason(self) -> str | None:
-        """The faults in one line, or None."""
+        """All faults as one line of text, or None."""
         return "; ".join(map(str, self.faults)) or None
 
     @property
@@ -80,12 +80,12 @@ class ResultVerdict:
 
 
 def wrong(reason: str) -> ResultVerdict:
-    """Return the verdict on a result that cannot be subtracted from the reference's, such as one of another shape."""
+    """Return the verdict on a result that cannot be compared element by element, for example because of its shape."""
     return ResultVerdict(faults=(reason,))
 
 
 def joined(verdicts: Iterable[ResultVerdict]) -> ResultVerdict:
-    """Return one verdict on several outputs or input sets."""
+    """Combine the verdicts on several outputs or input sets into one."""
     parts = list(verdicts)
     faults: dict[str, ResultDifference | str] = {}
     for fault in (fault for part in parts for fault in part.faults):
@@ -151,9 +151,9 @@ class Tolerance:
     )
 
     def of(self, dtype: torch.dtype) -> tuple[float, float]:
-        """Return the relative and absolute tolerance of a dtype.
+        """Return the relative and absolute tolerance for a dtype.
 
-        A float of at most 8 bits may be off by one step, because ties may round either way.
+        Floats of at most 8 bits may differ by one step, because ties may round either way.
         """
         import torch
 

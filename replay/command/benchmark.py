@@ -42,7 +42,7 @@ OPTIONS = (
 )
 """replay options that decide how a case runs, how it is timed, and where the results go"""
 NAMESPACES = ("torch", "torch.nn", "torch.nn.functional", "torch.special", "torch.linalg", "torch.fft")
-"""namespaces that users import torch functions from; the functions' own modules have other names"""
+"""namespaces from which users import torch functions; the functions themselves are defined in other modules"""
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 
@@ -129,8 +129,8 @@ class _Contender:
     """One function on one input set.
 
     reference : case number of the first function on these inputs
-    fault : why the results are wrong, if this is known before timing
-    note : note for its rows
+    fault : reason why the results are wrong, if known before timing
+    note : text for the note in its rows
     """
 
     case: Case
@@ -168,7 +168,9 @@ def _contenders(
 
 
 def _called_as(reference: Callable[..., Any], candidate: Callable[..., Any], results: Any) -> Callable[..., Any]:
-    """Return the reference as a function that takes the candidate's keywords and returns dictionaries in its order."""
+    """Return a function that calls the reference with the candidate's keywords, and returns dictionaries in the
+    candidate's key order.
+    """
     theirs = {new: old for old, new in _other_names(candidate).items()}
     ours = _other_names(reference)
 
@@ -242,7 +244,7 @@ def _arguments(function: Callable[..., Any], inputs: Inputs, args: Any) -> tuple
 
 
 def _other_names(function: Callable[..., Any]) -> dict[str, str]:
-    """Return a mapping from schema argument names to the names that torch's built-in functions use."""
+    """Return the names that torch's built-in functions use for arguments, by name in the operator's schema."""
     return {"self": "input"} if isinstance(function, BuiltinFunctionType) else {}
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     PrintScore = Callable[[Results, IO[str]], None]
 
 NAMED = 4
-"""most traces that a message names"""
+"""maximum number of traces that a message names"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     """Run the requested replay, print the tables, and return the exit status.
 
-    words : the command line, printed with `--resume` if the replay is interrupted
+    words : the command line, which is printed with `--resume` added if the replay is interrupted
     """
     with loading("opreplay"):
         from opgrip.replay.command.replay import perform
@@ -135,7 +135,10 @@ def _print_several(
 
 
 def _print_scores(printers: Sequence[PrintScore], results: Results, reporter: Reporter) -> None:
-    """Print scores, or the reason why there are none: an error here must not lose rows that took hours."""
+    """Print scores, or the reason why there are none.
+
+    Errors are caught here, so that the measured rows are not lost.
+    """
     try:
         for print_score in printers:
             print_score(results, sys.stdout)
@@ -167,7 +170,7 @@ def _print_list(outcome: ReplayOutcome, reporter: Reporter) -> int:
 
 
 def _report_details(outcome: ReplayOutcome, reporter: Reporter) -> None:
-    """Print the full text of errors, which the rows of a single trace have with `--debug`."""
+    """Print the full text of errors; without this, only the rows of a single trace have it, with `--debug`."""
     for row in outcome.results if not outcome.traces and outcome.step is None else ():
         if row.detail is not None:
             reporter.say(f"{row.op} {row.mode}:\n{row.detail.rstrip()}")
@@ -195,7 +198,7 @@ def _keep(results: Results, args: argparse.Namespace, reporter: Reporter) -> Non
 
 
 def _end(args: argparse.Namespace, outcome: ReplayOutcome, reporter: Reporter) -> int:
-    """Report unfulfilled requests and the number of cases by status; return the exit status."""
+    """Report requests that could not be fulfilled, and the number of cases by status; return the exit status."""
     from opgrip.replay.reports.fulfilment import unfulfilled
 
     rows = list(outcome.results)

@@ -1,4 +1,4 @@
-"""`replay()`, and the choice of the kind of replay for a command line.
+"""The Python function `replay()`, and the choice of the kind of replay for a command line.
 
 There are four kinds: the cases of one trace, several traces in turn, all calls of a step in order, and a step on
 several ranks. `perform` makes this choice for the command `opreplay`, the Python API, the pytest plug-in and the score.
@@ -41,8 +41,8 @@ def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None =
         results = replay("traces/faster_rcnn.jsonl", mode=["eager", "jit"], top=20, device="cpu")
         results.frame
 
-    Cases run in a separate process, so that a case that crashes, hangs or takes too much memory costs only its row.
-    That process imports the main module again, so scripts must call this under `if __name__ == "__main__":`.
+    Cases run in a separate process, so that a case that crashes, hangs or takes too much memory does not affect other
+    cases. That process imports the main module again, so scripts must call this under `if __name__ == "__main__":`.
 
     Parameters
     ----------
@@ -96,11 +96,12 @@ def perform(
     again: str = "",
     check: Callable[[Workload], object] = lambda workload: None,
 ) -> ReplayOutcome | None:
-    """Replay what a command line requests; of several ranks, all but the first return None.
+    """Run the replay that a command line requests. If there are several ranks, only the first one returns the outcome,
+    others None.
 
     may_fork : True if this process has not used torch yet, so that it can be forked
-    again : command that resumes an interrupted replay, for messages; empty to print none
-    check : function that raises `UserError` for traces that must not be replayed
+    again : command that resumes an interrupted replay, for messages; empty for no such message
+    check : function that raises `UserError` if the workload must not be replayed
     Raises the errors of `replay`.
     """
     settle_shard(args)
@@ -160,7 +161,9 @@ def _list_several(
 
 
 def _replay_ranks(args: argparse.Namespace, launch: RankLaunch, reporter: Reporter) -> ReplayOutcome | None:
-    """Replay this rank's part of a step together with the other ranks; all but the first rank return None."""
+    """Replay this rank's part of a step together with the other ranks; only the first rank returns the outcome, others
+    None.
+    """
     from opgrip.replay.sequences.ranks.control import Control
 
     options = from_arguments(RankOptions, args)
@@ -173,7 +176,7 @@ def _replay_ranks(args: argparse.Namespace, launch: RankLaunch, reporter: Report
 
 
 def _args_of_rank(args: argparse.Namespace, launch: RankLaunch) -> argparse.Namespace:
-    """Return the command line of one rank, with its own trace if there are several and with its own device."""
+    """Return the command line of one rank, with its device and, if there are several traces, with its trace."""
     own = copy(args)
     if len(own.trace) > 1:
         from opgrip.replay.sequences.ranks.plan import own_file

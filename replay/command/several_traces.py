@@ -47,12 +47,12 @@ from opgrip.replay.workers.journal import journal_path
 from opgrip.traces.zoo.manifest import INSTALL
 
 ONE = "one trace"
-"""requirement of options that are valid for a single trace only"""
+"""value of `Option.only` for options that are valid for a single trace only"""
 _UNFIT = re.compile(r"[^A-Za-z0-9._~-]+")
 
 
 class Unmatched:
-    """Counts of the traces in which no case is selected.
+    """Counts the traces in which no case is selected.
 
     traces : total number of traces
     """
@@ -69,7 +69,7 @@ class Unmatched:
 
     @property
     def are_all(self) -> bool:
-        """Return True if no case is selected in any trace."""
+        """Return True if no trace has a selected case."""
         return self._counts.total() == self._traces
 
     def line(self) -> str:
@@ -78,7 +78,7 @@ class Unmatched:
         return f"{reasons} of {counted(self._traces, 'trace')}" if reasons else ""
 
     def error(self) -> UserError:
-        """Return the error for a selection that matches no case in any trace."""
+        """Return the error for a selection that matches no case of any trace."""
         return NothingSelectedError(self.line(), f"opgrip corpus --by op lists their operators{self._advice}")
 
 
@@ -86,7 +86,7 @@ MakeReplay = Callable[[argparse.Namespace, Origin], TraceReplay]
 
 
 class SeveralReplays:
-    """Replays of the traces that a command line requests.
+    """Replays several traces that a command line requests, one after the other.
 
     If there is an output, the rows of each trace are kept in a folder next to it, so that `--resume` can continue.
 
@@ -169,14 +169,16 @@ class SeveralReplays:
         return outcome
 
     def _set_aside_absent(self) -> None:
-        """Leave out the traces of the zoo that are not installed, and report them in one line."""
+        """Leave out traces of the zoo that are not installed, and report them in one line."""
         absent = [target.origin.trace for target in self.targets if not target.is_installed]
         self._problems |= dict.fromkeys(absent, UserError("this trace of the zoo is not installed", INSTALL))
         if absent:
             self._reporter.say(f"{len(absent):,} of {counted(len(self.targets), 'trace')} are not installed: {INSTALL}")
 
     def _deal(self) -> bool:
-        """Determine this shard's part of each trace, if there are shards; return False if the user interrupts it."""
+        """If the run is split into shards, determine this shard's part of each trace; return False if the user
+        interrupts it.
+        """
         part = self._args.shard
         if part is None:
             return True
@@ -254,7 +256,7 @@ class SeveralReplays:
         check_kinds(part, rows, header)
 
     def _args_of(self, place: int, target: TraceTarget) -> argparse.Namespace:
-        """Return the command line for one trace."""
+        """Return the command line for replaying one of the traces."""
         args = args_of_one(self._args, target)
         args.store, args.append, args.force, args.resume = None, False, False, False
         if args.shard is not None:
@@ -269,28 +271,30 @@ class SeveralReplays:
         return folder / f"{place:03d}-{_UNFIT.sub('-', target.origin.trace)[:60]}.json"
 
     def _finished_first(self) -> list[tuple[int, TraceTarget]]:
-        """Return the traces with their indices, completed ones first: their machines decide where others may run."""
+        """Return the traces with their indices, completed ones first, because the machines that measured them determine
+        where other traces may run.
+        """
         folder, targets = self.folder, list(enumerate(self.targets))
         if folder is None:
             return targets
         return sorted(targets, key=lambda item: not self._part_of(folder, *item).exists())
 
     def _keeps_rows(self) -> bool:
-        """Return True if there are rows to resume from; remove a folder that has none."""
+        """Return True if the folder has rows from which the run can be resumed; remove the folder if it has none."""
         if self.folder is None:
             return False
         remove_if_empty(self.folder)
         return self.folder.exists()
 
     def _prepare_folder(self) -> None:
-        """Create the folder of the parts, or check that it belongs to the same run."""
+        """Create the folder for the rows of each trace, or check that it belongs to the same run."""
         if self.folder is not None:
             about = about_parts(self.targets, self._options, self._args.shard, self._machine_kind)
             self._hashes = about[HASHES]
             prepare_parts(self.folder, self.output, about)
 
     def _check_new(self, name: str, replay: TraceReplay) -> None:
-        """Raise `UserError` if rows in the output could not be distinguished from the new rows of a trace."""
+        """Raise `UserError` if rows in the output could be confused with the new rows of a trace."""
         earlier, output = self._earlier, self.output.output
         own = [row for row in earlier if row.trace == name]
         if not own:
@@ -305,7 +309,7 @@ class SeveralReplays:
             )
 
     def _write(self, results: Results) -> UserError | None:
-        """Write all rows to the output and remove the parts; return the error if that fails."""
+        """Write all rows to the output and remove the files of single traces; return the error if writing fails."""
         output, header = self.output.output, results.header
         if output is None or self.folder is None:
             return None
@@ -319,7 +323,7 @@ class SeveralReplays:
         return None
 
     def _header(self) -> dict[str, Any]:
-        """Return the header: the facts that all traces share, and the facts of each trace."""
+        """Return the header of the results: facts shared by all traces, and facts about each trace."""
         traces = {}
         for target in self.targets:
             name = target.origin.trace

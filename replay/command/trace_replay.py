@@ -54,26 +54,26 @@ if TYPE_CHECKING:
     from opgrip.replay.sequences.step_results import SequenceResult
 
 MOST_REPEATS = 20
-"""maximum repeats of a case while it is undecided whether it differs from another run"""
+"""maximum number of repeats of a case for which it is undecided whether it differs from another run"""
 
 RowsByCase = dict[int, list[Result]]
 RunOnce = Callable[[Collection[int], str], RowsByCase]
-"""function that replays the cases with the given numbers; the text names the repeat"""
+"""function that replays the cases with given numbers; the text describes the repeat"""
 
 
 @dataclass(slots=True)
 class ReplayOutcome:
-    """The outcome of a replay.
+    """The results of a replay, and how it ended.
 
-    results : rows of all cases that ran
+    results : rows of all cases that were run
     analyses : analyses that print something about the rows
     interrupted : True if the user ended the replay before the last case
-    problem : why an analysis failed after the cases had run, or why the output was not written
+    problem : reason why an analysis failed after the cases had run, or why the output was not written
     was_complete : True if the output was already complete
     cases : number of all cases
-    listed : cases by trace name if the command only lists them; the name of a single trace is ""
+    listed : cases by name of the trace, if the command only lists them; the name of a single trace is ""
     step : times of the whole step, if a step was replayed
-    problems : why traces were not replayed, by trace name
+    problems : reason why a trace was not replayed, by name of the trace
     unmatched : line that reports the traces without selected cases
     traces : number of traces if several were requested, else 0
     """
@@ -96,7 +96,7 @@ class TraceReplay:
 
     may_fork : True if this process has not used torch yet, so that it can be forked
     origin : the trace, if it is one of several that are replayed together
-    again : command that resumes this replay, for messages; empty to print none
+    again : command that resumes this replay, for messages; empty for no such message
     stored_cases : number of cases whose rows are in the journal
     Raises `UserError` if options contradict each other, or a file cannot be read or written.
     """
@@ -131,7 +131,7 @@ class TraceReplay:
 
     @property
     def header(self) -> dict[str, Any]:
-        """Header that describes where results come from; reading it may create a context on the device."""
+        """Header of the results, which describes their origin; reading it may create a context on the device."""
         workload, request, about_executor = self.workload, self.workload.request, self._executor.about(self.workload)
         header = {
             "trace": request.trace,
@@ -153,7 +153,7 @@ class TraceReplay:
         return header | about | about_executor | stands_for | ({SETTINGS: settings} if settings else {})
 
     def completed_rows(self) -> list[Result]:
-        """Return the rows that an earlier replay completed; raise `UserError` if that was a different replay."""
+        """Return the rows that an earlier replay has completed; raise `UserError` if it was a different replay."""
         assert self.output.output is not None, "an earlier replay wrote it"
         workload = self.workload
         expected = expected_rows(workload.cases, workload)
@@ -209,7 +209,7 @@ class TraceReplay:
         return self._written(rows_of(step, workload.cases, workload), {"sequence": totals_of(step)}, step)
 
     def run_ranks(self, options: RankOptions, control: Control) -> ReplayOutcome | None:
-        """Run this rank's calls with the other ranks; the first rank writes the output, the others return None."""
+        """Run this rank's calls together with the other ranks; the first rank writes the output, others return None."""
         from opgrip.replay.sequences.ranks.replay_ranks import replay_ranks
 
         workload = self.workload
@@ -279,10 +279,10 @@ class TraceReplay:
         return self._in_order(rows), False
 
     def rows(self, done: Collection[int], compiled: CachedRows, doing: str) -> Iterator[list[Result]]:
-        """Show progress and yield the rows of each case that is not done, as soon as it is measured.
+        """Show progress, and yield the rows of each case that is not finished as soon as they are measured.
 
         done : numbers of finished cases
-        compiled : rows that `Executor.compile` returned
+        compiled : rows of cases that cannot be compiled, as returned by `Executor.compile`
         doing : description of the task
         """
         workload, not_ok = self.workload, 0
@@ -300,7 +300,7 @@ class TraceReplay:
                 advance(f"{f'{not_ok} not ok, ' if not_ok else ''}{printable(rows[0].op)}")
 
     def _report_decision(self, base: Results, rows: Sequence[Result]) -> None:
-        """Report the comparison with the run that `--until-decided` names."""
+        """Report the result of the comparison with the run that `--until-decided` names."""
         from opgrip.replay.comparison import compare
         from opgrip.replay.comparison.comparison_report import advice, summary
 
@@ -310,7 +310,7 @@ class TraceReplay:
             self._reporter.say(line)
 
     def _report_stored(self) -> None:
-        """Report which rows a failed replay kept, and how to resume it."""
+        """Report which rows are kept after a failed replay, and how to resume it."""
         if self._again and self.output.output is not None and self.stored_cases:
             cases = f"{self.stored_cases} of {counted(len(self.workload.cases), 'case')}"
             self._reporter.say(f"{cases} are in {journal_path(self.output.output)}; continue with: {self._again}")
@@ -322,12 +322,12 @@ class TraceReplay:
 def repeat(
     first: Mapping[int, list[Result]], run_once: RunOnce, repeats: int, base: Results | None, reference: str = EAGER
 ) -> RowsByCase:
-    """Repeat cases in new processes and return the joined rows of all repeats.
+    """Repeat cases in new processes, and return the combined rows of all repeats.
 
     first : rows of the first replay
-    repeats : how often every case is replayed, the first time included
+    repeats : number of replays of every case, including the first
     base : another run; cases are repeated further while it is undecided whether they differ from it
-    reference : mode that other modes are compared with
+    reference : mode with which other modes are compared
     """
     joined = {number: list(rows) for number, rows in first.items()}
     for time in count(2):
@@ -346,7 +346,7 @@ def repeat(
 
 
 def _undecided(base: Results, rows: RowsByCase) -> set[int]:
-    """Return the cases for which more repeats could decide whether they differ from the base."""
+    """Return the cases for which more repeats could show whether they differ from the base."""
     from opgrip.replay.comparison import compare
 
     comparison = compare(base, Results([row for case_rows in rows.values() for row in case_rows], {}))
@@ -355,14 +355,14 @@ def _undecided(base: Results, rows: RowsByCase) -> set[int]:
 
 
 def _base_of(output: OutputOptions, origin: Origin | None) -> Results:
-    """Return the run that `--until-decided` names, reduced to one trace if there are several."""
+    """Return the run that `--until-decided` names; if it contains several traces, only the rows of one trace."""
     assert output.until_decided is not None, "asked for"
     base = read_run(Store(output.store).find(output.until_decided))
     return base if origin is None else Results([row for row in base if row.trace == origin.trace], base.header)
 
 
 def keep(results: Results, output: OutputOptions, reporter: Reporter) -> Path | None:
-    """Put results into the store and return their file, or None if they are not stored.
+    """Add results to the store and return the path of their file, or None if nothing is stored.
 
     Raises `UserError` if the store named by the user cannot be written.
     """

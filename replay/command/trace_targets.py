@@ -1,4 +1,6 @@
-"""The traces that a command line names, their shards, and the folder that keeps the rows of each until all are done."""
+"""Traces named on a command line, their shards, and the folder that keeps the rows of each trace until all are
+replayed.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ class TraceTarget:
     """One of several traces.
 
     file : path of the trace, or None for a trace of the zoo
-    zoo : entry in the zoo, whose file may not be installed
+    zoo : entry in the zoo's manifest, whose file may not be installed
     """
 
     origin: Origin
@@ -49,7 +51,7 @@ class TraceTarget:
     def path(self) -> str:
         """Return the path of the trace.
 
-        Raises `MissingFileError` if it is a trace of the zoo that is not installed.
+        Raises `MissingFileError` for a trace of the zoo that is not installed.
         """
         return str(zoo_file(self.zoo)) if self.zoo is not None else str(self.file)
 
@@ -81,7 +83,7 @@ def targets_of(names: Sequence[str]) -> list[TraceTarget] | None:
 def args_of_one(args: argparse.Namespace, target: TraceTarget) -> argparse.Namespace:
     """Return the command line that replays one of several traces.
 
-    Raises `UserError` if it is a trace of the zoo that is not installed.
+    Raises `UserError` for a trace of the zoo that is not installed.
     """
     one = copy(args)
     one.trace = [Path(target.path())]
@@ -89,7 +91,9 @@ def args_of_one(args: argparse.Namespace, target: TraceTarget) -> argparse.Names
 
 
 def is_folder_of_traces(name: str) -> bool:
-    """Return True if a folder contains traces and no Python files, which a gripped sample has."""
+    """Return True if a folder contains traces and no Python files; the folder of a gripped sample contains Python
+    files.
+    """
     folder = Path(name)
     return folder.is_dir() and format_of(folder) is None and bool(_files_in(folder)) and not any(folder.glob("*.py"))
 
@@ -128,8 +132,8 @@ def _with_distinct_names(targets: Sequence[TraceTarget]) -> Iterator[TraceTarget
 class TraceShare:
     """A shard's part of a trace.
 
-    shard : part of this trace, or None if the shard has no cases of it
-    trace_hash : hash of the whole trace, which all shards put into their headers; None if it cannot be read
+    shard : the shard's part of this trace, or None if it has no cases of the trace
+    trace_hash : hash of the whole trace for the header; None if the trace cannot be read
     """
 
     shard: Shard | None
@@ -141,10 +145,10 @@ def deal(
 ) -> dict[str, TraceShare]:
     """Return a shard's part of each trace, by trace name.
 
-    Every trace is read, so that all shards agree on its cost.
+    Every shard reads all traces, so that all shards compute the same costs.
 
     part : the shard
-    advance : called after each trace
+    advance : function called after each trace
     """
     costs: list[tuple[str, int, str | None]] = []
     for target in targets:
@@ -186,7 +190,7 @@ def common_header(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def with_traces(words: str, common: Mapping[str, Any], traces: Mapping[str, Any]) -> dict[str, Any]:
     """Return the header for the results of several traces.
 
-    words : the traces as named on the command line
+    words : the traces' names on the command line
     common : header fields that all traces share
     traces : facts about each trace, by its name
     """
@@ -200,7 +204,7 @@ def with_earlier(header: Mapping[str, Any], earlier: Mapping[str, Any], replayed
 
     header : header of the new rows
     earlier : header of the file
-    replayed : names of the traces with new rows; the facts about other traces stay as they are in the file
+    replayed : names of the traces with new rows; the facts about other traces in the file do not change
     """
     facts = earlier.get("traces", {})
     new = {name: about for name, about in header["traces"].items() if name in replayed or name not in facts}
@@ -220,13 +224,13 @@ HASHES = "trace_hashes"
 
 
 class OtherMachinesError(UserError):
-    """Error for kept rows that were measured on another kind of machine than the one that runs now."""
+    """Rows of an earlier run were measured on another kind of machine than the present one."""
 
 
 def about_parts(
     targets: Sequence[TraceTarget], options: Mapping[str, Any], shard: object | None, machine_kind: str
 ) -> dict[str, Any]:
-    """Return the facts that rows of several traces must share to be in one table, as plain values."""
+    """Return the facts that must be equal for rows of several traces to be in one table, as plain values."""
     names = [target.origin.trace for target in targets]
     hashes = {name: _trace_hash(target) for name, target in zip(names, targets, strict=True)}
     about = {"traces": names, "options": dict(options), TORCH: str(torch.__version__), HASHES: hashes}
@@ -235,7 +239,7 @@ def about_parts(
 
 
 def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any]) -> None:
-    """Create the folder, or check that it belongs to the same run.
+    """Create the folder for the rows of each trace, or check that it belongs to the same run.
 
     Raises `UserError` if the folder has rows and `--resume` is not given; if its rows are from other traces, options or
     versions; or if it cannot be written.
@@ -253,11 +257,11 @@ def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any])
 
 
 def check_kinds(part: Path, rows: Iterable[Result], header: Mapping[str, Any]) -> None:
-    """Raise `OtherMachinesError` if kept rows of a trace are from another kind of machine than the one that runs now.
+    """Raise `OtherMachinesError` if kept rows of a trace were measured on another kind of machine than this one.
 
     part : file of the trace
-    rows : rows in that file; empty if they are in its journal
-    header : header of new results, which names the machines
+    rows : rows in that file; empty if only its journal has rows
+    header : header of the new results, which names the machines
     """
     kinds = {MachineColumns.of(row).machine_kind for row in rows} | {_kind_in_journal(part)}
     present = set(header.get("machines", {}).values())
@@ -271,7 +275,7 @@ def check_kinds(part: Path, rows: Iterable[Result], header: Mapping[str, Any]) -
 def _kind_in_journal(part: Path) -> str | None:
     """Return the kind of machine in the first line of a journal, or None if it is missing or damaged.
 
-    The replay reports damaged journals.
+    A damaged journal is reported later, by the replay.
     """
     with suppress(OSError, ValueError, RecursionError, AttributeError), journal_path(part).open("rb") as file:
         kind = json.loads(file.readline()).get(MACHINE_KIND)
@@ -280,14 +284,14 @@ def _kind_in_journal(part: Path) -> str | None:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove the folder if it has no rows to resume from."""
+    """Remove the folder if it has no rows from which the run can be resumed."""
     with suppress(OSError):
         if [path.name for path in folder.iterdir()] == [ABOUT]:
             shutil.rmtree(folder)
 
 
 def _trace_hash(target: TraceTarget) -> str | None:
-    """Return the hash of a trace, or None if it cannot be read; its replay reports the error."""
+    """Return the hash of a trace, or None if the trace cannot be read; its replay reports the error later."""
     try:
         path = target.path()
         return source_of(path).fingerprint(path)
@@ -315,7 +319,7 @@ def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def _difference(stored: Any, about: Mapping[str, Any]) -> str | None:
-    """Describe how the kept rows differ from the requested ones; None if they belong to the same run."""
+    """Describe how the kept rows' run differs from the requested one; None if they belong to the same run."""
     hashes = stored.get(HASHES) if isinstance(stored, dict) else None
     but_hashes = {**stored, HASHES: about[HASHES]} if isinstance(stored, dict) else stored
     if but_hashes != about:

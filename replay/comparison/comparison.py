@@ -1,4 +1,4 @@
-"""Comparison of two runs: cases joined and judged, their times summed by group, and differences in configuration."""
+"""Comparison of two runs: verdicts on cases, sums of times by group, and differences in configuration."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ OF_RUN = {
 }
 """columns in which two runs may differ as a whole and still be compared, with the meaning of an empty cell"""
 SAID = ("seed", "exec_mode")
-"""settings left out because a header field or a column already contains them"""
+"""settings that are not listed, because a header field or a column already contains them"""
 
 
 def what_differs(base: Results, new: Results) -> list[tuple[str, str, str]]:
-    """Return (name, value in base, value in new) of each setting that differs; an unknown setting counts as equal."""
+    """Return (name, value in base, value in new) for each setting that differs; an unknown setting counts as equal."""
     return [
         (name.replace("_", " ") if name.islower() else name, old, now)
         for name, old, now in _facts(base.header, new.header)
@@ -69,7 +69,9 @@ def _facts(base: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def run_columns(base: Results, new: Results) -> list[str]:
-    """Return the columns that have one value per case within each run, which therefore can only differ between runs."""
+    """Return the columns that have a single value per case in each run and can therefore only differ between
+    the runs.
+    """
     columns: list[str] = []
     for name in ("device", *OF_RUN):
         if all(_count(run, [*columns, name]) == _count(run, columns) for run in (base, new)):
@@ -78,12 +80,14 @@ def run_columns(base: Results, new: Results) -> list[str]:
 
 
 def _count(run: Results, columns: Sequence[str]) -> int:
-    """Return the number of distinct rows if some columns are ignored."""
+    """Return the number of distinct rows of a run when some columns are ignored."""
     return len({row.identity_without(*columns) for row in run})
 
 
 def _settings(base: Results, new: Results) -> Iterator[tuple[str, str, str]]:
-    """Yield the run settings that are constant within a run, then options that appear in no column."""
+    """Yield settings that differ: first settings that are constant within a run, then options that appear in
+    no column.
+    """
     for name, usual in OF_RUN.items():
         if base.rows and new.rows:
             yield name, _values(base, name) or usual, _values(new, name) or usual
@@ -92,7 +96,7 @@ def _settings(base: Results, new: Results) -> Iterator[tuple[str, str, str]]:
 
 
 def _given(header: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options in a header; headers of earlier versions contain them as one text."""
+    """Return the options in a header by name; headers of earlier versions contain them as one text."""
     earlier = header.get(UNUSUAL)
     given = {str(name): str(value) for name, value in _part(header, SETTINGS).items() if name not in SAID}
     return given | ({"options": ", ".join(map(str, earlier))} if earlier else {})
@@ -103,7 +107,7 @@ def _values(side: Results, name: str) -> str:
 
 
 def _members(old: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the members of both mappings, with `-` if one lacks a member."""
+    """Yield (name, old value, new value) of all members of two mappings; `-` if one lacks a member."""
     for name in sorted({*old, *now}):
         yield name, str(old.get(name, "-")), str(now.get(name, "-"))
 
@@ -126,7 +130,7 @@ UNREADABLE = "it takes no longer than reading the clock"
 class Pair:
     """One case in one mode, with its rows of both runs.
 
-    judgement : None if one of the rows has no usable time
+    judgement : verdict with ratio and interval; None if one of the rows has no usable time
     reason : explanation of a missing judgement, or of an interval wider than the repeats imply
     """
 
@@ -137,19 +141,19 @@ class Pair:
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict of the judgement, UNSURE without one."""
+        """Verdict on the case; UNSURE if there is no judgement."""
         return Verdict.UNSURE if self.judgement is None else self.judgement.verdict
 
     @property
     def more_runs(self) -> int | None:
-        """Number of further repeats of each run that would decide the case; None if it is decided or repeats cannot
-        decide it.
+        """Number of further repeats of each run that would give a verdict; None if there is one, or if repeats cannot
+        give one.
         """
         return None if self.judgement is None else self.judgement.more_runs
 
     @property
     def more_new_runs(self) -> int | None:
-        """Number of further repeats of the new run only that would decide the case, or None as for `more_runs`."""
+        """Number of further repeats of the new run alone that would give a verdict; None as for `more_runs`."""
         return None if self.judgement is None else self.judgement.more_new_runs
 
     @property
@@ -159,25 +163,23 @@ class Pair:
 
     @property
     def base_us(self) -> float:
-        """Time of all calls in the base."""
+        """Total time of all calls in the base, in us."""
         return max(self.base.count, 1) * (self.base.median_us or 0.0)
 
     @property
     def new_us(self) -> float:
-        """Time of the same number of calls in the new run: a program that calls the case more often does not make it
-        slower.
-        """
+        """Time in us of the new run for the base's number of calls, so that more calls do not count as slower."""
         return max(self.base.count, 1) * (self.new.median_us or 0.0)
 
     @property
     def lost_us(self) -> float:
-        """Increase of the time of all calls."""
+        """Increase of the total time of all calls, in us."""
         return self.new_us - self.base_us
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Summed time of the calls of several cases.
+    """Total time of the calls of several cases.
 
     name : name of the group
     cases, base_us, new_us : number of cases, and their time in each run
@@ -197,7 +199,7 @@ class Comparison:
     base, new : headers of the runs
     differs : settings that differ: name, value in base, value in new
     pairs : cases timed in both runs, largest loss of time first
-    broken, mended : cases with results only in the base; cases that became ok
+    broken, mended : cases with correct results only in the base; cases with correct results only in the new run
     untimed : other cases without a time in at least one run
     changed : cases that were ok in the base and have different results in the new run
     missing, added : rows that exist in only one run
@@ -234,7 +236,7 @@ class Comparison:
         return to_html(self)
 
     def gate(self, *conditions: str) -> list[Held]:
-        """Return the outcome of gates such as `slower<=5%`, as `opgrip compare --gate` does."""
+        """Return the results of gates such as `slower<=5%`, as `opgrip compare --gate` does."""
         from opgrip.replay.comparison.gate import hold_all, parse_gate
 
         return hold_all(map(parse_gate, conditions), self)
@@ -245,8 +247,8 @@ class Comparison:
         return Counter(pair.verdict for pair in self.pairs)
 
     def totals(self, by: str | None = None) -> list[Total]:
-        """Return the sums of the cases grouped by `by` (see `shares_by`), longest first, or one sum of all cases for
-        None.
+        """Return the total times of cases grouped by `by` (see `shares_by`), longest first; with None, one total of all
+        cases.
 
         Contended rows are left out because their times cannot be added.
         """
@@ -273,9 +275,9 @@ class Comparison:
 def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
     """Compare two runs case by case.
 
-    Cases are joined by operator, shapes, dtypes, settings and mode, not by their numbers in a trace. The runs may
-    differ as a whole in dtype, tuning, threads, values, caches or method, which `differs` lists. Repeats (`--repeats`)
-    show how much a case varies from one replay to the next.
+    Cases are joined by operator, shapes, dtypes, settings and mode, not by their numbers in a trace. The runs as a
+    whole may differ in dtype, tuning, threads, values, caches or method; `differs` lists these settings. Repeats
+    (`--repeats`) show how much a case varies from one replay to the next.
 
     margin : largest relative difference at which times count as the same
     """
@@ -311,7 +313,7 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
 
 
 def _by_identity(rows: Iterable[Result], apart: Sequence[str]) -> dict[tuple[object, ...], Result]:
-    """Return rows by identity without the columns `apart`; rows with equal identity are numbered in order."""
+    """Return rows by identity, not counting the columns `apart`; rows with equal identity are numbered in order."""
     seen: Counter[tuple[object, ...]] = Counter()
     by_identity: dict[tuple[object, ...], Result] = {}
     for row in rows:
@@ -330,6 +332,6 @@ def _is_timed(row: Result) -> bool:
 
 
 def _gives_other(base: Result, new: Result) -> bool:
-    """Return True if the results are correct only in the base."""
+    """Return True if the results of a case are correct in the base and not in the new run."""
     was_right = base.status == OK and base.faithful is not False
     return was_right and (new.status == WRONG or (new.status == OK and new.faithful is False))

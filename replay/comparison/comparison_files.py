@@ -37,11 +37,11 @@ MARKS = {"SLOWER": "🔴", "BROKEN": "🔴", "CHANGED": "🔴", "MISSING": "🟠
 WORSE = ("SLOWER", BROKEN, CHANGED, MISSING)
 """verdicts that fail a JUnit test without gates"""
 COUNTED = {"failed": BROKEN, "changed": CHANGED, "missing": MISSING}
-"""verdicts of the rows that gates count"""
+"""verdicts of the rows that a gate limits in number, by name of the gate"""
 JUNIT = {Outcome.PASSED: "", Outcome.FAILED: "failure", Outcome.NOT_DECIDED: "error"}
 """JUnit elements by outcome; CI services distinguish an error from a failed test"""
 ROWS = 100
-"""most rows of a Markdown table; GitHub truncates text at 65,536 characters"""
+"""maximum number of rows of a Markdown table, because GitHub truncates text at 65,536 characters"""
 
 
 def write_comparisons(comparisons: Sequence[Comparison], gates: Gates, path: Path, force: bool) -> None:
@@ -134,8 +134,8 @@ def as_csv(comparisons: Sequence[Comparison], gates: Gates) -> str:
 def as_junit(comparisons: Sequence[Comparison], gates: Gates) -> str:
     """Return JUnit XML with one test per row and one per gate.
 
-    An undecided gate is an error, as are the rows that cause it. Without gates a test fails if its row is slower,
-    broken, changed or missing.
+    An undecided gate is reported as an error, and so are the rows that cause it. Without gates, a test fails if its row
+    is slower, broken, changed or missing.
     """
     text = io.StringIO()
     write_suites([_suite(comparison, gates) for comparison in comparisons], text)
@@ -157,7 +157,9 @@ def _suite(comparison: Comparison, gates: Gates) -> Suite:
 
 
 def _test(cells: ComparisonColumns, row: Result, outcomes: dict[tuple[str, int], str] | None) -> Test:
-    """Return the test of a row. With gates an UNSURE row is not skipped, because the gates decide its outcome."""
+    """Return the test for a row. With gates, an UNSURE row is not skipped, because its outcome follows from
+    the gates.
+    """
     is_skipped = cells.verdict in ("ADDED", "UNTIMED") or (cells.verdict == "UNSURE" and outcomes is None)
     outcome = "skipped" if is_skipped else ""
     if outcomes is None:

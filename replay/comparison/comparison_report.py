@@ -95,12 +95,12 @@ INTERVAL = f"{CONFIDENCE:.0%} interval"
 
 BROKEN, MENDED, CHANGED, MISSING, ADDED = "BROKEN", "MENDED", "CHANGED", "MISSING", "ADDED"
 UNTIMED = "UNTIMED"
-"""verdicts of rows that are not timed in both runs or whose results changed"""
+"""verdicts of rows without a time in both runs, or with changed results"""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonColumns(Columns):
-    """Row of a comparison: one case in one mode."""
+    """A row of a comparison: one case in one mode."""
 
     verdict: str = column(
         "`SLOWER`, `FASTER`, `SAME` or `UNSURE`; for rows not timed in both runs `BROKEN` (only in the base), "
@@ -139,7 +139,7 @@ class ComparisonColumns(Columns):
 
 
 def rows_of(comparison: Comparison) -> Iterator[ComparisonColumns]:
-    """Yield the rows, largest slowdown first; a row to which several verdicts apply appears once per verdict."""
+    """Yield the rows, largest slowdown first; a row with several verdicts is yielded once per verdict."""
     return (cells for cells, _ in rows_with_results(comparison))
 
 
@@ -240,9 +240,9 @@ def to_html(comparison: Comparison) -> str:
 STYLES = {"SLOWER": "bold red", "BROKEN": "bold red", "CHANGED": "bold red", "FASTER": "green", "UNSURE": "yellow"}
 BECAUSE = "because"
 QUIET = {Verdict.SAME.value, Verdict.UNSURE.value, UNTIMED}
-"""verdicts whose rows are shown only on request"""
+"""verdicts of rows that are shown only on request"""
 LARGEST = 10
-"""number of rows shown if none changed: the rows with the largest differences"""
+"""number of rows that are shown if none changed"""
 OUTCOMES = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_DECIDED: "yellow"}
 
 
@@ -251,8 +251,8 @@ def print_comparison(
 ) -> None:
     """Print settings that differ, optional groups, rows that changed, the summary, and the gates.
 
-    by : column that cases are grouped by, or None for no groups
-    all_rows : also show rows that are SAME, UNSURE or UNTIMED
+    by : column by which cases are grouped, or None for no groups
+    all_rows : True to also print rows with the verdict SAME, UNSURE or UNTIMED
     """
     for name, header in (("base", comparison.base), ("new", comparison.new)):
         print_line(f"{name:<8}{printable(origin(header))}", file)
@@ -285,7 +285,7 @@ def shown_rows(comparison: Comparison) -> list[ComparisonColumns]:
 
 
 def _reasons(rows: Sequence[ComparisonColumns]) -> list[str]:
-    """Return one line per reason why rows are not timed or not certain."""
+    """Return one line for each reason why rows have no time or no certain verdict."""
     operators: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.reason and row.verdict not in QUIET:

@@ -1,4 +1,6 @@
-"""Statistics of a comparison: time ratios with their intervals, and verdicts corrected for the number of cases."""
+"""Statistics of a comparison: ratios of times with their intervals, and verdicts that account for the number
+of cases.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from opgrip.replay.comparison.priors import (
 from opgrip.replay.results.results import CONTENDED, Result
 
 ERROR = 0.002
-"""expected share of false positives among the cases called faster or slower
+"""expected share of false positives among the cases with the verdict FASTER or SLOWER
 
 Source: Y. Benjamini and Y. Hochberg, "Controlling the false discovery rate", Journal of the Royal Statistical Society
 B 57 (1995) 289-300.
@@ -32,7 +34,7 @@ CONFIDENCE = 0.95
 """confidence level of the intervals shown, and of the verdict SAME"""
 MOST_RUNS = 100
 MOST_SHOWN = 1_000
-"""ratio above which the upper end of an interval is shown as a bound, because the number would mean nothing"""
+"""ratio above which the upper end of an interval is shown as an open bound"""
 MOST_LOG = 40.0
 """limit of the logarithm of a ratio and of the ends of its interval"""
 
@@ -48,15 +50,15 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Difference of the logarithms of two medians, with what is needed to judge it.
+    """Difference of the logarithms of two medians, with the uncertainties from which a verdict is derived.
 
     log_ratio : logarithm of the ratio new to base
     variance : variance of a single repeat
     freedom : degrees of freedom of that variance
     base_runs, new_runs : number of repeats of each run
-    drift : standard deviation of the change of the machine's pace between runs, which repeats within a run do not show
-    base_excess, new_excess : upper limit of how much a run's logarithm may be too high, for example through contended
-        runs or a slower clock
+    drift : standard deviation of the change in the machine's speed between runs, which repeats within a run do not show
+    base_excess, new_excess : maximum amount by which a run's logarithm may be too high, for example because of
+        contention or a slower clock
     """
 
     log_ratio: float
@@ -80,7 +82,7 @@ class Difference:
 
     @property
     def least(self) -> float:
-        """Absolute value of the log ratio after subtracting all of the slower run's excess."""
+        """Absolute value of the log ratio after the whole excess of the slower run is subtracted."""
         return max(0.0, abs(self.log_ratio) - (self.new_excess if self.log_ratio > 0 else self.base_excess))
 
 
@@ -90,9 +92,9 @@ class Judgement:
 
     ratio, low, high : ratio new to base, with its interval at the confidence level `CONFIDENCE`
     probability : probability that an unchanged case shows at least this difference
-    more_runs : number of further repeats of each run that would decide it; None if it is decided or repeats cannot
-        decide it
-    more_new_runs : number of further repeats of the new run only, or None as for `more_runs`
+    more_runs : number of further repeats of each run that would give a verdict; None if there is one, or if repeats
+        cannot give one
+    more_new_runs : number of further repeats of the new run alone; None as for `more_runs`
     """
 
     verdict: Verdict
@@ -105,12 +107,12 @@ class Judgement:
 
 
 def interval_text(low: float, high: float) -> str:
-    """Return the text of a ratio's interval; an upper end that contention leaves open is shown as a bound."""
+    """Return a ratio's interval as text; if contention leaves the upper end open, only a lower bound is shown."""
     return f"{low:.3f} to {high:.3f}" if high < MOST_SHOWN else f"{low:.3f} to over {MOST_SHOWN:,}"
 
 
 def judge(differences: Sequence[Difference], margin: float) -> list[Judgement]:
-    """Return the verdict on each difference, taking the number of differences into account.
+    """Return the verdict on each difference; it accounts for the number of differences.
 
     FASTER and SLOWER follow from the Benjamini-Hochberg procedure over all differences. SAME means that the interval
     lies within the margin.
@@ -150,18 +152,24 @@ def _level(probabilities: Sequence[float]) -> float:
 
 
 def _room(item: Difference, margin: float, quantile: float) -> float:
-    """Return the largest variance without drift at which the ratio is significant or its interval fits the margin."""
+    """Return the largest variance at which the ratio is significant or its interval lies within the margin; drift is
+    not included.
+    """
     within = log(1 + margin) - max(item.base_excess + item.log_ratio, item.new_excess - item.log_ratio)
     return max(item.least / quantile, within / 2) ** 2 - 2 * item.drift**2
 
 
 def _more_runs(item: Difference, room: float) -> int | None:
-    """Return how many more repeats of each run bring the variance down to `room`; None if there are too many."""
+    """Return the number of further repeats of each run that reduce the variance to the limit; None if there are too
+    many.
+    """
     return _missing(2 * item.variance, room, min(item.base_runs, item.new_runs))
 
 
 def _more_new_runs(item: Difference, room: float) -> int | None:
-    """Return the number of further repeats of the new run that reduce the variance to `room`, or None if impossible."""
+    """Return the number of further repeats of the new run that reduce the variance to the limit; None if that is
+    impossible.
+    """
     return _missing(item.variance, room - item.variance / item.base_runs, item.new_runs)
 
 
@@ -182,31 +190,32 @@ CLOCKS, MEMORY = 0.05, 0.1
 On a quiet machine the memory rate varies by 1 to 2 % from run to run.
 """
 ALIKE, ALIKE_FASTEST = 3.0, 2.5
-"""factors by which the mean of a run varies more than its repeats suggest, for medians and for fastest runs
+"""factors by which the mean of a run varies more than its repeats suggest: for medians, and for fastest runs
 
-Repeats are seconds apart, while the pace of a machine changes over minutes. Measured by `benchmarks/compare_rates.py`
+Repeats are seconds apart, while the speed of a machine changes over minutes. Measured by `benchmarks/compare_rates.py`
 on a shared virtual machine, over 15 runs of 40 cases each: 2.4 to 4.5 for medians and 1.5 to 2.0 for fastest runs, and
 more for whichever of the two repeats better.
 """
 FEW_CONTENDED, SAME_GAP = 0.05, 0.15
-"""largest share of contended runs, and largest change of the gap between median and fastest run, at which medians are
-compared; above, medians contain the work of other processes
+"""maximum share of contended runs, and maximum change of the gap between median and fastest run, for which medians are
+compared; beyond these, medians contain the work of other processes
 """
 CONTENDED_LOG = log(4 / 3)
-"""logarithm of the slowdown that even the fastest run may have if all runs were contended: the probe's threshold for
-contention
+"""logarithm of the slowdown that even the fastest run may have if all runs were contended; 4/3 is the threshold at
+which contention is detected
 """
 UNBOUNDED_LOG = log(1e6)
-"""the same limit for rows with status `contended`, effectively none: a time slice of the scheduler can be a thousand
-times as long as the call, and no run is known to be free of contention
+"""the same limit for rows with status `contended`: practically none, because a time slice of the scheduler can be a
+thousand times as long as the call
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Compared estimates of a case's two rows: medians of the repeats, or the fastest runs if they were contended.
+    """The estimates of a case's two rows that are compared: medians of the repeats, or fastest runs if runs were
+    contended.
 
-    base, new : the estimates compared
+    base, new : the compared estimates
     base_us, new_us : time of one call
     """
 
@@ -239,7 +248,7 @@ def compare_rows(timed: Sequence[tuple[Result, Result]]) -> list[Compared | None
 class _Chosen:
     """Estimates chosen for a case's two rows.
 
-    missed : how much more the medians differ than the fastest runs, if the fastest runs are compared
+    missed : if fastest runs are compared, how much more the medians differ
     """
 
     base: Estimate
@@ -255,7 +264,8 @@ class _Chosen:
 def _choose(base: Result, new: Result) -> _Chosen | None:
     """Return the estimates to compare, or None if a row was too short for the clock.
 
-    Fastest runs are compared if they repeat better than medians, or if the medians contain the work of other processes.
+    Fastest runs are compared if they vary less between repeats than medians, or if the medians include the work of
+    other processes.
     """
     old, now = estimate(base), estimate(new)
     if old is None or now is None:
@@ -330,8 +340,7 @@ def difference_of_sums(rows: Sequence[tuple[float, Compared]]) -> Difference:
 def _variance_of_repeats(*sides: Sequence[tuple[float, Estimate]]) -> tuple[float, int] | None:
     """Return the variance of the summed times from repeat to repeat, and its degrees of freedom.
 
-    Return None without repeats, or if rows have different numbers of repeats, since it is then unknown which rows were
-    measured together.
+    Return None if there are no repeats, or if rows have different numbers of repeats.
 
     sides : for each run, the time of all calls of each row, with its estimate
     """
@@ -353,12 +362,14 @@ def _is_short(row: Result) -> bool:
 
 
 def _contention_excess(row: Result) -> float:
-    """Return how much contention may have raised the logarithm of a row's fastest run."""
+    """Return the maximum amount by which contention may have raised the logarithm of a row's fastest run."""
     return UNBOUNDED_LOG if row.status == CONTENDED else contended_share(row) * CONTENDED_LOG
 
 
 def _pace_excess(base: Result, new: Result) -> tuple[float, float]:
-    """Return how much each run may be too slow because the GPU was hot or power-capped, or others used the memory."""
+    """Return the maximum amount by which each run's logarithm may be too high because the GPU was hot or power-capped,
+    or because other programs used the memory.
+    """
     changes = [
         _change(base.clock_mhz, new.clock_mhz, CLOCKS),
         _change(base.memory_gb_per_s, new.memory_gb_per_s, MEMORY),

@@ -22,7 +22,7 @@ COUNTED: dict[str, Callable[[Comparison], list[Result]]] = {
     "changed": lambda comparison: [pair.new for pair in comparison.changed],
     "missing": lambda comparison: list(comparison.missing),
 }
-"""gates that limit a number of rows"""
+"""gates that limit a number of rows, with functions that return these rows"""
 ROWS, TOTAL = "slower", "total"
 TIMED = (ROWS, TOTAL, "op", "module", "family", "mode")
 """gates that limit a time: of each row, of all rows together, or of each group"""
@@ -31,11 +31,11 @@ NOTHING = "no case was timed in both runs"
 HINT = f"write {', '.join(f'{name}<=5%' for name in TIMED)}, or {', '.join(f'{name}<=0' for name in COUNTED)}"
 
 TOTAL_END, ROW_END, ROW_RATIO = 1.05, 1.25, 1.5
-"""factors on a gate's limit: the highest end of the total's interval, the highest end of a decided row's interval, and
-the highest ratio of an undecided row
+"""factors on a gate's limit: maximum upper end of the total's interval, maximum upper end of a decided row's interval,
+and maximum ratio of an undecided row
 """
 REPEATS, MOST_REPEATS = 5, 20
-"""smallest and largest number of repeats that a remedy recommends"""
+"""smallest and largest number of repeats that is recommended"""
 
 
 class Outcome(Enum):
@@ -53,7 +53,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Condition on a comparison.
+    """A condition on a comparison.
 
     name : a name in `TIMED` or `COUNTED`
     most : largest allowed relative difference, or number of rows
@@ -67,10 +67,11 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Gate with its outcome.
+    """A gate with its outcome.
 
     reason : explanation of the outcome; empty if the gate passed without a remark
-    rows : rows that caused the outcome, from the new run, or from the base if missing there; empty for the total
+    rows : rows that caused the outcome, from the new run or, if missing there, from the base; empty if the gate is on
+        the total
     """
 
     gate: Gate
@@ -80,16 +81,16 @@ class Held:
 
     @property
     def line(self) -> str:
-        """Line that every report shows for the gate."""
+        """Line of text that every report shows for the gate."""
         text = f"gate {self.gate.text}: {self.outcome.value}"
         return f"{text}: {self.reason}" if self.reason else text
 
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """Row, group or total that a gate judges.
+    """A row, a group or the total, to which a gate applies.
 
-    judgement : None if it has no time in one of the runs
+    judgement : verdict with ratio and interval; None if it has no time in one of the runs
     share : share of the base's time; 1 if unknown
     """
 
@@ -107,7 +108,9 @@ class _Subject:
         return self.judgement is None or self.judgement.high > most
 
     def loss(self, is_certain: bool = False) -> float:
-        """Return the largest possible loss as a share of all time, or, if `is_certain`, the ratio itself."""
+        """Return the largest possible loss as a share of the total time; with `is_certain`, the loss by the ratio
+        itself.
+        """
         if self.judgement is None:
             return inf
         return self.judgement.ratio if is_certain else self.share * (self.judgement.high - 1)
@@ -124,7 +127,7 @@ def hold(gate: Gate, comparison: Comparison) -> Held:
 
     It fails if a row, a group or the total is SLOWER by more than the limit. It passes if the upper end of the total's
     interval is close to the limit, and the rows whose interval ends clearly above the limit could add only little time;
-    docs/results.md has the exact rule. Otherwise it is not decided.
+    docs/results.md has the exact rule. Otherwise it is undecided.
     """
     if gate.name in COUNTED:
         rows = COUNTED[gate.name](comparison)
@@ -159,7 +162,9 @@ def hold(gate: Gate, comparison: Comparison) -> Held:
 
 
 def _remarks(undecided: Sequence[_Subject], count: str, comparison: Comparison) -> Iterator[str]:
-    """Yield remarks on rows that a passed gate did not judge: undecided ones out of `count`, and missing ones."""
+    """Yield remarks about rows that a passed gate left out: undecided rows (`count` says out of how many) and missing
+    rows.
+    """
     if undecided:
         share = sum(item.share for item in undecided)
         yield f"{len(undecided):,} of {count}, {share:.1%} of the time, could not be decided"
@@ -175,18 +180,20 @@ def hold_all(gates: Iterable[Gate], comparison: Comparison) -> list[Held]:
 
 
 def exit_status(held: Iterable[Held]) -> int:
-    """Return the exit status of the worst outcome: failed, then not decided, then passed."""
+    """Return the exit status for the worst outcome: failed, else undecided, else passed."""
     outcomes = {item.outcome for item in held}
     return next((item.exit_status for item in reversed(Outcome) if item in outcomes), 0)
 
 
 def margin_for(gates: Iterable[Gate]) -> float:
-    """Return the margin at which times count as the same: the default, or the smallest limit of a gate."""
+    """Return the margin within which times count as the same: the default, or the smallest limit of a gate if
+    smaller.
+    """
     return min([MARGIN, *(gate.most for gate in gates if gate.name in TIMED)])
 
 
 def _subjects(gate: Gate, comparison: Comparison) -> list[_Subject]:
-    """Return the subjects that a gate judges one by one: rows or groups, and rows whose time is in no sum."""
+    """Return the rows or groups to which a gate applies one by one, and rows whose time is in no total."""
     whole_us = sum(total.base_us for total in comparison.totals())
     single = [
         pair for pair in comparison.pairs if pair.is_contended or (pair.judgement is None and _may_be_slower(pair))
@@ -222,13 +229,13 @@ def _lost_its_time(pair: Pair) -> bool:
 
 
 def _may_be_slower(pair: Pair) -> bool:
-    """Return True unless both rows have a time and the new time is not longer."""
+    """Return True if one of the rows has no time, or the new time is longer."""
     base_us, new_us = pair.base.median_us, pair.new.median_us
     return base_us is None or new_us is None or not new_us <= base_us
 
 
 def _remedy(pairs: Sequence[Pair]) -> str:
-    """Return advice on how to decide a gate."""
+    """Return advice on how to get a decision on a gate."""
     made = max(min(len(row.repeats or (1,)) for row in (pair.base, pair.new)) for pair in pairs)
     remedies = [f"replay both with --repeats {min(max(REPEATS, 2 * made), MOST_REPEATS)}"]
     if made >= MOST_REPEATS:

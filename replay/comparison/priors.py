@@ -19,7 +19,7 @@ from opgrip.replay.results.results import CONTENDED, Result
 from opgrip.replay.timing.samples import quantile
 
 NORMAL_IQR, OF_MEDIAN = 1.349, 1.2533
-"""of a normal distribution with deviation 1: the interquartile range, and the ratio of the standard error of a median
+"""for a normal distribution with standard deviation 1: interquartile range, and ratio of the standard error of a median
 to that of a mean
 """
 
@@ -30,9 +30,10 @@ class Estimate:
 
     logs : logarithm of the median of each repeat
     within : variance of one element of `logs`, from the spread of the runs within a repeat
-    gaps : log distance between median and fastest run of each repeat; contention widens it, a slower operator does not
-    strata : for each repeat, the number of groups of runs over which its gap is averaged, such as runs on different
-        values
+    gaps : difference between the logarithms of median and fastest run of each repeat; contention increases it, a slower
+        operator does not
+    strata : for each repeat, number of groups of runs (for example, with different input values) over which its gap is
+        averaged
     whole_gaps : gaps computed without groups
     """
 
@@ -44,7 +45,7 @@ class Estimate:
 
     @property
     def of_fastest(self) -> Estimate:
-        """Estimate of the same kind for the fastest run of each repeat instead of the median."""
+        """The same kind of estimate for the fastest run of each repeat instead of the median."""
         return replace(self, logs=tuple(value - gap for value, gap in zip(self.logs, self.gaps, strict=True)))
 
     @property
@@ -90,8 +91,8 @@ def estimate(row: Result) -> Estimate | None:
 
 
 def _strata(times: Sequence[float], weights: Sequence[float]) -> list[tuple[float, list[float]]]:
-    """Return runs grouped by weight, each group with its share of the total weight; equal weights mean the same input
-    values.
+    """Return runs grouped by weight, each group with its share of the total weight; runs with equal weight use the same
+    input values.
     """
     strata: dict[float, list[float]] = defaultdict(list)
     for time, weight in zip(times, weights, strict=True):
@@ -102,14 +103,16 @@ def _strata(times: Sequence[float], weights: Sequence[float]) -> list[tuple[floa
 
 
 def with_like_gaps(base: Estimate, new: Estimate) -> tuple[Estimate, Estimate]:
-    """Return both estimates with comparable gaps: without groups, unless all repeats have the same number of them."""
+    """Return both estimates with gaps that can be compared: computed without groups, unless all repeats have the same
+    number of groups.
+    """
     if len({*base.strata, *new.strata}) <= 1:
         return base, new
     return replace(base, gaps=base.whole_gaps), replace(new, gaps=new.whole_gaps)
 
 
 def contended_share(row: Result) -> float:
-    """Return the share of contended runs among the runs with weight; contended runs may have been given weight 0."""
+    """Return the share of contended runs among the runs whose weight is not 0."""
     if row.status == CONTENDED:
         return 1.0
     runs, without_weight = row.samples, (row.weights or []).count(0.0)
@@ -133,7 +136,7 @@ class Prior:
     """Prior for the variance of a log median from one replay to the next.
 
     variance : typical variance of a case
-    freedom : degrees of freedom of the prior: high if cases vary alike
+    freedom : degrees of freedom of the prior; high if the variances of cases are similar
     """
 
     variance: float
@@ -146,7 +149,7 @@ class Prior:
 
 
 DRIFT = {True: 0.025, False: 0.005}
-"""standard deviation of the change of a machine's pace between runs, for short calls (True) and others"""
+"""standard deviation of the change in a machine's speed between runs, for short calls (True) and others"""
 USUAL = {True: Prior(0.06**2, 4.0), False: Prior(0.03**2, 4.0)}
 """priors for short calls (True) and others if no case was repeated, measured by `benchmarks/compare_rates.py`"""
 

@@ -36,7 +36,7 @@ _LEAST_OF_ID = 3
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """Line of the list of runs; `ok` counts rows, `dtypes` are the dtypes that `--dtype` cast tensors to."""
+    """A line in the list of runs; `ok` is the number of rows with status ok, `dtypes` are values of `--dtype`."""
 
     time: str = ""
     trace: str = ""
@@ -51,7 +51,7 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """Replay kept in a store."""
+    """A replay in a results store."""
 
     path: Path
 
@@ -65,7 +65,7 @@ class StoredRun:
         return read_run(self.path)
 
     def summary(self) -> RunSummary:
-        """Return the run's line in a list; a damaged file is marked as damaged."""
+        """Return the run's line in the list of runs; a damaged file is marked as damaged."""
         try:
             return summary_of(self.load())
         except UserError:
@@ -109,7 +109,7 @@ class Store:
         return sorted((StoredRun(path) for path in self._files()), key=lambda run: (run.name, str(run.path)))
 
     def prune(self, keep: int) -> list[StoredRun]:
-        """Remove all runs but the newest and return the removed ones; other files in the folder stay.
+        """Remove all runs except the `keep` newest ones, and return the removed ones; other files in the folder stay.
 
         Raises `UserError` if a file cannot be removed.
         """
@@ -122,7 +122,7 @@ class Store:
         return removed
 
     def holds(self, name: str) -> bool:
-        """Return True if `name` refers to one or more runs and not to a file."""
+        """Return True if `name` refers to runs in the store and not to a file."""
         return LATEST.fullmatch(name) is not None or (not _holds(Path.is_file, name) and bool(self._named(name)))
 
     def find(self, name: str) -> Path:
@@ -164,7 +164,7 @@ class Store:
 
 
 def summary_of(results: Results) -> RunSummary:
-    """Return the line of a list of runs."""
+    """Return the line for a run in the list of runs."""
     header, rows = results.header, results.rows
     return RunSummary(
         time=str(header.get("time", "")),
@@ -184,18 +184,18 @@ def _words_of_mode(row: Result) -> str:
 
 
 def usual_folder() -> Path | None:
-    """Return the folder of the store if none is named, or None if the store is disabled."""
+    """Return the default folder of the store, or None if the store is disabled."""
     name = os.environ.get(VARIABLE)
     return own_folder() if name is None else Path(name).expanduser() if name else None
 
 
 def own_folder() -> Path:
-    """Return the folder of the user's results: one for all projects, so that none appears where opreplay is started."""
+    """Return the folder of the user's results, which all projects share."""
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "opgrip" / "results"
 
 
 def _holds(question: Callable[[Path], bool], name: str) -> bool:
-    """Return `question(Path(name))`, or False if the path cannot be examined."""
+    """Return `question(Path(name))`, or False if that raises an error of the file system."""
     try:
         return question(Path(name))
     except (OSError, ValueError):
@@ -212,9 +212,9 @@ SHARD = "shard"
 
 
 def shards_in(runs: Sequence[Results]) -> tuple[list[int], int] | None:
-    """Return the shard numbers of runs and the number of shards, or None if a run is not a shard.
+    """Return the shard numbers of runs, and the number of shards; None if a run is not a shard.
 
-    Raises `UserError` if runs have different shard counts or options, or a shard number is invalid.
+    Raises `UserError` if runs have different numbers of shards or different options, or if a shard number is invalid.
     """
     numbers: list[int] = []
     counts = set()
@@ -242,7 +242,7 @@ def missing_shards(header: Mapping[str, Any]) -> list[int]:
 
 
 def header_of_shards(runs: Sequence[Results], rows: Iterable[Result]) -> dict[str, Any]:
-    """Return the header of merged shards: fields that all shards share, and the machines and traces of each."""
+    """Return the header of merged shards: fields that all shards share, and machines and traces of each shard."""
     shards = shards_in(runs)
     assert shards is not None, "they are shards"
     numbers, count = sorted({*shards[0]}), shards[1]
@@ -262,19 +262,21 @@ def header_of_shards(runs: Sequence[Results], rows: Iterable[Result]) -> dict[st
 
 
 def machines_of(rows: Iterable[Result]) -> dict[str, str]:
-    """Return the kind of each machine that rows were measured on, by machine name."""
+    """Return the kinds of the machines on which rows were measured, by name of the machine."""
     about = (MachineColumns.of(row) for row in rows)
     return {item.machine: item.machine_kind or "" for item in about if item.machine is not None}
 
 
 def in_order(rows: Iterable[Result], header: Mapping[str, Any]) -> list[Result]:
-    """Return rows in the order of a single replay: by trace, then by falling share of time, rows of a case together."""
+    """Return rows in the order of a single replay: by trace, then largest share of time first, with the rows of a case
+    together.
+    """
     places = {name: place for place, name in enumerate(header.get("traces", {}))}
     return sorted(rows, key=lambda row: (places.get(row.trace, len(places)), -row.share, row.case))
 
 
 def _traces(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the merged facts of each trace; a problem that one shard met is kept."""
+    """Return the combined facts about each trace; a problem that one shard had is kept."""
     traces: dict[str, Any] = {}
     for header in headers:
         for name, about in header.items():
@@ -337,15 +339,13 @@ def _joined(groups: Iterable[Sequence[Result]]) -> list[Result]:
 
 
 def _options(run: Results, is_shard: bool) -> str:
-    """Return the options of a run that no row contains, as text; without `pin` for shards, which may use different
-    CPUs.
-    """
+    """Return options that appear in no row, as text; for shards without `pin`, because they may use different CPUs."""
     settings = {"seed": run.header.get("seed", 0), **(run.header.get(SETTINGS) or {})}
     return ", ".join(f"{name} {value}" for name, value in sorted(settings.items()) if not (is_shard and name == "pin"))
 
 
 def _check_distinct(runs: Sequence[Results]) -> None:
-    """Raise `UserError` if a run is given twice, which would make its times look more certain than they are."""
+    """Raise `UserError` if a run is given twice, because its times would then seem more certain than they are."""
     seen: list[Results] = []
     for run in runs:
         if run.rows and any(list(run.rows) == list(other.rows) for other in seen):

@@ -21,11 +21,11 @@ from opgrip.traces.schema.tensor_specs import Compressed, Coo, Nested, memory_dt
 from opgrip.traces.values import Drawable, ValueModel
 
 CAST = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-"""dtypes that can be cast; dtypes with fewer bits have meaning only with their scales"""
+"""dtypes that are converted; values of smaller dtypes are only meaningful together with their scales"""
 
 
 def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
-    """Return a function that maps each argument to that of the same call with another floating-point dtype.
+    """Return a function that converts each argument of a call to another floating-point dtype.
 
     A dtype argument changes if tensors of the call have that dtype, or if the call has no such tensors. Numbers too
     large for the new dtype become its maximum.
@@ -53,7 +53,9 @@ def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
 
 
 def cast_signature(signature: Signature, dtype: torch.dtype | None) -> Signature:
-    """Return a signature, with its results, in another dtype; unchanged if no tensor can be cast."""
+    """Return a signature, with arguments and results converted to another dtype; unchanged if no tensor can be
+    converted.
+    """
     if dtype is None:
         return signature
     try:
@@ -81,7 +83,7 @@ def cast_spec(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
 
 
 def pieces(spec: TensorSpec) -> tuple[TensorSpec, ...]:
-    """Return the strided tensors that hold a tensor's memory: itself, or its parts."""
+    """Return the strided tensors that occupy a tensor's memory: the tensor itself, or its parts."""
     return spec.parts or (spec,)
 
 
@@ -95,19 +97,17 @@ def _check_shared(memory: list[TensorSpec]) -> None:
 
 
 FEW = 64
-"""maximum number of elements that are drawn individually even if a tensor repeats them: a trace may record this many
-exactly
-"""
+"""maximum number of elements that are drawn individually even if a tensor repeats them"""
 
 
 BLOCK = 1 << 22
-"""number of elements that are drawn at a time, a multiple of the 16 that torch draws together on a CPU"""
+"""number of elements drawn at a time, a multiple of the 16 that torch draws together on a CPU"""
 
 
 def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generator, drawn_as: torch.dtype) -> None:
     """Draw values into a tensor whose elements may share memory.
 
-    No more memory is used than the tensor has, however often it repeats elements.
+    The drawn values take no more memory than the tensor, even if the tensor repeats elements.
 
     tensor : tensor of a dtype that `memory_dtype` returns
     drawn_as : dtype of the drawn values, which are rounded to the tensor's dtype
@@ -196,7 +196,7 @@ def _extent(tensor: torch.Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Recorded values, or values drawn from the value model if recorded ones are missing or do not fit.
+    """Source of recorded values; if they are missing or do not match the tensor, values are drawn from the value model.
 
     repeated : dimensions of stride 0, which the file stores once
     """
@@ -232,7 +232,7 @@ class Stored:
 
 
 def drawn_values(trace: Trace) -> Mapping[int, Drawable]:
-    """Return the sources of values by number: recorded values if they exist, else value models.
+    """Return the sources of values by number: recorded values if available, else value models.
 
     Warns if recorded values are missing.
     """

@@ -24,13 +24,12 @@ if TYPE_CHECKING:
 RECORDED, RANDOM, ZEROS = "recorded", "random", "zeros"
 KINDS = (RECORDED, RANDOM, ZEROS)
 REPEATED = "repeated"
-"""recorded values, but floats of large tensors repeat a piece; for calls that run without being measured"""
-PIECE = 1 << 16
-"""approximate number of elements in such a piece"""
-LONG_PIECE = 1 << 20
-"""approximate number of elements in such a piece in measured calls, for floats whose values affect neither time nor
-shapes; a capture compares as many elements with their neighbours
+"""kind of values for calls that are run without being measured: recorded values, but large float tensors repeat a piece
 """
+PIECE = 1 << 16
+"""approximate number of elements in a repeated piece"""
+LONG_PIECE = 1 << 20
+"""approximate number of elements in a repeated piece in measured calls"""
 
 
 def value_kinds(text: str) -> tuple[str, ...]:
@@ -98,7 +97,9 @@ class InputOptions:
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """Normal floats, random bools, and integers 0 and 1, which index anything of two elements."""
+    """Random values without a model: normal floats, random bools, and integers 0 and 1, which are valid indices for any
+    size above 1.
+    """
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         import torch
@@ -120,7 +121,8 @@ class Zeros:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedPiece:
-    """A piece of a large tensor, drawn from a model of floats and repeated, which is much faster than drawing it whole.
+    """Draws a piece of a large tensor from a model of floats and repeats it, which is much faster than drawing the
+    whole tensor.
 
     piece : minimum number of elements in the piece
     """
@@ -150,9 +152,9 @@ _MODELS: Mapping[str, Drawable] = {RANDOM: Random(), ZEROS: Zeros()}
 def with_values(
     signature: Signature, values: Mapping[int, Drawable], kind: str
 ) -> tuple[Signature, Mapping[int, Drawable]]:
-    """Return a signature whose tensors draw values of this kind, and the models that they refer to.
+    """Return a signature whose tensors refer to models for a kind of values, and these models.
 
-    Arguments without recorded values get valid ones for their operator, as far as these are known.
+    Arguments without recorded values get values that are valid for their operator, if such values are known.
     """
     from opgrip.traces.schema.arguments import TensorSpec, map_leaves
     from opgrip.traces.schema.tensor_specs import map_values
@@ -178,7 +180,9 @@ def _repeated(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[i
 
 
 def _shortened(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[int, Drawable]:
-    """Return the models, using repeated pieces for large float tensors whose values affect neither time nor shapes."""
+    """Return the models; for large float tensors whose values affect neither time nor shapes, models that repeat a
+    piece.
+    """
     from math import prod
 
     from opgrip.traces.schema.arguments import tensors

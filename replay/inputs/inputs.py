@@ -45,7 +45,9 @@ class DeviceMap:
 
     @property
     def pins(self) -> bool:
-        """True to pin memory for the device. Pinning for an unused accelerator would start it."""
+        """True if memory for the device should be pinned; pinning for an accelerator that is not used would
+        start it.
+        """
         return torch.device(self.replay_device or self.recorded).type != "cpu" and torch.accelerator.is_available()
 
 
@@ -54,9 +56,9 @@ ADDRESSES = 1 << 63
 
 
 def device_map(recorded: str, replay_device: str | None) -> DeviceMap:
-    """Return the map to replay devices. Tensors that a program on an accelerator keeps on the CPU stay there.
+    """Return the map to replay devices. Tensors on the CPU of a program that ran on an accelerator stay on the CPU.
 
-    recorded : device that the program ran on
+    recorded : device on which the program ran
     replay_device : device to replay on, or None for the recorded one
     """
     return DeviceMap(recorded, replay_device)
@@ -66,7 +68,7 @@ def device_map(recorded: str, replay_device: str | None) -> DeviceMap:
 class _Piece:
     """A strided tensor to create, and its storage.
 
-    drawn_as : dtype to draw its values in
+    drawn_as : dtype in which its values are drawn
     """
 
     spec: TensorSpec
@@ -85,7 +87,7 @@ class _Planned:
 class Inputs:
     """The arguments of one case, which can be restored to their initial values.
 
-    args, kwargs : trees of values and `TensorSpec`, as in a signature
+    args, kwargs : nested values and `TensorSpec`, as in a signature
     values : value models by the numbers in the specs
     place : map to replay devices
     seed : random seed for drawing values
@@ -117,7 +119,7 @@ class Inputs:
 
     @staticmethod
     def bytes_needed(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype | None = None) -> int:
-        """Return the bytes of memory that arguments need, from their metadata."""
+        """Return the number of bytes that arguments need, from their metadata."""
         tree = _cast(args, kwargs, dtype)
         memory = [piece for spec in tensors(tree) for piece in pieces(spec)]
         return sum(max(memory[place].extent for place in places) for places in _by_storage(memory))
@@ -127,7 +129,9 @@ class Inputs:
         return sum(storage.nbytes() for storage in self._storages)
 
     def copy(self) -> Inputs:
-        """Return a copy in separate memory; `restore` uses the values that this one keeps, or its current ones."""
+        """Return a copy in separate memory. `restore` of the copy uses the values that this object keeps, or else its
+        current ones.
+        """
         twin = copy.copy(self)
         twin._storages = [storage.clone() for storage in self._pristine or self._storages]
         twin._touching = None
@@ -161,7 +165,7 @@ class Inputs:
                 memory.bitwise_or_(0)
 
     def keep(self) -> None:
-        """Keep the current values for `restore`."""
+        """Store the current values, so that `restore` restores them."""
         self._pristine = [storage.clone() for storage in self._storages]
 
     def restore(self) -> None:
@@ -216,7 +220,7 @@ class Inputs:
 
 
 def as_recorded(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Return a tensor with its recorded flags: conjugated, negated, requiring a gradient."""
+    """Return a tensor with its recorded flags: conjugated, negated, requires gradient."""
     if spec.conj:
         tensor = tensor.conj()
     if spec.neg:
@@ -266,7 +270,7 @@ def _zeros(size: int, device: str, pinned: bool) -> torch.UntypedStorage:
 
 @contextmanager
 def _as_unsupported() -> Iterator[None]:
-    """Turn errors of torch into `Unsupported`, except lack of memory."""
+    """Convert torch's errors in the block to `Unsupported`, except out-of-memory errors."""
     try:
         yield
     except torch.OutOfMemoryError:

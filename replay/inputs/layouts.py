@@ -36,7 +36,7 @@ MOST_PLACES = 1 << 60
 
 
 def fitting_lengths(lengths: torch.Tensor, most: int, total: int) -> torch.Tensor:
-    """Return row lengths as close to the drawn ones as possible.
+    """Return valid row lengths that are as close to the drawn ones as possible.
 
     lengths : (..., rows) int64
     most : maximum length
@@ -106,7 +106,7 @@ def _spread(amount: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
 
 
 def check_layout(spec: TensorSpec) -> None:
-    """Raise `Unsupported` for a tensor that cannot be generated."""
+    """Raise `Unsupported` if a tensor with this layout cannot be generated."""
     quantized = spec.dtype in QUANTIZED
     if quantized and (spec.dtype in PACKED or spec.made_of is None):
         raise Unsupported(f"an argument has the dtype {str(spec.dtype).removeprefix('torch.')}")
@@ -139,7 +139,7 @@ def draw_indices(
 
 
 def assemble(spec: TensorSpec, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a sparse or nested tensor over the memory of its parts. torch checks sparse indices again."""
+    """Return a sparse or nested tensor made of parts, without copying them. torch checks sparse indices again."""
     with warnings.catch_warnings():
         # ignore warnings that these layouts are new
         warnings.simplefilter("ignore")

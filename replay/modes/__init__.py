@@ -1,4 +1,6 @@
-"""Modes: ways to run a call; a mode is a file of this package, or an entry point `opgrip.modes` of another one."""
+"""Modes: ways to run a call. A mode is a module of this package, or an entry point `opgrip.modes` of another
+package.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ EAGER = "eager"
 @titled("execution")
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Options for the search of a compiler for better code."""
+    """Options of compilers that search for faster code."""
 
     trials: int = option(
         0,
@@ -39,7 +41,7 @@ class Tuning:
     )
 
     def words_of(self, mode: str) -> str:
-        """Return a mode's search settings, as `64` or `64 replay-trace`; empty if it does not search."""
+        """Return a mode's search settings as text, such as `64` or `64 replay-trace`; empty if it does not search."""
         if not self.trials or not find_mode(mode)[0].tuners:
             return ""
         return " ".join(filter(None, (str(self.trials), self.tuner)))
@@ -47,13 +49,13 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A call that a mode prepares.
+    """A call to be prepared by a mode.
 
-    function : an operator, a Python function, or the calls of a module
-    args, kwargs : example arguments, which the mode may run on and write into
-    others : examples with other values or shapes
-    mutates : whether a call may write into its arguments
-    grad : whether gradients of its results are needed
+    function : an operator, a Python function, or the graph of a subgraph case
+    args, kwargs : example arguments; the mode may run the function on them and overwrite them
+    others : further example arguments with other values or shapes
+    mutates : True if a call may write into its arguments
+    grad : True if gradients of its results are needed
     threads : threads of an operator on the CPU
     argument : argument after the mode's name, such as `NAME` in `compile:NAME`
     store : folder for files that a later run of the same call can load, or None
@@ -74,10 +76,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class RunOutputs:
-    """Results of one run.
+    """Results of one run of a call.
 
-    outputs : all leaves of its results
-    arguments : tensors among its arguments after the run; empty if it does not write into any
+    outputs : all values in its results, in order
+    arguments : tensors among its arguments after the run; empty if it writes into none
     """
 
     outputs: Sequence[Any]
@@ -86,15 +88,15 @@ class RunOutputs:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A call that is ready to run: compiled, loaded, and run once if its first run is slower.
+    """A call that a mode has prepared: compiled, loaded, and run once if the first run is slower.
 
-    function : the function to time; on the CPU it waits for its work, on other devices it leaves that to their streams
-    enter : converts the arguments for `function`, outside of the time; None to pass them unchanged and write into them
-    leave : converts the result of `function` to torch tensors; only with `enter`
-    in_place : whether `function` writes into the call's arguments although `enter` converts them
-    enters_each_run : whether `enter` is needed before each run
-    note : how it was made, in a word or two
-    memory : memory that was allocated when it was made and that its runs use; None if runs allocate it
+    function : the function to time; on the CPU it returns when the work is done, on other devices when it is launched
+    enter : function that converts the arguments for `function`, which is not timed; None to pass them unchanged
+    leave : function that converts the result of `function` to torch tensors; only with `enter`
+    in_place : True if `function` writes into the call's arguments although `enter` converts them
+    enters_each_run : True if `enter` must be called before each run
+    note : a word or two on how it was prepared
+    memory : memory in bytes that was allocated in advance and that its runs use; None if runs allocate their memory
     """
 
     function: Function
@@ -110,17 +112,17 @@ class Program:
 class Mode:
     """A way to run calls.
 
-    make : makes the program of a call; the message of its error is the reason that a row reports
+    make : function that returns the program for a call; if it raises an error, rows report the error's message
     needs : packages that it imports
-    extra : extra of opgrip that installs them
-    devices : kinds of device that it runs on; empty for any
-    differentiable : whether autograd works through its programs; otherwise a backward is compiled as a separate graph
-    ahead : whether making programs is slow enough to do it in several processes before timing
-    in_torch : whether its programs use torch's allocator and streams
-    in_graphs : whether its programs are CUDA graphs, which cannot be nested
-    autotunes : whether making a program for an accelerator times kernels there, which must not run concurrently
+    extra : extra of opgrip that installs these packages
+    devices : kinds of devices that it supports; empty for all
+    differentiable : True if autograd works through its programs; if False, a backward is compiled as a separate graph
+    ahead : True if preparing programs is slow enough to do it in several processes before timing
+    in_torch : True if its programs use torch's allocator and streams
+    in_graphs : True if its programs are CUDA graphs, which cannot be nested
+    autotunes : True if preparing a program times kernels on the accelerator, so that it must not run concurrently
     argument : name of the argument that may follow the mode's name after a colon
-    arguments : returns all valid arguments
+    arguments : function that returns all valid arguments
     tuners : search methods, the default first; empty if it cannot search
     """
 
@@ -142,7 +144,9 @@ modes: Registry[Mode] = Registry("opgrip.replay.modes", "opgrip.modes")
 
 
 def mode(name: str, **about: Any) -> Callable[[Callable[[Task], Program]], Callable[[Task], Program]]:
-    """Return a decorator that registers a function as the `make` of a mode with these other attributes."""
+    """Return a decorator that registers a function as the attribute `make` of a new mode; `about` are its other
+    attributes.
+    """
 
     def enter(make: Callable[[Task], Program]) -> Callable[[Task], Program]:
         modes.register(name)(Mode(make, **about))
@@ -152,7 +156,9 @@ def mode(name: str, **about: Any) -> Callable[[Callable[[Task], Program]], Calla
 
 
 def find_mode(text: str) -> tuple[Mode, str]:
-    """Return a mode and its argument; raise `UserError` if it is unknown or lacks a package."""
+    """Return the mode for a name, and the argument after the name; raise `UserError` if it is unknown or lacks a
+    package.
+    """
     name, colon, argument = text.partition(":")
     named_mode = modes.get(name)
     if named_mode is None:
@@ -191,7 +197,7 @@ def _is_installed(package: str) -> bool:
 @titled("execution")
 @dataclass(frozen=True, slots=True)
 class ModeOptions:
-    """Options for the modes to run, and for the mode that they are compared with."""
+    """Options for the modes to run, and for the mode with which they are compared."""
 
     mode: tuple[str, ...] = option(
         (EAGER,),
@@ -215,13 +221,13 @@ class ModeOptions:
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """All modes, the reference first."""
+        """Names of all modes, the reference first."""
         return tuple(dict.fromkeys((self.reference, *self.mode)))
 
     def check(self, tuning: Tuning, in_graph: bool = False) -> None:
         """Raise `UserError` if a mode is unknown, lacks a package or does not support the options.
 
-        in_graph : whether runs are captured as CUDA graphs for timing
+        in_graph : True if runs are captured as CUDA graphs for timing
         """
         graphs = [name for name in self.all_names if runs_graphs(name)]
         if in_graph and graphs:

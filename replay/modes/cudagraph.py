@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 WARMUP = 3
-"""runs before the capture, in which libraries initialize"""
+"""number of runs before the capture, in which libraries initialize"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph over the memory of some arguments, which it keeps alive.
+    """A captured CUDA graph that uses the memory of some arguments, and keeps this memory alive.
 
     results : tensors that each replay writes
-    memory : memory that the capture took for one run
+    memory : number of bytes that the capture allocated for one run
     """
 
     graph: Any
@@ -38,10 +38,10 @@ class _Captured:
 
 @mode("cudagraph", devices=("cuda",), ahead=False, in_graphs=True)
 def as_graph(task: Task) -> Program:
-    """Return the call as graphs over the memory of its arguments, with their strides and shared storages.
+    """Return the call as CUDA graphs that use the memory of its arguments.
 
     A graph reads and writes the addresses of its capture. So each set of arguments gets a separate graph on first use,
-    and nothing is copied before a run: data are in the caches as in eager.
+    and no inputs are copied before a run.
     """
     examples: list[Arguments] = [(task.args, task.kwargs), *task.others]
     captures = []
@@ -78,14 +78,15 @@ def _call_of(task: Task, arguments: Arguments) -> TensorCall:
 
 
 def _place_of(tensors: Sequence[Tensor]) -> tuple[object, ...]:
-    """Return addresses and layouts of tensors, which are equal if one graph can use both sets of tensors."""
+    """Return addresses and layouts of tensors; if they are equal for two sets of tensors, one graph can use both."""
     return tuple((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
 
 
 def _warm_up(task: Task, example: Arguments) -> None:
-    """Run the call on a stream like the capture's; in the last run, torch raises if the call waits for the device.
+    """Run the call on a stream as in the capture; in the last run, torch raises an error if the call waits for the
+    device.
 
-    Waiting would make a capture fail and spoil later ones.
+    Waiting would make a capture fail, and later ones too.
     """
     import torch
 

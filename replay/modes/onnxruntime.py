@@ -27,10 +27,10 @@ Provider = tuple[str, dict[str, str]]
 
 @mode("onnxruntime", needs=("onnxruntime", "onnx", "onnxscript"), extra="onnx", devices=("cpu", "cuda"), in_torch=False)
 def with_onnxruntime(task: Task) -> Program:
-    """Run the call as an ONNX model on the provider of its device; the model is kept in the task's store.
+    """Prepare the call as an ONNX model on the provider for its device; the model is kept in the task's store.
 
-    Inputs are bound in place for each run, because a binding keeps and overwrites its results. So the runtime's
-    allocation of results is timed, as in eager.
+    A new binding is made for each run, because a binding keeps its results. So the allocation of results is timed, as
+    in eager mode.
     """
     import torch
 
@@ -48,7 +48,7 @@ def check_provider(name: str, package: str) -> None:
 
 
 def cuda_provider(device: str, operators: Iterable[str]) -> Provider:
-    """Return ONNX Runtime's CUDA provider with the precision and algorithm search of torch."""
+    """Return ONNX Runtime's CUDA provider, with the same precision and algorithm search as torch."""
     import torch
 
     from opgrip.replay.modes.conversions.runtimes import device_index
@@ -63,9 +63,9 @@ def cuda_provider(device: str, operators: Iterable[str]) -> Provider:
 
 
 def run_by(task: Task, providers_of: Callable[[Iterable[str]], Sequence[Provider]]) -> Program:
-    """Run the call as an ONNX model on the first provider that can.
+    """Prepare the call as an ONNX model on the first provider that supports it.
 
-    providers_of : function from the names of the operators to providers
+    providers_of : function that returns providers for the names of the model's operators
     Raises `Unsupported` if a provider cannot be loaded.
     """
     import onnxruntime
@@ -91,7 +91,7 @@ def run_by(task: Task, providers_of: Callable[[Iterable[str]], Sequence[Provider
 
 
 def _nodes_elsewhere(session: Any, provider: str) -> str:
-    """Return which nodes run on another provider; empty if none do or it is unknown."""
+    """Return a description of the nodes that run on another provider; empty if there are none or if it is unknown."""
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return ""
     parts = [(part.ep_name, part.get_nodes()) for part in session.get_provider_graph_assignment_info()]
@@ -170,7 +170,7 @@ def _bound(session: Any, call: TensorCall, device: str, note: str) -> Program:
 
 
 def _element_type(type_name: str) -> int:
-    """Return ONNX's number of an element type that the runtime calls `tensor(float)`."""
+    """Return ONNX's number for an element type, given the runtime's name such as `tensor(float)`."""
     import onnx
 
     name = type_name.removeprefix("tensor(").removesuffix(")").upper()
@@ -196,7 +196,7 @@ TENSORRT = "TensorrtExecutionProvider"
     autotunes=True,
 )
 def with_tensorrt(task: Task) -> Program:
-    """Run the call by TensorRT; the engine is kept in the task's store, because building it is slow."""
+    """Prepare the call with TensorRT; the engine is kept in the task's store, because building it is slow."""
     from opgrip.replay.modes.conversions.runtimes import device_index
 
     check_provider(TENSORRT, "onnxruntime-gpu and tensorrt")

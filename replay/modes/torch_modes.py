@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from opgrip.replay.operators.memory import Arguments, Function
 
 RECORDING = 2
-"""number of runs after the first one: inductor records a graph in one run and replays it in the next"""
+"""number of runs after the first one, because inductor records a CUDA graph in one run and replays it in the next"""
 
 _numbers = itertools.count()
 _of_any_shape: dict[object, Function] = {}
@@ -41,7 +41,7 @@ def with_static_shapes(task: Task) -> Program:
 
 @mode("compile-dynamic", differentiable=True)
 def with_dynamic_shapes(task: Task) -> Program:
-    """Compile the call for any shape; calls that differ only in shapes share one program."""
+    """Compile the call for all shapes; calls that differ only in shapes share one program."""
     return _compiled(task, dynamic=True)
 
 
@@ -49,7 +49,7 @@ def with_dynamic_shapes(task: Task) -> Program:
 def with_autotuning(task: Task) -> Program:
     """Compile the call for its shapes, with the fastest of several kernels.
 
-    This leaves out the CUDA graphs that torch's `max-autotune` adds: `reduce-overhead` shows their effect.
+    The CUDA graphs that torch's `max-autotune` adds are not used here; `reduce-overhead` shows their effect.
     """
     return _compiled(task, dynamic=False, mode="max-autotune-no-cudagraphs")
 
@@ -128,7 +128,7 @@ def _twin(function: FunctionType, number: int) -> FunctionType:
 
 
 def _kind(task: Task) -> object:
-    """Return a key that calls must have in common to share a program of any shape."""
+    """Return a key that is equal for calls that can share a program for all shapes."""
     import torch
 
     from opgrip.traces.schema.arguments import leaves
@@ -168,12 +168,12 @@ def with_aotinductor(task: Task) -> Program:
 
 
 FROZEN = ("to a Python boolean", "to a Python float", "to a Python list", "to a NumPy array")
-"""parts of the tracer's warnings about values of this run that become constants
+"""parts of the tracer's warnings that values of this run become constants
 
 The tracer also warns of sizes, which are integers.
 """
 RUNS = 2
-"""number of runs before timing: the first is profiled, the second compiles"""
+"""number of runs before timing: the first is profiled by TorchScript, the second compiles"""
 
 
 @mode("jit", differentiable=True, ahead=False)
@@ -216,7 +216,7 @@ def with_torchscript(task: Task) -> Program:
 
 
 def _calls_extension(function: Any) -> bool:
-    """Return True for a function of an extension module, or a graph with one."""
+    """Return True for a function of an extension module, or a graph that calls one."""
     import torch
 
     if isinstance(function, torch.fx.GraphModule):
@@ -235,7 +235,7 @@ def _copied(tree: Any) -> Any:
 
 
 class _quiet(warnings.catch_warnings):
-    """A context that ignores the warning that TorchScript is deprecated."""
+    """A context that suppresses the warning that TorchScript is deprecated."""
 
     def __enter__(self) -> None:
         super().__enter__()

@@ -1,6 +1,7 @@
 """The mode `tvm`: the exported call as a Relax program, compiled for this CPU or GPU.
 
-Without a search TVM generates plain loops on one thread for a CPU. `--tune` searches with its meta schedule.
+Without a search, TVM generates simple single-threaded loops for a CPU. `--tune` searches for better code with TVM's
+meta schedule.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ALIGNMENT = 64
 """alignment of data in bytes that compiled code assumes"""
 
 DONE = "trials"
-"""file that completes a search's database; it contains the number of programs tried"""
+"""file that marks a search's database as complete; it contains the number of programs that were tried"""
 
 TUNERS = ("evolutionary", "replay-trace", "replay-func")
 """search strategies: evolution with a cost model, or random draws"""
@@ -70,7 +71,7 @@ def make(task: Task) -> Program:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return a tensor without conjugation that is contiguous and aligned, a copy only if needed."""
+    """Return a tensor that is contiguous, aligned and not lazily conjugated; a copy is made only if needed."""
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
@@ -85,7 +86,7 @@ def _target(device: Any, threads: int) -> Any:
 
 
 def _executable(program: torch.export.ExportedProgram, task: Task, target: Any) -> tuple[Any, str]:
-    """Return the compiled program, and how it was obtained."""
+    """Return the compiled program, and a note on how it was obtained."""
     import tvm
 
     trials = task.tuning.trials
@@ -102,14 +103,16 @@ def _executable(program: torch.export.ExportedProgram, task: Task, target: Any) 
 
 
 def _name(target: Any, tuning: Tuning) -> str:
-    """Return a library's file name, which contains everything that its code depends on except the call and versions."""
+    """Return a library's file name, which contains everything on which its code depends except the call and
+    versions.
+    """
     processor = target.attrs.get("mcpu") or target.attrs.get("arch")
     cores = target.attrs.get("num-cores", 0)
     return f"tvm-{processor}-{cores}-{tuning.trials}-{tuning.tuner or TUNERS[0]}.so"
 
 
 def _keep(executable: Any, path: Path) -> None:
-    """Write a library, unless no C compiler is available to link it."""
+    """Write a library to a file, unless there is no C compiler to link it."""
     whole = path.with_name(f"{path.name}.{os.getpid()}.so")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +155,7 @@ def _tuned(module: Any, task: Task, target: Any) -> Any:
 
 
 def _trials_in(folder: Path) -> int:
-    """Return the trials of a complete search whose database is in a folder."""
+    """Return the number of trials of the completed search whose database is in a folder; 0 if there is none."""
     done = folder / DONE
     return int(done.read_text()) if done.exists() else 0
 
@@ -188,7 +191,9 @@ def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> N
 
 @contextmanager
 def _intrinsics_of(target: Any) -> Iterator[None]:
-    """Import only x86 tensor intrinsics for a search on an x86 CPU, because importing all targets takes a minute."""
+    """Import only the tensor intrinsics of x86 for a search on an x86 CPU, because importing those of all targets takes
+    a minute.
+    """
     import tvm
 
     name = "tvm.s_tir.tensor_intrin"
@@ -207,9 +212,10 @@ def _intrinsics_of(target: Any) -> Iterator[None]:
 
 
 def _build(module: Any, target: Any, _: Any) -> Any:
-    """Build a module as the search's builder does in its process, without an import that takes a minute.
+    """Build a module like the search's builder, but without importing the tensor intrinsics of all targets, which takes
+    a minute.
 
-    That import is for tensor intrinsics of all targets, which a scheduled module no longer refers to by name.
+    A scheduled module no longer refers to intrinsics by name.
     """
     from tvm.driver import build
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock

@@ -1,7 +1,7 @@
 """The modes `jax`, `xla` and `tensorflow`: jax functions, which XLA compiles.
 
-`jax` runs JAX implementations of samples. `xla` and `tensorflow` run an exported call as the jax function that torchax
-makes of it; TensorFlow runs that function as one operator by jax2tf, so its own kernels are not measured.
+`jax` runs JAX implementations of samples. `xla` and `tensorflow` run an exported call as a jax function made by
+torchax. TensorFlow runs this function as one operator (by jax2tf), so TensorFlow's own kernels are not measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def with_jax(task: Task) -> Program:
     """Compile a sample's JAX implementation; arguments other than tensors are constant.
 
-    Raises `Unsupported` if the sample has none, or it cannot be compiled.
+    Raises `Unsupported` if the sample has no JAX implementation, or it cannot be compiled.
     """
     from torch import Tensor
 
@@ -75,7 +75,7 @@ def _sample_of(task: Task) -> Sample | None:
 
 
 def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, Any], Any]]:
-    """Return a program's constants, and a function of the constants and the inputs; call `start` first.
+    """Return a program's constants, and a jax function that takes the constants and the inputs. Call `start` before.
 
     Raises `Unsupported` if torchax cannot convert it.
     """
@@ -97,7 +97,7 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
     dtypes = [plain_name(node.meta["val"].dtype) for node in outputs]
 
     def as_torch_has_it(states: Any, inputs: Any) -> Any:
-        """Run the function and cast its results; some have other dtypes than in torch, such as 32-bit indices."""
+        """Run the function, and cast its results to torch's dtypes; for example, jax returns 32-bit indices."""
         arrays = function(states, inputs)
         return tuple(array.astype(dtype) for array, dtype in zip(arrays, dtypes, strict=True))
 
@@ -105,7 +105,7 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
 
 
 def _name_dtypes(graph: torch.fx.Graph) -> None:
-    """Set the dtype of operators that use torch's default, because jax's default differs in 64-bit mode."""
+    """Set the dtype of operators that rely on torch's default dtype, because jax's default differs in 64-bit mode."""
     import torch
 
     for node in graph.nodes:
@@ -122,8 +122,9 @@ def _name_dtypes(graph: torch.fx.Graph) -> None:
 def _importable() -> Iterator[None]:
     """Make torchax importable in the block, and undo its changes to torch afterwards.
 
-    Its tables name overloads that later torch removed, which are replaced by placeholders. It also registers a backend,
-    replaces decompositions, which other compilers would then use, and disables a fast path of attention.
+    torchax refers to overloads that newer versions of torch removed; these are replaced by placeholders. Importing
+    torchax also registers a backend, replaces decompositions and disables a fast path of attention, which would affect
+    other modes.
     """
     import torch
     from torch._ops import OpOverloadPacket
@@ -231,7 +232,7 @@ def _function(program: torch.export.ExportedProgram, tensors: tuple[torch.Tensor
 
 
 def _to_tensorflow(tensor: torch.Tensor) -> Any:
-    """Return a tensor as TensorFlow's, over the same memory if it is contiguous."""
+    """Return a torch tensor as a TensorFlow tensor, over the same memory if it is contiguous."""
     import tensorflow
 
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -239,7 +240,7 @@ def _to_tensorflow(tensor: torch.Tensor) -> Any:
 
 
 def _hide_gpus() -> None:
-    """Hide GPUs from TensorFlow, which would use them regardless of the device that torch replays on."""
+    """Hide GPUs from TensorFlow, because it would use them whatever device torch uses."""
     from tensorflow import config
 
     if config.get_visible_devices("GPU"):

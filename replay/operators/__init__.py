@@ -1,1 +1,1 @@
-"""The operators that a case calls: lookup by name, settings, devices, memory and work."""
+"""Operators that cases call: lookup by name, settings, devices, memory use, and operations and bytes."""

@@ -1,4 +1,4 @@
-"""The modules that a trace may name, and the error for cases that cannot run here."""
+"""Modules that a trace may name, and the errors for cases that cannot run here."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from opgrip.errors import UserError
 
 IMPORT_S = 120
 IMPORTED = 76
-"""exit status that confirms an import; an extension that ends the process itself has another one"""
+"""exit status that confirms an import; if the module ends the process itself, the exit status differs"""
 
 MMCV = "mmcv._ext"
 TRUSTED_EXTENSIONS = (MMCV,)
-"""extension modules that a trace may name; they run as code, so an untrusted trace cannot add to them"""
+"""extension modules that a trace may use without being named by the user; an untrusted trace cannot add to them"""
 
 
 _LIBRARIES = tuple(EXTENSION_SUFFIXES)
-"""suffixes of compiled modules and libraries"""
+"""file suffixes of compiled modules and libraries"""
 
 
 def extension_of(text: str) -> str:
-    """Return the name of a module, or the absolute path of a file, for later use in another folder."""
+    """Return the name of a module, or the absolute path of a file, so that it can be used from another folder."""
     return os.path.abspath(text) if _is_file(text) else text
 
 
 def module_of(extension: str) -> str:
-    """Return the name of a module that is named itself or by its file."""
+    """Return the name of a module, given its name or the path of its file."""
     return os.path.basename(extension).partition(".")[0] if _is_file(extension) else extension
 
 
@@ -45,7 +45,9 @@ def _is_file(extension: str) -> bool:
 
 
 def import_trusted(name: str) -> ModuleType:
-    """Import a module or file that the user names; installed modules come before those in the working directory."""
+    """Import a module or file that the user names; installed modules take precedence over those in the working
+    directory.
+    """
     if _is_file(name):
         return _import_file(name)
     with _working_directory():
@@ -93,15 +95,15 @@ def _working_directory() -> Iterator[None]:
 
 
 class Unsupported(Exception):
-    """Raised if a case cannot run here; the message is the reason."""
+    """A case cannot run here; the message is the reason."""
 
 
 class Untrusted(Unsupported):
-    """Raised for an operator or function of a module that the user has not named.
+    """An operator or function belongs to a module that the user has not named as trusted.
 
     Attributes
     ----------
-    extension : module or file to name, according to the trace; None if unknown
+    extension : module or file that the user would have to name, according to the trace; None if unknown
     """
 
     def __init__(self, subject: str, extension: str | None) -> None:
@@ -109,7 +111,7 @@ class Untrusted(Unsupported):
         self.subject, self.extension = subject, extension
 
     def with_command(self, trace: str, extensions: Iterable[str]) -> str:
-        """Return the reason with the command that runs the case, if the module is known."""
+        """Return the reason, followed by the command that runs the case if the module is known."""
         if self.extension is None:
             return str(self)
         words = [word for name in (*extensions, self.extension) for word in ("--extension", name)]
@@ -145,7 +147,7 @@ def is_installed(name: str) -> bool:
 
 
 def check_import(name: str) -> None:
-    """Import a module in another process, since it may crash or hang; raise `UserError` if it cannot be imported."""
+    """Import a module in another process, because it may crash or hang; raise `UserError` if it cannot be imported."""
     try:
         done = subprocess.run(
             own_python(__name__, name), capture_output=True, text=True, errors="replace", timeout=IMPORT_S, check=False

@@ -1,1 +1,3 @@
-"""Conversions that several modes share. They import torch, which modes must not import before they run."""
+"""Conversions that several modes share. They import torch, which a mode's module must not import before the
+mode runs.
+"""

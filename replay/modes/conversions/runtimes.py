@@ -1,4 +1,6 @@
-"""Calls as functions of tensors, the start of jax, and conversions of tensors and device names for other runtimes."""
+"""Conversion of calls to functions of tensors, start of jax, and conversion of tensors and devices for other
+runtimes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from opgrip.traces.schema.arguments import map_leaves
 
 
 def device_index(device: str) -> int:
-    """Return a device's index, or torch's current one for a name without index."""
+    """Return the index of a device; for a name without index, the index of torch's current device."""
     place = torch.device(device)
     index: int | None = place.index
     if index is None:
@@ -28,20 +30,20 @@ def device_index(device: str) -> int:
 
 
 VALUES_NEEDED = ("ConcretizationTypeError", "TracerBoolConversionError", "NonConcreteBooleanIndexError")
-"""class names of jax errors for value-dependent shapes"""
+"""class names of jax errors that are raised if shapes depend on values"""
 
 THREADS = "NPROC"
 """environment variable for XLA's threads on the CPU, read once per process"""
 
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
-"""environment variable that selects whether XLA preallocates a GPU's memory"""
+"""environment variable that controls whether XLA preallocates a GPU's memory"""
 
 RANDOM = "get_and_rotate_prng_key"
-"""name in the message of a torchax error for random numbers outside of torchax's environment"""
+"""text in torchax's error message for random numbers that are drawn outside of torchax's environment"""
 
 
 def start(task: Task) -> Any:
-    """Return jax's device for a task, with platform, threads, precision and cache set.
+    """Set jax's platform, threads, precision and cache for a task, and return its jax device.
 
     Raises `Unsupported` if XLA already runs with another number of threads or cannot start on that device.
     """
@@ -68,7 +70,7 @@ def platform_of(place: torch.device) -> str:
 def _set_platform(place: torch.device) -> None:
     """Start jax on this device only, without preallocation.
 
-    By default it starts on every GPU and takes three quarters of its memory, which torch and other programs use too.
+    By default, jax would take three quarters of the memory of every GPU.
     """
     platform = platform_of(place)
     platforms = platform if platform == "cpu" else f"{platform},cpu"
@@ -95,7 +97,7 @@ def to_torch(array: Any) -> Tensor:
 
 
 def reason(error: Exception) -> str:
-    """Return the message of an error of torchax or jax without its advice."""
+    """Return the message of an error of torchax or jax without the advice that it contains."""
     if type(error).__name__ in VALUES_NEEDED:
         return "shapes in it depend on values"
     if RANDOM in str(error):
@@ -117,7 +119,7 @@ def _set_threads(threads: int) -> None:
 
 
 def _keep_in(folder: Path | None) -> None:
-    """Let jax cache every compiled program in a folder, or in none."""
+    """Set the folder in which jax caches compiled programs; None for no cache."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
@@ -132,10 +134,11 @@ def _keep_in(folder: Path | None) -> None:
 
 
 class TensorCall(nn.Module):
-    """A call as a module of its tensors; all other arguments are constant.
+    """A call as a module whose inputs are the call's tensors; all other arguments are constants.
 
-    Arguments that it writes into are returned after its results.
-    in_place : write into the arguments, as the call does; otherwise into copies, for runtimes that cannot
+    Arguments that the call writes into are returned after its results.
+    in_place : True to write into the arguments, as the call does; False to write into copies, for runtimes that cannot
+        write into inputs
     """
 
     def __init__(self, task: Task, in_place: bool = False) -> None:
@@ -166,7 +169,7 @@ class TensorCall(nn.Module):
 
 
 def exported(task: Task, in_place: bool = False) -> tuple[torch.export.ExportedProgram, TensorCall]:
-    """Export a call by torch.export.
+    """Export a call with torch.export; return the program and the exported module.
 
     Raises `Unsupported` if it takes or returns no tensor, or writes into memory that its arguments share.
     """

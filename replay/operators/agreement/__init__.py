@@ -1,9 +1,9 @@
-"""Checks of calls that would access memory outside their tensors: they are refused, or their indices are clamped.
+"""Checks for calls that would access memory outside their tensors: they are not run, or their indices are clamped.
 
-Traces may come from third parties, and some operators of torch do not check their arguments: indices, and sizes that
-must agree. `indices` clamps indices, `CHECKS` refuses sizes; both are tables by operator. The operators were found by
-calling all operators of the versions in `REVIEWED` with invalid arguments. A new version of torch needs another review,
-of new operators and of new kernels of old operators.
+Traces may be untrusted, and some operators of torch check neither indices nor sizes that must match. The module
+`indices` clamps indices, `CHECKS` contains the checks of sizes. The operators were found by calling all operators of
+the versions in `REVIEWED` with invalid arguments. A new version of torch requires another review, of new operators and
+of new kernels of existing operators.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ _IN_A_ROW: Mapping[str, tuple[str, ...]] = {
     **{f"aten::{name}": ("self",) for name in ("median", "nanmedian")},
     **{f"aten::rrelu_with_noise{ending}": ("noise",) for ending in ("", "_", "_functional", "_backward")},
 }
-"""arguments whose elements the kernels read contiguously, whatever their strides"""
+"""arguments whose elements the kernels read as contiguous memory, whatever their strides are"""
 
 
 def _tables() -> Mapping[str, Check]:
@@ -167,7 +167,7 @@ CHECKS = _tables()
 
 
 def check_agreement(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise `Unsupported` if a call's arguments do not agree and the operator itself does not check that."""
+    """Raise `Unsupported` if a call's arguments do not match each other and the operator itself does not check that."""
     schema = getattr(function, "_schema", None)
     if schema is None:
         return
@@ -206,7 +206,7 @@ def checking_parts(function: Any) -> AbstractContextManager[Any]:
 def check_parts(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Run a composite operator once with its calls checked.
 
-    Other errors are ignored, since they occur again when it is measured.
+    Other errors are ignored, because they occur again when the operator is measured.
     """
     with torch.no_grad(), checking_parts(function):
         try:
@@ -225,11 +225,11 @@ def is_checked(graph: fx.Graph) -> bool:
 
 
 def check_graph(module: fx.GraphModule, args: tuple[Any, ...]) -> None:
-    """Run a subgraph once with its calls checked, if needed, because sizes inside may differ from the recorded ones."""
+    """If needed, run a subgraph once with its calls checked, because sizes inside may differ from the recorded ones."""
     if is_checked(module.graph):
         with torch.no_grad(), _CheckedCalls():
             fx.Interpreter(module).run(*args)
 
 
 REVIEWED = ((2, 6), (2, 13), (2, 15))
-"""versions of torch whose operators were called; versions in between count as reviewed"""
+"""versions of torch that were reviewed; versions in between count as reviewed too"""

@@ -1,4 +1,4 @@
-"""Checks of gradients and optimizers: sizes that must agree with the forward call or the parameters."""
+"""Checks of gradients and optimizers: sizes that must match the forward call or the parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opgrip.replay.operators.agreement.layers import Call, Check, Sizes, element
 
 
 def optimizer(call: Call) -> Iterator[Sizes]:
-    """Check that tensor lists have one entry per parameter, or no entry."""
+    """Check that each list of tensors has one entry per parameter, or is empty."""
     expected = [shape_of(parameter) for parameter in call["self"]]
     needed = {"grads", "exp_avgs", "exp_avg_sqs", "state_sums", "state_steps"}
     if call.get("amsgrad"):
@@ -31,7 +31,7 @@ def optimizer(call: Call) -> Iterator[Sizes]:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The forward of a backward operator.
+    """The forward operator that belongs to a backward operator.
 
     results : names of the backward's arguments that have the shape of each result of the forward
     """
@@ -51,7 +51,7 @@ FORWARDS: Mapping[str, Forward] = {
     },
     "aten::unfold_backward": Forward("unfold", (("grad_in",),)),
 }
-"""forward operator by backward operator; arguments of the same name in both have the same sizes"""
+"""forward operator by backward operator; arguments with the same name in both have the same sizes"""
 
 
 def _on_meta(value: Any) -> Any:
@@ -59,7 +59,9 @@ def _on_meta(value: Any) -> Any:
 
 
 def as_forward(forward: Forward) -> Check:
-    """Return a check that arguments of a backward have the shapes of the forward's results for the same arguments."""
+    """Return a check that arguments of a backward operator have the shapes of the forward's results for the same
+    arguments.
+    """
     function = getattr(torch.ops.aten, forward.name).default
 
     def check(call: Call) -> Iterator[Sizes]:
@@ -79,7 +81,7 @@ def as_forward(forward: Forward) -> Check:
 
 
 def pooled_planes(dimensions: int) -> Check:
-    """Return a check that the gradient has as many planes as the input."""
+    """Return a check that the gradient has as many planes (channels) as the input."""
 
     def check(call: Call) -> Iterator[Sizes]:
         shape = shape_of(call["self"])
@@ -164,7 +166,7 @@ def ctc(call: Call) -> Iterator[Sizes]:
 
 
 def matmul_int4(call: Call) -> Iterator[Sizes]:
-    """Check a product with a 4-bit matrix that is scaled in groups along the summed dimension."""
+    """Check a product with a 4-bit matrix whose scales apply to groups along the summed dimension."""
     inner, group = shape_of(call["self"])[-1], call["qGroupSize"]
     columns = shape_of(call["mat2"])[0]
     yield "qGroupSize in that of self", inner % group if group > 0 else None, 0
@@ -173,7 +175,7 @@ def matmul_int4(call: Call) -> Iterator[Sizes]:
 
 
 def matmul_4bit(call: Call) -> Iterator[Sizes]:
-    """Check a product with a 4-bit matrix that is packed with its scales and a bias."""
+    """Check a product with a packed 4-bit matrix that contains its scales and a bias."""
     block, inner, columns = call["block_size"], call["in_features"], call["out_features"]
     weight = call["packed_weights"]
     yield "sizes of inp but the first", shape_of(call["inp"])[1:], (inner,)
@@ -217,7 +219,7 @@ def numbered(call: Call) -> Iterator[Sizes]:
 
 
 def observed(call: Call) -> Iterator[Sizes]:
-    """Check the number of scales: one per channel or one for all; ranges may be empty."""
+    """Check that there is one scale per channel, or one for all; the ranges may be empty."""
     count = shape_of(call["self"])[call["ch_axis"]] if call["per_row_fake_quant"] else 1
     yield from elements(call, count, "scale", "zero_point")
     for name in ("running_min", "running_max"):

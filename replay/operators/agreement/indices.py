@@ -1,4 +1,4 @@
-"""Bounds for indices that operators do not check; their values come from a trace, which may be untrusted.
+"""Bounds for indices that operators do not check; the indices come from a trace, which may be untrusted.
 
 The operators were found by calling torch's operators with indices far out of bounds and observing which of them
 accessed other memory.
@@ -45,7 +45,7 @@ def _rows(name: str, dimension: int = 0) -> Callable[[Call], int]:
 
 
 def _plane(dimensions: int) -> Bound:
-    """Return the bound of an index into the last dimensions of the pooled tensor."""
+    """Return a function that limits indices into the last dimensions of the pooled tensor."""
     return _below(lambda call: prod(call["self"].shape[-dimensions:]))
 
 
@@ -64,7 +64,7 @@ def _segmented(call: Call) -> int:
 
 
 def _shares(samples: Tensor, call: Call) -> Tensor:
-    """Return the start of windows as a share of the possible offset, clamped to 0 to 1."""
+    """Return the start of windows, as a share of the possible offset, clamped to the range 0 to 1."""
     return samples.nan_to_num().clamp(0, 1)
 
 
@@ -74,13 +74,13 @@ def _in_sizes(indices: Tensor, call: Call) -> Tensor:
 
 
 def _images(rois: Tensor, call: Call) -> Tensor:
-    """Return regions with valid image numbers in their first column."""
+    """Return regions of interest with valid image indices in their first column."""
     images = next(iter(call.values())).shape[0] if "batch_size" not in call else call["batch_size"]
     return torch.cat([rois[:, :1].nan_to_num().clamp(0, images - 1), rois[:, 1:]], 1)
 
 
 def _bags(offsets: Tensor, call: Call) -> Tensor:
-    """Return offsets of bags that ascend and end at the number of indices."""
+    """Return offsets of bags that are ascending and do not exceed the number of indices."""
     count = int(call["indices"].numel())
     offsets = offsets.clamp(0, count).cummax(-1).values
     if "grad" in call:
@@ -90,14 +90,14 @@ def _bags(offsets: Tensor, call: Call) -> Tensor:
 
 
 def _class_or_none(target: Tensor, call: Call) -> Tensor:
-    """Return valid classes; the ignored index stays."""
+    """Return valid class indices; the ignored index does not change."""
     shape = call["self"].shape
     bounded = _clamp(target, shape[1 if len(shape) > 1 else 0] - 1)
     return torch.where(target == call["ignore_index"], target, bounded)
 
 
 def _pairs(pivots: Tensor, call: Call) -> Tensor:
-    """Return valid row numbers, counted from 1; they may be negative only in pairs."""
+    """Return valid row numbers, counted from 1; they may only be negative in pairs."""
     size = int(call["LD"].shape[-1])
     rows = []
     for row in pivots.reshape(-1, size).tolist():
@@ -127,9 +127,9 @@ _SEGMENTS = {"lengths": _lengths, "offsets": _ascending_up_to(_segmented)}
 
 
 def _longest_target(call: Call) -> int:
-    """Return the longest valid target: a row's length or an equal share of a flat batch.
+    """Return the length of the longest valid target: a row's length, or an equal share of a flat batch.
 
-    The states of a backward limit it further.
+    In a backward, the saved states limit it further.
     """
     targets, states = call["targets"], call.get("log_alpha")
     longest = int(targets.shape[-1]) // (1 if targets.dim() > 1 else max(1, len(call["target_lengths"])))
@@ -181,7 +181,7 @@ UNCHECKED: Mapping[str, Mapping[str, Bound]] = {
     "torchvision::ps_roi_pool": {"rois": _images},
     "torchvision::_ps_roi_pool_backward": {"rois": _images},
 }
-"""bounds of index arguments that operators do not check, by operator"""
+"""functions that limit index arguments which operators do not check, by operator and argument"""
 
 
 NO_BOUNDS = "its indices cannot be brought into bounds"
@@ -227,7 +227,7 @@ def _refusing(reason: str) -> Iterator[None]:
 def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Clamp indices in place if a call would access memory outside its tensors.
 
-    Raises `Unsupported` if it indexes an empty tensor or is not a valid call.
+    Raises `Unsupported` if the call indexes an empty tensor or is not valid.
     """
     rules = _rules_of(function)
     if rules is None:
@@ -265,9 +265,10 @@ def check_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def bounding(function: Function) -> Function:
-    """Return a function that clamps the indices of each call, or the same function if it checks them itself.
+    """Return a function that clamps the indices of each call; return the function unchanged if it checks indices
+    itself.
 
-    This is for calls inside subgraphs, whose indices other calls compute.
+    This is needed inside subgraphs, where other calls compute the indices.
     """
     rules = _rules_of(function)
     if rules is None:
@@ -282,7 +283,7 @@ def bounding(function: Function) -> Function:
 
 
 def bounded_function(function: Function) -> Function:
-    """Return the function that `bounding` wrapped, or the same function if it is not wrapped."""
+    """Return the function that `bounding` has wrapped, or the function itself if it is not wrapped."""
     return getattr(function, "bounds", function)
 
 

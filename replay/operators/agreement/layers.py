@@ -1,4 +1,4 @@
-"""Checks of matrices, spectra, attention and recurrent layers, and functions that all checks use."""
+"""Checks of matrices, spectra, attention and recurrent layers, and functions that all checks share."""
 
 from __future__ import annotations
 
@@ -30,28 +30,30 @@ def shape_of(value: Any) -> tuple[int, ...]:
 
 
 def shapes(call: Call, expected: tuple[int, ...], *names: str) -> Iterator[Sizes]:
-    """Check that the named tensor arguments have this shape."""
+    """Check that the named tensor arguments have the expected shape."""
     for name in names:
         if is_tensor(call.get(name)):
             yield name, shape_of(call[name]), expected
 
 
 def elements(call: Call, expected: int, *names: str) -> Iterator[Sizes]:
-    """Check that the named tensor arguments have this number of elements."""
+    """Check that the named tensor arguments have the expected number of elements."""
     for name in names:
         if is_tensor(call.get(name)):
             yield name, prod(shape_of(call[name])), expected
 
 
 def dtypes(call: Call, expected: torch.dtype, *names: str) -> Iterator[Sizes]:
-    """Check that the named tensor arguments have this dtype."""
+    """Check that the named tensor arguments have the expected dtype."""
     for name in names:
         if is_tensor(call.get(name)):
             yield name, call[name].dtype, expected
 
 
 def own_memory(*names: str) -> Check:
-    """Return a check that elements of the named arguments do not share memory; the kernel reads them contiguously."""
+    """Return a check that the elements of a named argument do not share memory, because the kernel reads them as
+    contiguous.
+    """
 
     def check(call: Call) -> Iterator[Sizes]:
         for name in names:
