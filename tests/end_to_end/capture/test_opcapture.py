@@ -150,7 +150,7 @@ def test_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["--model", "resnet51"], "no model 'resnet51'"),
         (["--model", "configs/none.py"], "no config configs/none.py"),
@@ -189,7 +189,7 @@ def test_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
         (["--flag-that-is-not"], "unknown option --flag-that-is-not"),
     ],
 )
-def test_usage_error_is_reported_in_one_line_and_leaves_no_file(folder: Path, args: list[str], told: str) -> None:
+def test_usage_error_is_reported_in_one_line_and_leaves_no_file(folder: Path, args: list[str], message: str) -> None:
     (folder / "existing.jsonl").write_text("precious", encoding="utf-8")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     done = run_command("opcapture", *args, cwd=folder)
@@ -197,7 +197,7 @@ def test_usage_error_is_reported_in_one_line_and_leaves_no_file(folder: Path, ar
     assert done.stdout == ""
     last = done.stderr.splitlines()[-1]
     assert last.startswith("opcapture: error: ")
-    assert told in last
+    assert message in last
     assert "Traceback" not in done.stderr
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 

@@ -46,7 +46,7 @@ def traces_in(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--",), "nothing to run follows --: name a script, or -m and a module"),
         (("-o", "t.jsonl", "--", "-m"), "nothing to run follows --"),
@@ -64,10 +64,10 @@ def traces_in(folder: Path) -> set[str]:
     ],
 )
 def test_script_that_cannot_start_is_reported_in_one_line_and_leaves_no_file(
-    folder: Path, words: tuple[str, ...], told: str
+    folder: Path, words: tuple[str, ...], message: str
 ) -> None:
     error = refusal("opcapture", *words, cwd=folder, in_one_line=True)
-    assert error.startswith(f"opcapture: error: {told}")
+    assert error.startswith(f"opcapture: error: {message}")
     assert not traces_in(folder)
 
 

@@ -38,7 +38,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize(
-    ("op", "status", "told"),
+    ("op", "status", "message"),
     [
         (SEGFAULT, "failed", "it ended its process: segmentation fault"),
         (ABORT, "failed", "it ended its process: aborted"),
@@ -47,10 +47,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
         (HUGE, "failed", "out of memory: "),
     ],
 )
-def test_bad_case_reports_its_status_and_reason(rows: pd.DataFrame, op: str, status: str, told: str) -> None:
+def test_bad_case_reports_its_status_and_reason(rows: pd.DataFrame, op: str, status: str, message: str) -> None:
     row = rows[rows["op"] == op].iloc[0]
     assert row["status"] == status
-    assert told in row["error"]
+    assert message in row["error"]
     assert pd.isna(row["median_us"])
 
 

@@ -86,7 +86,7 @@ def test_cut_trace_is_replayed_only_with_partial(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["none.jsonl"], "none.jsonl cannot be read: no such file"),
         (["empty.jsonl"], "empty.jsonl is empty"),
@@ -115,7 +115,7 @@ def test_cut_trace_is_replayed_only_with_partial(tmp_path: Path) -> None:
         ([], "there is nothing to replay: name a trace"),
     ],
 )
-def test_usage_error_is_reported_in_one_line_and_leaves_no_file(tmp_path: Path, args: list[str], told: str) -> None:
+def test_usage_error_is_reported_in_one_line_and_leaves_no_file(tmp_path: Path, args: list[str], message: str) -> None:
     write(tmp_path / "t.jsonl")
     write(tmp_path / "nothing.jsonl", [End(0, 0, 1)])
     (tmp_path / "existing.json").write_text("precious", encoding="utf-8")
@@ -128,7 +128,7 @@ def test_usage_error_is_reported_in_one_line_and_leaves_no_file(tmp_path: Path, 
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert done.stderr.startswith("opreplay: error: ")
-    assert told in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -145,7 +145,7 @@ def tensor(shape: list[int], **rest: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"args": [tensor([10**15])]}, "failed: out of memory: "),
         ({"args": [tensor([2**62, 2**62])]}, "unsupported: an argument needs more memory than a process can address"),
@@ -164,7 +164,7 @@ def tensor(shape: list[int], **rest: object) -> dict[str, object]:
     ],
 )
 def test_untrusted_trace_causes_a_row_or_a_line_and_never_a_traceback(
-    tmp_path: Path, changes: dict[str, object], told: str
+    tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     signature = {"type": "signature", "id": 0, "kind": "operator", "op": "aten.relu.default", "args": [tensor([3])]}
     calls = {"type": "calls", "thread": 0, "start_ns": 0, "signature": [0], "scope": [9], "after_ns": [0]}
@@ -177,7 +177,7 @@ def test_untrusted_trace_causes_a_row_or_a_line_and_never_a_traceback(
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     done = run_command("opreplay", path, *FAST)
-    assert told in done.stdout + done.stderr
+    assert message in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
 

@@ -253,17 +253,17 @@ def test_cluster_options_are_refused_without_ray() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--pin", "0"), "--pin is for this machine: give workers their processors by --processors"),
         (("--device", "cuda:1"), "ray spreads cases over devices itself: give --device without a number"),
         (("--device", "cuda:0,cuda:1"), "ray spreads cases over devices itself: give --device without a number"),
     ],
 )
-def test_local_options_are_refused_before_a_cluster_starts(words: Sequence[str], told: str) -> None:
+def test_local_options_are_refused_before_a_cluster_starts(words: Sequence[str], message: str) -> None:
     # nothing listens at the port
     done = run_command("opreplay", "trace:faster_rcnn", "--engine", "ray", "--address", "127.0.0.1:9", *words)
-    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
 
 
 @needs("ray")

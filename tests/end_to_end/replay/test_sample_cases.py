@@ -45,7 +45,7 @@ def test_calls_of_a_trace_have_no_jax_implementation(detector_trace: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("samples/xyzzy", "unknown sample 'xyzzy': opgrip samples list shows all"),
         ("sample:nosuch", "unknown sample 'nosuch': opgrip samples list shows all"),
@@ -57,9 +57,9 @@ def test_calls_of_a_trace_have_no_jax_implementation(detector_trace: Path, tmp_p
         ("some.jsonl --tag Reduce", "--tag is for samples: "),
     ],
 )
-def test_incompatible_sample_options_are_reported_in_one_line(words: str, told: str) -> None:
+def test_incompatible_sample_options_are_reported_in_one_line(words: str, message: str) -> None:
     error = refusal("opreplay", *words.split(), in_one_line=True)
-    assert error.startswith(f"opreplay: error: {told}")
+    assert error.startswith(f"opreplay: error: {message}")
 
 
 @pytest.mark.slow

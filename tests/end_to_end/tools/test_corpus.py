@@ -123,7 +123,7 @@ def test_corpus_page_works_in_a_browser(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["no.jsonl"], "no.jsonl does not exist"),
         (["zoo:nothing"], "no trace of the zoo"),
@@ -133,10 +133,10 @@ def test_corpus_page_works_in_a_browser(page: Path) -> None:
         (["small.jsonl", "-o", "corpus.txt"], "is neither"),
     ],
 )
-def test_invalid_arguments_are_refused_in_one_line(folder: Path, words: list[str], said: str) -> None:
+def test_invalid_arguments_are_refused_in_one_line(folder: Path, words: list[str], message: str) -> None:
     done = run_command("opgrip", "corpus", *words, cwd=folder)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def test_subverb_can_follow_a_verb_that_takes_files(monkeypatch: pytest.MonkeyPatch) -> None:

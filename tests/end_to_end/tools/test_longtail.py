@@ -48,7 +48,7 @@ def test_higher_bandwidth_increases_the_savings(detector_trace: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["-o", "rows.xlsx"], "rows.xlsx is neither"),
         (["-o", ".json"], ".json is neither"),
@@ -56,10 +56,10 @@ def test_higher_bandwidth_increases_the_savings(detector_trace: Path, tmp_path: 
         (["--top", "0"], "from 1"),
     ],
 )
-def test_invalid_arguments_are_refused_in_one_line(detector_trace: Path, arguments: list[str], said: str) -> None:
+def test_invalid_arguments_are_refused_in_one_line(detector_trace: Path, arguments: list[str], message: str) -> None:
     done = run_command("opgrip", "longtail", detector_trace, *arguments)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def test_opcapture_prints_the_longtail_table_of_its_trace(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_results_show_separates_facts_from_their_names(kept: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("plot run.json --kind operators -o x.svg", "operators of 1 run to x.svg"),
         ("compare run.json run.json -o x.json", "1 comparison to x.json"),
@@ -57,14 +57,14 @@ def test_results_show_separates_facts_from_their_names(kept: Path) -> None:
         ("trace validate t.jsonl -o x.json", "all findings to x.json"),
     ],
 )
-def test_verb_reports_what_it_wrote(words: str, told: str, kept: Path, tmp_path: Path) -> None:
+def test_verb_reports_what_it_wrote(words: str, message: str, kept: Path, tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         torch.ones(3).sin()
     (run,) = kept.glob("results/*/*")
     results = read_run(run)
     write_results(results.rows, results.header, tmp_path / "run.json", force=False)
     done = run_command("opgrip", *words.split(), cwd=tmp_path)
-    assert f"{told}\n" in done.stderr
+    assert f"{message}\n" in done.stderr
     assert list(tmp_path.glob("x.*"))
 
 

@@ -122,11 +122,11 @@ def test_remade_trace_is_equal_unless_its_recipe_differs(made: tuple[ZooTrace, P
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [("killed", "ended by SIGKILL"), ("hangs", "exceeded the limit of 15 s"), ("fails", "no weights")],
 )
-def test_failing_model_loses_only_its_trace(tmp_path: Path, name: str, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_failing_model_loses_only_its_trace(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         zoo.make_trace(bad(tmp_path, name), tmp_path / "models", timeout_s=15)
     assert not list(tmp_path.glob("models/*"))
 

@@ -24,7 +24,7 @@ def test_shipped_trace_is_found_from_any_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("trace:fster_rcnn", "opgrip ships no trace 'fster_rcnn': did you mean faster_rcnn?"),
         ("gpt2", "no such file or directory, and zoo:gpt2.generate is one of the zoo"),
@@ -32,8 +32,8 @@ def test_shipped_trace_is_found_from_any_folder(tmp_path: Path) -> None:
         ("opinfo:all", "a model is recorded first: opcapture --model opinfo:all; names that are not files are trace:"),
     ],
 )
-def test_missing_shipped_trace_is_answered_with_a_suggestion(tmp_path: Path, name: str, told: str) -> None:
-    assert told in refusal("opreplay", name, cwd=tmp_path)
+def test_missing_shipped_trace_is_answered_with_a_suggestion(tmp_path: Path, name: str, message: str) -> None:
+    assert message in refusal("opreplay", name, cwd=tmp_path)
 
 
 def test_examples_in_the_help_name_shipped_traces() -> None:

@@ -26,7 +26,7 @@ def test_nothing_is_suggested_for_a_dissimilar_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "message"),
     [
         ("opreplay TRACE --tpo 3", "opreplay: error: unknown option --tpo: did you mean --top?"),
         ("opreplay TRACE --mode compil", "unknown mode 'compil': did you mean compile"),
@@ -45,9 +45,9 @@ def test_nothing_is_suggested_for_a_dissimilar_name() -> None:
         ("opgrip trace info TRACE --tpo 3", "opgrip trace info: error: unknown option --tpo: did you mean --top?"),
     ],
 )
-def test_misspelled_name_is_answered_with_the_right_one(tmp_path: Path, command: str, told: str) -> None:
+def test_misspelled_name_is_answered_with_the_right_one(tmp_path: Path, command: str, message: str) -> None:
     name, *words = command.replace("TRACE", str(TRACE)).split()
-    assert told in refusal(name, *words, cwd=tmp_path, in_one_line=True)
+    assert message in refusal(name, *words, cwd=tmp_path, in_one_line=True)
 
 
 def test_folder_without_samples_is_reported_and_its_traces_are_replayed(tmp_path: Path) -> None:

@@ -262,19 +262,19 @@ def test_opcapture_stores_the_weights_and_reports_it(tmp_path: Path, suffix: str
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["-o", "-"], "full values need a file next to the trace"),
         (["-o", "t.jsonl"], "t.values.safetensors exists"),
     ],
 )
 def test_unwritable_values_file_is_refused_before_the_model_is_built(
-    tmp_path: Path, args: list[str], told: str
+    tmp_path: Path, args: list[str], message: str
 ) -> None:
     (tmp_path / "nets.py").write_text(NETS, encoding="utf-8")
     (tmp_path / "t.values.safetensors").write_text("precious", encoding="utf-8")
     error = refusal("opcapture", "--model", "nets.py:net", "--values", "full", *args, cwd=tmp_path)
-    assert told in error.splitlines()[-1]
+    assert message in error.splitlines()[-1]
     assert not (tmp_path / "built").exists()
     assert (tmp_path / "t.values.safetensors").read_text(encoding="utf-8") == "precious"
 

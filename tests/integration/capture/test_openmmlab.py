@@ -206,11 +206,11 @@ def test_cfg_options_override_the_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [("model = (", "is not an OpenMMLab config"), ("x = 1\n", "is not a config of a model")],
 )
-def test_file_that_is_not_a_config_is_reported_in_one_line(tmp_path: Path, content: str, told: str) -> None:
+def test_file_that_is_not_a_config_is_reported_in_one_line(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "config.py").write_text(content, encoding="utf-8")
     error = refusal("opcapture", "--model", "config.py", cwd=tmp_path)
-    assert told in error.splitlines()[-1]
+    assert message in error.splitlines()[-1]
     assert list(tmp_path.iterdir()) == [tmp_path / "config.py"]

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             "train.py --epochs 1",
@@ -59,10 +59,10 @@ def folder(tmp_path: Path) -> Path:
         ("--batch-size 999999999", "builtin:faster_rcnn failed: out of memory: "),
     ],
 )
-def test_usage_error_suggests_what_was_meant(folder: Path, words: str, told: str) -> None:
+def test_usage_error_suggests_what_was_meant(folder: Path, words: str, message: str) -> None:
     before = {path.name for path in folder.iterdir()}
     error = refusal("opcapture", *words.split(), cwd=folder)
-    assert error.splitlines()[-1].startswith(f"opcapture: error: {told}")
+    assert error.splitlines()[-1].startswith(f"opcapture: error: {message}")
     assert {path.name for path in folder.iterdir()} - {"__pycache__"} == before
 
 

@@ -63,7 +63,7 @@ def encoder(heads: int, bias: torch.Tensor) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(
-    ("op", "args", "kwargs", "told"),
+    ("op", "args", "kwargs", "message"),
     [
         ("_fused_adam_", ([f(64)], [f(64)], [f(1)], [f(64)], [], [f()]), ADAM, r"exp_avgs has \(1,\) where \(64,\)"),
         ("_fused_adam_", ([f(64)], [f(64)], [], [f(64)], [], [f()]), ADAM, "exp_avgs has 0 where 1"),
@@ -168,11 +168,11 @@ def encoder(heads: int, bias: torch.Tensor) -> tuple[Any, ...]:
         ),
     ],
 )
-def test_inconsistent_sizes_are_refused(op: str, args: Any, kwargs: dict[str, Any], told: str) -> None:
+def test_inconsistent_sizes_are_refused(op: str, args: Any, kwargs: dict[str, Any], message: str) -> None:
     packet, _, overload = op.partition(".")
     if not hasattr(ATEN, packet):
         pytest.skip(f"torch {torch.__version__} has no {op}")
-    with pytest.raises(Unsupported, match=told):
+    with pytest.raises(Unsupported, match=message):
         check_agreement(getattr(getattr(ATEN, packet), overload or "default"), args, kwargs)
 
 

@@ -102,7 +102,7 @@ def test_row_has_the_search_settings_of_its_compiler(program: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "old", "new", "said"),
+    ("column", "old", "new", "difference"),
     [
         ("dtype", "", "float64", ("dtype", "as recorded", "float64")),
         ("tune", "", "64", ("tune", "none", "64")),
@@ -112,12 +112,12 @@ def test_row_has_the_search_settings_of_its_compiler(program: Path) -> None:
     ],
 )
 def test_runs_with_one_differing_setting_are_compared_and_it_is_reported(
-    column: str, old: object, new: object, said: tuple[str, ...]
+    column: str, old: object, new: object, difference: tuple[str, ...]
 ) -> None:
     base, other = ([made_row(number, TIMES, **{column: value}) for number in (1, 2)] for value in (old, new))
     comparison = compare(run_of(*base), run_of(*other))
     assert len(comparison.pairs) == 2
-    assert list(comparison.differs) == [said]
+    assert list(comparison.differs) == [difference]
 
 
 def test_rows_of_two_dtypes_in_one_run_are_joined_by_dtype() -> None:

@@ -154,7 +154,7 @@ def test_debug_shows_the_full_error(trace: Path, tmp_path: Path, planted: dict[s
 
 
 @pytest.mark.parametrize(
-    ("mode", "told"),
+    ("mode", "message"),
     [
         ("planted-needy", "needs no_such_package.part, which is not installed: install it"),
         ("no-such-mode", "unknown mode 'no-such-mode': choose from "),
@@ -167,10 +167,12 @@ def test_debug_shows_the_full_error(trace: Path, tmp_path: Path, planted: dict[s
         ("planted-searches --tune 2 --tuner skill", "unknown tuner 'skill': choose from luck"),
     ],
 )
-def test_unavailable_mode_is_reported_in_one_line(trace: Path, planted: dict[str, str], mode: str, told: str) -> None:
+def test_unavailable_mode_is_reported_in_one_line(
+    trace: Path, planted: dict[str, str], mode: str, message: str
+) -> None:
     error = refusal("opreplay", trace, "--mode", *mode.split(), env=planted, in_one_line=True)
     assert error.startswith("opreplay: error: ")
-    assert told in error
+    assert message in error
 
 
 def test_any_mode_can_be_the_reference(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:

@@ -292,7 +292,7 @@ def test_requested_metric_that_a_chip_lacks_is_reported_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "message"),
     [
         ({"printed": "no such page\n"}, "a form that opgrip does not know"),
         ({"printed": '"ID","Metric Name"\n"",""\n'}, "has no column 'Kernel Name'"),
@@ -303,12 +303,12 @@ def test_requested_metric_that_a_chip_lacks_is_reported_in_one_line(
     ],
 )
 def test_error_common_to_every_batch_is_reported_in_one_line(
-    stand_in: StandIn, tiny_trace: Path, tmp_path: Path, state: dict[str, str], said: str
+    stand_in: StandIn, tiny_trace: Path, tmp_path: Path, state: dict[str, str], message: str
 ) -> None:
     stand_in.tell(**state)
     done = stand_in.replay(tiny_trace, tmp_path / "out.json")
     assert done.returncode == 2
-    assert said in done.stderr.splitlines()[-1]
+    assert message in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 
@@ -321,7 +321,7 @@ def test_empty_report_loses_only_its_batch(stand_in: StandIn, tiny_trace: Path, 
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--ncu"], "ncu profiles only GPUs and this machine has none, but the cases run on cpu"),
         (["--batch-device", "cuda"], "are for runs under ncu"),
@@ -329,8 +329,8 @@ def test_empty_report_loses_only_its_batch(stand_in: StandIn, tiny_trace: Path, 
         (["--ncu", "--batch-device", "cuda", "--batch-command", "'{command}"], "is not a command line"),
     ],
 )
-def test_invalid_ncu_options_are_reported_in_one_line(tiny_trace: Path, options: list[str], said: str) -> None:
-    assert said in refusal("opreplay", tiny_trace, *options, in_one_line=True)
+def test_invalid_ncu_options_are_reported_in_one_line(tiny_trace: Path, options: list[str], message: str) -> None:
+    assert message in refusal("opreplay", tiny_trace, *options, in_one_line=True)
 
 
 def test_missing_ncu_is_reported_with_the_searched_places(tiny_trace: Path) -> None:

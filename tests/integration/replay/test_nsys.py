@@ -101,16 +101,18 @@ def test_rows_missing_in_the_first_report_are_run_again(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--nsys-bin", "/no/such/nsys"), "/no/such/nsys is not an executable: "),
         (("--nsys-args-file", "/no/such/file"), "/no/such/file holds no arguments: "),
         (("--streams", "2"), "nsys cannot separate cases that run concurrently: "),
     ],
 )
-def test_nsys_problems_are_reported_before_anything_runs(detector_trace: Path, words: Sequence[str], told: str) -> None:
+def test_nsys_problems_are_reported_before_anything_runs(
+    detector_trace: Path, words: Sequence[str], message: str
+) -> None:
     error = refusal("opreplay", detector_trace, "--top", 1, "--nsys", *words, in_one_line=True)
-    assert error.startswith(f"opreplay: error: {told}")
+    assert error.startswith(f"opreplay: error: {message}")
 
 
 def test_missing_nsys_error_names_the_searched_places(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_operators_that_read_indices_get_valid_ones(tmp_path: Path, program: Any
 
 
 @pytest.mark.parametrize(
-    ("op", "told"),
+    ("op", "message"),
     [
         ("os:system", "is not trusted"),
         ("posix:system", "is not trusted"),
@@ -74,8 +74,8 @@ def test_operators_that_read_indices_get_valid_ones(tmp_path: Path, program: Any
         ("mmcv._ext", "is not a function's name"),
     ],
 )
-def test_functions_are_found_only_in_trusted_extensions(op: str, told: str) -> None:
-    with pytest.raises(Unsupported, match=told):
+def test_functions_are_found_only_in_trusted_extensions(op: str, message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
         find_operator(Signature(0, EXTENSION, op, (), {}))
 
 

@@ -308,7 +308,7 @@ def test_samples_have_limits(tmp_path: Path, measured: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("words", "reason"),
     [
         (("-o", "x.svg"), "x.svg needs the results of --roofline: add --roofline, or end its name in .json"),
         (("--roofline", "-o", "x.svg", "--append"), "rows cannot be added to x.svg: write .json or .csv"),
@@ -317,9 +317,9 @@ def test_samples_have_limits(tmp_path: Path, measured: dict[str, str]) -> None:
     ],
 )
 def test_invalid_roofline_output_or_input_is_reported_in_one_line(
-    detector_trace: Path, tmp_path: Path, told: tuple[str, ...], reason: str
+    detector_trace: Path, tmp_path: Path, words: tuple[str, ...], reason: str
 ) -> None:
-    shown = run_command("opreplay", detector_trace, *told, cwd=tmp_path)
+    shown = run_command("opreplay", detector_trace, *words, cwd=tmp_path)
     assert (shown.returncode, shown.stderr) == (2, f"opreplay: error: {reason}\n")
 
 

@@ -128,7 +128,7 @@ def test_eight_bit_product_is_counted_in_its_input_dtype() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "bound"),
+    ("cells", "bound"),
     [
         ({}, "launch"),
         ({"method": "continuous"}, "launch"),
@@ -141,8 +141,8 @@ def test_eight_bit_product_is_counted_in_its_input_dtype() -> None:
         ({"operators": 9, "mode": "reduce-overhead"}, "bandwidth"),
     ],
 )
-def test_time_without_a_launch_is_not_launch_bound(told: dict[str, Any], bound: str) -> None:
-    assert limit_of(row_of(flops=0, bytes_moved=1000, **told)).bound == bound
+def test_time_without_a_launch_is_not_launch_bound(cells: dict[str, Any], bound: str) -> None:
+    assert limit_of(row_of(flops=0, bytes_moved=1000, **cells)).bound == bound
 
 
 def test_call_without_device_work_has_no_device_limit() -> None:

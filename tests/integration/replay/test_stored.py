@@ -61,7 +61,7 @@ def replace(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (Path.unlink, "their file is not next to the trace"),
         (write_nothing, "is not a file of safetensors"),
@@ -70,10 +70,10 @@ def replace(path: Path) -> None:
     ],
 )
 def test_corrupt_values_file_is_reported_and_models_are_used(
-    folder: Path, spoil: Callable[[Path], None], told: str
+    folder: Path, spoil: Callable[[Path], None], message: str
 ) -> None:
     spoil(folder / "t.values.safetensors")
-    with pytest.warns(RuntimeWarning, match=f"1 of 1 full values are drawn from models: .*{told}"):
+    with pytest.warns(RuntimeWarning, match=f"1 of 1 full values are drawn from models: .*{message}"):
         found = drawn(folder)
     assert found.shape == (100,)
     assert not torch.equal(found, VALUES)

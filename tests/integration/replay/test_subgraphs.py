@@ -205,9 +205,11 @@ def test_writes_to_inner_tensors_are_not_mutations(tmp_path: Path) -> None:
     assert not case.operator.mutates
 
 
-@pytest.mark.parametrize(("unseen", "told"), [(lambda x: x[1:, ::2], None), (lambda x: x.view(torch.int32), "int32")])
+@pytest.mark.parametrize(
+    ("unseen", "message"), [(lambda x: x[1:, ::2], None), (lambda x: x.view(torch.int32), "int32")]
+)
 def test_unrecorded_view_is_recreated_if_possible(
-    tmp_path: Path, unseen: Callable[[Tensor], Tensor], told: str | None
+    tmp_path: Path, unseen: Callable[[Tensor], Tensor], message: str | None
 ) -> None:
     def viewed(x: Tensor) -> Tensor:
         made = x + 1
@@ -218,12 +220,12 @@ def test_unrecorded_view_is_recreated_if_possible(
     x = torch.arange(12.0).view(3, 4)
     (case,) = make_units(captured(tmp_path, lambda: viewed(x)), Selection(op=["*.viewed"]), FUNCTION)
     (result,) = rows_of([case], SETTINGS)
-    if told is None:
+    if message is None:
         assert torch.equal(run(case)[0], viewed(x))
         assert result.status == "ok"
     else:
         assert result.status == "unsupported"
-        assert f"used as {told}" in str(result.error)
+        assert f"used as {message}" in str(result.error)
 
 
 def scaled(boxes: Tensor, factor: Tensor) -> Tensor:
@@ -494,7 +496,7 @@ def test_unit_that_cannot_run_fails_only_in_its_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "selection", "told"),
+    ("unit", "selection", "message"),
     [
         (MODULE, Selection(module=["nowhere*"]), "no module matches --module nowhere"),
         (MODULE, Selection(op=["nothing"]), "no module matches --op nothing: the trace has '"),
@@ -503,10 +505,10 @@ def test_unit_that_cannot_run_fails_only_in_its_row(tmp_path: Path) -> None:
         (MODULE, Selection(op=["head"], module=["features*"]), "no call matches both --op and --module"),
     ],
 )
-def test_patterns_without_a_match_are_reported(tiny_trace: Path, unit: str, selection: Selection, told: str) -> None:
+def test_patterns_without_a_match_are_reported(tiny_trace: Path, unit: str, selection: Selection, message: str) -> None:
     with pytest.raises(UserError) as caught:
         make_units(load(tiny_trace), selection, unit)
-    assert told in f"{caught.value}: {caught.value.hint}"
+    assert message in f"{caught.value}: {caught.value.hint}"
 
 
 def test_opreplay_replays_units(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_types_and_fields_of_later_versions_are_ignored_and_counted(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "is empty"),
         (b"hello", "is not a trace"),
@@ -256,10 +256,10 @@ def test_types_and_fields_of_later_versions_are_ignored_and_counted(tmp_path: Pa
         (b"[" * 100_000, "is not a trace"),
     ],
 )
-def test_file_that_is_not_a_trace_is_refused_in_one_line(tmp_path: Path, content: bytes, told: str) -> None:
+def test_file_that_is_not_a_trace_is_refused_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         load(path)
     assert "\n" not in str(caught.value)
 

@@ -97,7 +97,7 @@ def test_common_operators_are_allowed(op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "told"),
+    ("op", "message"),
     [
         ("aten.no_such_op.default", "is not registered"),
         ("nowhere.op.default", "is not registered"),
@@ -123,8 +123,8 @@ def test_common_operators_are_allowed(op: str) -> None:
         ("_c10d_functional.all_reduce.default", "works with other processes"),
     ],
 )
-def test_unknown_or_unsafe_operator_is_refused(op: str, told: str) -> None:
-    with pytest.raises(Unsupported, match=told):
+def test_unknown_or_unsafe_operator_is_refused(op: str, message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
         find_operator(Signature(0, OPERATOR, op, (), {}))
 
 

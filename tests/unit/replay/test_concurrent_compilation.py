@@ -70,12 +70,12 @@ def test_wrapped_out_of_memory_error_is_recognized() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "roi_align_forward_impl: implementation for device xpu:0 not found.\n",
         "Not compiled with GPU support",
         "Cannot access accelerator device when none is available.",
     ],
 )
-def test_extension_without_a_kernel_for_the_device_is_unsupported(said: str) -> None:
-    assert describe_failure(RuntimeError(said)) == ("unsupported", f"RuntimeError: {said.strip()}")
+def test_extension_without_a_kernel_for_the_device_is_unsupported(message: str) -> None:
+    assert describe_failure(RuntimeError(message)) == ("unsupported", f"RuntimeError: {message.strip()}")

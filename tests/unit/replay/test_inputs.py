@@ -129,7 +129,7 @@ def test_devices_are_mapped_as_requested() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*quantiz")
 @pytest.mark.parametrize(
-    ("argument", "told"),
+    ("argument", "message"),
     [
         (lambda: torch.ones(3).to_mkldnn(), "layout _mkldnn"),
         (
@@ -141,9 +141,9 @@ def test_devices_are_mapped_as_requested() -> None:
         (object, "type builtins.object"),
     ],
 )
-def test_argument_that_cannot_be_made_has_a_reason(argument: Any, told: str) -> None:
+def test_argument_that_cannot_be_made_has_a_reason(argument: Any, message: str) -> None:
     specs, models = described(argument())
-    with pytest.raises(Unsupported, match=told):
+    with pytest.raises(Unsupported, match=message):
         Inputs(specs, {}, models, HERE, seed=0)
 
 

@@ -56,7 +56,7 @@ def test_shortened_text_ends_with_a_whole_word() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("foo", "'foo' is not a device known to torch: name one such as cpu, cuda or cuda:1"),
         ("cuda:x", "'cuda:x' is not a device known to torch: "),
@@ -64,8 +64,8 @@ def test_shortened_text_ends_with_a_whole_word() -> None:
         ("mtia", "no MTIA device here: "),
     ],
 )
-def test_missing_device_is_one_clear_line(name: str, told: str) -> None:
+def test_missing_device_is_one_clear_line(name: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         check_device(name)
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(message)
     assert len(str(caught.value)) < 200

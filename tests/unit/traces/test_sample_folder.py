@@ -27,7 +27,7 @@ def test_classes_are_named_as_in_the_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"file": "code.txt"}, "file as the name of a .py file"),
         ({"file": "co\0de.py"}, "file as the name of a .py file"),
@@ -46,10 +46,12 @@ def test_classes_are_named_as_in_the_calls(tmp_path: Path) -> None:
         ({"source": {}}, "KeyError"),
     ],
 )
-def test_field_of_another_type_is_reported_in_one_line(tmp_path: Path, changes: dict[str, object], told: str) -> None:
+def test_field_of_another_type_is_reported_in_one_line(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
     with pytest.raises(UserError) as caught:
         open_sample(written(tmp_path, json.dumps(GOOD | changes)))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert len(str(caught.value)) < 400
 
 

@@ -16,7 +16,7 @@ GRAPH = ("--exec-mode", "graph")
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ((*GRAPH, "--mode", "cudagraph"), "captures what cudagraph runs, which is a CUDA graph already"),
         (
@@ -28,10 +28,10 @@ GRAPH = ("--exec-mode", "graph")
         ((*GRAPH, "--backward"), "cannot capture a backward pass, which runs on the stream of its forward pass"),
     ],
 )
-def test_graph_inside_a_graph_is_refused_in_one_line(tiny_trace: Path, options: tuple[str, ...], told: str) -> None:
+def test_graph_inside_a_graph_is_refused_in_one_line(tiny_trace: Path, options: tuple[str, ...], message: str) -> None:
     error = refusal("opreplay", tiny_trace, *options, in_one_line=True)
     assert error.startswith("opreplay: error: --exec-mode graph ")
-    assert told in error
+    assert message in error
     assert error.endswith(": time it with --exec-mode events\n")
 
 

@@ -111,7 +111,7 @@ def test_cases_that_the_other_replay_could_not_run_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "told"),
+    ("base", "message"),
     [
         (distilled(trace_hash="other"), "not a replay of the same distilled trace"),
         (
@@ -120,8 +120,8 @@ def test_cases_that_the_other_replay_could_not_run_do_not_count() -> None:
         ),
     ],
 )
-def test_replay_of_another_trace_is_refused_as_baseline(base: Results, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_replay_of_another_trace_is_refused_as_baseline(base: Results, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         distilled_scores(distilled(), base)
 
 
