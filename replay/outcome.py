@@ -1,4 +1,4 @@
-"""The results of a replay: its rows, and where they come from."""
+"""The results of a replay: its rows, and a header that describes their origin."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN = ("case", "op", "shapes", "count", "share", "mode", "status", "captured_us", "median_us", "speed_up", "error")
-"""columns that a notebook shows if they have values, together with the columns that differ between variants;
+"""columns that a notebook shows if they have values, in addition to columns that differ between variants;
 `Results.frame` has all columns
 """
 
 PRINTED = 60
-"""maximum rows that `print` shows"""
+"""maximum number of rows that `print` shows"""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -44,7 +44,7 @@ class Results:
     Attributes
     ----------
     rows : one row for each variant of a case, in table order
-    header : trace, versions and device that the rows come from
+    header : trace, versions and device of the replay
     """
 
     rows: Sequence[Result]
@@ -65,7 +65,7 @@ class Results:
 
         The columns are those of `frame`. The values of `module`, `phase`, `count`, `share` and `captured_total_us`
         refer to the calls at the site. Two columns are added: `line`, as `file:line function`, and `total_us`, the
-        calls' total time by the replayed median.
+        number of calls times the replayed median.
         """
         return by_call_site(self.rows)
 
@@ -126,7 +126,7 @@ class Results:
         case : draw only the case whose key starts with this
         by : name of the column to group cases by
         over : column of the x axis
-        title : title instead of the trace, machine and version of torch
+        title : title; by default trace, machine and version of torch
 
         Raises
         ------
@@ -148,7 +148,7 @@ class Results:
 
 
 def read_run(path: str | Path) -> Results:
-    """Read results from a file that `opreplay -o` or the results store wrote.
+    """Read results from a file written by `opreplay -o` or by the results store.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def check_output(output: OutputOptions, args: argparse.Namespace) -> None:
 
 
 def is_completed(output: OutputOptions) -> bool:
-    """Return True if the results are complete and there is nothing to resume.
+    """Return True if the output exists and is complete.
 
     Raises
     ------
@@ -210,7 +210,7 @@ def is_completed(output: OutputOptions) -> bool:
 
 
 def is_interrupted(output: Path) -> bool:
-    """Return True if there is something next to the output that `--resume` can continue."""
+    """Return True if a file or folder next to the output can be continued with `--resume`."""
     return any(path.exists() for path in (journal_path(output), parts_folder(output)))
 
 
@@ -220,13 +220,13 @@ def parts_folder(output: Path) -> Path:
 
 
 class Scorer(Protocol):
-    """A scorer for the results of `opreplay`."""
+    """An object that computes scores from the results of `opreplay`."""
 
     def check(self, header: Mapping[str, Any]) -> None:
         """Raise `UserError` if the header of a trace requests a score that cannot be computed."""
 
     def print_scores(self, results: Results, file: IO[str]) -> None:
-        """Print the scores of a replay of one trace, if it has any."""
+        """Print the scores of the replay of one trace; print nothing if it has none."""
 
     def against(self, baseline: Path | None) -> Callable[[Results, IO[str]], None]:
         """Read a baseline, and return a function that prints the scores of several traces relative to it.

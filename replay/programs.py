@@ -1,4 +1,4 @@
-"""Programs that run a call under a mode, and the store that keeps compiled programs for later runs."""
+"""Programs that run a call in a mode, and the folder that keeps compiled programs for later runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from opgrip.traces.schema.arguments import leaves
 
 
 class ProgramSettings(Protocol):
-    """Settings for making programs; `store` is the folder for compiled programs, or None."""
+    """Settings for preparing programs; `store` is the folder for compiled programs, or None."""
 
     @property
     def device(self) -> str: ...
@@ -39,7 +39,7 @@ class ProgramSettings(Protocol):
 
 
 PARTIAL = ".partial-"
-"""prefix of folders that are not complete; the process number follows"""
+"""prefix of folders that are not complete, followed by the process id"""
 
 
 def make_program(
@@ -50,12 +50,12 @@ def make_program(
     key: str | None,
     grad: bool,
 ) -> Program:
-    """Make the program of a call under a mode.
+    """Return the program that runs a call in a mode.
 
-    examples : arguments of the call and of others of its signature, which the mode may write into
+    examples : arguments of this and of other calls of the signature; the mode may write into them
     key : key of the program in the store, or None to keep nothing
-    grad : whether gradients of its results are needed
-    Raises `Unsupported` if the mode does not run on the device, or its compiler refuses the call.
+    grad : True if gradients of the results are needed
+    Raises `Unsupported` if the mode does not support the device, or its compiler rejects the call.
     """
     mode, argument = find_mode(variant.mode)
     kind = torch.device(settings.device).type
@@ -93,7 +93,7 @@ def make_program(
 
 
 def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[Any, RunOutputs]:
-    """Run a program once; return its own result, and the result as torch tensors, which are not copied."""
+    """Run a program once; return its own result, and the same result as torch tensors without copies."""
     args, kwargs = arguments if program.enter is None else program.enter(arguments)
     raw_result = program.function(*args, **kwargs)
     if program.leave is not None:
@@ -102,7 +102,7 @@ def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[
 
 
 def as_call(program: Program, mutates: bool) -> Function:
-    """Return a program as a function that takes a call's arguments, and writes into them if the call does."""
+    """Return a program as a function that takes a call's arguments and, if the call does, writes into them."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         _, results = run_program(program, (args, kwargs), mutates)
@@ -116,9 +116,9 @@ def as_call(program: Program, mutates: bool) -> Function:
 
 @contextmanager
 def _stored(store: str | None, key: str | None) -> Iterator[Path | None]:
-    """Yield the folder of a key, or None without a store.
+    """Yield a folder for a key, or None without a store.
 
-    Its files are kept for later runs if the block ends without an error.
+    The folder is kept for later runs if the block ends without an error.
     """
     if store is None or key is None:
         yield None
@@ -139,7 +139,7 @@ def _stored(store: str | None, key: str | None) -> Iterator[Path | None]:
 
 
 def remove_partial(store: str | None) -> None:
-    """Remove incomplete folders of processes that no longer run."""
+    """Remove incomplete folders whose processes no longer run."""
     for partial in () if store is None else Path(store).glob(f"*/{PARTIAL}*"):
         pid = int(partial.name.removeprefix(PARTIAL).split("-")[0])
         try:
@@ -181,7 +181,7 @@ def with_backward(program: Program) -> Function:
 
 
 def graph_of(program: Program) -> Callable[[Arguments], Arguments]:
-    """Return a function that runs the program forward and returns the arguments of `gradients`."""
+    """Return a function that runs the program forward, and returns arguments for the function `gradients`."""
 
     def enter(arguments: Arguments) -> Arguments:
         _, results = run_program(program, arguments, mutates=False)
@@ -192,14 +192,14 @@ def graph_of(program: Program) -> Callable[[Arguments], Arguments]:
 
 
 def gradients(outputs: list[torch.Tensor], wanting: list[torch.Tensor], grad_outputs: list[torch.Tensor]) -> Any:
-    """Return the gradients of the tensors that require one; None for a tensor that has no gradient."""
+    """Return the gradients of tensors that require one; None for a tensor without gradient."""
     return torch.autograd.grad(outputs, wanting, grad_outputs, allow_unused=True)
 
 
 def gradient_graph(operator: Operator, arguments: Arguments) -> tuple[Function, tuple[Any, ...]]:
-    """Return the gradients of a call as a graph of operators without autograd, and its inputs: saved tensors and ones.
+    """Return the backward of a call as a graph of operators, and its inputs: saved tensors and incoming gradients.
 
-    Raises `Unsupported` if AOTAutograd makes no such graph.
+    Raises `Unsupported` if AOTAutograd creates no such graph.
     """
     call = TensorCall(Task(operator.function, *arguments))
 
@@ -223,9 +223,9 @@ def _with_graph(outputs: Any) -> list[torch.Tensor]:
 
 
 def _incoming(output: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of a result: powers of two that vary along each dimension.
+    """Return an incoming gradient for a result: powers of two that vary along each dimension.
 
-    With ones, the gradients of softmax and of norms are zero, whatever computes them. Powers of two, like ones, add up
+    With ones, the gradients of softmax and of norms would always be zero. Powers of two, like ones, can be added up
     exactly in any order.
     """
     gradient = torch.ones_like(output)

@@ -1,4 +1,6 @@
-"""All options of `opreplay`, in the order of the help: the options of each stage, then the options of the analyses."""
+"""All options of `opreplay`, in the order of the help text: the options of each stage, then the options of the
+analyses.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ class OutputOptions:
 
     @property
     def may_replace(self) -> bool:
-        """Return True if the output may already exist."""
+        """Return True if the output may already exist, because it will be replaced or continued."""
         return self.force or self.append or self.resume
 
 
@@ -118,7 +120,7 @@ class ScoreOptions:
 @titled("cases")
 @dataclass(frozen=True, slots=True)
 class OperatorRequest:
-    """Operators that are named instead of a trace."""
+    """Options that name operators instead of a trace."""
 
     operator: tuple[str, ...] = option(
         (),
@@ -139,7 +141,7 @@ class OperatorRequest:
 
 
 def option_classes() -> list[type]:
-    """Return the classes of all options, in the order of the help."""
+    """Return the classes of all options, in the order of the help text."""
     of_cases: list[type] = [OperatorRequest, *OPTION_GROUPS.values(), SequenceOptions, OutputOptions, ScoreOptions]
     return [*of_cases, RankOptions, EngineOptions, *(analysis.options for analysis in in_order())]
 
@@ -178,7 +180,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def request_with(trace: str | Path | None, **options: Any) -> RunRequest:
-    """Return the request for options by their long names, with `_` for `-`; raise the errors of `request_of`."""
+    """Return the request for options by their long names, with `_` in place of `-`; raise the errors of
+    `request_of`.
+    """
     return request_of(arguments_of(make_parser(), words_of(trace), options))
 
 
@@ -230,7 +234,7 @@ def _check_sequence(args: argparse.Namespace) -> None:
 
 
 def _target_of(args: argparse.Namespace) -> str:
-    """Return the source of the cases: a trace, samples, or named operators."""
+    """Return the text that names the source of the cases: a trace, samples, or operators."""
     request = from_arguments(OperatorRequest, args)
     if request.operator and args.trace:
         raise UserError("--operator replaces a trace", f"leave out {args.trace[0]}, or --operator")

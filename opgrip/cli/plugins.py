@@ -125,7 +125,7 @@ def _entry_points(search_path: tuple[str, ...]) -> Any:
 
 
 class _NamedLikeItsFunction(ModuleType):
-    """Package with a function of its own name."""
+    """A package that contains a function with the same name as the package."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function = self.__name__.rpartition(".")[2]
@@ -135,8 +135,8 @@ class _NamedLikeItsFunction(ModuleType):
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the functions `__getattr__` and `__dir__` of a package (PEP 562).
 
-    A package with a function of its own name, such as `opgrip.replay`, then reports how to import the function if a
-    program calls the package.
+    If a program calls a package that contains a function with the same name, such as `opgrip.replay`, the error
+    message says how to import the function.
 
     Parameters
     ----------

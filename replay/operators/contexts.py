@@ -1,4 +1,4 @@
-"""The recorded settings of torch that a case runs under, and the operators that may use TF32."""
+"""The recorded torch settings under which a case runs, and the operators that may use TF32."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opgrip.platform.precisions import allows_tf32, parse_precisions, read_preci
 from opgrip.traces.schema.arguments import DTYPES
 
 EPS = 2.0**-10
-"""distance from 1 to the next TF32 number"""
+"""distance between 1 and the next larger TF32 number"""
 
 ROUNDED = frozenset({torch.float32, torch.complex64})
 KINDS = ("cuda",)
@@ -41,7 +41,7 @@ class OperatorNames(TorchDispatchMode):
 
 
 def tf32_places(operators: Iterable[str]) -> set[str]:
-    """Return the settings that decide whether operators multiply float32 as TF32."""
+    """Return the settings that decide whether these operators multiply float32 as TF32."""
     names = {name.rpartition(".")[2] for name in operators}
     patterns = {"cudnn.conv": _CONVOLUTION, "cudnn.rnn": _RECURRENT, "cuda.matmul": _PRODUCT}
     return {place for place, pattern in patterns.items() if any(map(pattern.search, names))}
@@ -56,7 +56,9 @@ def may_use_tf32(operators: Iterable[str]) -> bool:
 
 
 def must_use_float32(operators: Iterable[str]) -> bool:
-    """Return True if one of the operators must use float32; a runtime with one setting then uses it for all."""
+    """Return True if one of the operators must use full float32; a runtime with a single setting then uses it
+    for all.
+    """
     return not all(map(allows_tf32, tf32_places(operators)))
 
 
@@ -65,7 +67,7 @@ _PRECISIONS = ("highest", "high", "medium")
 
 @contextmanager
 def restored(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Run the block under a context's settings; settings that this torch or machine does not know are skipped.
+    """Run the block with a context's torch settings; settings that do not exist here are skipped.
 
     Autocast is not restored, because calls are recorded below it, with the arguments that it cast.
     """

@@ -1,7 +1,6 @@
 """The device of a replay: index, streams, events, memory and the errors that end its use.
 
-This uses only functions that the modules of all accelerators have: `torch.cuda`, `torch.xpu`, or one from outside
-torch.
+Only functions are used that exist in the torch modules of all accelerators, such as `torch.cuda` and `torch.xpu`.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.table.accelerators import describe_accelerators
 
 FEWEST_CYCLES_PER_US = 2_000
-"""lower bound of the cycles that a delay takes for a microsecond, because a device may be slow when it is measured"""
+"""minimum number of cycles per microsecond of delay, because a device may be slow when it is measured"""
 CALIBRATION_CYCLES, CALIBRATIONS = 200_000, 5
-"""cycles of a kernel, and number of kernels, whose times show how many cycles a microsecond has"""
+"""number of cycles of a kernel, and number of kernels, from whose times the cycles per microsecond are determined"""
 
 
 class DeviceLostError(BaseException):
-    """Raised if a kernel failed and the device is unusable for this process.
+    """A kernel failed, and this process can no longer use the device.
 
     This is not an `Exception`, because the process has to end instead of reporting a failed case.
     """
@@ -47,7 +46,9 @@ def module_of(device: str) -> Any:
 
 
 def with_index(device: str) -> str:
-    """Return a device name with an index, 0 by default, because a bare name means another device in each thread."""
+    """Return a device name with an index, 0 by default, because a name without index can mean another device in each
+    thread.
+    """
     return device if ":" in device or device in ("cpu", "meta") else f"{device}:0"
 
 
@@ -59,7 +60,7 @@ def use_device(device: str) -> None:
 def check_present(device: str) -> None:
     """Raise `UserError` if torch does not know a device or this machine lacks it.
 
-    This creates no context, which takes memory, and on some clusters keeps other processes off the device.
+    This creates no context on the device, because a context takes memory and can block the device for other processes.
     """
     place = parse_device(device)
     try:
@@ -71,14 +72,14 @@ def check_present(device: str) -> None:
 
 
 def name_of(device: str) -> str:
-    """Return a device's product name; creates a context."""
+    """Return the product name of a device. This creates a context on the device."""
     if not is_accelerator(device) or not hasattr(module_of(device), "get_device_name"):
         return device
     return str(module_of(device).get_device_name(device))
 
 
 def facts_of(device: str) -> dict[str, Any]:
-    """Return the facts about an accelerator for the results' header; creates a context."""
+    """Return facts about an accelerator for the results' header. This creates a context on the device."""
     return {"accelerator": describe_accelerators([with_index(device)])} if is_accelerator(device) else {}
 
 
@@ -91,7 +92,7 @@ def synchronizer(device: str) -> Callable[[], None]:
 
 
 def check_use(device: str, error: BaseException) -> None:
-    """Raise `DeviceLostError` if an error made the device unusable."""
+    """Raise `DeviceLostError` if an error made the device unusable for this process."""
     if not is_accelerator(device) or isinstance(error, Unsupported | MemoryError | torch.OutOfMemoryError):
         return
     try:
@@ -114,7 +115,7 @@ DELAY_KERNEL = "spin_kernel"
 
 
 def delay(device: str, duration_us: float) -> None:
-    """Keep a device busy, so that the host runs ahead of it; does nothing on devices without such a kernel."""
+    """Keep a device busy, so that the host runs ahead of it; do nothing on devices without such a kernel."""
     sleep = getattr(module_of(device), "_sleep", None)
     if sleep is not None:
         sleep(round(duration_us * _cycles_per_us(device)))
@@ -122,7 +123,7 @@ def delay(device: str, duration_us: float) -> None:
 
 @cache
 def _cycles_per_us(device: str) -> float:
-    """Return how many cycles a device needs for a microsecond of `delay`, from its clock at its fastest."""
+    """Return the number of cycles of a delay kernel that take a microsecond at the device's highest clock."""
     stream, marks = current_stream(device), [make_event(device) for _ in range(CALIBRATIONS + 1)]
     # the first kernel also loads the module
     module_of(device)._sleep(CALIBRATION_CYCLES)
@@ -146,7 +147,7 @@ def limit_device_memory(device: str, limit: int | None) -> int | None:
 
 
 def free_by_driver(device: str) -> int | None:
-    """Return the free bytes of an accelerator according to NVML; torch would create a context."""
+    """Return the free bytes of an accelerator according to NVML, because asking torch would create a context."""
     gpu = find_gpu(device)
     if gpu is None:
         return None
@@ -158,7 +159,9 @@ def free_by_driver(device: str) -> int | None:
 
 @contextmanager
 def without_waiting(device: str) -> Iterator[None]:
-    """Make operators that wait for the device raise in the block, if torch can detect that."""
+    """Make operators in the block raise an error if they wait for the device; do nothing if torch cannot
+    detect that.
+    """
     module = module_of(device)
     if not hasattr(module, "set_sync_debug_mode"):
         yield
@@ -172,14 +175,15 @@ def without_waiting(device: str) -> Iterator[None]:
 
 
 ALIKE = 0.98
-"""least ratio of memory sizes of equal devices, because the driver reserves a part that varies"""
+"""minimum ratio of the memory sizes of two devices that count as equal, because the driver reserves a part that varies
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTraits:
     """Properties of a device that affect the time of a call.
 
-    capability : of a GPU, such as 9.0; empty for other kinds
+    capability : compute capability of a GPU, such as 9.0; empty for other devices
     """
 
     name: str
@@ -196,7 +200,7 @@ class DeviceTraits:
 
 
 def check_equal(devices: Sequence[str]) -> None:
-    """Raise `UserError` if cases cannot be spread over devices because they differ."""
+    """Raise `UserError` if the devices differ, because cases cannot be spread over different ones."""
     first, *others = devices
     if not others:
         return
@@ -213,7 +217,7 @@ def check_equal(devices: Sequence[str]) -> None:
 
 
 def _traits_of_all(devices: Sequence[str]) -> Mapping[str, DeviceTraits]:
-    """Return traits by device name, queried in a separate process, since a query creates a context on each device."""
+    """Return properties by device name; they are queried in a separate process, because a query creates a context."""
     if all(module_of(device).is_initialized() for device in devices):
         return {device: _traits_of(device) for device in devices}
     done = subprocess.run(

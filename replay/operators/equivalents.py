@@ -1,7 +1,8 @@
-"""Equivalents: calls by another operator, for calls whose operator a device or a machine lacks.
+"""Equivalents: calls of another operator that does the same work, used if a device or machine lacks the recorded
+operator.
 
 Some operators are kernels of one kind of device, such as `_scaled_dot_product_flash_attention_for_cpu` and
-`cudnn_batch_norm`. On other devices their calls run as the operator that torch itself would choose there. Functions of
+`cudnn_batch_norm`. On other devices, the operator that torch itself would choose there is called instead. Functions of
 mmcv run as operators of torchvision if mmcv is not installed.
 """
 
@@ -27,12 +28,12 @@ Call: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Equivalent:
-    """A call that does the work of a recorded one.
+    """A call that replaces a recorded call and does the same work.
 
-    takes : for each of its tensor arguments, the index among the recorded ones, or None for a new tensor
-    gives : number of its first results that the recorded call has too
+    takes : for each of its tensor arguments, the index of the recorded argument, or None for a new tensor
+    gives : number of its results, counted from the first, that correspond to results of the recorded call
     unused : indices of its other results
-    note : the operator that runs, for the row
+    note : name of the operator that runs, shown in the row
     """
 
     signature: Signature
@@ -48,11 +49,11 @@ class Equivalent:
 
 @dataclass(frozen=True, slots=True)
 class _Conversion:
-    """How a call becomes one of another operator.
+    """How a recorded call is converted to a call of another operator.
 
-    changes : arguments that differ from the recorded ones, or that those lack
-    outputs : its first results, which the recorded call has too
-    remark : in what its work differs
+    changes : arguments that differ from the recorded ones or are added
+    outputs : results that correspond to results of the recorded call
+    remark : description of how its work differs
     """
 
     op: str
@@ -62,11 +63,12 @@ class _Conversion:
 
 
 def equivalent_on(signature: Signature, device: str) -> Equivalent | None:
-    """Return the equivalent of a call on a device; None if its own operator runs there, or no other does its work.
+    """Return the equivalent of a call on a device; None if the recorded operator runs there, or no other operator does
+    the same work.
 
-    Between kinds of attention torch chooses by the arguments, which are allocated for it.
+    torch chooses a kind of attention by its arguments, so arguments are allocated for that.
 
-    Raises `Unsupported` if this torch does not have the recorded operator.
+    Raises `Unsupported` if this version of torch lacks the recorded operator.
     """
     if signature.kind not in (EXTENSION, OPERATOR):
         return None
@@ -97,7 +99,7 @@ ATTENTIONS = {
     SDPBackend.CUDNN_ATTENTION: "_scaled_dot_product_cudnn_attention",
     SDPBackend.OVERRIDEABLE: "_scaled_dot_product_fused_attention_overrideable",
 }
-"""operators of fused attention on accelerators, by what torch chooses"""
+"""operators of fused attention on accelerators, by the kind that torch chooses"""
 MATH = "_scaled_dot_product_attention_math"
 BACKWARD = "_backward"
 
@@ -136,7 +138,7 @@ def _attention(name: str, call: Call, outputs: tuple[Any, ...], device: str) -> 
 
 @dataclass(frozen=True, slots=True)
 class _LogSums:
-    """Layout of the logarithms of sums that a kernel of attention returns for its backward."""
+    """Layout of the logsumexp that an attention kernel returns for its backward."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -158,7 +160,7 @@ class _LogSums:
         return {"logsumexp": self.laid_out(call["logsumexp"])} if "logsumexp" in call else {}
 
     def results(self, outputs: tuple[Any, ...], ending: str) -> tuple[Any, ...]:
-        """Return the results that all kernels have: three gradients, or the output and these logarithms."""
+        """Return the results that all attention kernels have: three gradients, or the output and the logsumexp."""
         return outputs[:3] if ending or not outputs else (outputs[0], self.laid_out(outputs[1]))
 
 
@@ -202,7 +204,7 @@ _NORMS = [f"native_{kind}_norm{ending}" for kind in ("layer", "group") for endin
 
 
 def _norm(name: str, call: Call, outputs: tuple[Any, ...], device: str) -> _Conversion | None:
-    """Convert the statistics of a norm over 16-bit floats, which the CPU has in their dtype and CUDA in 32 bits."""
+    """Convert the statistics of a normalization of 16-bit floats: the CPU returns them in 16 bits, CUDA in 32 bits."""
     dtype, weight = call["input"].dtype, call["weight"]
     if dtype.itemsize != 2 or not outputs or torch.device(device).type not in ("cpu", "cuda"):
         return None
@@ -230,11 +232,11 @@ _COMMON = {
     "epsilon": "eps",
     "save_var": "save_invstd",
 }
-"""names of arguments of torch's operators that others call differently"""
+"""common names for arguments that have different names in some of torch's operators"""
 
 
 def _named(schema: Any, signature: Signature) -> dict[str, Any]:
-    """Return the arguments of a call by names that all operators of the same work share."""
+    """Return the arguments of a call by names that are the same for all operators that do the same work."""
     names = [argument.name for argument in schema.arguments]
     call = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
     given = {**dict(zip(names, signature.args, strict=False)), **signature.kwargs}
@@ -244,7 +246,7 @@ def _named(schema: Any, signature: Signature) -> dict[str, Any]:
 
 
 def _outputs_of(signature: Signature) -> tuple[Any, ...]:
-    """Return the results of a signature; none if they are unknown."""
+    """Return the results of a signature as a tuple; empty if they are unknown."""
     outputs = signature.outputs
     return tuple(outputs) if isinstance(outputs, list | tuple) else (outputs,) * isinstance(outputs, TensorSpec)
 
@@ -280,7 +282,7 @@ def _equivalent(signature: Signature, recorded: Call, conversion: _Conversion) -
 
 
 def _tensor_names(call: Call) -> Iterator[str]:
-    """Yield the name of the argument of each tensor of a call."""
+    """Yield, for each tensor argument of a call, the name of its parameter."""
     for name, value in call.items():
         for _ in tensors(value):
             yield name
@@ -297,7 +299,9 @@ _TENSORS_OF_MMCV = {
     "modulated_deform_conv_backward": "input weight bias ones offset mask columns"
     " grad_input grad_weight grad_bias grad_offset grad_mask grad",
 }
-"""names in torchvision of the positional arguments of mmcv's functions, or mmcv's own if torchvision has no such"""
+"""names in torchvision of the positional arguments of mmcv's functions; mmcv's own names if torchvision has no such
+argument
+"""
 _IN_TORCHVISION = {
     "aligned_height": "pooled_height",
     "aligned_width": "pooled_width",
@@ -312,7 +316,7 @@ _IN_TORCHVISION = {
 }
 """names in torchvision of mmcv's other arguments"""
 AVERAGE = 1
-"""mmcv's `pool_mode` that torchvision has"""
+"""value of mmcv's `pool_mode` that torchvision supports"""
 
 
 def _of_torchvision(signature: Signature, name: str) -> Equivalent | None:

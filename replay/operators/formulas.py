@@ -1,8 +1,8 @@
-"""Floating-point operations of a call: torch's formulas, and further ones.
+"""Number of floating-point operations of a call, by torch's formulas and further ones. A multiply-add counts as two
+operations.
 
-A multiply-add is two operations. A comparison, a division or a function such as the exponential is one, because a limit
-must not require more than the best program needs. Moving data counts as zero. Formulas follow from the operators'
-definitions with the fewest passes over the data; papers are named.
+A comparison, a division or a function such as the exponential counts as one. Moving data counts as zero. Formulas
+assume the smallest number of passes over the data that the operator's definition allows.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from opgrip.traces.schema.arguments import leaves
 class OperatorFacts:
     """Facts about an operator.
 
-    name : without overload, and without the underscore of in-place operators
-    defaults : of all arguments in order
+    name : name without overload, and without the underscore of in-place operators
+    defaults : default values of all arguments, in order
     positional : number of positional arguments
-    written, outs : names of arguments that are written, and of arguments that only receive results
+    written, outs : names of arguments that the operator writes into, and of arguments that only receive results
     """
 
     name: str
@@ -39,7 +39,7 @@ class OperatorFacts:
 
 @cache
 def schema_of(function: torch._ops.OpOverload) -> OperatorFacts:
-    """Return facts about an operator; cached, because asking torch takes longer than most calls."""
+    """Return facts about an operator; they are cached, because asking torch takes longer than most calls."""
     arguments, mutable = function._schema.arguments, function._schema.is_mutable
     packet = str(function._overloadpacket)
     return OperatorFacts(
@@ -57,8 +57,8 @@ def schema_of(function: torch._ops.OpOverload) -> OperatorFacts:
 class OperatorCall:
     """Arguments and results of an operator.
 
-    name : without overload and in-place underscore: `aten.add`, `mmcv._ext:nms`
-    function : None for a function that is not an operator of torch
+    name : name without overload and in-place underscore, such as `aten.add` or `mmcv._ext:nms`
+    function : the overload; None for a function that is not an operator of torch
     values : arguments by name, with defaults
     ins, outs : tensors among arguments and results
     """
@@ -129,7 +129,7 @@ ELEMENTWISE: dict[str, int] = {
     **dict.fromkeys(("mse_loss", "l1_loss"), 3),
     **dict.fromkeys(("smooth_l1_loss", "huber_loss", "mse_loss_backward", "smooth_l1_loss_backward"), 5),
 }
-"""operations per element, for operators with more than one or that torch does not tag as pointwise"""
+"""operations per element, for operators with more than one, and for operators that torch does not tag as pointwise"""
 
 REDUCTIONS: dict[str, int] = {
     **dict.fromkeys(("sum", "nansum", "mean", "max", "min", "prod", "all", "any", "argmax", "argmin"), 1),
@@ -147,14 +147,19 @@ REDUCTIONS: dict[str, int] = {
     **dict.fromkeys(("index_add", "scatter_add", "scatter_reduce", "max_pool2d_with_indices_backward"), 1),
     "upsample_bilinear2d_backward": 8,
 }
-"""operations per element of the largest argument"""
+"""operations per element of the largest argument, for reductions"""
 
 NORMALIZATION = 2
-"""a difference and a product per element; scale and offset are two more if they cannot be folded in"""
+"""operations per element of a normalization: a difference and a product; scale and offset are two more if they cannot
+be merged into these
+"""
 MOMENTS = 3
-"""an addition, a product and an addition per element: the sums of elements and of squares"""
+"""operations per element for mean and variance: an addition for the sum, a product and an addition for the sum of
+squares
+"""
 BACK_NORMALIZED = 9
-"""g*r*(dy - mean(dy) - z*mean(dy*z)) with z = (x-m)*r: 2 for z, 3 for the sums, 4 for the rest
+"""operations per element of a normalization's backward, g*r*(dy - mean(dy) - z*mean(dy*z)) with z = (x-m)*r: 2 for z, 3
+for the sums, 4 for the rest
 
 Source: Ioffe, Szegedy 2015.
 """
@@ -165,11 +170,11 @@ IOU = 13
 comparison with the threshold.
 """
 INTERPOLATION = {"linear1d": 3, "bilinear2d": 7, "trilinear3d": 15, "bicubic2d": 31}
-"""a product per neighbour, and the additions"""
+"""operations per element of an interpolation: one product per neighbour, and the additions"""
 
 
 def flops_of(call: OperatorCall) -> int | None:
-    """Return the floating-point operations of a call, or None without a formula."""
+    """Return the number of floating-point operations of a call, or None if there is no formula."""
     if call.function is not None:
         formula = flop_registry.get(call.function._overloadpacket)
         if formula is not None:
@@ -248,7 +253,7 @@ def _interpolated(call: OperatorCall) -> float:
 
 
 def _grid_sampled(call: OperatorCall) -> float:
-    """Return the operations of linear, nearest or cubic interpolation, in the order of `interpolation_mode`.
+    """Return the number of operations of linear, nearest or cubic interpolation, selected by `interpolation_mode`.
 
     Nearest has no arithmetic.
     """
@@ -257,7 +262,7 @@ def _grid_sampled(call: OperatorCall) -> float:
 
 
 def _row_length(call: OperatorCall) -> tuple[int, int]:
-    """Return the number of elements, and the length of each row that is sorted."""
+    """Return the number of elements, and the length of a row that is sorted."""
     tensor = call.values["self"]
     return tensor.numel(), tensor.shape[call.values["dim"]] if tensor.dim() else 1
 
@@ -268,7 +273,7 @@ def _sorted(call: OperatorCall) -> float:
 
 
 def _topk(call: OperatorCall) -> float:
-    """Return the operations to compare each element with the threshold, and to sort the kept elements."""
+    """Return the number of operations to compare each element with the threshold, and to sort the kept elements."""
     elements, row = _row_length(call)
     result_elements = call.outs[0].numel()
     return elements + (result_elements * ceil(log2(max(int(call.values["k"]), 1))) if row else 0)
@@ -301,16 +306,16 @@ def _per_parameter(operations: int) -> Formula:
 
 
 def _nms(call: OperatorCall) -> float:
-    """Return the operations of greedy suppression.
+    """Return the number of operations of non-maximum suppression.
 
-    It compares each kept box with the boxes kept before it, and each other box with at least one.
+    Each kept box is compared with all boxes kept before it, and each other box with at least one.
     """
     boxes, result_boxes = call.ins[0].shape[0], call.outs[0].numel()
     return IOU * (result_boxes * (result_boxes - 1) / 2 + boxes - result_boxes) + boxes * ceil(log2(max(boxes, 1)))
 
 
 def _roi_align(call: OperatorCall) -> float:
-    """Return the operations of bilinear samples and their mean.
+    """Return the number of operations of bilinear samples and their mean.
 
     A cell has `sampling_ratio` squared samples, at least one (He et al. 2017).
     """
@@ -371,4 +376,4 @@ FORMULAS: dict[str, Formula] = {
     "mmcv._ext:nms": _nms,
     "mmcv._ext:roi_align_forward": _roi_align,
 }
-"""formulas of operators that the tables per element do not cover"""
+"""formulas for operators that the tables of operations per element do not contain"""

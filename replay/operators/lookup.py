@@ -1,7 +1,7 @@
 """Lookup of the operators that a trace may name, and properties of operators that follow from their names.
 
-The rules use namespace, argument types and name, so that they cover operators of later versions of torch. An unknown
-namespace is refused.
+The rules use namespace, argument types and name, so that they also apply to operators of later versions of torch.
+Operators of an unknown namespace may not be named.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ UNCHECKED = re.compile(
     r"|sparse_compressed_tensor|_sobol_engine_\w+|_thnn_differentiable_\w+|_compute_linear_combination"
     r"|_(add|remove)_batch_dim|_cum(max|min)_helper|_cholesky_solve_helper|slow_conv_transpose\dd|embedding_bag_byte_prepack_with_rowwise_min_max"
 )
-"""operators that access memory at offsets which the caller chooses, and that programs do not call
+"""operators that access memory at offsets chosen by the caller, and that programs do not call directly
 
 They are views, or steps inside other operators.
 """
@@ -71,7 +71,7 @@ def _names_a_file(argument: Any) -> bool:
 
 
 def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
-    """Return why a trace may not name an operator; None if it may.
+    """Return the reason why a trace may not name an operator; None if it may.
 
     extensions : modules that the user trusts, whose namespaces are allowed
     """
@@ -95,7 +95,7 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
 
 
 def is_trusted(namespace: str, extensions: Collection[str]) -> bool:
-    """Return True for namespaces of torch's operators on tensors, and of modules that the user trusts."""
+    """Return True for the namespaces of torch's tensor operators, and of modules that the user trusts."""
     if namespace in COMPUTING or namespace in {module_of(name).partition(".")[0] for name in extensions}:
         return True
     own = (name for name in extensions if name not in TRUSTED_EXTENSIONS)
@@ -142,7 +142,7 @@ REGISTERED_LATE = {
 class Operator:
     """The function that a case calls.
 
-    mutates : whether it may write into its arguments
+    mutates : True if the function may write into its arguments
     """
 
     function: Callable[..., Any]
@@ -245,7 +245,7 @@ def _find_kernel(name: str, extensions: Collection[str]) -> Any:
 
 
 def _attribute(name: str, extensions: Collection[str]) -> tuple[Any, str, str]:
-    """Return an attribute of a trusted module, or None if it is missing, and the names of module and attribute."""
+    """Return an attribute of a trusted module (None if it is missing), and the names of module and attribute."""
     match = _FUNCTION.fullmatch(name)
     if match is None:
         raise Unsupported(f"{name!r} is not a function's name")
@@ -298,12 +298,12 @@ FAMILIES: tuple[tuple[str, str], ...] = (
     ("reduction", r"sum|mean|^(arg)?(max|min)$|amax|amin|any|all$|prod|var|std|cum|norm|count|median|mode"),
     ("elementwise", r""),
 )  # fmt: skip
-"""families and patterns of their operators' names; the first match counts"""
+"""families, each with a pattern of operator names; the first match counts"""
 _COMPILED = tuple((family, re.compile(pattern)) for family, pattern in FAMILIES)
 
 
 def family_of(op: str) -> str:
-    """Return the family of an operator: convolution for `aten.convolution_backward.default`.
+    """Return the family of an operator, such as `convolution` for `aten.convolution_backward.default`.
 
     Functions of extension modules are one family, and Python functions and modules are another.
     """
@@ -335,10 +335,10 @@ NO_INDICES = frozenset(
         *("fill", "fill_", "zero", "zero_", "masked_fill_", "bernoulli_", "random_", "masked_select", "set_"),
     }
 )
-"""operators that do not use integers as indices, in addition to views and pointwise operators"""
+"""operators that do not use integers as indices; views and pointwise operators do not either"""
 
 DIVIDE = frozenset({"div", "div_", "floor_divide", "floor_divide_", "remainder", "remainder_", "fmod", "fmod_"})
-"""operators that crash for some integers"""
+"""operators that crash for some integer values"""
 
 OVERWRITE = frozenset(
     {"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "geometric_", "cauchy_"}
@@ -347,17 +347,17 @@ OVERWRITE = frozenset(
 
 
 def overwrites(function: Callable[..., Any]) -> bool:
-    """Return True if an operator writes its first argument without reading it."""
+    """Return True if an operator overwrites its first argument without reading it."""
     return _name_of(function) in OVERWRITE
 
 
 def sizes_vary(function: Callable[..., Any]) -> bool:
-    """Return True if the shapes of results may depend on values."""
+    """Return True if the shapes of an operator's results may depend on values."""
     return _name_of(function) is None or torch.Tag.dynamic_output_shape in getattr(function, "tags", ())
 
 
 def takes_any_numbers(function: Callable[..., Any], device: str) -> bool:
-    """Return True if an operator is safe with any integers on this device."""
+    """Return True if an operator is safe with any integer values on a device."""
     name = _name_of(function)
     if name is None:
         return False

@@ -36,7 +36,7 @@ NO_MEMORY = (
 """out-of-memory messages of torch, CUDA libraries, Triton, ONNX Runtime and XLA, in lower case"""
 
 LARGE = 1 << 16
-"""size of results in bytes from which new pages affect the time"""
+"""size of results in bytes above which new pages affect the time"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class CallMemory:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an error or one of its causes is a lack of memory; compilers wrap such errors."""
+    """Return True if an error, or one of its causes, means that memory ran out; compilers wrap such errors."""
     seen: BaseException | None = error
     while seen is not None:
         text = str(seen).lower()
@@ -66,14 +66,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_memory(device: str) -> None:
-    """Free the memory of a call that ran out of memory, whose errors may be in reference cycles."""
+    """Free the memory of a call that ran out of memory; errors may keep it alive in reference cycles."""
     gc.collect()
     if is_accelerator(device) and hasattr(module_of(device), "empty_cache"):
         module_of(device).empty_cache()
 
 
 def bytes_of(tree: Any) -> int:
-    """Return the bytes of all tensors in a tree, counting each occurrence.
+    """Return the number of bytes of all tensors in nested values; a tensor that occurs twice counts twice.
 
     Elements that an expanded tensor repeats count once.
     """
@@ -81,12 +81,12 @@ def bytes_of(tree: Any) -> int:
 
 
 def mostly_fresh(fresh_bytes: Any, results: Any) -> Any:
-    """Return whether results were mostly on new pages, for numbers or columns."""
+    """Return True if results are mostly in new pages; works on numbers and on columns."""
     return fresh_bytes * 2 >= results
 
 
 def with_memory(run: Callable[[], T], device: str) -> tuple[T, CallMemory]:
-    """Run a function, and return its result and the memory that it took from torch's allocator."""
+    """Run a function; return its result, and the memory that it allocated from torch's allocator."""
     if is_accelerator(device) and hasattr(module_of(device), "memory_stats"):
         return _with_device_memory(run, device)
     # Kineto reads this when it starts; at lower levels it prints two lines per profile

@@ -1,4 +1,4 @@
-"""Private interfaces of torch that replay uses; tested with 2.6, 2.13 and 2.15."""
+"""Private interfaces of torch that the replay uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _places = PrivatePlaces()
 
 
 def private_places() -> dict[str, str]:
-    """Return `found` for each private interface of torch that replay uses, or the fall-back for a missing one."""
+    """Return, for each private interface of torch that the replay uses, `found` or a description of the fallback."""
     return _places.report()
 
 
@@ -24,7 +24,7 @@ _counters = _places.take_later("torch._dynamo.utils.counters", None, "the modes 
 
 
 def graphs_compiled() -> int:
-    """Return how many graphs dynamo has passed to a backend in this process."""
+    """Return the number of graphs that dynamo has passed to a backend in this process."""
     counters = _counters()
     if counters is None:
         raise Unsupported(f"torch {torch.__version__} does not report what dynamo compiled")
@@ -37,7 +37,7 @@ _has_kernel = _places.take(
 
 
 def is_dispatched(function: Any) -> bool:
-    """Return True if an overload is in the dispatcher; TorchScript has overloads that are not."""
+    """Return True if the dispatcher knows an overload; TorchScript has overloads that the dispatcher lacks."""
     return bool(_has_kernel(function.name()))
 
 
@@ -70,7 +70,7 @@ _key_of_device = _places.take(
 
 
 def has_kernel_on(function: Any, kind: str) -> bool:
-    """Return True if an operator runs on a kind of device, such as `cuda`."""
+    """Return True if an operator has a kernel for a kind of device, such as `cuda`."""
     name, key = function.name(), _key_of_device(kind)
     # this one has a kernel for all devices, which raises
     if "_overrideable" in name:
@@ -79,7 +79,7 @@ def has_kernel_on(function: Any, kind: str) -> bool:
 
 
 def graphs_skipped() -> int:
-    """Return how many requested CUDA graphs inductor left out in this process; 0 if unknown."""
+    """Return the number of requested CUDA graphs that inductor left out in this process; 0 if unknown."""
     counters = _counters()
     return 0 if counters is None else int(counters["inductor"]["cudagraph_skips"])
 
@@ -100,7 +100,7 @@ _inductor_config = _places.take_later("torch._inductor.config", None, "inductor 
 
 
 def compile_in_this_process() -> None:
-    """Keep inductor from starting processes, because replay already compiles in parallel."""
+    """Prevent inductor from starting processes, because the replay already compiles in parallel."""
     config = _inductor_config()
     if config is not None:
         config.compile_threads = 1
@@ -115,9 +115,11 @@ _boxed_run = _places.take_later(
 
 
 def packaged(program: torch.export.ExportedProgram, path: str, make: bool) -> Callable[[list[Tensor]], list[Tensor]]:
-    """Load or make AOTInductor's package of an exported program; raise `Unsupported` if torch lacks it.
+    """Load (or with `make`, create) AOTInductor's package of an exported program; raise `Unsupported` if torch lacks
+    AOTInductor.
 
-    The loaded model's own call parses the shape of its arguments each time, so this calls it as C++ does.
+    The returned function calls the model as C++ code would, because the model's Python call parses the shapes of its
+    arguments each time.
     """
     compile_package, load_package = _compile_package(), _load_package()
     if compile_package is None or load_package is None:
@@ -139,9 +141,9 @@ _default_partition = _places.take_later("torch._functorch.partitioners.default_p
 def traced_backward(
     forward: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor], run: Callable[[Sequence[Tensor]], object]
 ) -> tuple[Any, tuple[Any, ...]] | None:
-    """Return AOTAutograd's graph of a function's gradients and its inputs; None if it makes none.
+    """Return AOTAutograd's graph of a function's gradients, and the graph's inputs; None if it creates no graph.
 
-    run : runs the backward of the function's results
+    run : function that runs the backward of the function's results
     """
     aot_function, make_boxed, partition = _aot_function(), _make_boxed(), _default_partition()
     if aot_function is None or make_boxed is None or partition is None:

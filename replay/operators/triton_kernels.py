@@ -19,11 +19,11 @@ _KERNELS = (("triton.runtime.jit", "JITFunction"), _INTERPRETED)
 _AROUND = (("triton.runtime.autotuner", "Autotuner"), ("triton.runtime.autotuner", "Heuristics"))
 
 FindKernel = Callable[[str], Any]
-"""function that returns the attribute of a trusted module for the name `module:kernel`"""
+"""function that returns the attribute of a trusted module, given a name `module:kernel`"""
 
 
 def kernel_in(thing: Any) -> Any:
-    """Return the Triton kernel inside autotuners, or None."""
+    """Return the Triton kernel inside autotuners and heuristics, or None if there is none."""
     while _is_any(thing, _AROUND):
         thing = thing.fn
     return thing if _is_any(thing, _KERNELS) else None
@@ -32,7 +32,8 @@ def kernel_in(thing: Any) -> Any:
 def launcher(kernel: Any, find: FindKernel) -> Callable[..., None]:
     """Return a function that launches a kernel with the recorded grid, constants and options, without tuning.
 
-    It raises `Unsupported` if the kernel's parameters have changed, or for an invalid grid, constant or option.
+    The function raises `Unsupported` if the kernel's parameters have changed, or if grid, constants or options are
+    invalid.
     """
     if not _is_any(kernel, (_INTERPRETED,)):
         _check_driver()

@@ -1,4 +1,4 @@
-"""The work of a call: arithmetic, bytes to move, and number of operators."""
+"""Work of a call: floating-point operations, bytes to move, and number of operators."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ from opgrip.replay.operators.formulas import OperatorCall, call_of, flops_of, op
 from opgrip.traces.schema.tensor_specs import plain_name
 
 OVERWRITES = operators("copy fill zero normal uniform bernoulli exponential random log_normal cauchy geometric")
-"""operators that write all of their first argument without reading it"""
+"""operators that overwrite their first argument completely without reading it"""
 GATHERS = {
     **dict.fromkeys(("aten.index", "aten._unsafe_index", "aten.index_select", "aten.gather", "aten.take"), "self"),
     **dict.fromkeys(("aten.masked_select", "aten.upsample_nearest1d", "aten.upsample_nearest2d"), "self"),
     **dict.fromkeys(("aten.embedding", "aten.quantized_embedding"), "weight"),
     "mmcv._ext:roi_align_forward": "0",
 }
-"""operators that read no more elements of this argument than they return"""
+"""for operators that gather elements, the argument of which they read no more elements than they return"""
 SCATTERS = {
     **dict.fromkeys(("aten.index_put", "aten._index_put_impl", "aten._unsafe_index_put"), "values"),
     **dict.fromkeys(("aten.scatter", "aten.scatter_add", "aten.scatter_reduce"), "index"),
     **dict.fromkeys(("aten.index_add", "aten.index_copy"), "source"),
 }
-"""operators that write no more elements of their first argument than this argument has"""
+"""for operators that scatter elements, the argument whose number of elements limits the number of elements that they
+write
+"""
 ADDS = frozenset({"aten.scatter_add", "aten.scatter_reduce", "aten.index_add"})
 """operators in `SCATTERS` that also read the elements that they write"""
 UNWRITTEN = operators("empty empty_like empty_strided new_empty new_empty_strided")
 
 
 def bytes_moved(call: OperatorCall) -> int | None:
-    """Return the number of distinct bytes that a call reads and writes; None for non-strided tensors.
+    """Return the number of distinct bytes that a call reads and writes; None if a tensor has no strides.
 
-    Repeated elements count once. Results in an argument's storage are views or in-place results and do not count again.
+    Repeated elements count once. Results in an argument's storage do not count again.
     Elements that are changed in place count twice.
     """
     if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in (*call.ins, *call.outs)):
@@ -90,14 +92,16 @@ def _moved_of(call: OperatorCall, name: str, tensor: torch.Tensor, written: bool
 
 
 def _elements_of_results(call: OperatorCall) -> int:
-    """Return the result size of a function that writes into arguments: the largest one except the gathered one."""
+    """Return the number of elements that a function writes into its arguments: the size of the largest one that it does
+    not only read.
+    """
     source = GATHERS[call.name]
     others = [tensor.numel() for name, tensor in _arguments(call) if name != source]
     return max(others, default=0)
 
 
 def _reads_nothing(operator: str, argument: str) -> bool:
-    """Return True if an operator reads only the metadata of this argument."""
+    """Return True if an operator reads only the metadata of an argument."""
     name = operator.removeprefix("aten.")
     return argument == "self" and (name.endswith("_like") or name.startswith("new_"))
 
@@ -112,12 +116,12 @@ NARROW_PRODUCTS = ("aten._scaled_mm", "aten._int_mm")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The least work of a call.
+    """The minimum work that a call requires.
 
-    flops : None without a formula
+    flops : number of floating-point operations; None if there is no formula
     bytes : bytes to move; None if unknown
     dtype : dtype of its arithmetic; None if unknown
-    operators : number of dispatched operators
+    operators : number of operators that the dispatcher runs
     """
 
     flops: int | None
@@ -135,7 +139,8 @@ def work_of(
 def counted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = True) -> Work:
     """Run a function once and return the work of its operators.
 
-    whole : count the bytes of arguments and results, as if it were one kernel; else of each operator
+    whole : True to count the bytes of arguments and results as if the function were one kernel; False to add up the
+        bytes of all operators
     """
     tally = _Tally()
     with tally:
@@ -169,9 +174,9 @@ def _work(call: OperatorCall) -> Work:
 
 
 def _dtype(call: OperatorCall) -> str | None:
-    """Return the dtype of the largest floating-point tensor, or of the largest tensor without one.
+    """Return the dtype of the largest floating-point tensor or, if there is none, of the largest tensor.
 
-    8-bit products have the dtype of `self`.
+    For 8-bit products, return the dtype of `self`.
     """
     if call.name in NARROW_PRODUCTS:
         return plain_name(call.values["self"].dtype)

@@ -1,4 +1,4 @@
-"""Plots of results. A kind is one file here, or an entry point `opgrip.plots` of another package."""
+"""Plots of results. A kind of plot is a module of this package, or an entry point `opgrip.plots` of another package."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class PlottedRun(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlotRequest:
-    """Input of a plot kind.
+    """The input for drawing a plot.
 
     runs : results by name, in drawing order
     title : title of the plot; empty for none
     by : grouping of cases, such as `family` or `op`; None for the kind's default
-    over : column on the x axis; None for the kind's default
+    over : column of the x axis; None for the kind's default
     """
 
     runs: Mapping[str, PlottedRun]
@@ -51,11 +51,11 @@ Draw = Callable[[PlotRequest], "Figure"]
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Kind of plot.
+    """A kind of plot.
 
     summary : text for the command's help
-    draw : returns the figure; raises `UserError` if the results contain nothing to draw
-    by : accepted values of `--by`, default first
+    draw : function that returns the figure, or raises `UserError` if there is nothing to draw
+    by : accepted values of `--by`, the default first
     over : accepted values of `--over`
     least, most : smallest and largest number of runs; None for no limit
     """
@@ -73,19 +73,19 @@ plots: Registry[Plot] = Registry("opgrip.replay.plots", "opgrip.plots")
 
 
 def timed(rows: Sequence[Result]) -> list[Result]:
-    """Return the rows with a reliable time."""
+    """Return the rows that have a reliable time."""
     from opgrip.replay.results.results import OK
 
     return [row for row in rows if row.status == OK and row.median_us]
 
 
 def time_of(row: Result) -> float:
-    """Return the time of all calls of a row, in us."""
+    """Return the total time in us of all calls that a row represents."""
     return max(row.count, 1) * (row.median_us or 0.0)
 
 
 def series_of(runs: Mapping[str, PlottedRun]) -> Iterator[tuple[str, list[Result]]]:
-    """Yield name and timed rows of each mode of each run; names contain the run if there are several."""
+    """Yield name and timed rows for each mode of each run; the name includes the run if there are several."""
     for name, run in runs.items():
         rows = timed(run.rows)
         for mode in dict.fromkeys(row.mode for row in rows):
@@ -93,7 +93,7 @@ def series_of(runs: Mapping[str, PlottedRun]) -> Iterator[tuple[str, list[Result
 
 
 def longest(rows: Sequence[Result], most: int) -> list[str]:
-    """Return the `most` operators with the longest total time, longest first."""
+    """Return up to `most` operators, longest total time first."""
     totals: dict[str, float] = {}
     for row in rows:
         totals[row.op] = totals.get(row.op, 0.0) + time_of(row)
@@ -101,14 +101,14 @@ def longest(rows: Sequence[Result], most: int) -> list[str]:
 
 
 FITTING = ("modes", "scaling", "operators")
-"""kinds that `draw_fitting` tries in order"""
+"""kinds of plots that `draw_fitting` tries, in this order"""
 
 
 @dataclass(frozen=True, slots=True)
 class PlotChoices:
     """User's choices for a plot; None means the default.
 
-    op : pattern of operator names, matched as a shell matches file names
+    op : shell pattern for operator names
     case : beginning of the key of the only case to draw
     by, over : grouping of cases and x axis, as in `PlotRequest`
     title : title; the default consists of trace, machine and version of torch
@@ -123,7 +123,7 @@ class PlotChoices:
 
 @dataclass(frozen=True, slots=True)
 class SelectedRun:
-    """Selected rows of a run."""
+    """A run reduced to the rows that the user selected."""
 
     rows: Sequence[Result]
     header: Mapping[str, Any]
@@ -167,7 +167,7 @@ def draw_runs(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -
 
 
 def draw_fitting(runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure:
-    """Return the figure of the kind that fits the runs: `modes`, `scaling`, or else `operators`."""
+    """Return the figure of the kind of plot that suits the runs: `modes`, `scaling`, or else `operators`."""
     *special, usual = FITTING
     for kind in special:
         with suppress(UserError):
@@ -188,7 +188,7 @@ def _is_selected(row: Result, choices: PlotChoices) -> bool:
 
 
 def _title(kind: str, runs: Mapping[str, PlottedRun]) -> str:
-    """Return trace, machine and torch, each once; for a roofline only the trace, because the plot itself names the
+    """Return a title with trace, machine and torch version; for a roofline only the trace, because the plot names the
     machine.
     """
     headers = [run.header for run in runs.values()]

@@ -1,4 +1,4 @@
-"""Plots of times by operator, by mode, over the runs of a store, over threads, batch or streams, and by work."""
+"""Plots of times: by operator, by mode, over stored runs, over threads, batch sizes or streams, and by work."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 OPERATOR_GROUPS = ("op", "family", "module")
 """groupings of cases, default first"""
 MOST_GROUPS = 20
-"""most groups drawn, those with the longest time"""
+"""maximum number of groups that are drawn, those with the longest time first"""
 LEAST_SHARE = 0.001
-"""smallest share of all time at which a group is drawn"""
+"""minimum share of the total time of a group that is drawn"""
 TOGETHER = 0.8
-"""share of a group's height that its bars fill"""
+"""share of a group's height that its bars take together"""
 CAPTURED = "captured"
 """name of the series of captured times"""
 
 
 def draw_operators(request: PlotRequest) -> Figure:
-    """Return a plot with one bar per group and series: total time by replayed medians, next to the captured time."""
+    """Return a plot with one bar per group and series: total replayed time, next to the captured time."""
     from opgrip.replay.results.ratios import shares_by
 
     by = request.by or OPERATOR_GROUPS[0]
@@ -68,7 +68,7 @@ def draw_operators(request: PlotRequest) -> Figure:
 
 
 def _series(request: PlotRequest) -> dict[str, list[tuple[Result, float]]]:
-    """Return rows with the time of all their calls by series: captured times first, then each replayed series."""
+    """Return rows with the total time of their calls, by series: captured times first, then replayed ones."""
     replayed = dict(series_of(request.runs))
     if not replayed:
         raise UserError("the results have no case with a time", "see their column error, or opreplay --strict")
@@ -79,7 +79,9 @@ def _series(request: PlotRequest) -> dict[str, list[tuple[Result, float]]]:
 
 
 def _first_ways(rows: list[Result]) -> list[Result]:
-    """Return the first row of each case, because further variants such as thread counts do not add calls."""
+    """Return the first row of each case, because other variants, such as other thread counts, represent the
+    same calls.
+    """
     from opgrip.replay.results.results import VARIANT_COLUMNS
 
     cases: dict[tuple[object, ...], Result] = {}
@@ -98,12 +100,14 @@ MODE_GROUPS = ("family", "op")
 """groupings of cases, default first"""
 
 LABELS = ((3.0, (1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0)), (12.0, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)), (300.0, (1.0, 2.0, 5.0)))
-"""(ratio, multiples): axes whose ends have less than this ratio label these multiples of powers of ten"""
+"""pairs of a ratio and multiples of powers of ten; an axis whose ends have a smaller ratio is labelled at these
+multiples
+"""
 
 
 def draw_modes(request: PlotRequest) -> Figure:
-    """Return a plot of the speed-up of each group and mode: geometric mean, with a bar over the middle 80 % of
-    cases.
+    """Return a plot of the speed-up of each group and mode: the geometric mean, with a bar that covers the middle 80 %
+    of cases.
     """
     series, reference = _rows_by_group(request)
     totals: dict[str, float] = {}
@@ -129,7 +133,7 @@ def draw_modes(request: PlotRequest) -> Figure:
 
 
 def _rows_by_group(request: PlotRequest) -> tuple[dict[str, dict[str, list[Result]]], str]:
-    """Return the rows with a speed-up by series and group, and the name of the reference mode."""
+    """Return the rows with a speed-up, by series and group, and the name of the reference mode."""
     from opgrip.replay.results.ratios import GROUPS, reference_of, with_ratios_by_case
 
     group_of = GROUPS[request.by or MODE_GROUPS[0]]
@@ -165,7 +169,7 @@ def _draw_series(axes: Axes, place: int, name: str, offset: float, groups: Seque
 
 
 def _scale(axes: Axes) -> None:
-    """Set a logarithmic axis with plain numbers, so that 2 and 1/2 have the same distance from 1."""
+    """Make an axis logarithmic with plain numbers as labels, so that 2 and 1/2 are equally far from 1."""
     from matplotlib.ticker import LogLocator
 
     axes.set_xscale("log")
@@ -176,7 +180,7 @@ def _scale(axes: Axes) -> None:
 
 
 def _label_major(axis: Axis, locator: Locator, form: str) -> None:
-    """Label only the places of a locator, with plain numbers."""
+    """Label only the ticks of a locator, with plain numbers."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     axis.set_major_locator(locator)
@@ -185,7 +189,7 @@ def _label_major(axis: Axis, locator: Locator, form: str) -> None:
 
 
 def draw_history(request: PlotRequest) -> Figure:
-    """Return a plot with one line per mode over the runs, of the cases timed in all runs, with a band from p10 to
+    """Return a plot over several runs with one line per mode, for the cases timed in all runs, and a band from p10 to
     p90.
     """
     runs = sorted(((_moment(name, run), run) for name, run in request.runs.items()), key=lambda pair: pair[0])
@@ -213,7 +217,7 @@ def draw_history(request: PlotRequest) -> Figure:
 
 
 def _identity(row: Result) -> tuple[object, ...]:
-    """Return the identity of a row including its device, so that devices are not joined into one line."""
+    """Return the identity of a row including its device, so that different devices get separate lines."""
     return (row.device, *row.identity)
 
 
@@ -227,7 +231,7 @@ def _moment(name: str, run: PlottedRun) -> datetime:
 
 
 def _total(rows: list[Result], name: str, common: set[object]) -> float:
-    """Return the time of one call if there is a single case, otherwise the time of all calls, in us."""
+    """Return the time in us of one call if there is a single case, else the total time of all calls."""
     if len(common) == 1:
         return float(getattr(rows[0], name) or rows[0].median_us or 0.0)
     return fsum(max(row.count, 1) * (getattr(row, name) or row.median_us or 0.0) for row in rows)
@@ -246,9 +250,11 @@ def _label_history(figure: Figure, name: str) -> None:
 
 
 VARIED = {"threads": "threads", "batch_scale": "batch, times the recorded one", "streams": "cases at once"}
-"""axis labels of the columns over which times can scale"""
+"""axis labels for the columns over which times can scale"""
 IDEALS = {"threads": -1.0, "batch_scale": 1.0}
-"""exponent of ideal scaling: time falls with the number of threads and grows with the batch"""
+"""exponent of ideal scaling: time is inversely proportional to the number of threads, and proportional to the batch
+size
+"""
 
 
 def draw_scaling(request: PlotRequest) -> Figure:
@@ -282,7 +288,7 @@ def _varied(rows: list[Result]) -> str:
 
 
 def _draw_scaling_series(axes: Axes, place: int, name: str, rows: list[Result], column: str) -> list[int]:
-    """Draw the cases that were timed at all values of the column, and return these values."""
+    """Draw the cases that were timed at all values of a column, and return these values."""
     import numpy as np
 
     by_case: dict[Any, dict[int, float]] = {}
@@ -318,15 +324,13 @@ def _label_scaling(axes: Axes, column: str, ticks: list[int]) -> None:
 
 
 MOST_PANELS = 9
-"""most operators drawn, those with the longest total time"""
+"""maximum number of operators that are drawn, those with the longest total time first"""
 WORK = {"bytes": ("bytes_moved", "bytes moved", "B"), "flops": ("flops", "operations", "flop")}
 """column, axis label and unit, by value of `--over`"""
 
 
 def draw_shapes(request: PlotRequest) -> Figure:
-    """Return a plot with one point per case at its median, bars from 10th to 90th percentile, and one series per
-    mode.
-    """
+    """Return a plot with one point per case (its median), error bars from p10 to p90, and one series per mode."""
     column, name, unit = WORK[request.over or "bytes"]
     series = {name: [row for row in rows if getattr(row, column)] for name, rows in series_of(request.runs)}
     rows = [row for own in series.values() for row in own]
@@ -356,7 +360,9 @@ def draw_shapes(request: PlotRequest) -> Figure:
 
 
 def _draw_points(axes: Axes, place: int, label: str, rows: Sequence[Result], column: str) -> None:
-    """Draw the points of a series, even if empty, because the legend of the first panel must list all series."""
+    """Draw the points of a series; an empty series is drawn too, because the legend of the first panel must list all
+    series.
+    """
     style = marked(place) | {"linestyle": "", "label": literal(label, 40), "alpha": 0.8}
     medians = [row.median_us or 0.0 for row in rows]
     bands = [_band(row) for row in rows]
@@ -374,7 +380,7 @@ def _band(row: Result) -> tuple[float, float]:
 
 
 def draw_roofline(request: PlotRequest) -> Figure:
-    """Return the roofline that `opreplay --roofline -o x.svg` draws; the results must contain the machine's peaks."""
+    """Return the same roofline as `opreplay --roofline -o x.svg`; the results must contain the machine's peaks."""
     from opgrip.replay.analyses.roofline import drawing
     from opgrip.traces.analysis.machine_ceilings import from_json
 

@@ -1,4 +1,6 @@
-"""Output formats of results. A format is one file here, or an entry point `opgrip.reports` of another package."""
+"""Output formats of results. A format is a module of this package, or an entry point `opgrip.reports` of another
+package.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ Read = Callable[[Path], pd.DataFrame]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Output format of results.
+    """An output format of results.
 
     needs : name of the analysis that the format requires; empty for none
-    read : reads such a file back, for example to append rows, with the header in `attrs`; None if the format cannot be
-        read. It may raise OSError, ValueError, KeyError or TypeError for a damaged file
+    read : function that reads such a file back, with the header in `attrs`; None if the format cannot be read. It may
+        raise OSError, ValueError, KeyError or TypeError for a damaged file
     binary : True if the file is binary
-    package : package to import for writing, and the extra that installs it; empty if nothing optional is needed
+    package : package needed for writing, and the extra that installs it; empty if none is needed
     """
 
     write: Write
@@ -41,7 +43,9 @@ reports: Registry[Report] = Registry("opgrip.replay.reports", "opgrip.reports")
 
 
 def report(suffix: str, **about: Any) -> Callable[[Write], Write]:
-    """Return a decorator that registers a function as the `write` of a report with the attributes `about`."""
+    """Return a decorator that registers a function as the attribute `write` of a new report; `about` are its other
+    attributes.
+    """
 
     def enter(write: Write) -> Write:
         reports.register(suffix)(Report(write, **about))
@@ -51,7 +55,7 @@ def report(suffix: str, **about: Any) -> Callable[[Write], Write]:
 
 
 def report_for(path: Path) -> Report:
-    """Return the report that writes results to a file name.
+    """Return the report for the suffix of a file name.
 
     Raises `UserError` for an unknown suffix.
     """

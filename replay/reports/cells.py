@@ -1,4 +1,4 @@
-"""Rows as cells of all columns, reading of result files, and checks whether a file is complete."""
+"""Conversion of rows to the cells of all columns, reading of result files, and checks whether a file is complete."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from opgrip.replay.workers.journal import checked_cell, quoted
 from opgrip.traces.schema.json_values import check_finite, check_nesting
 
 LARGEST_BYTES = 1 << 30
-"""largest result file that is read: enough for half a million rows with their run times"""
+"""maximum number of bytes of a result file that is read; enough for half a million rows with run times"""
 OF_HEADER: dict[str, type] = {
     **dict.fromkeys(("trace", "torch", "device", "time", "command", "trace_hash"), str),
     **dict.fromkeys(("environment", "accelerator", "ceilings", "sequence", "traces", "distilled", "settings"), dict),
     "unusual": list,
 }
-"""types of header fields, which the rest of the program relies on"""
+"""types of header fields on which other code relies"""
 
 
 def check_size(path: Path) -> None:
@@ -51,7 +51,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def header_of(facts: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-    """Return the header from the facts in a file.
+    """Return the header from the facts that a file contains.
 
     Raises `UserError` if a field has the wrong type.
     """
@@ -87,7 +87,7 @@ def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
 
 
 def other_columns(path: Path) -> UserError:
-    """Return the error for a file with columns that results do not have."""
+    """Return the error for a file that has columns which results do not have."""
     return UserError(f"{path} has other columns than this opreplay writes", "choose another file")
 
 
@@ -104,7 +104,7 @@ ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
     ("several traces", OriginColumns),
     ("shard", MachineColumns),
 )
-"""columns that exist only on request, by the option or feature that requests them"""
+"""columns that exist only if an option or feature requests them, by its name"""
 
 
 def added_columns() -> list[Column]:
@@ -126,7 +126,7 @@ def all_columns() -> list[Column]:
 
 
 def whole_cells(rows: Iterable[Result]) -> list[dict[str, Any]]:
-    """Return the cells of rows in all columns, with None for empty cells."""
+    """Return the cells of rows in all columns; empty cells are None."""
     names = [about.name for about in all_columns()]
     return [{name: cells.get(name) for name in names} for cells in (row.to_plain() for row in rows)]
 
@@ -161,7 +161,7 @@ def by_call_site(rows: Sequence[Result]) -> pd.DataFrame:
 
 
 def _as_unicode(cell: Any) -> Any:
-    """Return a cell as valid Unicode: lone surrogates, which an untrusted name may contain, are escaped."""
+    """Return a cell as valid Unicode: lone surrogates, which an untrusted name can contain, are escaped."""
     if not isinstance(cell, str) or cell.isascii():
         return cell
     return cell.encode(errors="backslashreplace").decode()
@@ -214,7 +214,7 @@ def check_columns(names: Iterable[Hashable], path: Path) -> None:
 
 
 OF_CASE = ("case", "op", "count", *(name for name in VARIANT_COLUMNS if name not in ("cache", "method", "device")))
-"""columns set by the options and the trace, not by measurement"""
+"""columns whose values come from the options and the trace, and not from measurement"""
 SAME_IN_HEADER = ("trace", "trace_hash", "torch", "device", "seed")
 OPTIONS = "options_hash"
 """header field with a hash of the options, including the number of timed runs"""
@@ -229,7 +229,7 @@ def read_completed(
     devices : devices of the replay
     caches : cache states of the replay
     header : header of the file to be written
-    Raises `UserError` if the file holds results of another replay, as far as its format shows it.
+    Raises `UserError` if the file shows that its results are from another replay.
     """
     if report_for(path).read is None:
         return []
@@ -248,11 +248,11 @@ def read_completed(
 
 
 def repeated_rows(rows: Iterable[Result], expected: Iterable[Result], caches: Collection[str]) -> list[Result]:
-    """Return the rows that the replay would measure again; see `read_completed`."""
+    """Return the rows of a file that this replay would measure again; see `read_completed`."""
     keys = {_key(row) for row in expected}
     return [row for row in rows if _key(row) in keys and row.cache in (None, *caches)]
 
 
 def _key(row: Result) -> tuple[str, ...]:
-    """Return the cells that identify a row; some may be empty."""
+    """Return the cells that identify a row; some can be empty."""
     return tuple(str(getattr(row, name)) for name in OF_CASE)

@@ -1,4 +1,4 @@
-"""Requests of a replay that no row fulfilled: modes, directions, dtypes and analyses without any result."""
+"""Requests of a replay that no row fulfilled: modes, directions, dtypes and analyses without results."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ WITH_RESULTS = (OK, WRONG, CONTENDED)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Option as given on the command line.
+    """An option as given on the command line.
 
     words : the option and its value
-    is_of : returns True if a row belongs to the request
-    absence : reason if no row belongs to it
+    is_of : function that returns True if a row fulfils the request
+    absence : reason that is given if no row fulfils it
     """
 
     words: str
@@ -40,9 +40,7 @@ class Request:
 
 
 def unfulfilled(args: argparse.Namespace, rows: Sequence[Result]) -> list[str]:
-    """Return a line for each request of a command line that no row fulfilled, or a single line if no case ran at
-    all.
-    """
+    """Return a line for each request that no row fulfilled; if no case ran at all, return a single line."""
     if not any(row.status in WITH_RESULTS for row in rows):
         return [f"no case ran{_why(rows)}"] if rows else []
     lines = []
@@ -94,12 +92,12 @@ def _has(column: str, value: object, row: Result) -> bool:
 
 
 def _is_of_dtype(dtype: str, row: Result) -> bool:
-    """Return True if a row was cast to a dtype, or recorded in it."""
+    """Return True if a row was converted to a dtype, or recorded in it."""
     return row.dtype == dtype or f"{dtype}[" in row.shapes
 
 
 def _is_seen(columns: type[Columns], row: Result) -> bool:
-    """Return True if an analysis added something to a row."""
+    """Return True if an analysis added columns to a row."""
     return columns.of(row) != columns()
 
 

@@ -42,7 +42,7 @@ def read_csv(path: Path) -> pd.DataFrame:
 
 @report(".csv", read=read_csv)
 def write_csv(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-    """Write one line per row under a line of column names, without the header."""
+    """Write a line of column names and one line per row; the header is not written."""
     frame = to_frame(results)
     for name, column in frame.items():
         if not pd.api.types.is_numeric_dtype(column):
@@ -51,7 +51,7 @@ def write_csv(results: Sequence[Result], header: Mapping[str, Any], file: IO[str
 
 
 _INFINITE = "1e999"
-"""JSON spelling of inf, for which JSON has no word: parsers read a number that is too large as inf"""
+"""text that represents infinity in JSON: parsers read a number that is too large as inf"""
 _UNBOUNDED = "|".join(about.name for about in columns_in(Result) if about.unbounded)
 _AS_NUMBER = re.compile(rf'^( +"(?:{_UNBOUNDED})": )"{_INFINITE}"(,?)$', re.MULTILINE)
 
@@ -76,9 +76,9 @@ def write_json(results: Sequence[Result], header: Mapping[str, Any], file: IO[st
 
 
 HEADER = b"opgrip"
-"""metadata key of the header, stored as JSON"""
+"""metadata key under which the header is stored as JSON"""
 MOST_CELLS = 100_000_000
-"""most cells in a file, including run times: half a million rows with all columns"""
+"""maximum number of cells in a file, including run times: half a million rows with all columns"""
 
 
 def read_parquet(path: Path) -> pd.DataFrame:
@@ -122,7 +122,7 @@ def write_parquet(results: Sequence[Result], header: Mapping[str, Any], file: IO
 
 @report(".svg", needs="roofline", binary=True, package=("matplotlib", "plot"))
 def write_svg(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
-    """Draw one dot per timed row, under the peaks in the header."""
+    """Draw a roofline with one dot per timed row, under the peaks in the header."""
     if "ceilings" not in header:
         raise UserError("the rows were not compared with the machine's limits", "replay with --roofline")
     ceilings, threads = from_json(header["ceilings"]), header.get("threads", 1)
@@ -130,7 +130,7 @@ def write_svg(results: Sequence[Result], header: Mapping[str, Any], file: IO[byt
 
 
 ROWS = 1_048_575
-"""most rows of a worksheet, without the row of column names"""
+"""maximum number of rows of a worksheet, without the row of column names"""
 CHARTED = 20
 """number of rows in a chart"""
 FORMATS = {"1": "0.0%", "us": "#,##0.00", "ms": "#,##0.00", "bytes": "#,##0"}
@@ -142,7 +142,7 @@ _FORBIDDEN = re.compile(r"[\[\]:*?/\\']")
 
 @report(".xlsx", binary=True, package=("xlsxwriter", "excel"))
 def write_excel(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
-    """Write one worksheet per mode with all columns that are not empty, and a chart of the longest calls."""
+    """Write one worksheet per mode with all columns that are not empty, and a chart of the calls that take longest."""
     workbook = needed("xlsxwriter", "excel").Workbook(
         file, {"strings_to_formulas": False, "strings_to_urls": False, "nan_inf_to_errors": True, "in_memory": True}
     )
@@ -161,7 +161,7 @@ class _Sheet:
         self._formats: dict[str, Any] = {}
 
     def write(self, rows: Sequence[Result]) -> None:
-        """Write rows, up to the most that a worksheet can hold."""
+        """Write rows, up to the maximum of a worksheet."""
         cells = [row.to_plain() | {"status": row.marked_status} for row in rows[:ROWS]]
         columns = [
             about
@@ -247,9 +247,9 @@ def _sheet_name(name: str, taken: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """Test in a JUnit document.
+    """A test in a JUnit document.
 
-    group : name shown before the test's name
+    group : name of the group, shown before the test's name
     outcome : `failure`, `error`, `skipped`, or empty if the test passed
     reason : explanation of the outcome
     """
@@ -263,7 +263,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Tests that were run together.
+    """A suite: tests that were run together.
 
     properties : facts common to all tests
     """
@@ -274,7 +274,7 @@ class Suite:
 
 
 def write_suites(suites: Iterable[Suite], file: IO[str]) -> None:
-    """Write one document of all suites."""
+    """Write a JUnit document with all suites."""
     root = ElementTree.Element("testsuites")
     for suite in suites:
         _add_suite(root, suite)
@@ -303,7 +303,9 @@ def _add_suite(root: ElementTree.Element, suite: Suite) -> None:
 
 @report(".xml")
 def write_junit(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-    """Write one test per row: it fails if the row is wrong, failed or timed out, and is skipped if nothing is known."""
+    """Write one test per row: it fails if the row is wrong, failed or timed out, and is skipped if the row has no
+    result.
+    """
     plain = {name: value for name, value in header.items() if isinstance(value, str | int | float)}
     write_suites([Suite(f"opreplay {header.get('trace', '')}".strip(), list(map(_test, results)), plain)], file)
 

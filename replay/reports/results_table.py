@@ -1,4 +1,4 @@
-"""Results and cases as tables for a terminal, a pipe or Markdown."""
+"""Tables of results and cases for a terminal, a pipe or Markdown."""
 
 from __future__ import annotations
 
@@ -58,25 +58,25 @@ MEANINGS = {
     LAUNCH_BOUND: "the device waited for the host in most runs, so the time is that of the launches: "
     "--exec-mode graph times the device",
 }
-"""what the words behind the status `ok` mean"""
+"""explanations of the words that can follow the status `ok`"""
 DOUBTFUL = "~"
 """mark before doubtful captured times and speed-ups"""
 OF_THESE = "share of these"
-"""heading of shares of the selected calls' time"""
+"""heading of the share of time among the selected calls"""
 SPEED_UP = "speed-up: replayed us of the row it is compared with, divided by replayed us"
 SHORT = 60
-"""longest text of operator and shapes in a note, in characters"""
+"""maximum number of characters of operator and shapes in a note"""
 NOTE = 40
-"""longest note, in characters"""
+"""maximum number of characters of a note"""
 QUIETER = "wait until the machine is quiet, leave others a core with --threads 1, or choose idle cores with --pin"
 OPERATORS = 3
-"""most operators listed with a reason"""
+"""maximum number of operators listed with a reason"""
 MOST_INPUTS = 60
-"""most rows of a table of the inputs of several traces"""
+"""maximum number of rows in a table of the inputs of several traces"""
 
 
 def print_results(results: Sequence[Result], file: IO[str], share: str = "share") -> None:
-    """Print the table, then the reasons of rows that are not ok, one line per reason.
+    """Print the table, then one line for each reason why rows are not ok.
 
     share : heading of the column of shares
     """
@@ -86,7 +86,9 @@ def print_results(results: Sequence[Result], file: IO[str], share: str = "share"
 
 
 def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
-    """Print one row per distinct input of several traces and variant, worst first, then the notes and reasons."""
+    """Print a table with one row for each distinct input and variant of several traces, worst first, then notes and
+    reasons.
+    """
     inputs = distinct_inputs(results)
     print_results(inputs[:MOST_INPUTS], file, OF_THESE)
     if len(inputs) > MOST_INPUTS:
@@ -96,7 +98,7 @@ def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
 def distinct_inputs(results: Sequence[Result]) -> list[Result]:
     """Return one row per distinct input and variant, inputs with the worst row first.
 
-    Of rows that differ in their trace the worst is kept, with the calls of all traces.
+    If rows differ only in their trace, the worst one is kept, with the number of calls in all traces.
     """
     by_input: dict[object, dict[object, list[Result]]] = {}
     for row in results:
@@ -111,7 +113,7 @@ def distinct_inputs(results: Sequence[Result]) -> list[Result]:
 
 
 def _joined(rows: Sequence[Result]) -> Result:
-    """Return the worst of rows of several traces, with the calls of all of them."""
+    """Return the worst of several rows from different traces, with the number of calls in all of them."""
     worst = min(rows, key=_rank)
     traces = {row.trace for row in rows}
     return replace(
@@ -123,12 +125,14 @@ def _joined(rows: Sequence[Result]) -> Result:
 
 
 def _rank(row: Result) -> tuple[bool, float, float]:
-    """Return a sort key that puts rows that did not run first, then low speed-ups, then long total times."""
+    """Return a sort key: first rows that did not run, then rows with a low speed-up, then rows with a long
+    total time.
+    """
     return row.status in RAN, row.speed_up or inf, -row.count * (row.median_us or 0.0)
 
 
 def print_reasons(results: Sequence[Result], file: IO[str]) -> None:
-    """Print only the reasons of rows that are not ok, one line per reason."""
+    """Print only one line for each reason why rows are not ok."""
     for line in _reasons(results):
         print_line(line, file)
 
@@ -146,7 +150,7 @@ def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: I
 
 
 def _notes(results: Sequence[Result]) -> list[str]:
-    """Return the lines printed below the table."""
+    """Return the notes to print below the table."""
     return [
         *(*_clocks(results), *_speed_ups(results), *_doubts(results), *_behaviours(results), *_contended(results)),
         *_reasons(results),
@@ -248,7 +252,7 @@ def _added(about: Column, result: Result) -> str:
 
 
 def _clocks(results: Sequence[Result]) -> list[str]:
-    """Return the line that names the clock of the times, if some are device times."""
+    """Return a line on how times were measured, if some are device times."""
     if not any(result.captured_host_us for result in results):
         return []
     by_device = {_is_by_device(result) for result in results if result.median_us is not None}
@@ -271,7 +275,7 @@ def _speed_ups(results: Sequence[Result]) -> list[str]:
 
 
 def _doubts(results: Sequence[Result]) -> list[str]:
-    """Return the lines that explain the mark at captured times and launch-bound rows, if there are any."""
+    """Return lines that explain the mark before doubtful captured times, and launch-bound rows, if there are any."""
     lines = []
     if any(result.is_captured_doubtful for result in results):
         lines.append(

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from opgrip.replay.sequences.step_results import SequenceResult
 
 ROWS, REASONS = 20, 12
-"""default number of printed rows, and most printed reasons"""
+"""default number of printed rows, and maximum number of printed reasons"""
 ONLY_CONTENDED = "other processes used the cores in all passes, and its time counts nowhere"
 
 
 def print_sequence(result: SequenceResult, rows: Sequence[Result], most: int, file: IO[str]) -> None:
-    """Print time and memory of a step next to the captured values, the longest rows, and why calls were not replayed.
+    """Print time and memory of a step next to the captured values, the rows that take longest, and the reasons why
+    calls were not replayed.
 
-    rows : by falling share of time; the first `most` are printed
+    rows : rows in order of share of time, largest first; the first `most` are printed
     """
     for name, text in _lines(result):
         print_line(f"{name:8} {text}", file, indent=9)
@@ -48,7 +49,9 @@ def _slowed(result: SequenceResult) -> str:
 
 
 def _reasons(result: SequenceResult, shown: Sequence[Result], others: Sequence[Result]) -> list[str]:
-    """Return the reasons why calls were not replayed or not in the mode, except those already printed with a row."""
+    """Return the reasons why calls were not replayed or did not run in the mode, without those already printed with a
+    row.
+    """
     printed = {(row.op, row.error) for row in shown}
     lines = {
         (reason.op, reason.reason): f"{reason.status}: {reason.op}, {counted(reason.count, 'call')}: {reason.reason}"
@@ -120,7 +123,7 @@ def _passes(result: SequenceResult) -> str:
 
 
 def print_ranks(outcome: StepOutcome, most: int, file: IO[str]) -> None:
-    """Print the step time of each rank, the longest collectives, and what was not replayed."""
+    """Print the step time of each rank, the collectives that take longest, and the calls that were not replayed."""
     print_table(RANK_COLUMNS, outcome.ranks, file, f"{len(outcome.ranks)} of {outcome.recorded} recorded ranks")
     shown = outcome.collectives[:most]
     if shown:

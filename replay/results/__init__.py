@@ -1,1 +1,1 @@
-"""Result rows: columns, repeats, ratios, and the origin of rows."""
+"""Result rows: columns, repeats, ratios, and origins."""

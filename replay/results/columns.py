@@ -24,9 +24,9 @@ COLUMN = "column"
 class Column:
     """The declaration of a column.
 
-    meaning : one-line description
-    unit : `us`, `ms`, `mJ`, `MHz`, `bytes`; `1` for a share from 0 to 1; empty without a unit
-    heading : heading in the printed table, which has the column if a row has a value for it
+    meaning : one-line description of the column
+    unit : `us`, `ms`, `mJ`, `MHz`, `bytes`; `1` for a share from 0 to 1; empty if it has no unit
+    heading : heading in the printed table; the column is printed if a row has a value for it
     name : name of the field
     whole, several : True if the column has integers; lists
     unbounded : True if its numbers may be infinite
@@ -54,7 +54,7 @@ class _HasAdded(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Base class of the columns that an analysis adds to a row; all fields are None if it has not run."""
+    """Base class for the columns that an analysis adds to a row; all fields are None if the analysis was not run."""
 
     @classmethod
     def of(cls: type[T], row: _HasAdded) -> T:
@@ -93,7 +93,7 @@ def columns_in(declared: type) -> Iterator[Column]:
 
 
 def _kind(declared: Any) -> tuple[type, bool]:
-    """Return the type of a field's values other than None, and True if it may be None."""
+    """Return the type of a field's values, and True if the value can also be None."""
     members = get_args(declared) if get_origin(declared) is UnionType else (declared,)
     kinds = [get_origin(item) or item for item in members if item is not NoneType]
     return kinds[0] if len(kinds) == 1 else object, NoneType in members

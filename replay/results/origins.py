@@ -1,4 +1,4 @@
-"""The origin of results: the machine, software versions, and environment variables that affect speed."""
+"""The origin of results: machine, software versions, and environment variables that affect speed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MachineColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine, and what its times depend on.
+    """A machine, identified by the properties that affect times.
 
     kind : accelerator, processor, and number of processors of a replay; times of different kinds are not mixed
     """
@@ -41,12 +41,12 @@ class Machine:
     kind: str
 
     def marked(self, row: Result) -> Result:
-        """Return a row with the name and kind of this machine."""
+        """Return a row with this machine's name and kind filled in."""
         return row.adding(MachineColumns(self.name, self.kind))
 
 
 def names_of(machines: Iterable[str]) -> str:
-    """Return the first names, and the number of the remaining machines."""
+    """Return the first few names, and the number of the other machines, as text."""
     names = sorted(machines)
     named = ", ".join(names[:_NAMED])
     return named if len(names) <= _NAMED else f"{named} and {len(names) - _NAMED} more"
@@ -58,7 +58,7 @@ def machine_name() -> str:
 
 
 def this_machine(device: str) -> Machine:
-    """Return the machine of this process, as far as a device's times depend on it."""
+    """Return the machine of this process, with the properties that affect times on a device."""
     parts = [" ".join(processor("cpu")[1:]).strip() or "a processor", f"{len(os.sched_getaffinity(0))} of them"]
     if device not in ("cpu", "meta"):
         parts.insert(0, processor(device)[0])
@@ -77,10 +77,10 @@ class OriginColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of rows: one of several traces, and its model.
+    """The trace from which rows come, and its model.
 
     trace : unique name of the trace
-    model, run, library, family : fields of the zoo's manifest; the last two may be empty
+    model, run, library, family : as in the zoo's manifest; the last two can be empty
     """
 
     trace: str
@@ -90,13 +90,13 @@ class Origin:
     family: str = ""
 
     def marked(self, row: Result) -> Result:
-        """Return a row that names this trace."""
+        """Return a row with this trace's name and model filled in."""
         about = OriginColumns(self.model, self.run or None, self.library or None, self.family or None)
         return replace(row.adding(about), trace=self.trace)
 
 
 def origin_in(trace: str, about: Mapping[str, Any]) -> Origin:
-    """Return the origin that a header or file describes, which may be untrusted."""
+    """Return the origin described by a header or file, which may be untrusted."""
     words = {word: str(about.get(word) or "") for word in ("run", "library", "family")}
     return Origin(trace, str(about.get("model") or trace), **words)
 
@@ -124,13 +124,13 @@ PACKAGES = (
 VARIABLES = re.compile(
     r"(OMP|MKL|KMP|GOMP|ONEDNN|DNNL|ATEN|TORCHINDUCTOR|TORCH_COMPILE|CUDA|PYTORCH|MALLOC)_|LD_PRELOAD"
 )
-"""names of environment variables that affect speed"""
+"""pattern of the names of environment variables that affect speed"""
 
 
 def describe_environment(device: str) -> dict[str, Any]:
     """Return facts about the machine, its clocks and governor, versions, and variables that affect speed.
 
-    device : device of the results; facts about an accelerator are elsewhere in the header
+    device : device of the results
     """
     import torch
 

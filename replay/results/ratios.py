@@ -1,4 +1,4 @@
-"""Ratios of rows to the row that they are compared with, groups of rows, and rows joined from repeats."""
+"""Ratios of rows to the rows with which they are compared, groups of rows, and combination of repeats."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GROUPS: dict[str, Callable[[Result], str]] = {
 
 
 def shares_by(row: Result, by: str) -> dict[str, float]:
-    """Return the groups of a row's calls and the share of the calls in each; the shares sum to 1.
+    """Return the share of a row's calls in each group; the shares add up to 1.
 
     Modules and lines of different traces are in different groups.
 
@@ -47,7 +47,7 @@ def shares_by(row: Result, by: str) -> dict[str, float]:
 
 
 def base_place(place: int, rows: Sequence[Result], reference: str) -> int | None:
-    """Return the index of the row of the same case that a row is compared with, or None.
+    """Return the index of the row (of the same case) with which a row is compared, or None.
 
     A row of another mode is compared with the row of the reference mode. Within the reference mode, a row with other
     values is compared with the row of the first values, else a row with other threads with the row of the first
@@ -85,7 +85,8 @@ def _variant_key(row: Result) -> tuple[str, int | None, str | None]:
 
 
 def with_ratios(rows: Sequence[Result], reference: str) -> list[Result]:
-    """Return the rows of a case with `ratio`, their median divided by that of the row that they are compared with.
+    """Return the rows of a case with `ratio` filled in: their median divided by that of the row with which they are
+    compared.
 
     A row that is not compared with another row keeps its ratio.
     """
@@ -106,7 +107,7 @@ def ratio_over(row: Result, base: Result) -> float | None:
 def with_ratios_by_case(rows: Iterable[Result], reference: str) -> list[Result]:
     """Return the rows of several cases in order, adding ratios that are missing or from an older opgrip.
 
-    Older versions stored the median of paired runs as `ratio`, and had no `ratio_p50`.
+    Older versions of opgrip stored the median ratio of paired runs as `ratio`, and had no `ratio_p50`.
     """
     rows = list(rows)
     places: dict[tuple[object, ...], list[int]] = {}
@@ -122,13 +123,15 @@ def with_ratios_by_case(rows: Iterable[Result], reference: str) -> list[Result]:
 
 
 def reference_of(rows: Sequence[Result]) -> str:
-    """Return the mode that the rows of a run are compared with, which is the first one that ran."""
+    """Return the mode with which other rows of a run are compared: the first one that ran."""
     return rows[0].mode if rows else ""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterColumns(Columns):
-    """Timing clusters: calls of one signature that take distinctly different times in different places of a program."""
+    """Columns for timing clusters: calls of one signature that take distinctly different times at different places in
+    the program.
+    """
 
     place: str | None = column("module, function and line of a typical call of the row")
     behaviour_shares: list[float] | None = column(
@@ -150,7 +153,7 @@ def shares_of(case: Case) -> list[float]:
 
 
 def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result:
-    """Return a row with the program location of the case's only timing cluster, or the times of several clusters."""
+    """Return a row with the place of the case's only timing cluster, or with the times of several clusters."""
     if len(case.timing_clusters) == 1:
         return result.adding(ClusterColumns(place=case.timing_clusters[0].place))
     shares = shares_of(case)
@@ -163,7 +166,7 @@ def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result
 
 
 def join_repeats(rows: Sequence[Result]) -> Result:
-    """Return one row for the repeats of a case in one mode.
+    """Return one row that combines the repeats of a case in one mode.
 
     Each repeat has the same weight, regardless of its number of runs; contended repeats count only if all are
     contended. If a repeat failed, its row is returned. `ratio` stays empty until `with_ratios` fills it in.
@@ -210,7 +213,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
 
 
 def _severity(row: Result) -> tuple[bool, float]:
-    """Return a sort key that puts wrong rows last, in ascending order of error."""
+    """Return a sort key: wrong rows last, in ascending order of error."""
     return row.status == WRONG, row.max_abs or 0.0
 
 

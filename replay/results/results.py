@@ -20,35 +20,35 @@ OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED = "ok", "wrong", "unsupported",
 CONTENDED = "contended"
 """status of a row that ran only while other processes used the cores; its time is ignored"""
 RAN = (OK, CONTENDED)
-"""statuses of rows that ran with correct results, as far as these were checked"""
+"""statuses of rows that ran, and whose results are correct or unchecked"""
 STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED, CONTENDED)
 
 NOISY = 0.25
-"""share of the median that the interquartile range may reach before a row is noisy"""
+"""interquartile range, as a share of the median, above which a row is noisy"""
 SLOWED = 0.5
-"""share of runs on a slowed processor above which a median is doubtful"""
+"""share of runs on a slowed processor above which a row's median is doubtful"""
 LAUNCH_BOUND = "launch-bound"
-"""doubt about a time by a device's clock for which the device waited for the host"""
+"""doubt about a device time: the device waited for the host during the measurement"""
 DISAGREEMENT = 1.1
 """factor between the ratio of medians and the median ratio of paired runs above which a speed-up is doubtful"""
 UTMOST_RATIO = 1e100
-"""ratio above which, or below whose inverse, a row has no speed-up"""
+"""maximum plausible ratio; a row with a larger ratio, or a smaller one than its inverse, has no speed-up"""
 SETTINGS = "settings"
-"""header field with the given options whose role is `RUN`, by name, as text"""
+"""header field with the options whose role is `RUN`, by name, as text"""
 UNUSUAL = "unusual"
-"""field that earlier versions wrote instead of `SETTINGS`: a list of such options as text"""
+"""header field that earlier versions wrote instead of `SETTINGS`: a list of options as text"""
 VARIANT_COLUMNS = (
     *("mode", "direction", "values", "dtype", "threads", "batch_scale", "streams", "cache", "method", "tune"),
     "device",
 )
-"""columns that describe how a case was run, as options of the role `IDENTITY` do"""
+"""columns that describe how a case was run, which includes all options with the role `IDENTITY`"""
 MODE_COLUMNS = ("mode", "tune")
 """columns of `VARIANT_COLUMNS` that belong to a mode"""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The measurement of one variant of a case, or why there is none.
+    """A row: the measurement of one variant of a case, or the reason why there is none.
 
     added : values that analyses have added, by column name; see `Columns`
     """
@@ -203,7 +203,7 @@ class Result:
     added: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Derive `doubts` and `speed_up` from the other columns; only `LAUNCH_BOUND` is found out while timing."""
+        """Derive `doubts` and `speed_up` from other columns; only the doubt `LAUNCH_BOUND` is set while timing."""
         doubts = {
             "unfaithful": self.faithful is False,
             "noisy": self.noisy,
@@ -228,18 +228,18 @@ class Result:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Key that joins this row with rows of other runs: the case (but not its number) and how it was run."""
+        """Key that identifies the same case and variant in other runs; the number of the case is not part of it."""
         return self.identity_without()
 
     def identity_without(self, *columns: str) -> tuple[object, ...]:
-        """Return the key without some columns, to join rows that differ in them, such as the trace or mode."""
+        """Return the key without some columns, to match rows that differ in them, for example in the trace or mode."""
         what = self.key or f"{self.op} {self.shapes}"
         apart = {*columns, *(MODE_COLUMNS if "mode" in columns else ())}
         trace = () if "trace" in apart else (self.trace,)
         return (what, *trace, *(self._variant_cell(name) for name in VARIANT_COLUMNS if name not in apart))
 
     def _variant_cell(self, name: str) -> object:
-        """Return the cell of a column, of the device only its kind: equal devices have different indices."""
+        """Return the cell of a column; for the device only its kind, because equal devices have different indices."""
         return self.device.partition(":")[0] if name == "device" else getattr(self, name)
 
     @property
@@ -249,7 +249,9 @@ class Result:
 
     @property
     def variant(self) -> str:
-        """How the case was run apart from its mode, if this differs from the defaults: `backward, 2 threads`."""
+        """Description of how the case was run, without the mode, if this differs from the defaults: `backward, 2
+        threads`.
+        """
         words = {
             self.direction: self.direction != FORWARD,
             f"{self.values} values": self.values != RECORDED,
@@ -264,7 +266,9 @@ class Result:
 
     @property
     def is_captured_doubtful(self) -> bool:
-        """True if the captured time is from one call, from calls that vary widely, or only from perturbed calls."""
+        """True if the captured time is from a single call, from calls that vary widely, or from perturbed
+        calls only.
+        """
         if not self.captured_us:
             return False
         return self.captured_spread is None or self.captured_spread > NOISY or self.perturbed >= self.count
@@ -283,17 +287,17 @@ class Result:
 
     @property
     def marked_status(self) -> str:
-        """Status as tables show it: `ok` is followed by the reasons that make its time doubtful."""
+        """Status as shown in tables: `ok` is followed by the reasons why the time is doubtful."""
         return f"{self.status}, {self.doubts}" if self.doubts else self.status
 
     @property
     def sites(self) -> Sequence[CallSite]:
-        """Call sites of the row; without `call_sites`, one site with the row's module and phase."""
+        """Call sites of the row; if `call_sites` is empty, one site with the row's module and phase."""
         known = from_text(self.call_sites)
         return known or (CallSite(self.module, self.phase, "", max(self.count, 1), self.captured_total_us),)
 
     def adding(self, part: Columns) -> Result:
-        """Return the row with the columns that an analysis adds."""
+        """Return the row with an analysis's columns added."""
         return replace(self, added={**self.added, **asdict(part)})
 
 
@@ -318,7 +322,7 @@ def rate_of(amount: int | None, time_us: float) -> float | None:
 
 
 def not_run(results: Iterable[Result]) -> set[int]:
-    """Return the numbers of the cases of which no row ran."""
+    """Return the numbers of the cases without any row that ran."""
     rows = list(results)
     return {row.case for row in rows} - {row.case for row in rows if row.status in RAN}
 

@@ -1,4 +1,6 @@
-"""Energy that a GPU takes while a call runs, and its clocks: raised before timing, read between timed runs."""
+"""Energy that a GPU takes while a call runs, and its clock, which is raised before timing and read between
+timed runs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from opgrip.replay.timing.rounds import Announce
 
 SECONDS = 1.0
-"""seconds of runs to measure; the counter changes every few hundredths of a second, so its error is some percent"""
+"""seconds of runs that are measured; the counter changes every few hundredths of a second, so the error is some percent
+"""
 BLOCK_S = 0.1
 """seconds of runs between synchronizations; with shorter blocks the GPU would be idle most of the time"""
 IDLE_S = 0.3
@@ -63,9 +66,9 @@ class EnergyColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Energy and clocks of a GPU during the runs of a call; None for values that it does not report.
+    """Energy and clock of a GPU during the runs of a call; None for values that the GPU does not report.
 
-    millijoules : energy of one run, idle power included
+    millijoules : energy of one run, including idle power
     above_idle_mj : energy of one run without the idle power
     idle_w : power of the idle device
     clock_mhz : mean clock of the multiprocessors during the runs
@@ -85,7 +88,7 @@ class Energy:
 
 
 class Meter:
-    """A meter for the energy that calls take of a GPU."""
+    """Measures the energy that a GPU takes for a call."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -94,11 +97,11 @@ class Meter:
     def measure(
         self, run: Callable[[], object], wait: Callable[[], None], seconds: float = SECONDS, idle_s: float = IDLE_S
     ) -> Energy:
-        """Run a call for some time, reading the counters before and after.
+        """Run a call repeatedly, and read the counters before and after.
 
         wait : function that waits until the device has finished its work
         seconds : minimum time of the runs
-        idle_s : seconds to measure the idle device, on the first use of this meter
+        idle_s : seconds for which the idle device is measured, when this meter is first used
         """
         wait()
         if self._idle_w is None:
@@ -136,7 +139,8 @@ class Meter:
 
 
 class _Watch:
-    """Readings of clock, power and throttle reasons by a separate thread during a block, and once at its end.
+    """Context manager that reads clock, power and throttle reasons in a separate thread during the block, and once at
+    its end.
 
     clocks_mhz, powers_mw : the available readings
     reasons : throttle reasons in the order of their first appearance
@@ -192,19 +196,20 @@ def _block_size(run: Callable[[], object], wait: Callable[[], None]) -> int:
 
 
 def _total_mj(before: float | None, after: float | None, powers_mw: Sequence[float], elapsed_s: float) -> float | None:
-    """Return the energy by the counter, or by mean power and time without a counter."""
+    """Return the energy in mJ from the counter or, if there is none, from mean power and time."""
     if before is not None and after is not None:
         return after - before
     return fmean(powers_mw) * elapsed_s if powers_mw else None
 
 
 SIZE, WARM_UP_BLOCK_S = 1024, 0.01
-"""rows of the matrices that are multiplied to raise the clocks, and seconds of work between synchronizations"""
+"""size of the matrices that are multiplied to raise the clock, and seconds of work between synchronizations"""
 
 
 @cache
 def warm_up(device: str, seconds: float) -> None:
-    """Keep a device busy, once per process: clocks of an idle device are low and take tenths of a second to rise.
+    """Keep a device busy for some time, once per process, because the clock of an idle device takes tenths of a second
+    to rise.
 
     Does nothing on the CPU.
     """
@@ -228,9 +233,9 @@ def warm_up(device: str, seconds: float) -> None:
 
 
 class Clocks:
-    """Readings of a GPU's clock and throttling between timed runs, never during one.
+    """Reads a GPU's clock and throttling between timed runs, never during one.
 
-    gpu : None if the GPU cannot be read, or its clock is not needed
+    gpu : the GPU's counters; None if they cannot be read or are not needed
     """
 
     def __init__(self, gpu: Gpu | None) -> None:
@@ -240,7 +245,7 @@ class Clocks:
         self._spans: dict[tuple[int, int], tuple[int, int]] = {}
 
     def reading(self, announce: Announce) -> Announce:
-        """Return an `announce` function that also reads the GPU if the last reading is older than `EVERY_S`."""
+        """Return an `announce` function that also reads the GPU, at most every `EVERY_S`."""
         if self._gpu is None:
             return announce
         gpu = self._gpu

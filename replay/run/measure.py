@@ -1,4 +1,4 @@
-"""Measurement of cases side by side, with their times and energy; a case that fails costs only its row."""
+"""Measurement of cases side by side, with times and energy; a failing case does not affect others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ from opgrip.replay.timing.timing_options import COLD, DISCRETE, PROGRAM, flusher
 
 
 def metered(number: int, groups: Sequence[SubjectGroup], workload: Workload, announce: Announce) -> dict[int, Energy]:
-    """Return the energy of one run of each subject of a case, by the subject's `id`; failing subjects are left out.
+    """Return the energy of one run of each subject (a call to time) of a case, by the subject's `id`; failing subjects
+    are left out.
 
     The result is empty if the counters can no longer be read.
 
@@ -68,7 +69,7 @@ def metered(number: int, groups: Sequence[SubjectGroup], workload: Workload, ann
 
 
 def with_energy(row: Result, energy: Energy | None) -> Result:
-    """Return a row with the energy and clocks of its runs; unchanged without them."""
+    """Return a row with energy and clock filled in; unchanged if `energy` is None."""
     if energy is None:
         return row
     clock_mhz = row.clock_mhz if energy.clock_mhz is None else energy.clock_mhz
@@ -76,20 +77,20 @@ def with_energy(row: Result, energy: Energy | None) -> Result:
 
 
 CASES, BYTES, LONG_US = 128, 1 << 30, 30e6
-"""limits of one window of cases that are measured side by side: cases, bytes of their arguments, and microseconds that
-their runs took in the program; a replay that is killed loses one window
+"""limits of a window of cases that are measured side by side: number of cases, bytes of their arguments, and us that
+their calls took in the program; if a replay is killed, one window is lost
 """
 SHARE = 0.25
-"""share of the memory limit that the arguments of one window may take"""
+"""maximum share of the memory limit for the arguments of one window"""
 BEFORE_SHARE = 0.25
-"""share of a window's bytes that the arguments of preceding calls may take in addition to a full window"""
+"""share of a window's bytes that arguments of preceding calls may take in addition"""
 DECIMALS = 4
-"""decimals of single run times in microseconds"""
+"""number of decimals of single run times in us"""
 QUICK_US = 50_000
-"""longest captured time in microseconds of a preceding call; slower ones are not replayed"""
+"""maximum captured time in us of a preceding call; slower ones are not replayed"""
 
 CachedRows = Mapping[int, Mapping[int, Result]]
-"""prepared rows by case number and row number"""
+"""rows of cases that were prepared before, by case number and row number"""
 
 
 def measure_cases(
@@ -102,7 +103,7 @@ def measure_cases(
 ) -> Iterator[list[Result]]:
     """Yield the rows of each case as soon as all of its runs are done.
 
-    surroundings : preceding calls of the cases in their program, which run before them
+    surroundings : calls that precede the cases in the program, and that are run before them
     announce : called before each run with the numbers of its case and row
     without : numbers of cases that do not run as preceding calls
     cached_rows : rows whose preparation has a known outcome
@@ -118,7 +119,7 @@ def measure_cases(
 def windows(cases: Sequence[Case], workload: Workload, most: int = CASES) -> Iterator[list[Case]]:
     """Yield windows of cases that are measured side by side, each case in all of its modes.
 
-    most : maximum cases of a window
+    most : maximum number of cases in a window
     """
     window: list[Case] = []
     size, time_us = 0, 0.0
@@ -144,7 +145,9 @@ def _argument_bytes(case: Case) -> int:
 
 
 def _most_bytes(cases: Iterable[Case], workload: Workload) -> int:
-    """Return the bytes of arguments that may be in memory at a time: half of `BYTES`, or more for a larger case."""
+    """Return the maximum number of bytes of arguments in memory at a time: half of `BYTES`, or more for a
+    larger case.
+    """
     limit = workload.request.limits.memory_limit
     largest = max((_argument_bytes(case) for case in cases), default=0)
     return min(max(BYTES // 2, largest), BYTES if limit is None else min(BYTES, round(SHARE * limit)))
@@ -223,7 +226,7 @@ def _groups_with(
 def _side_by_side(
     rows: Sequence[tuple[Case, list[Prepared]]], workload: Workload, announce: Announce
 ) -> dict[int, ConcurrentRun]:
-    """Return the measurements of subjects that run several at once, by the subject's `id`."""
+    """Return the measurements of subjects of which several run concurrently, by the subject's `id`."""
     run_of_subject: dict[int, ConcurrentRun] = {}
     for count in {point.streams for point in workload.request.points} - {1}:
         groups: dict[object, SubjectGroup] = {}
@@ -245,7 +248,7 @@ def _around(
     announce: Announce,
     without: Collection[int],
 ) -> dict[int, Subject]:
-    """Return the subjects of the measured cases and of all calls that precede them, by case number."""
+    """Return the subjects of the measured cases and of all calls that precede these, by case number."""
     subject_of_case = {
         subject.number: subject
         for _, prepared in reversed(rows)
@@ -277,7 +280,9 @@ def _around(
 
 
 def _eviction(case: Case, flush: Function, workload: Workload) -> Subject:
-    """Return a stand-in for a preceding call whose arguments do not fit: it evicts the caches, as the call does."""
+    """Return a replacement for a preceding call whose arguments do not fit into memory: it evicts the caches, as the
+    call would.
+    """
     return Subject(case.number, case.op, "", flush, [InputSet([Inputs((), {}, {}, workload.place, 0)])], False, None, 0)
 
 
@@ -287,7 +292,7 @@ def _groups(
     surroundings: PrecedingCalls,
     around: Mapping[int, Subject],
 ) -> list[SubjectGroup]:
-    """Return the subjects grouped by the torch settings that they run under."""
+    """Return the subjects grouped by the torch settings under which they run."""
     groups: dict[str, SubjectGroup] = {}
     cache_bytes = recent_bytes(workload.device) if surroundings.places else 0
     for case, prepared in rows:
@@ -311,7 +316,7 @@ def _fill_rows(
 ) -> Iterator[Result]:
     """Yield the rows of one case with their measurements.
 
-    concurrent_runs : measurements of subjects that ran several at once, by the subject's `id`
+    concurrent_runs : measurements of subjects of which several ran concurrently, by the subject's `id`
     energies : energy of the runs, by the subject's `id`
     """
     for way, row, subject in prepared:

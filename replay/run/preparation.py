@@ -1,4 +1,6 @@
-"""Preparation of a case for timing: find its operator, make its arguments, and run it once in a mode."""
+"""Preparation of a case for timing: its operator is found, its arguments are generated, and it is run once in
+a mode.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.schema.records import Signature
 
 Prepared = tuple[Variant, Result, Subject | None]
-"""variant, its row, and the subject to time; None if the row already says why it cannot be timed"""
+"""variant, row, and subject to time; the subject is None if the row says why it cannot be timed"""
 
 
 def prepare(
@@ -68,7 +70,7 @@ def prepare(
     """Return the prepared rows of a case, one for each variant.
 
     announce : called before each row with the numbers of its case and row
-    cached_rows : rows whose preparation has a known outcome, by row number
+    cached_rows : rows that were prepared before, by row number
     only : number of the only row to prepare, or None for all
     """
     preparation = _Preparation(case, workload)
@@ -82,7 +84,7 @@ def prepare(
 
 
 class _Preparation:
-    """Preparation of the rows of one case."""
+    """Prepares the rows of one case."""
 
     def __init__(self, case: Case, workload: Workload) -> None:
         self._recorded, self._workload = case, workload
@@ -129,7 +131,7 @@ class _Preparation:
         return result, None
 
     def _made(self, case: Case, operator: Operator, way: Variant, result: Result) -> tuple[Result, Subject | None]:
-        """Return the row and the subject to time; retry without gradients that the operator refuses."""
+        """Return the row and the subject to time; if an argument cannot require a gradient, try again without."""
         workload = self._workload
         make = self._backward if way.direction == BACKWARD else self._forward
         is_unsaid = workload.adds_gradients and workload.wants_grad(case) and not operator.mutates
@@ -185,7 +187,9 @@ class _Preparation:
     def _first_run(
         self, case: Case, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
     ) -> tuple[Result, RunOutputs]:
-        """Run a program once; record the time of the first call, and flops and memory, which never vary."""
+        """Run a program once; record the time of the first call, and operations and memory, which do not vary between
+        runs.
+        """
         workload = self._workload
         device = _device_of(case.signature, workload)
         args, kwargs = inputs.make()
@@ -208,7 +212,7 @@ class _Preparation:
     def _with_work(
         self, case: Case, result: Result, operator: Operator, inputs: Inputs, in_torch: bool, *run: Any
     ) -> Result:
-        """Return a row with the work of a call, which is the same in all modes.
+        """Return a row with operations and bytes of a call filled in; they are the same in all modes.
 
         in_torch : True if the results of a run are torch tensors
         run : arguments, keyword arguments and results of the call
@@ -283,7 +287,7 @@ class _Preparation:
         )
 
     def _reference(self, case: Case, way: Variant, place: int, operator: Operator, inputs: Inputs) -> Reference:
-        """Return the reference for one input set of the case.
+        """Return the correct results for one input set of the case.
 
         place : index of the input set
         inputs : arguments of the input set
@@ -345,7 +349,9 @@ class _Preparation:
 
 
 def _with_equivalents(case: Case, device: str) -> tuple[Case, str]:
-    """Return a case whose calls the device has an operator for, and the note on that operator; empty for its own."""
+    """Return a case whose operators the device has, and a note on the replaced operator; the note is empty if none was
+    replaced.
+    """
     if case.operator is not None:
         return case, ""
     first, *others = (equivalent_on(signature, device) for signature in (case.signature, *case.input_sets))
@@ -375,7 +381,7 @@ def _working(result: Result, work: Work | None) -> Result:
 
 
 def _with_verdict(result: Result, verdicts: Sequence[ResultVerdict]) -> Result:
-    """Return a row with the joined verdict on all input sets; unchanged without verdicts."""
+    """Return a row with the combined verdict on all input sets; unchanged without verdicts."""
     if not verdicts:
         return result
     verdict = joined(verdicts)

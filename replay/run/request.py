@@ -4,9 +4,9 @@ A `RunRequest` is created from the options once. Worker processes receive it, pr
 journal compares it when an interrupted replay resumes. A `Workload` (`replay/run/workload.py`) is the request applied
 to one trace on one device.
 
-A `Shard` is one of several equal parts of a replay, for processes that do not communicate: the costs of all cases are
-laid end to end along a line, and each shard gets an equal piece of it. Each case is in exactly one shard, neighbours in
-the program are mostly in the same shard, and a shard reads only a few of many traces.
+A `Shard` is one of several equal parts of a replay, for processes that do not communicate. The costs of all cases are
+added up in order, and each shard gets the cases in an equal part of the sum. So each case is in exactly one shard, and
+a shard reads only a few of many traces.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
 AUTO = "auto"
 MOST_SHARDS = 1_000_000
 PLACEHOLDER = "{shard}"
-"""placeholder in the name of an output that the shard's number replaces, so that processes with the same command line
-write separate files
+"""placeholder for the shard's number in the name of an output, so that processes with the same command line write
+separate files
 """
 RUNS, FEWEST_RUNS = 100, 10
-"""assumed runs of a row if the budget is sufficient, and if one run takes longer than the budget"""
+"""assumed number of runs of a row if the time budget is sufficient, and if one run takes longer than the budget"""
 PREPARE_US, COMPILE_US = 10_000, 3_000_000
-"""microseconds that a row costs in addition to its runs, and that compiling adds: medians of the zoo on CPUs"""
+"""time in us that a row costs in addition to its runs, and that compiling costs; medians of the zoo on CPUs"""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One of several equal parts of a replay.
 
-    number : number of the shard, from 1
+    number : number of the shard, counted from 1
     count : number of shards
-    offset_us, total_us : if several traces are divided together, the cost of the traces before this one, and the cost
-    of all traces, else None
+    offset_us, total_us : if several traces are divided together, cost of the traces before this one and cost of all
+        traces in us; else None
     """
 
     number: int
@@ -69,7 +69,7 @@ class Shard:
 
     @property
     def slug(self) -> str:
-        """The shard in the form used in file names."""
+        """Text for the shard in file names."""
         return f"{self.number:0{len(str(self.count))}d}-of-{self.count}"
 
     def bounds_us(self, total_us: int) -> tuple[int, int]:
@@ -77,13 +77,15 @@ class Shard:
         return total_us * (self.number - 1) // self.count, total_us * self.number // self.count
 
     def has_part_of(self, cost_us: int) -> bool:
-        """Return True if the shard's part overlaps the trace that starts at the offset and has this cost."""
+        """Return True if the shard has cases of a trace with this cost that starts at the offset."""
         assert self.total_us is not None, "it is one of several"
         begin, end = self.bounds_us(self.total_us)
         return self.offset_us < end and self.offset_us + cost_us > begin
 
     def select(self, costs_us: Sequence[int]) -> list[int]:
-        """Return the indices of the shard's cases, given the costs of all cases: those whose middle is on its piece."""
+        """Return the indices of the shard's cases, given the costs of all cases: the cases whose middle lies in the
+        shard's part.
+        """
         begin, end = self.bounds_us(sum(costs_us) if self.total_us is None else self.total_us)
         places, start = [], self.offset_us
         for place, cost_us in enumerate(costs_us):
@@ -126,7 +128,7 @@ class RunLimits:
 
     @property
     def compilers(self) -> int:
-        """Number of cases that compile at once."""
+        """Number of cases that are compiled at the same time."""
         return self.jobs or len(os.sched_getaffinity(0))
 
 
@@ -136,12 +138,12 @@ class RunRequest:
 
     trace : path of the trace, or name of the samples or operators
     shard : part of the cases to replay, or None for all
-    detail : keep the full text of an error instead of its first line
+    detail : True to keep the full text of an error instead of its first line
     store : folder for compiled programs, or None to keep none
     profiled : name of the profiler that records the timed runs; it needs worker processes that exit by themselves
     timelines : folder for the timelines of torch's profiler
-    count_work : run each subgraph case and sample once more to count the work of its operators
-    sandbox : run workers in bubblewrap
+    count_work : True to run each subgraph case and sample once more to count operations and bytes
+    sandbox : True to run workers in bubblewrap
     """
 
     trace: str = ""
@@ -165,7 +167,9 @@ class RunRequest:
 
     @classmethod
     def from_plain(cls, record: Mapping[str, Any]) -> RunRequest:
-        """Return the request from a record of `dataclasses.asdict`, which may have passed through JSON."""
+        """Return the request from a dictionary made by `dataclasses.asdict`, which may have been converted to JSON and
+        back.
+        """
         return msgspec.convert(record, cls)
 
 
@@ -174,7 +178,7 @@ OPTION_GROUPS: dict[str, Any] = {name: kind for name, kind in get_type_hints(Run
 
 
 def identity(request: RunRequest) -> dict[str, Any]:
-    """Return the facts that two replays must share for their rows to belong in one table."""
+    """Return the facts that must be equal in two replays for their rows to belong in one table."""
     from torch import __version__ as torch_version
 
     from opgrip.replay.cases.sources import source_of
@@ -185,22 +189,22 @@ def identity(request: RunRequest) -> dict[str, Any]:
 
 
 def identifying_options(request: RunRequest) -> dict[str, Any]:
-    """Return the options that affect the rows of a replay, in the form that JSON returns."""
+    """Return the options that affect the rows of a replay, in the form in which JSON returns them."""
     options: dict[str, Any] = json.loads(json.dumps(asdict(replace(request, limits=RunLimits(), store=None))))
     del options["trace"], options["shard"], options["sandbox"]
     return options
 
 
 def options_hash(request: RunRequest) -> str:
-    """Return a hash of the options that affect rows; shards pinned to different processors share it."""
+    """Return a hash of the options that affect rows; it is equal for shards that only differ in their processors."""
     options = identifying_options(replace(request, points=replace(request.points, pin=())))
     return hashlib.blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def settle_shard(args: argparse.Namespace) -> None:
-    """Put the shard number into the name of the output; under torchrun, show this process only its own GPU.
+    """Put the shard number into the name of the output; under torchrun, make only one GPU visible to this process.
 
-    Raises `UserError` if the name has a placeholder for the shard, but the replay is not sharded.
+    Raises `UserError` if the name has a placeholder for the shard, but the replay is not divided into shards.
     """
     part: Shard | None = args.shard
     if part is None:
@@ -216,7 +220,7 @@ def settle_shard(args: argparse.Namespace) -> None:
 
 
 def shard(text: str) -> Shard:
-    """Parse `3/16`, or `auto` for the shard that the launcher of this process set in the environment."""
+    """Parse a shard such as `3/16`; `auto` means the shard that the launcher of this process set in the environment."""
     if text == AUTO:
         return shard_of_environment(os.environ)
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
@@ -228,7 +232,7 @@ def shard(text: str) -> Shard:
 def shard_of_environment(variables: Mapping[str, str]) -> Shard:
     """Return the shard of a process that torchrun, Slurm or Open MPI started, from its environment.
 
-    If a task of a Slurm job array runs several processes by `srun`, each of these processes is a shard.
+    If a task of a Slurm job array starts several processes with `srun`, each of these processes is a shard.
     """
     torchrun, mpi = ("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     # a batch script knows the number of tasks of its job but is not a task itself; only steps set the task's number
@@ -277,7 +281,7 @@ def _shards_of(count: int) -> str:
 
 
 def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[Case]:
-    """Return the cases of a shard, in the given order."""
+    """Return the cases that belong to a shard, in the given order."""
     # sort by number, which is the order of first calls: neighbours share their preceding calls
     in_program = sorted(range(len(cases)), key=lambda place: cases[place].number)
     selected = part.select([cost_us(cases[place], workload) for place in in_program])
@@ -285,7 +289,9 @@ def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[C
 
 
 def cost_us(case: Case, workload: Workload) -> int:
-    """Return the estimated time to measure a case from its captured time; an integer, so that all machines agree."""
+    """Return the estimated time in us to measure a case, from its captured time; an integer, so that all machines get
+    the same value.
+    """
     from opgrip.replay.modes import find_mode
 
     effort, ways = workload.request.effort, workload.ways(case)

@@ -1,6 +1,6 @@
 """A request applied to one trace on one device: the loaded trace, its cases, and how each case runs.
 
-Also the rows of cases before they run, and of those that cannot be measured, with the reason.
+This module also creates the rows of cases before they run, and of cases that cannot be measured.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Workload:
     source_cases : selected cases of the trace, before a shard takes its part
     cases : cases to run
     notes : notes for the user about the trace, such as missing values
-    batches : which sizes of the calls are the batch size; None if the batch is not scaled
+    batches : facts about which sizes are the batch size; None if the batch is not scaled
     memory : True to measure the memory that a call allocates
-    adds_gradients : require gradients of floating-point arguments, because the trace does not record which require them
+    adds_gradients : True if all floating-point arguments require gradients, because the trace does not record which do
     """
 
     request: RunRequest
@@ -75,12 +75,12 @@ class Workload:
 
     @property
     def trace(self) -> Trace:
-        """The trace of the cases."""
+        """The trace to which the cases belong."""
         return self.source_cases.trace
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices that the cases are spread over."""
+        """The devices over which the cases are spread."""
         inputs = self.request.inputs
         return tuple(map(with_index, inputs.devices)) if inputs.is_spread else (self.device,)
 
@@ -101,18 +101,18 @@ class Workload:
 
     @property
     def by_clock_of_device(self) -> bool:
-        """True if runs are timed by the device's own clock, on torch's streams."""
+        """True if runs are timed with the device's clock, on torch's streams."""
         return self.timing.by_clock_of_device
 
     @cached_property
     def surroundings(self) -> PrecedingCalls:
-        """The calls that precede the cases in the program; empty if they are not replayed."""
+        """The calls that precede the cases in the program; empty if preceding calls are not replayed."""
         if PROGRAM not in self.timing.caches or not self.source_cases.are_calls:
             return PrecedingCalls({}, {})
         return make_preceding_calls(self.trace, self.source_cases.all_cases, self.source_cases.cases)
 
     def on(self, device: str) -> Workload:
-        """Return the workload for one of the devices that cases are spread over; it has the same cases."""
+        """Return the workload for one of the devices over which cases are spread; it has the same cases."""
         inputs = self.request.inputs
         if not inputs.is_spread:
             return self
@@ -124,9 +124,9 @@ class Workload:
         return replace(self, request=replace(self.request, **changes))
 
     def wants_grad(self, case: Case) -> bool:
-        """Return True if the calls of a case record a graph, as in a program that runs backward.
+        """Return True if the calls of a case record an autograd graph, as in training.
 
-        Calls of operators that write into their arguments do not: generated arguments are leaves, and autograd does not
+        Operators that write into their arguments do not, because generated arguments are leaves, and autograd does not
         allow writing into leaves.
         """
         writes = case.operator is None and mutates(case.signature)
@@ -136,7 +136,9 @@ class Workload:
         return self.timing.backward and case.phase == "forward"
 
     def ways(self, case: Case) -> list[Variant]:
-        """Return the variants of a case, grouped by values and point, with the reference mode first."""
+        """Return the variants of a case, grouped by values and by point (threads, batch scale, streams), reference mode
+        first.
+        """
         request = self.request
         directions = (FORWARD, BACKWARD) if self._runs_backward(case) else (FORWARD,)
         caches = self.timing.caches if len(self.timing.caches) > 1 else (None,)
@@ -164,7 +166,7 @@ class Workload:
         return scaled(case, point.batch, self.batches)
 
     def context_of(self, case: Case, way: Variant) -> Mapping[str, Any]:
-        """Return the torch settings that a case runs under."""
+        """Return the torch settings under which a case runs."""
         threads = way.point.threads
         return case.context if threads is None else {**case.context, "threads": threads}
 
@@ -217,7 +219,8 @@ def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
 
 
 def _unsaid_device(trace: Trace, recorded: str) -> str | None:
-    """Return `cpu` for a file of another tool with tensors that do not name their device, although an argument may.
+    """Return `cpu` for a file of another tool in which tensors have no recorded device but an argument may name one,
+    else None.
 
     For example, a TritonBench file has `device='cuda'` in calls whose tensors have no recorded device.
     """
@@ -225,7 +228,7 @@ def _unsaid_device(trace: Trace, recorded: str) -> str | None:
 
 
 def recorded_device(trace: Trace) -> str:
-    """Return the accelerator that most tensors of a trace are on, or `cpu` if all are on the CPU."""
+    """Return the accelerator of most tensors of a trace, or `cpu` if all are on the CPU."""
     devices = Counter(
         spec.device for signature in trace.signatures for spec in tensors([signature.args, signature.kwargs])
     )
@@ -234,7 +237,7 @@ def recorded_device(trace: Trace) -> str:
 
 
 def key_of(case: Case, variant: Variant, workload: Workload) -> str | None:
-    """Return a key that interchangeable programs share; None if the program cannot be identified."""
+    """Return a key that is equal for programs that can replace each other; None if the program cannot be identified."""
     if workload.store is None or variant.mode == EAGER:
         return None
     mode, _ = find_mode(variant.mode)
@@ -275,14 +278,16 @@ _NO_KERNEL = re.compile(
     r"implementation for device \S+ not found|not compiled with (?:gpu|cuda)|accelerator device when none is available",
     re.IGNORECASE,
 )
-"""messages for a missing kernel or device: of mmcv's registry, of builds without CUDA, of torch for pinned memory"""
+"""pattern of messages for a missing kernel or device: from mmcv's registry, builds without CUDA, and torch's pinned
+memory
+"""
 
 _NO_DERIVATIVE = re.compile(r"(?:the )?derivative for .+? is not implemented")
 """message of autograd for an operator or argument without a derivative"""
 
 
 def expected_rows(cases: Iterable[Case], workload: Workload) -> list[Result]:
-    """Return the rows of a replay without measurements."""
+    """Return the rows of a replay before they are measured."""
     return [empty_row(case, way, workload) for case in cases for way in workload.ways(case)]
 
 
@@ -292,7 +297,7 @@ def empty_rows(case: Case, workload: Workload, status: str, error: str) -> dict[
 
 
 def empty_row(case: Case, way: Variant, workload: Workload, status: str = OK, error: str | None = None) -> Result:
-    """Return the row of a case before it runs, or with the reason why it cannot run."""
+    """Return the row of a case before it runs, or of a case that cannot run, with the reason."""
     signature, forward = cast_signature(case.signature, workload.dtype), way.direction != BACKWARD
     return Result(
         case=case.number,

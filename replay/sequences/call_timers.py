@@ -34,9 +34,9 @@ from opgrip.replay.timing.stopwatch import Pace, keep_busy
 
 
 class CallTimer(Protocol):
-    """Interface of the timers, which run and time the calls of one pass in order.
+    """Interface of timers, which run and time the calls of one pass in order.
 
-    on_device : places of the calls that were timed by the device's clock
+    on_device : indices of the calls that were timed with the device's clock
     """
 
     on_device: list[int]

@@ -89,7 +89,7 @@ def _has_strides(tensor: Any) -> bool:
 
 
 def _places(tensor: Any) -> int:
-    """Return how many elements of memory a strided tensor spans."""
+    """Return the number of elements of memory between the first and the last element of a strided tensor."""
     if 0 in tensor.shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape_of(tensor), _strides(tensor), strict=True))
@@ -125,7 +125,7 @@ def _last_size(value: Any) -> int:
 
 
 def projected(call: Call) -> Iterator[Sizes]:
-    """Check queries, keys and values in one tensor, with a bias."""
+    """Check a call whose queries, keys and values are in one tensor, with a bias."""
     width, heads = _last_size(call["qkv"]), call["num_heads"]
     yield from shapes(call, (width,), "qkv_bias")
     yield from dtypes(call, call["qkv"].dtype, "qkv_bias")
@@ -168,7 +168,7 @@ def rnn(call: Call) -> Iterator[Sizes]:
 
 
 def _workspace(call: Call) -> tuple[int, ...]:
-    """Return the shape of the data that the forward saves for its backward, which depends on the CPU."""
+    """Return the shape of the data that the forward stores for its backward; it depends on the CPU."""
     forward = torch.ops.aten.mkldnn_rnn_layer.default
     renamed = {**{f"weight{place}": f"weight{place + 1}" for place in range(4)}, "cx_": "cx_tmp"}
     call = {**call, "train": True}
@@ -209,7 +209,7 @@ def reduced_products(call: Call) -> Iterator[Sizes]:
 
 
 def reach(call: Call) -> Iterator[Sizes]:
-    """Check that products of strides fit in 64 bits, because torch computes the end of a view from them."""
+    """Check that products of sizes and strides fit in 64 bits, because torch computes the end of a view from them."""
     last = (call.get("storage_offset") or 0) + sum(
         (size - 1) * stride for size, stride in zip(call["size"], call["stride"], strict=True) if size > 0
     )
@@ -256,7 +256,7 @@ def margins(call: Call) -> Iterator[Sizes]:
 
 
 def upsample(call: Call) -> Iterator[Sizes]:
-    """Check that scales agree with the output size, one per dimension."""
+    """Check that there is one scale per dimension, and that scales match the output size."""
     if "output_size" not in call or "input" in call:
         # this overload computes one from the other
         return
@@ -301,14 +301,14 @@ def group_norm(call: Call) -> Iterator[Sizes]:
 
 
 def group_norm_backward(call: Call) -> Iterator[Sizes]:
-    """Check a backward of `group_norm`, of which some versions read gradients contiguously."""
+    """Check a backward of `group_norm`; some versions of torch read its gradients as contiguous memory."""
     yield from group_norm(call)
     if not _takes_any_strides():
         yield from own_memory("grad_out", "input", "weight", "mean", "rstd")(call)
 
 
 class _Gradients(TorchDispatchMode):
-    """A dispatch mode that records whether the backward of a group norm gets a non-contiguous gradient."""
+    """A dispatch mode that records whether the backward of a group norm receives a non-contiguous gradient."""
 
     any_strides: bool = False
 
@@ -320,7 +320,7 @@ class _Gradients(TorchDispatchMode):
 
 @cache
 def _takes_any_strides() -> bool:
-    """Return True if the backward of a group norm makes a gradient contiguous itself, as in torch 2.15."""
+    """Return True if torch's backward of a group norm makes the gradient contiguous itself, as in torch 2.15."""
     # in a new thread, because the caller may be in a dispatch mode, in which nothing has gradients
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_sees_any_strides).result()
