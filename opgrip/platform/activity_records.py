@@ -6,7 +6,7 @@ torch's profiler collects them. Its interfaces are private and differ between ve
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -187,14 +187,3 @@ def recorded_work() -> Iterator[list[LaunchedWork]]:
         yield work
     finally:
         work += launched_by(profile.stop())
-
-
-def idle_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return begin and end of each time between the first and the last of some spans that is in none of them."""
-    gaps: list[tuple[int, int]] = []
-    busy_until: int | None = None
-    for start, end in sorted(spans):
-        if busy_until is not None and start > busy_until:
-            gaps.append((busy_until, start))
-        busy_until = max(busy_until or end, end)
-    return gaps

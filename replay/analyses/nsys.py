@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from opgrip.cli.command import not_negative, positive
 from opgrip.cli.options import EFFORT, OUTPUT, option, titled
 from opgrip.errors import UserError
-from opgrip.platform.activity_records import idle_spans
 from opgrip.replay.analyses import Analysis, AnalysisSession, analyses
 from opgrip.replay.analyses.nsys_report import DeviceWork, DeviceWorkKind, NsysRange, NsysReport, read_report
 from opgrip.replay.analyses.profiler_programs import (
@@ -32,11 +31,10 @@ from opgrip.replay.analyses.profiler_programs import (
     run_program,
     why_unseen,
 )
-from opgrip.replay.operators.devices import DELAY_KERNEL
 from opgrip.replay.results.columns import Columns, column
 from opgrip.replay.results.results import RAN, Result
-from opgrip.replay.run.kernels import counted_names
-from opgrip.replay.timing.ranges import BEFORE, DROPPED, NSYS, PREPARE, READY, check_ranges
+from opgrip.replay.run.kernels import counted_names, idle_spans
+from opgrip.replay.timing.ranges import BEFORE, DELAY_KERNEL, DROPPED, NSYS, PREPARE, READY, check_ranges
 
 if TYPE_CHECKING:
     from opgrip.replay.run.request import RunRequest

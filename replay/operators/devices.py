@@ -110,10 +110,6 @@ def current_stream(device: str) -> Any:
     return module_of(device).current_stream(device)
 
 
-DELAY_KERNEL = "spin_kernel"
-"""part of the name of the kernel of `delay`"""
-
-
 def delay(device: str, duration_us: float) -> None:
     """Keep a device busy, so that the host runs ahead of it; do nothing on devices without such a kernel."""
     sleep = getattr(module_of(device), "_sleep", None)

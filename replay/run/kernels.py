@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
 
-from opgrip.platform.activity_records import LaunchedWork, idle_spans
 from opgrip.replay.results.columns import Columns, column
+from opgrip.replay.results.results import Result, rate_of
+
+if TYPE_CHECKING:
+    # torch takes long to import, and this module is imported to print the help
+    from opgrip.platform.activity_records import LaunchedWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +30,54 @@ class KernelColumns(Columns):
         "True if the GPU waited for launches for longer than it was busy, between the first and the last of them"
     )
     kernel_names: str | None = column("names of the kernels, copies and fills, with the number of each in a run")
+    of_peak_rate: float | None = column(
+        "`flops` divided by `gpu_us`, as a share of the datasheet's dense rate for `math_dtype`; of TF32 if "
+        "the case may use it",
+        "1",
+    )
+    of_peak_bandwidth: float | None = column(
+        "`bytes_moved` divided by `gpu_us`, as a share of the bandwidth of memory in the datasheet; above 1 if caches "
+        "hold the data",
+        "1",
+    )
+
+
+def with_kernels(row: Result, runs: Sequence[Sequence[LaunchedWork]], context: Mapping[str, Any]) -> Result:
+    """Return a row with the columns of kernels, and shares of the peaks in the datasheet of its GPU.
+
+    runs : the work of each run, in order of its begin; at least one run
+    context : settings of torch under which the case runs
+    """
+    from opgrip.replay.operators.devices import name_of
+    from opgrip.traces.analysis.datasheets import datasheet_of
+
+    columns = kernel_columns(runs)
+    sheet = datasheet_of(name_of(row.device))
+    if sheet is None or not columns.gpu_us:
+        return row.adding(columns)
+    rate, bytes_rate = rate_of(row.flops, columns.gpu_us), rate_of(row.bytes_moved, columns.gpu_us)
+    peak = sheet.rate(arithmetic_dtype(row, context))
+    return row.adding(
+        replace(
+            columns,
+            of_peak_rate=None if rate is None or peak is None else rate / peak,
+            of_peak_bandwidth=None if bytes_rate is None else bytes_rate / sheet.gb_per_s,
+        )
+    )
+
+
+def arithmetic_dtype(row: Result, context: Mapping[str, Any]) -> str | None:
+    """Return the dtype of a row's arithmetic: TF32 for float32 if the settings of its case allow it."""
+    from opgrip.platform.precisions import is_tf32
+    from opgrip.replay.operators.contexts import KINDS
+    from opgrip.traces.analysis.machine_ceilings import TF32
+
+    may_be_rounded = row.math_dtype == "float32" and row.device.partition(":")[0] in KINDS
+    return TF32 if may_be_rounded and is_tf32(row.op, context) else row.math_dtype
 
 
 def kernel_columns(runs: Sequence[Sequence[LaunchedWork]]) -> KernelColumns:
-    """Return the columns of a row.
+    """Return the columns of a row, without shares of peaks.
 
     runs : the work of each run, in order of its begin; at least one run
     """
@@ -65,3 +114,14 @@ def _figures(run: Sequence[LaunchedWork]) -> tuple[int, int, int]:
     idle_ns = sum(end - start for start, end in gaps)
     waiting_ns = sum(end - start for start, end in gaps if launched_ns.get(end, 0) > start)
     return last - first - idle_ns, idle_ns, waiting_ns
+
+
+def idle_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return begin and end of each time between the first and the last of some spans that is in none of them."""
+    gaps: list[tuple[int, int]] = []
+    busy_until: int | None = None
+    for start, end in sorted(spans):
+        if busy_until is not None and start > busy_until:
+            gaps.append((busy_until, start))
+        busy_until = max(busy_until or end, end)
+    return gaps

@@ -26,7 +26,7 @@ from opgrip.replay.operators.memory import Function, bytes_of
 from opgrip.replay.results.ratios import base_place, with_ratios, with_timing_clusters
 from opgrip.replay.results.results import CONTENDED, LAUNCH_BOUND, NOISY, Result, rate_of
 from opgrip.replay.run.energy import Clocks, Energy, open_meter, warm_up
-from opgrip.replay.run.kernels import kernel_columns
+from opgrip.replay.run.kernels import with_kernels
 from opgrip.replay.run.preparation import Prepared, prepare
 from opgrip.replay.run.workload import Workload, failed
 from opgrip.replay.timing import pages
@@ -334,7 +334,7 @@ def _fill_rows(
             is_launch_bound = subject.is_launch_bound and case.operator is not None
             timed = _with_times(result, subject.samples, workload, way)
             timed = replace(timed, doubts=LAUNCH_BOUND) if is_launch_bound else timed
-            timed = timed.adding(kernel_columns(subject.recorded)) if subject.recorded else timed
+            timed = with_kernels(timed, subject.recorded, case.context) if subject.recorded else timed
             yield with_timing_clusters(timed, case, subject.samples) if case.timing_clusters else timed
 
 

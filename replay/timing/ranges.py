@@ -29,6 +29,8 @@ PREPARE, READY, BEFORE, DROPPED = "prepare", "ready", "before", "dropped"
 `prepare`: the row is compiled and run first. `ready`: arguments are restored and caches emptied. `before`: the call
 runs before another case, as in the program. `dropped`: the latest run of the row does not count.
 """
+DELAY_KERNEL = "spin_kernel"
+"""part of the name of the kernel that keeps a device busy before a run"""
 
 
 class Range:

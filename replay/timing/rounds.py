@@ -19,8 +19,9 @@ from opgrip.platform.contention import Contention, Waits
 from opgrip.platform.heartbeat import IDLE
 from opgrip.replay.cases.preceding_calls import BEFORE, CallPosition
 from opgrip.replay.operators.contexts import restored
-from opgrip.replay.operators.devices import DELAY_KERNEL, check_use, is_accelerator
+from opgrip.replay.operators.devices import check_use, is_accelerator
 from opgrip.replay.operators.memory import is_out_of_memory
+from opgrip.replay.timing.ranges import DELAY_KERNEL
 from opgrip.replay.timing.samples import FEWEST
 from opgrip.replay.timing.stopwatch import MemoryPace, Pace, Stopwatch
 from opgrip.replay.timing.subjects import NOWHERE, Stratum, Subject

@@ -16,6 +16,7 @@ from opgrip.replay.cases.selection import FORWARD
 from opgrip.replay.modes import EAGER, runs_graphs
 from opgrip.replay.results.columns import Columns, column
 from opgrip.replay.results.results import OK, Result
+from opgrip.replay.run.kernels import arithmetic_dtype
 from opgrip.replay.timing.timing_options import COLD, GRAPH, ON_DEVICE
 
 if TYPE_CHECKING:
@@ -95,18 +96,8 @@ def with_limits(
 
 def dtype_of(workload: Workload) -> Callable[[Result], str | None]:
     """Return a function that returns the dtype of a row's arithmetic: TF32 if the settings of its case allow it."""
-    from opgrip.platform.precisions import is_tf32
-    from opgrip.replay.operators.contexts import KINDS
-    from opgrip.traces.analysis.machine_ceilings import TF32
-
     context_of_case = {case.number: case.context for case in workload.cases}
-
-    def dtype(row: Result) -> str | None:
-        may_be_rounded = row.math_dtype == "float32" and row.device.partition(":")[0] in KINDS
-        is_rounded = may_be_rounded and is_tf32(row.op, context_of_case.get(row.case, {}))
-        return TF32 if is_rounded else row.math_dtype
-
-    return dtype
+    return lambda row: arithmetic_dtype(row, context_of_case.get(row.case, {}))
 
 
 def threads_of(workload: Workload) -> Callable[[Result], int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from opgrip.capture import Capture
 from opgrip.platform import activity_records
 from opgrip.platform.activity_records import LaunchedWork, launched_by
 from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.operators import devices
 from opgrip.replay.reports.cells import to_frame
-from opgrip.replay.results.results import RAN, Result
+from opgrip.replay.results.results import OK, RAN, Result
 from opgrip.replay.run import measure
-from opgrip.replay.run.kernels import KernelColumns, kernel_columns
+from opgrip.replay.run.kernels import KernelColumns, kernel_columns, with_kernels
 from opgrip.traces import load
 
 H200 = ROOT / "tests/support/fakes/h200_records.json"
@@ -133,3 +135,26 @@ def test_work_on_several_streams_and_in_a_graph_is_counted() -> None:
         (2, 0.02, 0.04, True),
     ]
     assert [own.kernel_names for own in columns] == ["a x1; b x1", "c x3", "d x2"]
+
+
+def test_rows_have_shares_of_their_gpus_datasheet(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = [LaunchedWork("gemm", 0, 0, 200_000, 1, 5, 100)]
+    row = Result(0, "aten.mm.default", "", 1, 1.0, "eager", "cuda:0", OK, 1.0, 1.0, median_us=250.0)
+    row = replace(row, flops=int(67e12 * 100e-6), bytes_moved=int(4.8e12 * 50e-6), math_dtype="float32")
+    monkeypatch.setattr(devices, "name_of", lambda device: "NVIDIA H200")
+    shares = [
+        (own.of_peak_rate, own.of_peak_bandwidth)
+        for own in (
+            KernelColumns.of(with_kernels(with_dtype, [run], context))
+            for with_dtype, context in (
+                (row, {}),
+                (row, {"matmul_precision": "high"}),
+                (replace(row, math_dtype="float8_e4m3fn"), {}),
+                (replace(row, math_dtype="complex64"), {}),
+            )
+        )
+    ]
+    rates = [0.5, 0.5 * 67 / 494.5, 0.5 * 67 / 1979, None]
+    assert shares == [(pytest.approx(rate), pytest.approx(0.25)) for rate in rates]
+    monkeypatch.setattr(devices, "name_of", lambda device: "NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+    assert KernelColumns.of(with_kernels(row, [run], {})).of_peak_rate is None
