@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,7 @@ from gpu.programs import last_line, run_command
 from gpu.step import NotHereError, Place, Step, expect, expect_between
 from opgrip.capture import Capture
 from opgrip.capture.program.capture_choices import AUTO, EVENTS
+from opgrip.replay import replay
 from opgrip.traces import Trace, load
 from opgrip.traces.table.graph_launches import BY_KERNELS
 
@@ -229,6 +231,41 @@ def check_side_stream(place: Place) -> None:
     expect(kept, "the trace has other values than the program")
 
 
+def check_streams(place: Place) -> None:
+    """Check that a step replay runs calls on the streams that they were recorded on, with the waits between them."""
+    module, trace = place.module, place.folder / "two-streams.jsonl"
+    x = torch.rand(200_000, device=place.device)
+    side, main = module.Stream(), module.current_stream()
+    module.synchronize()
+    with Capture(trace) as capture:
+        for _ in range(10):
+            side.wait_stream(main)
+            with module.stream(side):
+                low = x.sort().values
+                done = side.record_event()
+            high = x.cumsum(0)
+            main.wait_event(done)
+            x = (low + high).sin()
+    recorded = load(trace, partial=False)
+    by_stream = recorded.calls["stream"].fillna(0).value_counts().to_dict()
+    options = {"sequence": True, "device": place.device, "iterations": 3}
+    step = replay(trace, **options).header["sequence"]
+    one = place.folder / "one-stream.jsonl"
+    one.write_text(re.sub(r',"streams":\[[^]]*\]', "", trace.read_text(encoding="utf-8")), encoding="utf-8")
+    step_of_one = replay(one, **options).header["sequence"]
+    facts = ("replayed", "unsupported", "not_replayed", "streams", "replayed_wall_ms", "failure")
+    place.note(
+        calls={str(stream): count for stream, count in by_stream.items()},
+        waits=len(recorded.waits),
+        **{f"{name}_{key}": found[key] for name, found in (("two", step), ("one", step_of_one)) for key in facts},
+    )
+    expect(capture.dropped == 0 and len(by_stream) == 2, f"the trace has calls by stream: {by_stream}, not on two")
+    expect(len(recorded.waits) == 20, f"the trace has {len(recorded.waits)} of 20 waits")
+    for found, streams in ((step, 2), (step_of_one, 1)):
+        expect(found["replayed"] == found["calls"], f"not replayed: {found['not_replayed']} {found['failure']}")
+        expect(found["streams"] == streams, f"the replay used {found['streams']} streams, not {streams}")
+
+
 def check_two_devices(place: Place) -> None:
     """Check a thread that switches between devices: it has times of both."""
     module, trace = place.module, place.folder / "two.jsonl"
@@ -267,5 +304,6 @@ STEPS = (
     Step("capture of a program with a graph", partial(check_graph, device_time=AUTO)),
     Step("capture by events of a program with a graph", partial(check_graph, device_time=EVENTS)),
     Step("captured values of a side stream", check_side_stream),
+    Step("capture and step replay of two streams", check_streams),
     Step("capture on two devices", check_two_devices),
 )

@@ -151,6 +151,10 @@ class CallRecording(ThreadMode):
             self.predictions.forget_nodes()
             self.last = self.predictions.nowhere
 
+    def forget_calls(self) -> None:
+        self.predictions = CallPredictor()
+        self.last = self.predictions.nowhere
+
     def schedule_observation(self, signature: int) -> None:
         for node in self.predictions.nodes_of(signature):
             schedule_observation(node, self)

@@ -53,7 +53,7 @@ def measured(
     if device is not None:
         if recorder.kernels is None or not recorder.kernels.expect(number, device, recorder.graphs):
             return mode.device.timed(run, device, started)
-        return run
+        return mode.device.with_stream(run, device, started) if recorder.uses_streams else run
     if may_need_pages(func, tensors, recorder.signatures.output_bytes(number)):
         return mode.faults.counted(run, started)
     return None

@@ -5,6 +5,7 @@ itself.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -77,10 +78,23 @@ def new_stream(device: torch.device) -> Any:
     return getattr(torch, device.type).Stream(device)
 
 
-def in_stream(stream: Any) -> AbstractContextManager[Any]:
-    """Return a context in which a stream is this thread's current stream."""
-    context: AbstractContextManager[Any] = getattr(torch, stream.device.type).stream(stream)
-    return context
+_own = threading.local()
+
+
+@contextmanager
+def in_stream(stream: Any) -> Iterator[None]:
+    """Make a stream of the capture this thread's current one in the block."""
+    _own.is_active = True
+    try:
+        with getattr(torch, stream.device.type).stream(stream):
+            yield
+    finally:
+        _own.is_active = False
+
+
+def is_own_stream() -> bool:
+    """Return True if this thread uses a stream of the capture."""
+    return getattr(_own, "is_active", False)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:

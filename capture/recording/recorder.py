@@ -98,6 +98,7 @@ class Recorder:
         """Start with empty tables, also in a forked process, in which only this thread exists."""
         self.started_ns = perf_counter_ns()
         self.pid = os.getpid()
+        self.uses_streams = False
         self.steps = StepMarks(self.started_ns)
         self.storages = StorageNumbers()
         self.graphs.forget()
@@ -134,6 +135,12 @@ class Recorder:
         idle = idle or self._stopped
         self.observations.set_idle(idle)
         self.threads.set_idle(idle)
+
+    def use_streams(self) -> None:
+        """Record the stream of each call from now on."""
+        self.uses_streams = True
+        for mode in self.threads.all:
+            mode.forget_calls()
 
     def stop(self) -> None:
         """Stop recording for good, and discard what is not written yet."""

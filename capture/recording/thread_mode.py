@@ -111,6 +111,10 @@ class ThreadMode(OrderlyMode):
         """Check whether torch settings that scopes contain have changed."""
 
     @abstractmethod
+    def forget_calls(self) -> None:
+        """Look up all calls again, because other things about them are recorded from now on."""
+
+    @abstractmethod
     def schedule_observation(self, signature: int) -> None:
         """Schedule an observation of the next call of a signature at each of its known call sites."""
 

@@ -21,6 +21,7 @@ from opgrip.capture.hooks.dispatch import RecordingMode
 from opgrip.capture.hooks.extensions import ExtensionWatch, TritonWatch
 from opgrip.capture.hooks.graphs import GraphWatch
 from opgrip.capture.hooks.scopes import ScopeWatch, ThreadWatch
+from opgrip.capture.hooks.streams import StreamWatch
 from opgrip.capture.program.capture_choices import (
     AUTO,
     EVENTS,
@@ -194,6 +195,7 @@ class Capture(CaptureReport):
             ThreadWatch(recorder),
             recorder.graphs,
             GraphWatch(recorder),
+            StreamWatch(recorder),
             CompiledWatch(recorder, compiled),
         ]
 

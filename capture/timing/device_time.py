@@ -10,7 +10,14 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.program.accelerators import DeviceQueries, current_stream, on_device, queries_of, record_on
+from opgrip.capture.program.accelerators import (
+    DeviceQueries,
+    current_stream,
+    on_device,
+    queries_of,
+    record_on,
+    with_index,
+)
 from opgrip.errors import raise_if_from_program
 
 NOT_TIMED = -1
@@ -57,6 +64,23 @@ class DeviceTimer:
 
         return run
 
+    def with_stream(
+        self, operator: Callable[..., Any], device: torch.device, started: Callable[[], int]
+    ) -> Callable[..., Any]:
+        """Return a wrapper of an operator that notes the current stream of its device; see `timed`."""
+        queries = queries_of(device.type)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                stream = self._current(with_index(device), queries)
+                if stream:
+                    self._streams[started()] = stream
+            except Exception as error:
+                raise_if_from_program(error)
+            return operator(*args, **kwargs)
+
+        return run
+
     def times_ns(self, starts: Sequence[int], may_ask: bool = True) -> list[int]:
         """Return the device times in ns of the calls with these starts, and remove them; empty if no call was timed."""
         if not self._open:
@@ -71,7 +95,7 @@ class DeviceTimer:
 
     def forget(self, starts: Sequence[int]) -> None:
         """Release the events of the calls with these starts for reuse without reading them."""
-        if not self._open:
+        if not self._open and not self._streams:
             return
         for start in starts:
             self._streams.pop(start, None)
@@ -97,15 +121,19 @@ class DeviceTimer:
                 device = torch.device(device.type, current)
             is_current = device.index == current
             event = self._mark(device, is_current)
-            key = device, queries.stream_handle(device.index)
-            stream = self._stream_by_handle.get(key)
-            if stream is None:
-                stream = self._stream_by_handle[key] = getattr(current_stream(device), "stream_id", 0)
-            self._stream = stream
+            self._stream = self._current(device, queries)
         except Exception as error:
             raise_if_from_program(error)
             return None
         return device, event, is_current
+
+    def _current(self, device: torch.device, queries: DeviceQueries) -> int:
+        """Return the number of this thread's current stream of a device."""
+        key = device, queries.stream_handle(device.index)
+        stream = self._stream_by_handle.get(key)
+        if stream is None:
+            stream = self._stream_by_handle[key] = getattr(current_stream(device), "stream_id", 0)
+        return stream
 
     def _end(self, start: int, device: torch.device, before: Any, is_current: bool) -> None:
         try:

@@ -83,6 +83,8 @@ def _captured_times(result: SequenceResult, captured: float) -> list[tuple[str, 
     """Return the lines with captured and replayed times."""
     middle = result.replayed_quantile_ms(0.5)
     ratio = f", {middle / captured:.2f} times" if captured and not result.is_contended else ""
+    if result.streams > 1:
+        ratio = f" from the first to the last on {result.streams} streams"
     on_host = result.captured_host_ms - result.unsupported_host_ms
     host = f"captured {on_host:,.2f} ms in these calls, {_replayed(result, result.host_quantile_ms(0.5))}"
     return [

@@ -96,7 +96,6 @@ class DeviceClockTimer:
 
     def __init__(self, device: str, launch_ns: Sequence[float]) -> None:
         self._device = device
-        self._stream = current_stream(device)
         self._launch_ns = launch_ns
         self._times: list[int] = []
         self._events: list[tuple[Any, Any]] = []
@@ -105,11 +104,12 @@ class DeviceClockTimer:
     def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         before, after = make_event(self._device), make_event(self._device)
         keep_busy(self._device, self._launch_ns[len(self._times)])
-        before.record(self._stream)
+        stream = current_stream(self._device)
+        before.record(stream)
         start = perf_counter_ns()
         result = function(*args, **kwargs)
         spent = perf_counter_ns() - start
-        after.record(self._stream)
+        after.record(stream)
         kind = torch.device(self._device).type
         if any(tensor.device.type == kind for tensor in tensors_in([list(args), kwargs, result])):
             self.on_device.append(len(self._times))

@@ -43,6 +43,7 @@ from opgrip.replay.run.workload import describe_failure
 from opgrip.replay.sequences.call_timers import CallProgram, SequenceSettings, make_call_program
 from opgrip.replay.sequences.prepared_calls import DrawnValues, PreparedCall, never_flowing
 from opgrip.replay.sequences.step_memory import StepMemory, reason_of
+from opgrip.replay.sequences.step_streams import StreamPlan
 from opgrip.replay.timing.rounds import NO_ROW, Announce
 from opgrip.traces.schema.arguments import leaves
 from opgrip.traces.schema.operator_arguments import Interface
@@ -85,6 +86,7 @@ class DryRun:
     programs : by signature number, the programs of calls under a mode other than eager
     has_others, is_first : False and True, unless other ranks run their part of the step at the same time
     processes : number of processes that run the step on this machine
+    streams : streams of the calls, or None if they use one
     """
 
     has_others, is_first, processes = False, True, 1
@@ -103,6 +105,7 @@ class DryRun:
         self.announce = announce
         self.plans = [CallPlan() for _ in flow.calls]
         self.programs: dict[int, CallProgram] = {}
+        self.streams: StreamPlan | None = None
         self._values, self._settings, self._excluded = values, settings, excluded
         self._device = settings.device
         self._synchronize = synchronizer(settings.device)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from time import perf_counter_ns, sleep
 from typing import Any, TypeAlias
@@ -50,6 +50,7 @@ from opgrip.replay.sequences.call_timers import (
 from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, CallPlan, DryRun, Excluded, switching
 from opgrip.replay.sequences.step_memory import StepMemory, reason_of, room_on
 from opgrip.replay.sequences.step_results import Pass, Passes, SequenceResult, make_result, under_mode
+from opgrip.replay.sequences.step_streams import Lanes, plan_streams
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW, QUIET_S, RETRY_NS, Announce, no_garbage_collection
 from opgrip.replay.workers.worker import end_without_device, limit_memory, start_child
@@ -90,10 +91,15 @@ def replay_sequence(
     with own_randomness(settings.device):
         memory = StepMemory(flow.needs, flow.outside, trace.values, settings.place, settings.seed, room)
         dry_run = DryRun(flow, memory, trace.values, settings, excluded, announce)
+        dry_run.streams = plan_streams(trace, flow, settings.device)
         on_cpu = pages.CONTROLLED and torch.device(settings.device).type == "cpu"
         on_host = measure_passes(dry_run, new_memory(trace, flow) if on_cpu else {}, settings, tell, run_timed)
         on_device = _measure_on_device(dry_run, settings, on_host.kept, tell)
     result = make_result(trace, flow, dry_run.plans, on_host, on_device, settings.device)
+    if dry_run.streams is not None:
+        # calls on different streams overlap, so that the sum of their times is no time of the step
+        walls = result.replayed_wall_ms
+        result = replace(result, streams=dry_run.streams.count, replayed_ms=walls)
     return result if settings.mode == EAGER else under_mode(result, settings.mode, dry_run.programs)
 
 
@@ -199,12 +205,17 @@ def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown
     if allocator is not None:
         allocator.reset_peak_memory_stats(device)
         at_start = allocator.memory_allocated(device)
-    with switching() as use:
+    lanes = None if dry_run.streams is None else Lanes(dry_run.streams, device)
+    with switching() as use, ExitStack() as at_end:
+        if lanes is not None:
+            at_end.callback(lanes.end)
         synchronize()
         slowdown.begin()
         start = perf_counter_ns()
-        for call, plan in zip(dry_run.flow.calls, dry_run.plans, strict=True):
+        for place, (call, plan) in enumerate(zip(dry_run.flow.calls, dry_run.plans, strict=True)):
             use(call.settings)
+            if lanes is not None:
+                lanes.before(place)
             if dry_run.meets_others(call, plan):
                 watch.skip()
             else:
@@ -218,6 +229,8 @@ def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown
                         break
                     # the other ranks wait for this rank's collectives
                     dry_run.hand_on(call, plan, None)
+            if lanes is not None:
+                lanes.drop(call.over, dry_run.memory)
             dry_run.memory.drop(call.over)
             slowdown.check()
         dry_run.finish()

@@ -87,7 +87,8 @@ class SequenceResult:
     captured_host_ms, captured_wall_ms : sum of the times on the host; time from the first start to the last end
     captured_device_ms : time that an accelerator was busy; None if the trace lacks it
     unsupported_ms, unsupported_host_ms : parts of `captured_ms` and `captured_host_ms` due to calls that did not run
-    replayed_ms : sum of the calls' times in each pass, on an accelerator by its clock
+    replayed_ms : sum of the calls' times in each pass, on an accelerator by its clock; with several streams the time
+    from the first to the last call over all of them
     replayed_host_ms, replayed_wall_ms : the same as for the capture, for each pass that the host's clock timed
     outside_bytes : memory that exists before the first call
     captured_peak_bytes, replayed_peak_bytes : peak of all other memory; on CUDA the allocator's figure, which includes
@@ -101,6 +102,7 @@ class SequenceResult:
     failure : why nothing was measured; empty if something was
     slowed_passes, dropped_passes : number of slowed passes that were kept; number of passes that were repeated
     is_contended : True if others used the cores in all timed passes, so that the totals are unreliable
+    streams : number of streams of the device that the calls used
     """
 
     device: str
@@ -132,6 +134,7 @@ class SequenceResult:
     slowed_passes: int = 0
     dropped_passes: int = 0
     is_contended: bool = False
+    streams: int = 1
 
     @property
     def repeats(self) -> int:

@@ -41,6 +41,7 @@ from opgrip.traces.schema.records import (
     Signature,
     Thread,
     Values,
+    Wait,
     is_graph_launch,
     listed,
 )
@@ -205,6 +206,9 @@ class _Join:
                     self._graph(record, numbers, first_storage)
                 case Kernels() | GraphTimes():
                     self.writer.write(replace(record, signature=numbers.signatures[record.signature]))
+                case Wait():
+                    at_ns, until_ns = record.at_ns + shift_ns, record.until_ns + shift_ns
+                    self.writer.write(replace(record, at_ns=at_ns, until_ns=until_ns))
                 case Entered():
                     self._entered(record, numbers, process, shift_ns)
                 case End():

@@ -28,6 +28,7 @@ from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter
+from opgrip.traces.schema.json_values import LATEST_NS
 from opgrip.traces.schema.records import (
     NO_STORAGE,
     Context,
@@ -44,6 +45,7 @@ from opgrip.traces.schema.records import (
     Signature,
     Thread,
     Values,
+    Wait,
 )
 from opgrip.traces.table.call_source import selected
 from opgrip.traces.table.profiler_labels import is_operator
@@ -164,6 +166,8 @@ class _Writing:
             Values: self._used_values(),
         }
         self._all, self._selected = Counter(outline.signature.tolist()), Counter(outline.signature[flags].tolist())
+        starts = outline.start_ns[flags]
+        self._first_ns, self._until_ns = int(starts.min(initial=LATEST_NS)), int(starts.max(initial=-LATEST_NS))
         self._place = 0
         self._observed_place = 0
         self._newest = -1
@@ -211,6 +215,8 @@ class _Writing:
                 return self._calls(record)
             case DeviceTimes():
                 return self._device_times(record)
+            case Wait():
+                return record if self._first_ns <= record.at_ns <= self._until_ns else None
             case End():
                 self._end = record
         # unfinished calls depend on calls around them, which may be left out

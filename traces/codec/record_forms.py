@@ -45,6 +45,7 @@ from opgrip.traces.schema.records import (
     Signature,
     Thread,
     Values,
+    Wait,
 )
 from opgrip.traces.values import value_model_from_json, value_model_to_json, value_models
 
@@ -62,6 +63,7 @@ RECORDS: dict[str, type] = {
     "kernels": Kernels,
     "graph": Graph,
     "graph_times": GraphTimes,
+    "wait": Wait,
     "entered": Entered,
     "end": End,
 }

@@ -281,6 +281,24 @@ class DeviceTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class Wait:
+    """A stream of an accelerator waits for what another one was given to do until some time.
+
+    at_ns, until_ns : when the wait began and until when it includes the other stream's work, relative to the start of
+        the capture
+    device, stream : the stream that waits, by its number as in `Calls`
+    on_device, on_stream : the other stream
+    """
+
+    at_ns: Public[Int64]
+    device: Public[Name]
+    stream: Public[Int64]
+    on_device: Public[Name]
+    on_stream: Public[Int64]
+    until_ns: Public[Int64]
+
+
+@dataclass(frozen=True, slots=True)
 class Kernels:
     """Kernels, copies and fills that the calls of a signature ran on an accelerator. A signature can have several such
     records, which add up.
@@ -420,6 +438,7 @@ Record: TypeAlias = (
     | Kernels
     | Graph
     | GraphTimes
+    | Wait
     | Entered
     | End
 )

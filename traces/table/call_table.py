@@ -171,6 +171,11 @@ def calls_table(source: Iterable[CallBlock], names: CallNames) -> pd.DataFrame:
     return with_times(table, typical_of(table))
 
 
+def known_streams(numbers: np.ndarray[Any, Any], is_on_host: np.ndarray[Any, Any]) -> pd.arrays.IntegerArray:
+    """Return the streams of calls, without the default stream of calls that are not known to have used a device."""
+    return pd.arrays.IntegerArray(numbers, is_on_host & (numbers == 0))
+
+
 def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: CallNames) -> pd.DataFrame:
     """Return one row per call in the given order, without columns of times that depend on other calls."""
     tensors = columns["tensors"]
@@ -181,7 +186,7 @@ def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: CallNames) ->
         | {"slow_memory_ns": columns["slow_memory_ns"], "tensors": tensors}
         | {"first_storage": np.cumsum(tensors) - tensors}
     )
-    table["stream"] = pd.arrays.IntegerArray(table["stream"].to_numpy(), table["device_ns"].isna().to_numpy())
+    table["stream"] = known_streams(table["stream"].to_numpy(), table["device_ns"].isna().to_numpy())
     return table
 
 

@@ -12,7 +12,14 @@ import pandas as pd
 
 from opgrip.traces.codec.call_blocks import CallBlock, Integers, perturbed_flags
 from opgrip.traces.table.call_source import CallSource, by_call, or_all, selected
-from opgrip.traces.table.call_table import COUNT, CallNames, concatenated_columns, named_columns, unperturbed_ns
+from opgrip.traces.table.call_table import (
+    COUNT,
+    CallNames,
+    concatenated_columns,
+    known_streams,
+    named_columns,
+    unperturbed_ns,
+)
 
 KEYS = (
     *("thread", "signature", "scope", "stream", "perturbed", "page_faults", "slow_memory_ns"),
@@ -74,7 +81,7 @@ class DistinctCalls:
         )
         device_ns = rows["device_ns"].astype(float)
         table["device_ns"] = device_ns.where(device_ns >= 0)
-        table["stream"] = pd.arrays.IntegerArray(rows["stream"].to_numpy(), table["device_ns"].isna().to_numpy())
+        table["stream"] = known_streams(rows["stream"].to_numpy(), table["device_ns"].isna().to_numpy())
         table["perturbed"] = rows["perturbed"].astype(bool)
         table["raw_ns"] = table["device_ns"].fillna(table["duration_ns"])
         table["page_faults"] = rows["page_faults"]

@@ -35,6 +35,7 @@ from opgrip.traces.schema.records import (
     Signature,
     Thread,
     Values,
+    Wait,
 )
 from opgrip.traces.table.accelerators import doubt_of_events, merge_facts
 from opgrip.traces.table.call_source import CallSource
@@ -125,6 +126,7 @@ class Trace:
     observed: dict[int, list[Observed]] = field(default_factory=dict)
     effects: dict[int, Effects] = field(default_factory=dict)
     kernels: list[Kernels] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
 
     def __repr__(self) -> str:
         model = self.header.get("model")
@@ -362,7 +364,7 @@ class _Contents:
         self._entered: dict[int, list[Entered]] = {}
         self._fields: dict[str, Any] = {
             **{name: {} for name in ("header", "values", "tensors", "threads", "contexts", "observed", "effects")},
-            **{name: [] for name in ("signatures", "scopes", "kernels")},
+            **{name: [] for name in ("signatures", "scopes", "kernels", "waits")},
         }
 
     def add(self, record: Record | CallBlock) -> None:
@@ -396,6 +398,8 @@ class _Contents:
                 fields["effects"][record.signature] = record
             case Kernels():
                 fields["kernels"].append(record)
+            case Wait():
+                fields["waits"].append(record)
             case End():
                 fields["end"] = record
                 fields["header"] = _with_accelerators(fields["header"], record)

@@ -222,7 +222,7 @@ def test_joined_traces_are_reported(tmp_path: Path) -> None:
 
 def test_cut_file_is_refused_without_partial(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", RECORDS[:-1])
-    with pytest.raises(UserError, match=r"cut after record 15: load it with --partial"):
+    with pytest.raises(UserError, match=r"cut after record 16: load it with --partial"):
         load(path, partial=False)
 
 
@@ -335,7 +335,7 @@ def test_trace_has_a_repr_and_a_notebook_table(tiny_trace: Path) -> None:
 
 def test_cut_trace_loads_with_a_warning_unless_requested(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", RECORDS[:-1])
-    with pytest.warns(UserWarning, match=r"t.jsonl is cut after record 15: only the records before that are loaded"):
+    with pytest.warns(UserWarning, match=r"t.jsonl is cut after record 16: only the records before that are loaded"):
         load(path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

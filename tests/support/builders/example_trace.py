@@ -23,6 +23,7 @@ from opgrip.traces.schema.records import (
     Signature,
     Thread,
     Values,
+    Wait,
 )
 from opgrip.traces.values.exact import Booleans
 
@@ -44,6 +45,7 @@ RECORDS: list[Record] = [
     Calls(0, [0, 1, 0], [0, 0, 1], [10, 90, 50], [5, 6, 7], [2, 1, 2], [0, 1, 1, 2000, NO_STORAGE]),
     Calls(1, [0], [1], [70], [8], [2], [1, 2001], 2000, [], [(0, 12)], [35]),
     DeviceTimes(0, 1, [700, -1]),
+    Wait(70, "cuda:0", 7, "cuda:0", 0, 60),
     Kernels(0, ["void mul_kernel<float>()", "Memset"], [1, 2], [650, 50]),
     Entered(0, 90, 0, 1),
     Entered(1, 80, 1, 2, Signature(2, "operator", "c10d.barrier.default", (GROUP, REDUCTION), {})),

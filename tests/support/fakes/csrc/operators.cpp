@@ -31,6 +31,9 @@ at::Tensor empty_strided(IntArrayRef size, IntArrayRef stride, Dtype dtype, Layo
   return at::detail::empty_strided_generic(size, stride, device_allocator(), kKeys, c10::dtype_or_default(dtype));
 }
 
+// Memory that is freed is never used again here.
+void record_stream(at::Tensor& self, c10::Stream stream) { TORCH_CHECK(stream.device_type() == kKind, "a foreign stream"); }
+
 void reshape(const at::Tensor& self, IntArrayRef size, IntArrayRef stride, int64_t offset) {
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(size, stride, offset);
@@ -136,6 +139,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage", set_storage);
   m.impl("set_.source_Storage_storage_offset", set_part);
   m.impl("set_.source_Tensor", set_tensor);
+  m.impl("record_stream", record_stream);
   m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("_local_scalar_dense", local_scalar);

@@ -62,12 +62,13 @@ def synchronize(device: Device = None) -> None:
     torch._C._accelerator_synchronizeDevice(_index(device))
 
 
-def current_stream(device: Device = None) -> torch.Stream:
-    return torch._C._accelerator_getStream(_index(device))
+def current_stream(device: Device = None) -> Stream:
+    now = torch._C._accelerator_getStream(_index(device))
+    return Stream.numbered(now.stream_id, now.device_index, now.device_type)
 
 
-def default_stream(device: Device = None) -> torch.Stream:
-    return torch.Stream(stream_id=0, device_index=_index(device), device_type=current_stream(device).device_type)
+def default_stream(device: Device = None) -> Stream:
+    return Stream.numbered(0, _index(device), current_stream(device).device_type)
 
 
 def set_stream(stream: torch.Stream) -> None:
@@ -107,6 +108,12 @@ class device:
 class Stream(torch.Stream):
     def __new__(cls, device: Device = None, priority: int = 0) -> Stream:
         made: Stream = super().__new__(cls, f"sim:{_index(device)}", priority=priority)
+        return made
+
+    @classmethod
+    def numbered(cls, number: int, device: int, kind: int) -> Stream:
+        """Return an object of this class, as the module of CUDA does, for an existing stream."""
+        made: Stream = super().__new__(cls, stream_id=number, device_index=device, device_type=kind)
         return made
 
 

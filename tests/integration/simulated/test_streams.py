@@ -1,0 +1,124 @@
+"""Recorded streams on the simulated accelerator: which call ran on which, what waited, and a step replay on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from simulation import on_simulator
+
+from opgrip.capture import Capture
+from opgrip.capture.timing.kernel_times import KernelTimes
+from opgrip.replay import replay
+from opgrip.traces import Trace, load
+
+STEPS = 3
+SIN_MS = 20
+"""duration of a sine and of a cosine on the device"""
+
+
+def run(x: torch.Tensor, with_streams: bool = True) -> None:
+    """Run a sine and a cosine at the same time, and add the results."""
+    main = torch.sim.current_stream()
+    side = torch.sim.Stream() if with_streams else main
+    for _ in range(STEPS):
+        side.wait_stream(main)
+        with torch.sim.stream(side if with_streams else None):
+            y = x.sin()
+            done = side.record_event()
+        z = x.cos()
+        main.wait_event(done)
+        y.add_(z)
+
+
+def captured(path: Path, **options: Any) -> Trace:
+    x = torch.ones(1000, device="sim")
+    with Capture(path) as capture:
+        run(x, **options)
+    assert capture.dropped == 0
+    return load(path, partial=False)
+
+
+def streams_of(trace: Trace, op: str) -> list[int]:
+    numbers: list[int] = trace.calls[trace.calls["op"] == op]["stream"].tolist()
+    return numbers
+
+
+@on_simulator()
+def test_calls_have_streams_and_the_waits_between_them(tmp_path: Path) -> None:
+    trace = captured(tmp_path / "t.jsonl")
+    side = streams_of(trace, "aten.sin.default")[0]
+    assert side > 0
+    assert streams_of(trace, "aten.sin.default") == [side] * STEPS
+    assert streams_of(trace, "aten.cos.default") == [0] * STEPS
+    assert [(wait.stream, wait.on_stream) for wait in trace.waits] == [(side, 0), (0, side)] * STEPS
+    assert {wait.device for wait in trace.waits} == {wait.on_device for wait in trace.waits} == {"sim:0"}
+    starts = trace.calls["start_ns"].tolist()
+    first, second = trace.waits[:2]
+    assert first.until_ns <= first.at_ns < starts[0] < second.until_ns < starts[1] < second.at_ns < starts[2]
+
+
+@on_simulator()
+def test_calls_timed_by_kernels_have_streams_from_the_first_side_stream_on(tmp_path: Path) -> None:
+    x = torch.ones(1000, device="sim")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KernelTimes, "expect", lambda *ignored: True)
+        with Capture(tmp_path / "t.jsonl") as capture:
+            for _ in range(4):
+                x.sin()
+            assert not capture._recorder.uses_streams
+            run(x)
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    side = streams_of(trace, "aten.sin.default")[-1]
+    assert side > 0
+    assert trace.calls["device_ns"].isna().all()
+    assert trace.calls["stream"].fillna(0).tolist() == [0] * 4 + [side, 0, 0] * STEPS
+
+
+@on_simulator()
+def test_a_backward_pass_has_the_streams_of_its_forward_pass(tmp_path: Path) -> None:
+    x = torch.ones(1000, device="sim", requires_grad=True)
+    side = torch.sim.Stream()
+    side.wait_stream(torch.sim.current_stream())
+    with Capture(tmp_path / "t.jsonl"):
+        with torch.sim.stream(side):
+            y = x.sin()
+        torch.sim.current_stream().wait_stream(side)
+        y.sum().backward()
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert streams_of(trace, "aten.cos.default") == [side.stream_id]
+
+
+@on_simulator()
+def test_a_program_with_one_stream_records_no_waits(tmp_path: Path) -> None:
+    trace = captured(tmp_path / "t.jsonl", with_streams=False)
+    assert trace.waits == []
+    assert '"streams":' not in (tmp_path / "t.jsonl").read_text()
+
+
+@on_simulator(SIM_DURATIONS=f"aten::sin={SIN_MS}000;aten::cos={SIN_MS}000")
+def test_a_step_replay_overlaps_streams_as_recorded(tmp_path: Path) -> None:
+    captured(tmp_path / "streams.jsonl")
+    captured(tmp_path / "one.jsonl", with_streams=False)
+    steps = {
+        name: replay(tmp_path / f"{name}.jsonl", sequence=True, device="sim:0", iterations=1).header["sequence"]
+        for name in ("streams", "one")
+    }
+    # a call that lacks a wait raises on this device
+    assert [step["replayed"] for step in steps.values()] == [3 * STEPS] * 2
+    assert [step["streams"] for step in steps.values()] == [2, 1]
+    assert SIN_MS * STEPS <= steps["streams"]["replayed_ms"] < 1.7 * SIN_MS * STEPS
+    assert steps["one"]["replayed_ms"] >= 2 * SIN_MS * STEPS
+
+
+@on_simulator()
+def test_a_step_replay_adds_the_waits_that_a_trace_lacks(tmp_path: Path) -> None:
+    captured(tmp_path / "t.jsonl")
+    lines = (tmp_path / "t.jsonl").read_text().splitlines(keepends=True)
+    without = tmp_path / "without.jsonl"
+    without.write_text("".join(line for line in lines if '"type":"wait"' not in line))
+    assert load(without).waits == []
+    step = replay(without, sequence=True, device="sim:0", iterations=2).header["sequence"]
+    assert (step["replayed"], step["streams"], step["failure"]) == (3 * STEPS, 2, "")
