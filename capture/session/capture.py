@@ -160,7 +160,7 @@ class Capture(CaptureReport):
         check_flight(last, path, values, device_time, bool(self._limits))
         super().__init__(own_path(path), schedule)
         self._full, self._force, self._max_overhead = values == FULL, force, max_overhead
-        self._details = dict(details or {})
+        self._details, self._depth = dict(details or {}), 0
         self._requires_kernels = device_time == KERNELS
         self._recorder = Recorder(
             OpaqueMode if compiled == OPAQUE else RecordingMode,
@@ -182,7 +182,6 @@ class Capture(CaptureReport):
         self._spawns = SpawnWatch(self._describe_spawned, lambda error: self._recorder.lost.drop("a process", error))
         self._flusher: Flusher | None = None
         self._child_files: ChildFiles | None = None
-        self._depth = 0
 
     def _make_watches(self, compiled: str) -> list[AbstractContextManager[Any]]:
         recorder = self._recorder

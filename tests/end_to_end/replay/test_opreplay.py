@@ -80,9 +80,9 @@ def test_unsupported_case_affects_the_exit_status_only_with_strict(tmp_path: Pat
 def test_cut_trace_is_replayed_only_with_partial(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", RECORDS[:-1])
     error = refusal("opreplay", path)
-    assert error == f"opreplay: error: {path} is cut after record 15: load it with --partial\n"
+    assert error == f"opreplay: error: {path} is cut after record 16: load it with --partial\n"
     done = succeed("opreplay", path, "--partial")
-    assert "is cut after record 15" in done.stderr
+    assert "is cut after record 16" in done.stderr
 
 
 @pytest.mark.parametrize(
