@@ -120,7 +120,8 @@ class RecordingMode(CallRecording):
                         else:
                             numbers[address] = new_number
                             self._young.append(address)
-                            self._pinned_bytes += storage.nbytes()
+                            if result.is_cpu:
+                                self._pinned_bytes += storage.nbytes()
                             if len(self._young) > SWEEP or self._pinned_bytes > SWEEP_BYTES:
                                 self._sweep()
                     result_storage = numbers[address]

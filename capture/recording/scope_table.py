@@ -15,6 +15,8 @@ from opgrip.traces.schema.records import Context, Scope
 
 PAIR = "pair"
 """kind of the numbers that identify a pair of signature and scope"""
+FIRST_PAIR = 1 << 61
+"""smallest pair number, larger than any other integer in a thread's rows, where it marks the beginning of a call"""
 
 
 class Epochs:
@@ -109,7 +111,7 @@ class ScopeTable:
             with self._lock:
                 number = self._pair_numbers.get(key)
                 if number is None:
-                    number = self._epochs.next(PAIR)
+                    number = FIRST_PAIR + self._epochs.next(PAIR)
                     # store this first: other threads read the pair number without the lock
                     self.pairs[number] = key
                     self._pair_numbers[key] = number
@@ -147,8 +149,9 @@ class ScopeTable:
 
     def prune_pairs(self, epochs: set[int], pairs: set[int]) -> None:
         """Remove all pairs except those in `pairs` and those of `epochs`."""
+        of_epochs = (FIRST_PAIR + number for number in self._epochs.numbers(PAIR, epochs))
         self.pairs = {number: pair for number, pair in self.pairs.items() if number in pairs} | {
-            number: self.pairs[number] for number in self._epochs.numbers(PAIR, epochs) if number in self.pairs
+            number: self.pairs[number] for number in of_epochs if number in self.pairs
         }
 
     def prune_scopes(self, scopes: set[int]) -> None:

@@ -17,8 +17,9 @@ from opgrip.errors import raise_if_from_program
 from opgrip.traces.schema.records import NO_STORAGE
 
 SWEEP, SWEEP_BYTES = 256, 1 << 25
-"""number of new storages, and of their bytes, after which `sweep` looks for freed ones. The limits are low because the
-addresses are then still in the processor's cache, and because pinned addresses fragment the allocator's memory.
+"""number of new storages, and of their bytes in the host's memory, after which `sweep` looks for freed ones. The limits
+are low because the addresses are then still in the processor's cache, and because pinned addresses fragment the memory
+of the host's allocator.
 """
 MIDDLE_SWEEPS, OLD_SWEEPS = 8, 64
 """number of sweeps after which remaining storages move to a list that is swept less often, and number of sweeps after
@@ -58,7 +59,7 @@ class StorageNumbers:
                 with without_functions():
                     storage = tensor.untyped_storage()
                 number = self._first(pin(storage))
-                self._unswept_bytes += storage.nbytes()
+                self._unswept_bytes += storage.nbytes() if tensor.is_cpu else 0
                 if self._unswept_bytes > SWEEP_BYTES:
                     self._unswept_bytes = 0
                     self.sweep()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from opgrip.capture.recording.graph_templates import FOREVER_NS, GraphCalls
 from opgrip.capture.recording.observations import PlaceTimes
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.scope_table import FIRST_PAIR
 from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadMode
 from opgrip.capture.signatures.predictions import CallPoint
 from opgrip.capture.timing.page_faults import FEWEST, NONE_OPEN, Runs, runs_of
@@ -109,7 +110,7 @@ class Blocks:
         self._forward: dict[int, dict[int, int]] = {}
         self._last: dict[int, tuple[int, int]] = {}
         self._pairs: dict[int, tuple[int, int, int]] = {}
-        self._first_pair, self._described = 0, np.empty((0, 4), dtype=np.int64)
+        self._first_pair, self._described = FIRST_PAIR, np.empty((0, 5), dtype=np.int64)
 
     def take(self, room: int | None = None) -> list[ThreadCalls]:
         """Remove and return the calls collected by all modes, in parts of at most `BLOCK` calls.
@@ -165,9 +166,8 @@ class Blocks:
     def _without_graphs(self, whole: ThreadCalls) -> ThreadCalls:
         """Return the calls that ran, and add those that the program made for a graph to its capture."""
         for capture in reversed(self.recorder.templates.captures):
-            signatures = self._describe(whole.calls[:, 0])[:, 0]
             is_for_graph = capture.contains(whole.mode, whole.calls[:, 1])
-            is_for_graph &= np.isin(signatures, list(self.recorder.signatures.on_accelerator))
+            is_for_graph &= self._describe(whole.calls[:, 0])[:, 4] > 0
             if is_for_graph.any():
                 part, whole = whole.selected(is_for_graph), whole.selected(~is_for_graph)
                 starts = part.calls[:, 1].tolist()
@@ -178,8 +178,8 @@ class Blocks:
 
     def _names_of(self, calls: NDArray[np.int64]) -> tuple[list[int], list[int]]:
         """Return the signature and scope numbers of rows of calls."""
-        signatures, scopes = self._describe(calls[:, 0])[:, :2].T.tolist()
-        return signatures, self._pair_with_forward(scopes, calls[:, 3])
+        signatures, scopes = self._describe(calls[:, 0])[:, :2].T
+        return signatures.tolist(), self._pair_with_forward(scopes, calls[:, 3])
 
     def records(self, block: ThreadCalls, learning: bool = False) -> Iterator[Record]:
         """Yield the records of a block that `take` returned.
@@ -189,11 +189,11 @@ class Blocks:
         learning : True to yield only the records to which calls refer, and not to count the calls
         """
         mode, table = block.mode, block.calls
-        signatures, own_scopes, is_mark, _ = self._describe(table[:, 0]).T
-        signature, scope = signatures.tolist(), own_scopes.tolist()
+        signatures, own_scopes, is_mark, _, on_accelerator = self._describe(table[:, 0]).T
+        signature = signatures.tolist()
         if self._looks:
             self.recorder.observations.count(signature, self.recorder.threads.all)
-        scopes = self._pair_with_forward(scope.copy(), table[:, 3])
+        scopes = self._pair_with_forward(own_scopes, table[:, 3])
         yield from self._thread(mode)
         starts = table[:, 1].tolist()
         start, duration = table[:, 1] - self.recorder.started_ns, table[:, 2] - table[:, 1]
@@ -207,7 +207,9 @@ class Blocks:
             device_ns = mode.device.times_ns(starts, may_ask)
         streams = mode.device.streams(starts)
         if self._looks:
-            for number, there in self._place_times.note(signatures, own_scopes, _first(block), duration):
+            # on an accelerator, the time on the host does not depend on values
+            on_host = np.where(on_accelerator, 0, duration)
+            for number, there in self._place_times.note(signatures, own_scopes, _first(block), on_host):
                 self.recorder.observations.want_at(number, there, self.recorder.threads.all)
         own = len(table) - int(is_mark.sum())
         if learning:
@@ -258,10 +260,9 @@ class Blocks:
             for mode in self.recorder.threads.all:
                 integers, calls = self._counted.get(mode.number, (0, 0))
                 # a copy: a call may be added meanwhile
-                values = mode.rows[integers:]
-                *places, used = self._places(values)
-                calls += sum(pairs[values[place]][0] not in marks for place in places)
-                self._counted[mode.number] = integers + used, calls
+                values = np.array(mode.rows[integers:], dtype=np.int64)
+                calls += sum(pairs[number][0] not in marks for number in values[values >= FIRST_PAIR].tolist())
+                self._counted[mode.number] = integers + len(values), calls
             return self.own_written + self._in_flight + sum(calls for _, calls in self._counted.values())
 
     def begin_file(self) -> None:
@@ -307,48 +308,35 @@ class Blocks:
         self, mode: ThreadMode, values: list[int], most: int | None, open_since_ns: int
     ) -> tuple[ThreadCalls, int]:
         """Return the calls in a mode's integers, and the number of integers used."""
-        places = self._places(values)
+        rows = np.array(values, dtype=np.int64)
+        places = np.append(np.flatnonzero(rows >= FIRST_PAIR), len(rows))
         if most is not None:
-            del places[most + 1 :]
-        *firsts, used = places
-        rows = np.array(values[:used], dtype=np.int64)
-        own = np.array(firsts, dtype=np.int64)[:, None] + np.arange(COLUMNS)
+            places = places[: most + 1]
+        used = int(places[-1])
+        own = places[:-1, None] + np.arange(COLUMNS)
         is_flow = np.ones(used, dtype=np.bool_)
         is_flow[own] = False
-        return ThreadCalls(mode, rows[own], np.diff(places) - COLUMNS, rows[is_flow], open_since_ns), used
-
-    def _places(self, values: list[int]) -> list[int]:
-        """Return the position of the first integer of each call in a mode's integers, followed by the number of
-        integers.
-        """
-        # Use plain integers only: with a list per call, Python's garbage collector would traverse all of the program's
-        # objects.
-        places, pairs = [0], self.recorder.scopes.pairs
-        place, end = 0, len(values)
-        while place < end:
-            place += COLUMNS + pairs[values[place]][2]
-            places.append(place)
-        return places
+        return ThreadCalls(mode, rows[own], np.diff(places) - COLUMNS, rows[:used][is_flow], open_since_ns), used
 
     def _describe(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return, for each pair, signature, scope, 1 for a `record_function` label, and 1 if differentiable,
-        as (N, 4).
+        """Return, for each pair, signature, scope, 1 for a `record_function` label, 1 if differentiable, and 1 with a
+        tensor on an accelerator, as (N, 5).
         """
         pairs, signatures = self.recorder.scopes.pairs, self.recorder.signatures
         if pairs is not self._pairs:
             # some were removed
-            self._pairs, self._first_pair, self._described = pairs, min(pairs, default=0), self._described[:0]
+            self._pairs, self._first_pair, self._described = pairs, min(pairs, default=FIRST_PAIR), self._described[:0]
         places = numbers - self._first_pair
         missing = int(places.max(initial=-1)) + 1 - len(self._described)
         if missing > 0:
-            self._described = np.concatenate([self._described, np.full((missing, 4), UNKNOWN)])
+            self._described = np.concatenate([self._described, np.full((missing, 5), UNKNOWN)])
         described: NDArray[np.int64] = self._described[places]
         is_new = described[:, 0] == UNKNOWN
         if is_new.any():
             for place in set(places[is_new].tolist()):
                 number, scope, _ = pairs[place + self._first_pair]
-                flags = number in signatures.marks, number in signatures.differentiable
-                self._described[place] = number, scope, *flags
+                sets = signatures.marks, signatures.differentiable, signatures.on_accelerator
+                self._described[place] = number, scope, *(number in numbers for numbers in sets)
             described = self._described[places]
         return described
 
@@ -360,7 +348,7 @@ class Blocks:
     def _remember_forward(self, block: ThreadCalls) -> None:
         forward = self._forward.setdefault(block.mode.number, {})
         last = self._sequence.get(block.mode.number, block.mode.first_sequence)
-        _, scopes, _, is_differentiable = self._describe(block.calls[:, 0]).T
+        _, scopes, _, is_differentiable, _ = self._describe(block.calls[:, 0]).T
         followed = (block.calls[:, 3] >= 0) & (is_differentiable > 0)
         sequences, scopes = block.calls[followed, 3], scopes[followed]
         if len(sequences):
@@ -372,16 +360,29 @@ class Blocks:
         for number in list(islice(forward, max(0, len(forward) - MOST_SEQUENCES))):
             del forward[number]
 
-    def _pair_with_forward(self, scopes: list[int], sequences: NDArray[np.int64]) -> list[int]:
+    def _pair_with_forward(self, scopes: NDArray[np.int64], sequences: NDArray[np.int64]) -> list[int]:
         """Return the scopes of a thread's calls; a backward call gets a scope that refers to its forward call."""
         places = np.flatnonzero((sequences < 0) & (sequences != UNPAIRED))
-        forward = [made for made in self._forward.values() if made]
-        for place, number in zip(places.tolist(), (-1 - sequences[places]).tolist(), strict=True):
-            # None if several threads made a node of this number
-            matching_scopes = [made[number] for made in forward if number in made]
-            if len(matching_scopes) == 1:
-                scopes[place] = self.recorder.scopes.backward_scope(scopes[place], matching_scopes[0])
-        return scopes
+        forward_scopes = self._forward_scopes((-1 - sequences[places]).tolist())
+        # most of these recur, and the work for each call must be little
+        pairs = list(zip(scopes[places].tolist(), forward_scopes, strict=True))
+        scope_of_pair = {
+            (scope, forward): scope if forward is None else self.recorder.scopes.backward_scope(scope, forward)
+            for scope, forward in dict.fromkeys(pairs)
+        }
+        paired = scopes.copy()
+        paired[places] = list(map(scope_of_pair.__getitem__, pairs))
+        numbers: list[int] = paired.tolist()
+        return numbers
+
+    def _forward_scopes(self, numbers: Sequence[int]) -> list[int | None]:
+        """Return the scopes of the forward calls that made the autograd nodes with these sequence numbers."""
+        tables = [made for made in self._forward.values() if made]
+        if len(tables) == 1:
+            return list(map(tables[0].get, numbers))
+        # None if several threads made a node of this number
+        matches = ([made[number] for made in tables if number in made] for number in numbers)
+        return [scopes[0] if len(scopes) == 1 else None for scopes in matches]
 
 
 def _with_places(runs: Runs, places: Sequence[int]) -> Runs:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from opgrip.capture.recording.scope_table import FIRST_PAIR
 from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.writing.blocks import ThreadCalls
 from opgrip.capture.writing.definitions import Pending
@@ -192,7 +193,7 @@ class RingMirror:
         pairs, rows = self._flight.recorder.scopes.pairs, []
         if self._next_pair is None:
             rows = [(number, *pair) for number, pair in list(pairs.items())]
-            self._next_pair = 1 + max(pairs, default=-1)
+            self._next_pair = 1 + max(pairs, default=FIRST_PAIR - 1)
         while self._next_pair in pairs:
             rows.append((self._next_pair, *pairs[self._next_pair]))
             self._next_pair += 1

@@ -134,6 +134,18 @@ def test_optimizer_states_of_one_shape_are_observed_if_times_differ(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("_one_thread")
+def test_call_sites_on_an_accelerator_are_not_observed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [torch.rand(512, 128), torch.full((512, 128), DENORMAL)]
+    with Capture(tmp_path / "t.jsonl", schedule=Schedule(warmup=3, active=4)) as watched:
+        monkeypatch.setattr(watched._recorder.signatures, "on_accelerator", {0})
+        for _ in range(7):
+            for tensor in tensors:
+                tensor.sqrt()
+            watched.step()
+    assert load(tmp_path / "t.jsonl", partial=False).observed == {}
+
+
+@pytest.mark.usefixtures("_one_thread")
 def test_observation_error_does_not_reach_the_program(tmp_path: Path) -> None:
     tensors = [torch.rand(512, 128), torch.full((512, 128), DENORMAL)]
     with Capture(tmp_path / "t.jsonl", schedule=Schedule(warmup=2, active=3)) as watched:
