@@ -130,7 +130,7 @@ def _flag(word: str, about: Option) -> str:
 
 def _text(about: Option) -> str:
     text = about.help if isinstance(about.help, str) else about.help()
-    return text.replace("%(default)g", "%(default)s")
+    return text.replace("%(default)g", "%(default)s").replace("%%", "%")
 
 
 if __name__ == "__main__":

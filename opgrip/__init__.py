@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from opgrip.capture import Schedule as Schedule
     from opgrip.replay import benchmark as benchmark
     from opgrip.replay import compare as compare
+    from opgrip.replay import judge as judge
     from opgrip.tools.sample_gripper import grip as grip
     from opgrip.traces import UserError as UserError
     from opgrip.traces import load as load
 
     __version__: str
 
-__all__ = ["Capture", "Schedule", "UserError", "__version__", "benchmark", "compare", "grip", "load"]
+__all__ = ["Capture", "Schedule", "UserError", "__version__", "benchmark", "compare", "grip", "judge", "load"]
 
 _get, __dir__ = lazy_names(
     __name__,
@@ -34,6 +35,7 @@ _get, __dir__ = lazy_names(
         "benchmark": "opgrip.replay",
         "compare": "opgrip.replay",
         "grip": "opgrip.tools.sample_gripper",
+        "judge": "opgrip.replay",
         "load": "opgrip.traces",
         **{package: f"opgrip.{package}" for package in ("capture", "replay", "samples", "tools", "traces")},
     },

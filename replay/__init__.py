@@ -6,6 +6,8 @@ from opgrip.cli.plugins import lazy_names
 
 if TYPE_CHECKING:
     from opgrip.replay.command.benchmark import benchmark as benchmark
+    from opgrip.replay.command.judge import Judgement as Judgement
+    from opgrip.replay.command.judge import judge as judge
     from opgrip.replay.command.replay import replay as replay
     from opgrip.replay.comparison.comparison import Comparison as Comparison
     from opgrip.replay.comparison.comparison import compare as compare
@@ -13,16 +15,18 @@ if TYPE_CHECKING:
     from opgrip.replay.reports.cells import load_results as load_results
     from opgrip.replay.results.results import Result as Result
 
-__all__ = ["Comparison", "Result", "Results", "benchmark", "compare", "load_results", "replay"]
+__all__ = ["Comparison", "Judgement", "Result", "Results", "benchmark", "compare", "judge", "load_results", "replay"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Comparison": "opgrip.replay.comparison.comparison",
+        "Judgement": "opgrip.replay.command.judge",
         "Result": "opgrip.replay.results.results",
         "Results": "opgrip.replay.outcome",
         "benchmark": "opgrip.replay.command.benchmark",
         "compare": "opgrip.replay.comparison.comparison",
+        "judge": "opgrip.replay.command.judge",
         "load_results": "opgrip.replay.reports.cells",
         "replay": "opgrip.replay.command.replay",
     },

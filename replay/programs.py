@@ -15,6 +15,7 @@ import torch
 from opgrip.errors import cause_of
 from opgrip.replay.cases.selection import Variant
 from opgrip.replay.modes import Program, RunOutputs, Task, Tuning, find_mode, runs_graphs
+from opgrip.replay.modes.candidate import CandidateOptions
 from opgrip.replay.modes.conversions.runtimes import TensorCall
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.memory import Arguments, Function, is_out_of_memory, tensors_in
@@ -35,6 +36,9 @@ class ProgramSettings(Protocol):
     def tuning(self) -> Tuning: ...
 
     @property
+    def candidates(self) -> CandidateOptions: ...
+
+    @property
     def by_clock_of_device(self) -> bool: ...
 
 
@@ -49,12 +53,14 @@ def make_program(
     settings: ProgramSettings,
     key: str | None,
     grad: bool,
+    op: str = "",
 ) -> Program:
     """Return the program that runs a call in a mode.
 
     examples : arguments of this and of other calls of the signature; the mode may write into them
     key : key of the program in the store, or None to keep nothing
     grad : True if gradients of the results are needed
+    op : name of the operator, by which its candidate is found
     Raises `Unsupported` if the mode does not support the device, or its compiler rejects the call.
     """
     mode, argument = find_mode(variant.mode)
@@ -68,6 +74,7 @@ def make_program(
             f"{variant.mode} works on separate streams, which torch's clock cannot measure: use --exec-mode discrete"
         )
     (args, kwargs), *others = examples
+    candidate = settings.candidates.find(op)
     with _stored(settings.store, key) as store:
         task = Task(
             function=operator.function,
@@ -81,6 +88,7 @@ def make_program(
             argument=argument,
             store=store,
             tuning=settings.tuning,
+            candidate=None if candidate is None else candidate.load,
         )
         try:
             return mode.make(task)

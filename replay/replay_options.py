@@ -28,6 +28,7 @@ from opgrip.errors import UserError
 from opgrip.platform.machine import cache_folder
 from opgrip.replay.analyses import analyses, in_order
 from opgrip.replay.inputs.input_options import InputOptions
+from opgrip.replay.modes import CANDIDATE
 from opgrip.replay.run.request import OPTION_GROUPS, RunRequest
 from opgrip.replay.sequences.step_options import RankOptions, SequenceOptions, launch_of
 from opgrip.replay.timing.timing_options import GRAPH, PROGRAM, WARM
@@ -81,6 +82,15 @@ class OutputOptions:
         False, "list the selected cases without running them", only=("single cases",), role=OUTPUT, common=True
     )
     strict: bool = option(False, "exit with status 1 if a case is neither ok nor contended", role=OUTPUT, common=True)
+    gate: tuple[str, ...] = option(
+        (),
+        "with --candidate: largest allowed slowdown, slower<=5%% of each signature or total<=5%% of all; can be "
+        "repeated; exit status 1 if it is exceeded, 3 if that is undecided",
+        repeated=True,
+        metavar="GATE",
+        only=("single cases",),
+        role=OUTPUT,
+    )
     store: Path | None = option(
         None,
         "folder to keep results in, under <machine>-<device>/ (default: $OPGRIP_STORE, or "
@@ -268,6 +278,20 @@ def options_of(args: argparse.Namespace) -> RunRequest:
     )
     request.timing.check()
     request.modes.check(request.tuning, in_graph=request.timing.exec_mode == GRAPH)
+    if request.candidates.candidate:
+        request = _with_candidates(request)
     # fill in defaults, so that giving a default value does not change the request
     timing = replace(request.timing, cache=request.timing.caches)
     return replace(request, timing=timing, modes=replace(request.modes, mode=request.modes.all_names))
+
+
+def _with_candidates(request: RunRequest) -> RunRequest:
+    """Return the request for the calls of the candidates' operators, under the reference and the candidates.
+
+    Raises `UserError` if options contradict each other.
+    """
+    if request.selection.op:
+        raise UserError("--candidate selects the calls of its operator", "leave --op out")
+    request.candidates.check()
+    modes = replace(request.modes, mode=(*request.modes.mode, CANDIDATE))
+    return replace(request, modes=modes, selection=replace(request.selection, op=request.candidates.operators))

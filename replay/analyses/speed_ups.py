@@ -15,6 +15,7 @@ from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
 from opgrip.replay.analyses import Analysis, AnalysisSession, UnaskedAnalysis, analyses
+from opgrip.replay.modes import CANDIDATE
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
 
 FASTER_MEANS = "speed-up: geometric mean over the cases; faster, slower: cases in which nine of ten paired runs are"
@@ -150,6 +151,8 @@ def summarize_modes(results: Sequence[Result], reference: str) -> list[ModeSumma
     for row in results:
         rows_by_mode.setdefault(row.mode, []).append(row)
     rows_by_mode.pop(reference, None)
+    # candidates have verdicts of their own
+    rows_by_mode.pop(CANDIDATE, None)
     return [
         ModeSummary(
             mode, Counter(row.status for row in rows), speed_up_of(rows), sum(row.first_ms or 0.0 for row in rows) / 1e3

@@ -15,6 +15,7 @@ from opgrip.cli.progress import Reporter, loading
 from opgrip.errors import UserError
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.replay_options import OutputOptions, ScoreOptions, make_parser
+from opgrip.replay.results.judgement import judged_steps
 from opgrip.replay.results.results import RAN, Result, summarize
 from opgrip.replay.sequences.step_options import launch_of
 
@@ -43,9 +44,13 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     with loading("opreplay"):
         from opgrip.replay.command.replay import perform
         from opgrip.replay.command.trace_targets import targets_of
+        from opgrip.replay.comparison.gate import exit_status, hold_candidates, parse_candidate_gate
         from opgrip.replay.outcome import scorers
 
     reporter, output = Reporter("opreplay"), from_arguments(OutputOptions, args)
+    if output.gate and not args.candidate:
+        raise UserError("--gate is for candidates", "add --candidate, or compare results by opgrip compare --gate")
+    gates = [parse_candidate_gate(text) for text in output.gate]
     launch, baseline_file = launch_of(), from_arguments(ScoreOptions, args).baseline
     if not args.sequence and args.shard is None and launch is not None and launch.world_size > 1:
         raise UserError(
@@ -92,7 +97,10 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
         names, more = list(outcome.problems)[:NAMED], len(outcome.problems) - NAMED
         words = ", ".join([*names, *([f"{more} more"] if more > 0 else [])])
         reporter.say(f"{len(outcome.problems)} of {counted(outcome.traces, 'trace')} not replayed: {words}")
-    return _end(args, outcome, reporter)
+    held = [hold_candidates(gate, judged_steps(outcome.results)) for gate in gates]
+    for item in held:
+        reporter.say(item.line)
+    return _end(args, outcome, reporter) or exit_status(held)
 
 
 def _check_scorers(workload: Workload) -> None:
@@ -109,7 +117,8 @@ def _print_cases(
     from opgrip.replay.reports.results_table import OF_THESE, print_results
 
     rows = list(outcome.results)
-    if rows or not outcome.interrupted:
+    # an analysis prints the rows of candidates with their verdicts
+    if not judged_steps(rows) and (rows or not outcome.interrupted):
         print_results(rows, sys.stdout, OF_THESE if selection.selects_some else "share")
     if outcome.problem is None:
         for analysis in outcome.analyses:
@@ -124,7 +133,9 @@ def _print_several(
     from opgrip.replay.reports.results_table import MOST_INPUTS, print_inputs, print_reasons
 
     rows = list(outcome.results)
-    if rows and (not selection.selects_all or len(rows) <= MOST_INPUTS):
+    if judged_steps(rows):
+        pass
+    elif rows and (not selection.selects_all or len(rows) <= MOST_INPUTS):
         print_inputs(rows, sys.stdout)
         _print_scores(printers, outcome.results, reporter)
     elif rows:
@@ -211,4 +222,5 @@ def _end(args: argparse.Namespace, outcome: ReplayOutcome, reporter: Reporter) -
         from opgrip.replay.sequences.step_results import SequenceResult
 
         is_ok &= not (isinstance(outcome.step, SequenceResult) and outcome.step.unsupported)
-    return 1 if lines or (args.strict and not is_ok) else 0
+    is_broken = any(step.broken for step in judged_steps(rows))
+    return 1 if lines or is_broken or (args.strict and not is_ok) else 0

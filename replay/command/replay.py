@@ -11,6 +11,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -71,10 +72,13 @@ def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None =
     return results
 
 
-def replay_arguments(args: argparse.Namespace) -> Results:
-    """Replay what a parsed `opreplay` command line requests; raise the errors that `replay` raises."""
+def replay_arguments(args: argparse.Namespace, executor: Executor | None = None) -> Results:
+    """Replay what a parsed `opreplay` command line requests; raise the errors that `replay` raises.
+
+    executor : executor of the cases; None for the requested one
+    """
     reporter = QuietReporter("opgrip")
-    outcome = perform(args, reporter, may_fork=False)
+    outcome = perform(args, reporter, may_fork=False, executor=executor)
     if outcome is None:
         return Results([], {})
     if outcome.problem is not None:
@@ -95,6 +99,7 @@ def perform(
     may_fork: bool = True,
     again: str = "",
     check: Callable[[Workload], object] = lambda workload: None,
+    executor: Executor | None = None,
 ) -> ReplayOutcome | None:
     """Run the replay that a command line requests. If there are several ranks, only the first one returns the outcome,
     others None.
@@ -102,6 +107,7 @@ def perform(
     may_fork : True if this process has not used torch yet, so that it can be forked
     again : command that resumes an interrupted replay, for messages; empty for no such message
     check : function that raises `UserError` if the workload must not be replayed
+    executor : executor of the cases; None for the requested one
     Raises the errors of `replay`.
     """
     settle_shard(args)
@@ -112,7 +118,7 @@ def perform(
     targets = targets_of(list(map(str, args.trace)))
     if targets is not None and is_complete:
         return ReplayOutcome(Results([], {}), was_complete=True, traces=len(targets))
-    with start_executor(args) as executor:
+    with start_executor(args) if executor is None else nullcontext(executor) as executor:
         if targets is not None:
             run = _list_several if output.list else _replay_several
             return run(args, targets, reporter, executor)

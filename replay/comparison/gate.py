@@ -13,6 +13,7 @@ from opgrip.cli.terminal import shorten
 from opgrip.errors import UserError
 from opgrip.replay.comparison.comparison import MARGIN, Comparison, Pair
 from opgrip.replay.comparison.differences import Judgement, Verdict, interval_text
+from opgrip.replay.results.judgement import JudgedStep, is_slower_by, may_be_slower_by
 from opgrip.replay.results.ratios import shares_by
 from opgrip.replay.results.results import Result
 
@@ -257,3 +258,33 @@ def parse_gate(text: str) -> Gate:
     if match is None or match[1] not in (*TIMED, *COUNTED) or (match[1] in TIMED) != (match[3] == "%"):
         raise UserError(f"{text!r} is not a gate", HINT)
     return Gate(match[1], float(match[2]) / (100 if match[3] else 1), text.strip())
+
+
+def hold_candidates(gate: Gate, steps: Sequence[JudgedStep]) -> Held:
+    """Return the outcome of a gate on candidates, of which each signature, or each step, is compared with the operator.
+
+    A step is judged by its interval of 95 %, a signature by its verdict.
+    """
+    limit = 1 + gate.most
+    if gate.name == TOTAL:
+        judged = [step for step in steps if step.share]
+        slower = [f"{step.trace}: {step.line}" for step in judged if step.ratio_low > limit]
+        undecided = [f"{step.trace}: {step.line}" for step in judged if step.ratio_high > limit * TOTAL_END]
+        count = counted(len(judged), "step")
+    else:
+        rows = [row for step in steps for row in step.rows]
+        slower = [describe(row) for row in rows if is_slower_by(row, limit)]
+        undecided = [describe(row) for row in rows if may_be_slower_by(row, limit * ROW_END)]
+        count = counted(len(rows), "signature")
+    for outcome, worst in ((Outcome.FAILED, slower), (Outcome.NOT_DECIDED, undecided)):
+        if worst:
+            return Held(gate, outcome, f"{len(worst):,} of {count}, first {worst[0].removeprefix(': ')}")
+    return Held(gate, Outcome.PASSED)
+
+
+def parse_candidate_gate(text: str) -> Gate:
+    """Parse a gate on candidates; raise `UserError` if it is none."""
+    gate = parse_gate(text)
+    if gate.name not in (ROWS, TOTAL):
+        raise UserError(f"{text!r} is not a gate on candidates", f"write {ROWS}<=5% or {TOTAL}<=5%")
+    return gate

@@ -174,6 +174,19 @@ class Inputs:
                 storage.resize_(pristine.nbytes())
             storage.copy_(pristine)
 
+    def written(self) -> frozenset[int]:
+        """Return the indices of the tensor arguments whose memory differs from the values that `keep` kept."""
+        changed = {
+            number
+            for number, (storage, pristine) in enumerate(zip(self._storages, self._pristine, strict=True))
+            if storage.nbytes() != pristine.nbytes() or not torch.equal(memory_of(storage), memory_of(pristine))
+        }
+        return frozenset(
+            place
+            for place, planned in enumerate(self._planned)
+            if not changed.isdisjoint(piece.storage for piece in planned.pieces)
+        )
+
     def _plan(self, specs: list[TensorSpec], recorded: list[TensorSpec]) -> list[_Planned]:
         for spec in specs:
             _check_supported(spec)

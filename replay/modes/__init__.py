@@ -19,7 +19,7 @@ from opgrip.errors import UserError
 if TYPE_CHECKING:
     from opgrip.replay.operators.memory import Arguments, CallMemory, Function
 
-EAGER = "eager"
+EAGER, CANDIDATE = "eager", "candidate"
 
 
 @titled("execution")
@@ -59,6 +59,7 @@ class Task:
     threads : threads of an operator on the CPU
     argument : argument after the mode's name, such as `NAME` in `compile:NAME`
     store : folder for files that a later run of the same call can load, or None
+    candidate : loads the user's implementation of the call's operator; None if there is none
     """
 
     function: Function
@@ -72,6 +73,7 @@ class Task:
     argument: str = ""
     store: Path | None = None
     tuning: Tuning = Tuning()
+    candidate: Callable[[], Function] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from opgrip.errors import UserError
 from opgrip.replay.analyses import in_order
 from opgrip.replay.reports import report_for
 from opgrip.replay.results.columns import Column, Columns, columns_in
+from opgrip.replay.results.judgement import CandidateColumns
 from opgrip.replay.results.origins import MachineColumns, OriginColumns
 from opgrip.replay.results.ratios import ClusterColumns
 from opgrip.replay.results.results import OK, VARIANT_COLUMNS, Result
@@ -98,6 +99,7 @@ def _refusal(path: Path, reason: str) -> UserError:
 ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
     ("a GPU that records its kernels", KernelColumns),
     ("energy", EnergyColumns),
+    ("candidate", CandidateColumns),
     ("split", ClusterColumns),
     ("sequence", SequenceColumns),
     ("sequence of several ranks", RankColumns),

@@ -14,11 +14,12 @@ import torch
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.selection import BACKWARD, Variant
 from opgrip.replay.cases.unused_results import refused_argument, with_gradients
+from opgrip.replay.checks.contract import check_contract
 from opgrip.replay.checks.reference import CandidateReference, Reference
 from opgrip.replay.checks.verdicts import ResultVerdict, joined
 from opgrip.replay.inputs.input_options import with_values
 from opgrip.replay.inputs.inputs import ADDRESSES, Inputs
-from opgrip.replay.modes import EAGER, Program, RunOutputs, find_mode
+from opgrip.replay.modes import CANDIDATE, EAGER, Program, RunOutputs, find_mode
 from opgrip.replay.operators.agreement import check_agreement, check_graph, check_parts
 from opgrip.replay.operators.agreement.indices import bound_indices
 from opgrip.replay.operators.contexts import restored
@@ -151,21 +152,25 @@ class _Preparation:
         examples = [item.make() for item in inputs]
         began = perf_counter_ns()
         grad = workload.wants_grad(case)
-        program = make_program(operator, examples, way, workload, key_of(case, way, workload), grad)
+        program = make_program(operator, examples, way, workload, key_of(case, way, workload), grad, case.op)
         del examples
         if operator.mutates:
             # modes write into the examples
             for item in inputs:
                 item.restore()
         faithful, verdicts = [], []
-        for place, (signature, item) in enumerate(zip(signatures, inputs, strict=True)):
+        # a candidate may write into arguments that the operator only reads
+        tried = [item.copy() for item in inputs] if way.mode == CANDIDATE else inputs
+        for place, (signature, item) in enumerate(zip(signatures, tried, strict=True)):
+            if way.mode == CANDIDATE:
+                verdicts.append(check_contract(operator.function, program.function, inputs[place], case.unused))
             if place == 0:
                 result, actual = self._first_run(case, result, operator, program, item, began)
             else:
                 _, actual = run_program(program, item.make(), operator.mutates)
             faithful.append(same_outputs(signature.outputs, actual.outputs, workload.dtype is None, case.unused))
             if way.mode != workload.request.modes.reference or case.reference is not None:
-                reference = self._reference(case, way, place, operator, item)
+                reference = self._reference(case, way, place, operator, inputs[place])
                 verdicts.append(reference.check(actual, workload.request.tolerance))
         result = _with_verdict(result, verdicts)
         if result.status != OK:
@@ -235,7 +240,7 @@ class _Preparation:
         began = perf_counter_ns()
         key = key_of(case, way, workload)
         if find_mode(way.mode)[0].differentiable:
-            program = make_program(operator, [arguments], way, workload, key, grad=True)
+            program = make_program(operator, [arguments], way, workload, key, True, case.op)
             function, enter, enters_each_run = gradients, graph_of(program), True
             actual = RunOutputs(gradients(*enter(arguments)[0]))
         else:

@@ -30,6 +30,7 @@ from opgrip.replay.cases.selection import PointOptions, Selection
 from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import ModeOptions, Tuning
+from opgrip.replay.modes.candidate import CandidateOptions
 from opgrip.replay.run.energy import EnergyOptions
 from opgrip.replay.timing.timing_options import Effort, TimingOptions
 
@@ -153,6 +154,7 @@ class RunRequest:
     points: PointOptions = field(default_factory=PointOptions)
     modes: ModeOptions = field(default_factory=ModeOptions)
     tuning: Tuning = field(default_factory=Tuning)
+    candidates: CandidateOptions = field(default_factory=CandidateOptions)
     tolerance: Tolerance = field(default_factory=Tolerance)
     timing: TimingOptions = field(default_factory=TimingOptions)
     effort: Effort = field(default_factory=Effort)

@@ -31,6 +31,7 @@ from opgrip.replay.cases.unused_results import with_unused_results
 from opgrip.replay.inputs.filling import cast_signature
 from opgrip.replay.inputs.inputs import DeviceMap, device_map
 from opgrip.replay.modes import EAGER, Tuning, find_mode
+from opgrip.replay.modes.candidate import CandidateOptions
 from opgrip.replay.operators.admission import Unsupported, Untrusted
 from opgrip.replay.operators.devices import with_index
 from opgrip.replay.operators.lookup import mutates
@@ -93,6 +94,11 @@ class Workload:
     def tuning(self) -> Tuning:
         """Limits of a compiler's search."""
         return self.request.tuning
+
+    @property
+    def candidates(self) -> CandidateOptions:
+        """Implementations that replace operators."""
+        return self.request.candidates
 
     @property
     def dtype(self) -> torch.dtype | None:

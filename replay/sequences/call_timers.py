@@ -20,6 +20,7 @@ from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.inputs.input_options import RECORDED
 from opgrip.replay.inputs.inputs import DeviceMap, Inputs
 from opgrip.replay.modes import EAGER, Program, Tuning, find_mode, runs_graphs
+from opgrip.replay.modes.candidate import CandidateOptions
 from opgrip.replay.operators.agreement.indices import bound_indices
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, current_stream, is_accelerator, make_event, synchronizer
@@ -266,7 +267,7 @@ class SequenceSettings:
     room_bytes : memory limit, or None for most of the free memory
     mode : mode of all calls that it can run; the others run in eager
     tolerance : tolerance of the comparison with eager
-    store, tuning : as in `ProgramSettings`
+    store, tuning, candidates : as in `ProgramSettings`
     """
 
     place: DeviceMap
@@ -281,6 +282,7 @@ class SequenceSettings:
     tolerance: Tolerance = field(default_factory=Tolerance)
     store: str | None = None
     tuning: Tuning = field(default_factory=Tuning)
+    candidates: CandidateOptions = field(default_factory=CandidateOptions)
 
     @property
     def by_clock_of_device(self) -> bool:
@@ -318,7 +320,7 @@ def make_call_program(call: FlowingCall, operator: Operator, inputs: Inputs, set
             bound_indices(operator.function, *arguments())
             example = inputs.make()
             way = Variant(0, RECORDED, FORWARD, settings.mode)
-            program = make_program(operator, [example], way, settings, None, grad=False)
+            program = make_program(operator, [example], way, settings, None, False, call.op)
             _, actual = run_program(program, arguments(), operator.mutates)
             synchronizer(settings.device)()
             first_ms = (perf_counter_ns() - began) / 1e6

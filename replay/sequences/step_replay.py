@@ -324,6 +324,7 @@ def sequence_settings(workload: Workload) -> SequenceSettings:
         room_bytes=request.limits.memory_limit,
         mode=request.modes.mode[-1],
         tolerance=request.tolerance,
+        candidates=request.candidates,
     )
 
 

@@ -1,0 +1,126 @@
+"""Checks of a candidate besides its values: types, strides, shared memory, unwritten arguments, repeatable results."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opgrip.replay.checks.reference import is_changed
+from opgrip.replay.checks.verdicts import ResultVerdict
+from opgrip.replay.inputs.inputs import Inputs
+from opgrip.replay.operators.memory import Function, tensors_in
+from opgrip.traces.schema.arguments import leaves
+
+SEED, OTHER_SEED = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run of a function on its own copy of the arguments.
+
+    outputs : leaves of its results
+    arguments : tensor arguments after the run
+    written : indices of the tensor arguments whose memory changed
+    """
+
+    outputs: Sequence[Any]
+    arguments: Sequence[Tensor]
+    written: frozenset[int]
+
+
+def check_contract(
+    operator: Function, candidate: Function, inputs: Inputs, unused: Collection[int] = ()
+) -> ResultVerdict:
+    """Return the verdict on what a candidate does besides returning values.
+
+    inputs : arguments, which are copied for each run
+    unused : indices of outputs that nothing uses, which are not checked
+    """
+    expected, actual = _run(operator, inputs, SEED), _run(candidate, inputs, SEED)
+    faults = [f"writes into argument {place}" for place in sorted(actual.written - expected.written)]
+    for place, (ours, theirs) in enumerate(zip(actual.outputs, expected.outputs, strict=False)):
+        if place not in unused and isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+            faults += [f"output {place} {reason}" for reason in _output_faults(place, ours, theirs, actual, expected)]
+    if not faults and _is_repeatable(operator, expected, inputs):
+        again = _run(candidate, inputs, SEED)
+        faults += [
+            f"output {place} differs between two runs on the same arguments"
+            for place in _differing(actual, again)
+            if place not in unused
+        ]
+    return ResultVerdict(faults=tuple(faults))
+
+
+def _run(function: Function, inputs: Inputs, seed: int) -> _Run:
+    own = inputs.copy()
+    args, kwargs = own.make()
+    arguments = tensors_in([args, kwargs])
+    torch.manual_seed(seed)
+    outputs = list(leaves(function(*args, **kwargs)))
+    return _Run(outputs, arguments, own.written())
+
+
+def _output_faults(place: int, ours: Tensor, theirs: Tensor, actual: _Run, expected: _Run) -> Iterator[str]:
+    if type(ours) is not type(theirs):
+        yield f"is a {type(ours).__name__}, not a {type(theirs).__name__}"
+        return
+    if ours.layout is not theirs.layout:
+        yield f"has the layout {ours.layout}, not {theirs.layout}"
+    if torch.strided not in (ours.layout, theirs.layout) or ours.is_nested or theirs.is_nested:
+        return
+    if ours.shape == theirs.shape and ours.numel() and _strides(ours) != _strides(theirs):
+        yield f"has the strides {ours.stride()}, not {theirs.stride()}"
+    own, right = _shared(ours, actual.arguments), _shared(theirs, expected.arguments)
+    for number in sorted(own.keys() - right.keys()):
+        yield f"shares memory with argument {number}, which the operator's does not"
+    for number in sorted(right.keys() - own.keys()):
+        yield f"is a copy, where the operator's shares memory with argument {number}"
+    if own.keys() == right.keys() and own != right:
+        yield f"starts at element {ours.storage_offset()} of its memory, not {theirs.storage_offset()}"
+    before, before_right = (
+        set(_shared(run.outputs[place], [item for item in run.outputs[:place] if isinstance(item, Tensor)]))
+        for run in (actual, expected)
+    )
+    if before - before_right and not own:
+        yield "shares memory with an earlier output"
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    """Return the strides of the dimensions with several elements, which decide where elements are."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+
+
+def _shared(output: Tensor, others: Sequence[Tensor]) -> dict[int, int]:
+    """Return the offset of a result in the memory of each other tensor that it shares memory with, by index."""
+    memory = _memory(output)
+    return {
+        place: int(output.storage_offset())
+        for place, other in enumerate(others)
+        if memory is not None and _memory(other) == memory
+    }
+
+
+def _memory(tensor: Any) -> int | None:
+    """Return the address of a tensor's memory, or None if it has none."""
+    if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() if storage.nbytes() else None
+
+
+def _is_repeatable(operator: Function, first: _Run, inputs: Inputs) -> bool:
+    """Return True if the operator returns the same results with any seed."""
+    return not _differing(first, _run(operator, inputs, OTHER_SEED))
+
+
+def _differing(one: _Run, other: _Run) -> list[int]:
+    """Return the indices of outputs that are not equal bit by bit."""
+    return [
+        place
+        for place, (ours, theirs) in enumerate(zip(one.outputs, other.outputs, strict=False))
+        if isinstance(ours, Tensor) and isinstance(theirs, Tensor) and is_changed(ours, theirs)
+    ]

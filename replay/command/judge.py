@@ -1,0 +1,126 @@
+"""`judge()`: whether implementations of operators are right and faster on the calls of a trace, and what that saves."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from opgrip.cli.options import arguments_of
+from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError, in_words_of_python
+from opgrip.replay.analyses.candidates import print_judgement
+from opgrip.replay.command.replay import replay, replay_arguments
+from opgrip.replay.modes import CANDIDATE
+from opgrip.replay.modes.candidate import candidate_of
+from opgrip.replay.outcome import Results
+from opgrip.replay.replay_options import make_parser, words_of
+from opgrip.replay.results.judgement import JudgedStep, judged_steps
+from opgrip.replay.results.results import Result
+from opgrip.replay.run.measure import CachedRows, measure_cases
+from opgrip.replay.run.workload import Workload
+from opgrip.replay.timing import pages
+from opgrip.replay.workers.executors import LocalExecutor
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Judgement:
+    """The verdicts on candidates.
+
+    Attributes
+    ----------
+    results : rows of the operators and of the candidates
+    """
+
+    results: Results
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """Data frame with one row for each signature under its candidate, with `verdict` and `step_saving`."""
+        return Results([row for row in self.results if row.mode == CANDIDATE], self.results.header).frame
+
+    @property
+    def steps(self) -> list[JudgedStep]:
+        """Savings of the candidates in the step of each trace."""
+        return judged_steps(self.results)
+
+    @property
+    def step_saving(self) -> float | None:
+        """Share of the captured time of a step that the candidates save; the mean of several traces.
+
+        None if the calls belong to no step, as for samples.
+        """
+        savings = [step.saving for step in self.steps if step.share is not None]
+        return sum(savings) / len(savings) if savings else None
+
+    @property
+    def is_right(self) -> bool:
+        """True if the candidates ran on all calls, with correct results."""
+        return all(not step.broken for step in self.steps)
+
+    def __str__(self) -> str:
+        table = io.StringIO()
+        print_judgement(self.results.rows, table)
+        return table.getvalue()
+
+    def __repr__(self) -> str:
+        lines = "; ".join(f"{step.trace}: {step.line}" if step.trace else step.line for step in self.steps)
+        return f"<Judgement: {lines}>"
+
+
+def judge(
+    candidates: Mapping[str, Callable[..., Any] | str], trace: str | Path | Sequence[str | Path], **options: Any
+) -> Judgement:
+    """Judge implementations of operators on the recorded calls of traces, as `opreplay --candidate` does.
+
+    ::
+
+        verdict = judge({"aten._softmax.default": softmax}, "train.jsonl")
+        verdict.frame[["shapes", "verdict", "ratio"]]
+        verdict.step_saving
+
+    Functions run in this process, because functions cannot be sent to another process; a function that crashes ends
+    it. Name functions as text, `my_kernels.py:softmax`, to run them in separate processes.
+
+    Parameters
+    ----------
+    candidates : by the full name of the operator, such as `aten._softmax.default`: any callable that takes the
+        operator's arguments, such as a function, an operator of `torch.library` or a compiled function
+    trace : one or several traces, a folder of traces, `zoo` or `zoo:PATTERN`
+    options : long names of options in `opreplay --help`, with `_` for `-`
+
+    Raises
+    ------
+    TypeError : if an option is unknown, or a candidate is neither callable nor text
+    UserError : if the value of an option is invalid, or no call of an operator is recorded
+    """
+    if not candidates:
+        raise UserError("no candidate to judge", "pass a dictionary such as {'aten._softmax.default': softmax}")
+    texts = [f"{op}={function}" for op, function in candidates.items() if isinstance(function, str)]
+    if len(texts) == len(candidates):
+        return Judgement(replay(trace, candidate=texts, **options))
+    functions = {op: function for op, function in candidates.items() if callable(function)}
+    if len(functions) < len(candidates):
+        raise TypeError("candidates must all be functions, or all be text such as my_kernels.py:softmax")
+    with in_words_of_python(), pages.keeping_freed_memory():
+        args = arguments_of(make_parser(), words_of(trace), options, excluded=("strict", "list", "candidate", "gate"))
+        args.candidate = tuple(candidate_of(op, function) for op, function in functions.items())
+        return Judgement(replay_arguments(args, _ThisProcess()))
+
+
+class _ThisProcess(LocalExecutor):
+    """Executor of cases in this process, for candidates that are functions of it."""
+
+    def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
+        return {}
+
+    def run(
+        self, workload: Workload, done: Collection[int], cached_rows: CachedRows, may_fork: bool
+    ) -> Iterator[list[Result]]:
+        cases = [case for case in workload.cases if case.number not in done]
+        return measure_cases(cases, workload, workload.surroundings)

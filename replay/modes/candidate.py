@@ -1,0 +1,120 @@
+"""Candidates: implementations of operators that a user names, and the mode that runs them in place of the operators."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opgrip.cli.options import RUN, option, titled
+from opgrip.errors import UserError
+from opgrip.replay.modes import CANDIDATE, Program, Task, mode
+from opgrip.replay.operators.admission import extension_of, import_trusted, module_of
+
+_FORM = re.compile(r"(?P<op>[^=\s]+)=(?P<source>[^=]+?):(?P<function>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)")
+IN_PROCESS = "<this process>"
+"""source of a function that the caller of `judge` passed as an object"""
+_functions: dict[str, Callable[..., Any]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A user's implementation of an operator.
+
+    op : full name of the operator, such as `aten._softmax.default`
+    source : absolute path of a Python file, or name of a module
+    function : name of the function in it; dots lead to attributes
+    digest : hash of the file, so that results of a changed candidate are not mixed with earlier ones
+    """
+
+    op: str
+    source: str
+    function: str
+    digest: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.op}={self.source}:{self.function}"
+
+    def load(self) -> Callable[..., Any]:
+        """Return the function; its module is imported.
+
+        Raises `UserError` if the module fails, or has no such function.
+        """
+        if self.source == IN_PROCESS:
+            return _functions[self.function]
+        try:
+            found: Any = import_trusted(self.source)
+        except Exception as error:
+            raise UserError(f"{self.source} cannot be imported: {type(error).__name__}: {error}") from error
+        for part in self.function.split("."):
+            found = getattr(found, part, None)
+        if not callable(found):
+            raise UserError(f"{self.source} has no function {self.function}")
+        return found  # type: ignore[no-any-return]
+
+
+def parse_candidate(text: str) -> Candidate:
+    """Parse `OPERATOR=FILE.py:FUNCTION` or `OPERATOR=MODULE:FUNCTION`; nothing is imported."""
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not OPERATOR=FILE.py:FUNCTION, such as aten._softmax.default=my_kernels.py:softmax"
+        )
+    source, digest = extension_of(match["source"]), ""
+    if module_of(source) != source:
+        try:
+            digest = hashlib.blake2b(Path(source).read_bytes(), digest_size=16).hexdigest()
+        except OSError as error:
+            raise argparse.ArgumentTypeError(f"{match['source']} cannot be read: {error.strerror}") from error
+    return Candidate(match["op"], source, match["function"], digest)
+
+
+def candidate_of(op: str, function: Callable[..., Any]) -> Candidate:
+    """Return a function of this process as a candidate; only this process and its forks can run it."""
+    _functions[op] = function
+    return Candidate(op, IN_PROCESS, op)
+
+
+@titled("execution")
+@dataclass(frozen=True, slots=True)
+class CandidateOptions:
+    """Options for the candidates that replace operators."""
+
+    candidate: tuple[Candidate, ...] = option(
+        (),
+        "judge your implementation of an operator on its recorded calls: is it right, is it faster, what share of the "
+        "step does it save; can be repeated",
+        repeated=True,
+        parse=parse_candidate,
+        metavar="OPERATOR=FILE.py:FUNCTION",
+        only=("single cases",),
+        role=RUN,
+        common=True,
+    )
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Full names of the operators that have a candidate."""
+        return tuple(dict.fromkeys(item.op for item in self.candidate))
+
+    def find(self, op: str) -> Candidate | None:
+        """Return the candidate of an operator, or None."""
+        return next((item for item in self.candidate if item.op == op), None)
+
+    def check(self) -> None:
+        """Raise `UserError` if an operator has several candidates."""
+        for op in self.operators:
+            if sum(item.op == op for item in self.candidate) > 1:
+                raise UserError(f"{op} has several candidates", "give one --candidate for each operator")
+
+
+@mode(CANDIDATE, differentiable=True, ahead=False)
+def run_candidate(task: Task) -> Program:
+    """Run the user's implementation of the operator, as `--candidate` names it."""
+    if task.candidate is None:
+        raise NotImplementedError("no candidate for this operator: name one with --candidate OPERATOR=FILE.py:FUNCTION")
+    return Program(task.candidate())

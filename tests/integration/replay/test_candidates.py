@@ -1,0 +1,223 @@
+"""Candidates: implementations of operators judged on the calls of a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import pytest
+import torch
+from busy import compared_times
+from programs import run_command
+from torch import Tensor
+
+from opgrip import Capture, judge
+from opgrip.replay.comparison.gate import exit_status, hold_candidates, parse_candidate_gate
+from opgrip.replay.results.judgement import CandidateColumns, judged_steps
+
+SOFTMAX, ADD_, TRANSPOSE, OUT = "aten._softmax.default", "aten.add_.Tensor", "aten.t.default", "aten.mul.out"
+SIGNATURES = 40
+SLOW_ROWS = 17
+"""rows of the signature that the planted candidate delays"""
+OPERATOR = torch.ops.aten._softmax.default
+KERNELS = """\
+import torch
+
+
+def softmax(x, dim, half_to_float):
+    exponentials = (x - x.amax(dim, keepdim=True)).exp()
+    return (exponentials / exponentials.sum(dim, keepdim=True)).contiguous()
+
+
+def doubled(x, dim, half_to_float):
+    return 2 * softmax(x, dim, half_to_float)
+"""
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a trace with 39 softmaxes of contiguous inputs, one of a transposed input, and other operators."""
+    path = tmp_path_factory.mktemp("candidates") / "step.jsonl"
+    with Capture(path):
+        for rows in range(SIGNATURES - 1):
+            torch.softmax(torch.randn(16 * rows + 16, 64), -1)
+        torch.softmax(torch.randn(64, 50).t(), -1)
+        torch.randn(8, 8).add_(torch.randn(8, 8))
+        torch.randn(4, 6).t()
+        torch.mul(torch.randn(3), torch.randn(3), out=torch.empty(3))
+        torch.softmax(torch.tensor([[torch.inf, torch.nan, 1.0], [0.0, -torch.inf, 2.0]]), -1)
+        torch.softmax(torch.empty(0, 5), -1)
+    return path
+
+
+def verdicts_of(trace: Path, candidate: Callable[..., Any], op: str = SOFTMAX) -> dict[str, tuple[str, str | None]]:
+    """Return verdict and reason of each signature, by shapes, after as few runs as possible."""
+    frame = judge({op: candidate}, trace, iterations=2).frame
+    return {row.shapes: (row.verdict, row.error) for row in frame.itertuples()}
+
+
+@pytest.mark.alone
+def test_signature_that_a_candidate_slows_down_by_a_fifth_is_named(tmp_path: Path) -> None:
+    with Capture(tmp_path / "step.jsonl"):
+        for rows in range(1, SIGNATURES + 1):
+            torch.softmax(torch.randn(8 * rows, 1024), -1)
+
+    def delayed(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        began = perf_counter_ns()
+        result = OPERATOR(x, dim, half_to_float)
+        if x.shape[0] == 8 * SLOW_ROWS:
+            until = began + 1.2 * (perf_counter_ns() - began)
+            while perf_counter_ns() < until:
+                pass
+        return result
+
+    frame = judge({SOFTMAX: delayed}, tmp_path / "step.jsonl", threads=1, budget=1.0, precision=0.01).frame
+    with compared_times():
+        slower = frame[frame["verdict"] == "slower"]
+        assert slower["shapes"].tolist() == [f"float32[{8 * SLOW_ROWS},1024] -1 False"]
+
+
+def test_error_of_a_hundredth_in_the_only_noncontiguous_input_is_named(trace: Path) -> None:
+    def off(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        result = OPERATOR(x, dim, half_to_float)
+        return result if x.is_contiguous() else result + 1e-2
+
+    wrong = {shapes for shapes, (verdict, _) in verdicts_of(trace, off).items() if verdict == "wrong"}
+    assert wrong == {"float32[50,64] -1 False"}
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(300)
+def test_operator_as_its_own_candidate_is_never_slower_or_faster(trace: Path) -> None:
+    results = judge({SOFTMAX: OPERATOR, TRANSPOSE: torch.ops.aten.t.default}, trace)
+    with compared_times():
+        assert set(results.frame["verdict"]) <= {"equal", "undecided"}
+    assert results.is_right
+
+
+def writes_input(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    result = OPERATOR(x, dim, half_to_float)
+    x.zero_()
+    return result
+
+
+def other_strides(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    return OPERATOR(x, dim, half_to_float).t().contiguous().t()
+
+
+def other_dtype(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    return OPERATOR(x, dim, half_to_float).double()
+
+
+def fails_if_empty(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    return OPERATOR(x, dim, half_to_float) / (0 if x.numel() == 0 else 1) if x.numel() else x[0, 0]
+
+
+def without_nan(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    return OPERATOR(x, dim, half_to_float).nan_to_num()
+
+
+def unsteady(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    unsteady.calls = getattr(unsteady, "calls", 0) + 1  # type: ignore[attr-defined]
+    return OPERATOR(x, dim, half_to_float) * (1 + 1e-7 * (unsteady.calls % 3))  # type: ignore[attr-defined]
+
+
+LARGE, NAN, EMPTY = "float32[624,64] -1 False", "float32[2,3] -1 False", "float32[0,5] -1 False"
+
+
+@pytest.mark.parametrize(
+    ("candidate", "op", "shapes", "verdict", "reason"),
+    [
+        (writes_input, SOFTMAX, LARGE, "wrong", "writes into argument 0"),
+        (other_strides, SOFTMAX, LARGE, "wrong", "output 0 has the strides (1, 624), not (64, 1)"),
+        (other_dtype, SOFTMAX, LARGE, "wrong", "output 0 is float64, not float32"),
+        (fails_if_empty, SOFTMAX, EMPTY, "failed", "index 0 is out of bounds"),
+        (without_nan, SOFTMAX, NAN, "wrong", "elements differ, by inf"),
+        (unsteady, SOFTMAX, LARGE, "wrong", "output 0 differs between two runs on the same arguments"),
+        (torch.Tensor.add, ADD_, "float32[8,8] float32[8,8]", "wrong", "is a copy, where the operator's shares memory"),
+        (lambda x: x.t().clone(), TRANSPOSE, "float32[4,6]", "wrong", "output 0 is a copy"),
+        (lambda x, y, out: torch.mul(x, y), OUT, None, "wrong", "argument 2"),
+    ],
+)
+def test_broken_candidates_are_named_with_the_reason(
+    trace: Path, candidate: Callable[..., Any], op: str, shapes: str | None, verdict: str, reason: str
+) -> None:
+    verdicts = verdicts_of(trace, candidate, op)
+    found, error = verdicts[shapes] if shapes is not None else next(iter(verdicts.values()))
+    assert (found, reason in str(error)) == (verdict, True), error
+
+
+def test_other_calls_stay_right_if_a_candidate_fails_on_one(trace: Path) -> None:
+    verdicts = verdicts_of(trace, without_nan)
+    assert [shapes for shapes, (verdict, _) in verdicts.items() if verdict == "wrong"] == [NAN]
+
+
+def test_command_judges_a_function_of_a_file(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
+    words = ["opreplay", str(trace), "--candidate", f"{SOFTMAX}=kernels.py:softmax", "--iterations", "2"]
+    done = run_command(*words, "-o", "rows.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "slower on" in done.stdout.splitlines()[-1]
+    assert f"of {SIGNATURES + 2} signatures" in done.stdout.splitlines()[-1]
+    rows = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
+    assert rows["settings"]["candidate"].endswith("kernels.py:softmax")
+
+
+def test_command_exports_wrong_calls_and_exits_with_1(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
+    words = ["opreplay", str(trace), "--candidate", f"{SOFTMAX}=kernels.py:doubled", "--iterations", "2"]
+    done = run_command(*words, cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"opgrip trace export-case {trace} " in done.stdout
+    assert "wrong on 41 of 42 signatures" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--candidate", "softmax"], "'softmax' is not OPERATOR=FILE.py:FUNCTION"),
+        (["--candidate", f"{SOFTMAX}=absent.py:softmax"], "absent.py cannot be read"),
+        (["--candidate", f"{SOFTMAX}=kernels.py:absent"], "kernels.py has no function absent"),
+        (["--candidate", f"{SOFTMAX}=kernels.py:softmax", "--op", "aten.*"], "leave --op out"),
+        (["--candidate", "aten._softmax=kernels.py:softmax"], "no op matches --op aten._softmax"),
+        (["--gate", "slower<=5%"], "--gate is for candidates"),
+        (["--candidate", f"{SOFTMAX}=kernels.py:softmax", "--gate", "op<=5%"], "is not a gate on candidates"),
+    ],
+)
+def test_mistakes_are_reported_in_one_line(trace: Path, tmp_path: Path, words: list[str], message: str) -> None:
+    (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
+    done = run_command("opreplay", trace, *words, "--top", "1", cwd=tmp_path)
+    assert done.returncode
+    assert message in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "ratio", "interval", "verdict", "status"),
+    [
+        ("slower<=5%", 1.2, (1.15, 1.25), "slower", 1),
+        ("slower<=30%", 1.2, (1.15, 1.25), "slower", 0),
+        ("slower<=5%", 1.2, (0.9, 1.6), "undecided", 3),
+        ("slower<=5%", 1.0, (0.97, 1.03), "equal", 0),
+        ("total<=5%", 1.2, (1.15, 1.25), "slower", 1),
+        ("total<=5%", 1.0, (0.97, 1.03), "equal", 0),
+    ],
+)
+def test_gate(trace: Path, text: str, ratio: float, interval: tuple[float, float], verdict: str, status: int) -> None:
+    from dataclasses import replace
+
+    row = next(row for row in judge({TRANSPOSE: torch.ops.aten.t.default}, trace, iterations=2).results if row.added)
+    error = (interval[1] - interval[0]) / 2 * 0.5
+    judged = replace(row, ratio_p50=ratio).adding(CandidateColumns(verdict, *interval, 0.5, 0.5 * (1 - ratio), error))
+    assert exit_status([hold_candidates(parse_candidate_gate(text), judged_steps([judged]))]) == status
+
+
+def test_saving_is_the_sum_over_signatures(trace: Path) -> None:
+    verdict = judge({SOFTMAX: OPERATOR}, trace, iterations=5)
+    frame = verdict.frame
+    timed = frame[frame["ratio_low"].notna()]
+    expected = (timed["step_share"] * (1 - timed["ratio_p50"])).sum()
+    assert verdict.step_saving == pytest.approx(expected)
+    assert 0 < frame["step_share"].sum() < 1
