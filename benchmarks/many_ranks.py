@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/support/builders"))
-from made_ranks import made_rank
+from made_ranks import make_rank
 
 OPGRIP = "import sys; from opgrip.tools.opgrip import main; sys.exit(main(sys.argv[1:]))"
 BETWEEN_NS = 50_000_000
@@ -52,7 +52,7 @@ def costs(folder: Path, ranks: int, calls: int) -> tuple[Cost, Cost]:
     """Return the costs of merging `ranks` traces of `calls` calls, and of finding their waits."""
     slow = ranks // 2
     paths = [
-        made_rank(folder / f"t.rank{rank}.jsonl", rank, ranks, calls, slow=slow, clock_ns=rank * BETWEEN_NS)
+        make_rank(folder / f"t.rank{rank}.jsonl", rank, ranks, calls, slow=slow, clock_ns=rank * BETWEEN_NS)
         for rank in range(ranks)
     ]
     whole = folder / "all.jsonl"

@@ -24,7 +24,7 @@ from busy import TimesDisagree, usage_now
 from forks import PROVING, WORKERS
 from gripped_projects import project  # noqa: F401
 from others import MOST_BY_OTHERS, share_of_others
-from passed import ALL, EVERY_PART, IGNORANT, Passed, need_not_run_again, of_other_parts, part
+from passed import ALL, EVERY_PART, IGNORANT, Passed, find_passed_tests, find_tests_of_other_parts, part
 from programs import succeed, train_tiny_net
 from quiet import MEASURING, QuietMachine
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
@@ -136,9 +136,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     which, slow_part = config.getoption("--after-packages"), config.getoption("--slow-part")
     left_out: set[pytest.Item] = set()
     if which is not None and config.cache is not None:
-        left_out.update(need_not_run_again(items, config.cache, which == ALL))
+        left_out.update(find_passed_tests(items, config.cache, which == ALL))
     if slow_part is not None:
-        left_out.update(of_other_parts(items, *slow_part))
+        left_out.update(find_tests_of_other_parts(items, *slow_part))
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from programs import hear_ctrl_c, program_path, wait_for
+from programs import program_path, receive_ctrl_c, wait_for
 from services import SERVER, ask, environment, on_demand, running
 
 from opgrip.traces import load
@@ -50,7 +50,7 @@ def asking(folder: Path, name: str) -> subprocess.Popen[str]:
         text=True,
         cwd=folder,
         env=environment(folder),
-        preexec_fn=hear_ctrl_c,
+        preexec_fn=receive_ctrl_c,
     )
     assert process.stderr is not None
     assert "waits for a step" in process.stderr.readline()

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import ROOT, hear_ctrl_c, refusal, run_command, run_python, succeed, wait_for
+from programs import ROOT, receive_ctrl_c, refusal, run_command, run_python, succeed, wait_for
 
 from opgrip.traces import load
 
@@ -270,7 +270,7 @@ def test_checkpoint_of_another_model_is_refused(folder: Path) -> None:
 def test_ctrl_c_closes_the_trace_and_exits_with_130(folder: Path) -> None:
     program = Path(sys.executable).parent / "opcapture"
     command = [str(program), "--model", "nets.py:hangs", "--warmup", "0", "-o", "t.jsonl"]
-    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c)
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, preexec_fn=receive_ctrl_c)
     wait_for(lambda: any(part.stat().st_size > 2000 for part in folder.glob("t.part*")), process)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=300)

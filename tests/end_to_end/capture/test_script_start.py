@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from programs import hear_ctrl_c, program_path, refusal, run_command, succeed, wait_for
+from programs import program_path, receive_ctrl_c, refusal, run_command, succeed, wait_for
 
 from opgrip.traces import load
 
@@ -102,7 +102,7 @@ def test_ctrl_c_names_the_trace_of_a_script(folder: Path) -> None:
     endless = "import time, torch\nx = torch.ones(3)\nwhile True:\n    x = x + 1\n    time.sleep(0.001)\n"
     (folder / "endless.py").write_text(endless, encoding="utf-8")
     command = [program_path("opcapture"), "--", "endless.py"]
-    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c)
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, preexec_fn=receive_ctrl_c)
     wait_for(lambda: any(part.stat().st_size > 2000 for part in folder.glob("endless.part*")), process)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=300)

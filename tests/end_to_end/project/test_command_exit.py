@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from forks import run_forked
-from programs import hear_ctrl_c, program_path, run_command
+from programs import program_path, receive_ctrl_c, run_command
 
 import opgrip
 from opgrip.replay.cases.selection import PointOptions
@@ -43,7 +43,7 @@ def test_interrupted_replay_prints_the_command_that_resumes_it(tmp_path: Path) -
     words = ["trace:faster_rcnn", "--op", "aten.*", "--budget", "1", "-o", "a file.json"]
     command = [program_path("opreplay"), *words]
     process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=receive_ctrl_c
     )
     assert process.stderr is not None
     assert "replaying" in process.stderr.readline()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from bad_cases import ABORT, EXIT, EXTENSIONS, HANG, HUGE, SEGFAULT, bad_trace
-from programs import hear_ctrl_c, program_path, refusal, run_command, succeed, wait_for
+from programs import program_path, receive_ctrl_c, refusal, run_command, succeed, wait_for
 
 from opgrip.cli.progress import Reporter
 from opgrip.replay import load_results
@@ -91,7 +91,7 @@ def interrupted(folder: Path, how: signal.Signals) -> Path:
     trace = bad_trace(folder / "t.jsonl", goods=60)
     command = [program_path("opreplay"), trace, *TRUSTED, *FAST, "--timeout", "600", "-o", folder / "results.json"]
     with subprocess.Popen(
-        command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=hear_ctrl_c
+        command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=receive_ctrl_c
     ) as process:
         journal = folder / "results.json.journal"
         wait_for(lambda: len(journal_lines(journal)) > 100, process)

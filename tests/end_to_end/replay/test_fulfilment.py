@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_runs import made_row
+from made_runs import make_row
 from programs import run_command
 
 from opgrip.replay.replay_options import make_parser
 from opgrip.replay.reports.fulfilment import unfulfilled
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, SKIPPED, UNSUPPORTED, WRONG, Result
 
-RAN = made_row(1, [1.0], op="aten.add.Tensor", cache="program")
+RAN = make_row(1, [1.0], op="aten.add.Tensor", cache="program")
 LACKING = replace(RAN, status=UNSUPPORTED, error="it cannot")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from made_runs import made_row
+from made_runs import make_row
 from programs import refusal, run_command, succeed
 from several_traces import small_trace
 
@@ -206,7 +206,7 @@ def test_inputs_that_several_traces_share_are_one_row(folder: Path) -> None:
 
 def test_worst_input_is_first() -> None:
     def row(trace: str, key: str, **cells: Any) -> Result:
-        return replace(made_row(0, [10.0]), trace=trace, key=key, **cells)
+        return replace(make_row(0, [10.0]), trace=trace, key=key, **cells)
 
     rows = [
         row("a", "quick", ratio=0.5),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from made_runs import made_row
+from made_runs import make_row
 from programs import refusal, run_command, succeed
 
 from opgrip.capture import Capture
@@ -84,7 +84,7 @@ def test_partial_operator_name_is_completed_to_a_pattern(tmp_path: Path) -> None
 
 def test_words_after_ok_are_explained() -> None:
     text = io.StringIO()
-    print_results([made_row(0, [1.0, 2.0, 3.0], noisy=True)], text)
+    print_results([make_row(0, [1.0, 2.0, 3.0], noisy=True)], text)
     assert "noisy: the middle half of the runs spreads over more than a quarter of the median\n" in text.getvalue()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import passed
 import pytest
-from passed import KEPT, TESTS, Passed, need_not_run_again, of_other_parts, part
+from passed import KEPT, TESTS, Passed, find_passed_tests, find_tests_of_other_parts, part
 
 INSTALLED = {"torch": "2.13.0", "numpy": "2.1.0"}
 
@@ -61,8 +61,8 @@ def test_passed_tests_unrelated_to_new_packages_are_skipped(cache: Any, monkeypa
         item("traces/test_a.py::passes", "slow"),
     ]
     left_out = [item("traces/test_a.py::passes"), item("samples/test_a.py::passes")]
-    assert need_not_run_again([*again, *left_out], cache) == left_out
-    assert need_not_run_again([*again, *left_out], cache, of_all_folders=True) == [of_another_folder, *left_out]
+    assert find_passed_tests([*again, *left_out], cache) == left_out
+    assert find_passed_tests([*again, *left_out], cache, of_all_folders=True) == [of_another_folder, *left_out]
 
 
 @pytest.mark.parametrize("installed", [{"torch": "2.13.0"}, INSTALLED | {"numpy": "2.2.0"}])
@@ -70,24 +70,24 @@ def test_every_test_runs_after_a_package_was_removed_or_changed(
     installed: dict[str, str], cache: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(passed, "installed", lambda: installed)
-    assert need_not_run_again([item("traces/test_a.py::passes")], cache) == []
+    assert find_passed_tests([item("traces/test_a.py::passes")], cache) == []
 
 
 def test_every_test_runs_without_an_earlier_run() -> None:
-    assert need_not_run_again([item("traces/test_a.py::passes")], Cache()) == []  # type: ignore[arg-type]
+    assert find_passed_tests([item("traces/test_a.py::passes")], Cache()) == []  # type: ignore[arg-type]
 
 
 def test_each_slow_test_is_in_exactly_one_part() -> None:
     items = [item(f"replay/test_a.py::test_{number}", "slow") for number in range(90)]
     quick = item("replay/test_a.py::is_quick")
-    left_out = [of_other_parts([*items, quick], *part(f"{number}/3")) for number in (1, 2, 3)]
+    left_out = [find_tests_of_other_parts([*items, quick], *part(f"{number}/3")) for number in (1, 2, 3)]
     assert all(quick not in others for others in left_out)
     taken = [test for others in left_out for test in items if test not in others]
     assert sorted(test.nodeid for test in taken) == sorted(test.nodeid for test in items)
     assert all(15 < len(items) - len(others) < 45 for others in left_out)
     for number in (1, 2, 3):
         promised = item("tools/test_zoo.py::test_comes_out_the_same", "slow", "every_part")
-        assert of_other_parts([promised, *items], *part(f"{number}/3")) == left_out[number - 1]
+        assert find_tests_of_other_parts([promised, *items], *part(f"{number}/3")) == left_out[number - 1]
     for text in ("1", "a/2", "1/0", "-1/3"):
         with pytest.raises(ArgumentTypeError, match="is not a part"):
             part(text)

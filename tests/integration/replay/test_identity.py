@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from made_runs import HEADER, made_row
+from made_runs import HEADER, make_row
 from optional import needs_mode
 from settings import settings_of
 
@@ -57,7 +57,7 @@ def test_every_option_declares_its_role() -> None:
 
 @pytest.mark.parametrize("column", VARIANT_COLUMNS)
 def test_rows_that_differ_in_a_variant_column_have_another_identity(column: str) -> None:
-    row = made_row(1, TIMES)
+    row = make_row(1, TIMES)
     other = replace(row, **{column: "cuda" if column == "device" else "other"})
     assert row.identity != other.identity
 
@@ -114,14 +114,14 @@ def test_row_has_the_search_settings_of_its_compiler(program: Path) -> None:
 def test_runs_with_one_differing_setting_are_compared_and_it_is_reported(
     column: str, old: object, new: object, difference: tuple[str, ...]
 ) -> None:
-    base, other = ([made_row(number, TIMES, **{column: value}) for number in (1, 2)] for value in (old, new))
+    base, other = ([make_row(number, TIMES, **{column: value}) for number in (1, 2)] for value in (old, new))
     comparison = compare(run_of(*base), run_of(*other))
     assert len(comparison.pairs) == 2
     assert list(comparison.differs) == [difference]
 
 
 def test_rows_of_two_dtypes_in_one_run_are_joined_by_dtype() -> None:
-    both = [made_row(1, TIMES, dtype=dtype) for dtype in ("", "float64")]
+    both = [make_row(1, TIMES, dtype=dtype) for dtype in ("", "float64")]
     comparison = compare(run_of(both[1]), run_of(*both))
     assert [pair.new.dtype for pair in comparison.pairs] == ["float64"]
     assert [row.dtype for row in comparison.added] == [""]
@@ -129,14 +129,14 @@ def test_rows_of_two_dtypes_in_one_run_are_joined_by_dtype() -> None:
 
 @pytest.mark.parametrize("column", ["dtype", "tune", "method"])
 def test_rows_of_different_variants_are_not_pooled(column: str) -> None:
-    base, other = made_row(1, TIMES), made_row(1, TIMES[::-1], **{column: "other"})
+    base, other = make_row(1, TIMES), make_row(1, TIMES[::-1], **{column: "other"})
     merged = merge_runs([run_of(base), run_of(other)])
     assert [row.repeats for row in merged.rows] == [None, None]
 
 
 @pytest.mark.parametrize("settings", [{"seed": 1}, {"settings": {"reference": "jit"}}, {"settings": {"pin": "0"}}])
 def test_runs_with_different_options_are_not_merged(settings: dict[str, Any]) -> None:
-    runs = [run_of(made_row(1, TIMES), seed=0), run_of(made_row(1, TIMES[::-1]), **{"seed": 0, **settings})]
+    runs = [run_of(make_row(1, TIMES), seed=0), run_of(make_row(1, TIMES[::-1]), **{"seed": 0, **settings})]
     with pytest.raises(UserError, match="different options"):
         merge_runs(runs)
 
@@ -144,17 +144,17 @@ def test_runs_with_different_options_are_not_merged(settings: dict[str, Any]) ->
 def test_results_of_earlier_versions_are_read_and_compared(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     with path.open("w", encoding="utf-8") as file:
-        write_json([made_row(1, TIMES)], HEADER, file)
+        write_json([make_row(1, TIMES)], HEADER, file)
     text = path.read_text(encoding="utf-8")
     lines: Sequence[str] = [line for line in text.splitlines() if '"dtype"' not in line and '"tune"' not in line]
     path.write_text("\n".join(lines), encoding="utf-8")
-    comparison = compare(read_run(path), run_of(made_row(1, TIMES)))
+    comparison = compare(read_run(path), run_of(make_row(1, TIMES)))
     assert len(comparison.pairs) == 1
     assert not comparison.differs
 
 
 def test_run_list_shows_dtype_and_tuning() -> None:
-    summary = summary_of(run_of(made_row(1, TIMES, dtype="float64"), made_row(1, TIMES, mode="tvm", tune="64")))
+    summary = summary_of(run_of(make_row(1, TIMES, dtype="float64"), make_row(1, TIMES, mode="tvm", tune="64")))
     assert (summary.modes, summary.dtypes) == (("eager", "tvm (tune 64)"), ("float64",))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from example_trace import write
-from made_runs import made_row
+from made_runs import make_row
 from programs import run_command, run_python
 
 from opgrip.errors import UserError
@@ -57,7 +57,7 @@ def test_journal_with_an_incomplete_header_is_restarted(tmp_path: Path, job: Run
 
 def test_resume_refuses_rows_of_another_machine_kind(tmp_path: Path, job: RunRequest) -> None:
     with open_journal(tmp_path / "r.json", job, "A100", resume=False, force=False) as journal:
-        journal.add([made_row(0, [1.0])])
+        journal.add([make_row(0, [1.0])])
     with open_journal(tmp_path / "r.json", job, "A100", resume=True, force=False) as journal:
         assert [rows[0].case for rows in journal.items] == [0]
     with pytest.raises(UserError, match=r"r\.json\.journal is of another kind of machine: use the same"):
@@ -79,7 +79,7 @@ def test_resume_refuses_rows_of_another_machine_kind(tmp_path: Path, job: RunReq
 )
 def test_invalid_journal_row_is_reported_as_damage(tmp_path: Path, job: RunRequest, cells: dict[str, Any]) -> None:
     with open_journal(tmp_path / "r.json", job, "cpu", resume=False, force=False) as journal:
-        journal.add([made_row(0, [1.0])])
+        journal.add([make_row(0, [1.0])])
     path = tmp_path / "r.json.journal"
     head, row = path.read_text().splitlines()
     path.write_text(f"{head}\n{json.dumps([{**json.loads(row)[0], **cells}])}\n")
@@ -105,7 +105,7 @@ def test_complete_results_are_reused_only_for_the_same_torch_and_trace(tmp_path:
         "seed": 0,
         "options_hash": "1",
     }
-    row = made_row(0, [1.0])
+    row = make_row(0, [1.0])
     Results([row], header).save(tmp_path / "r.json")
     assert read_completed(tmp_path / "r.json", [row], ["cpu"], [], header) == [row]
     with pytest.raises(UserError, match=r"r\.json holds other results"):

@@ -14,7 +14,7 @@ from gpu.ranks import STEPS, check_collective
 from gpu.step import Place, Verdict, read_facts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_ranks import made_rank
+from made_ranks import make_rank
 
 from opgrip.errors import UserError
 from opgrip.replay.cases.flow import FlowingCall, ProgramFlow
@@ -326,7 +326,7 @@ def test_trace_of_one_process_has_no_part_for_a_rank() -> None:
 
 def test_part_of_a_rank_is_loaded_without_tables_of_other_ranks(tmp_path: Path) -> None:
     for rank in range(3):
-        made_rank(tmp_path / f"t.rank{rank}.jsonl", rank, 3, 100 * (rank + 1), every=10, slow=1)
+        make_rank(tmp_path / f"t.rank{rank}.jsonl", rank, 3, 100 * (rank + 1), every=10, slow=1)
     merge(sorted(tmp_path.glob("t.rank*.jsonl")), tmp_path / "t.jsonl")
     whole, trace = load(tmp_path / "t.jsonl"), load(tmp_path / "t.jsonl")
     for rank in range(3):

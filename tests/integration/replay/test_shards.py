@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_runs import HEADER, made_run
+from made_runs import HEADER, make_run
 from programs import run_command, succeed
 from several_traces import small_trace
 
@@ -224,7 +224,7 @@ def test_more_shards_than_cases_are_allowed(folder: Path, tmp_path: Path) -> Non
 
 
 def shard_of(machine: Machine, number: int, rows: slice) -> Results:
-    run = made_run(1, cases=4, repeats=1)
+    run = make_run(1, cases=4, repeats=1)
     environment = {**HEADER["environment"], "machine": machine.name}
     header = {**HEADER, "shard": f"{number}/2", "environment": environment}
     return Results([machine.marked(row) for row in run.rows[rows]], header)

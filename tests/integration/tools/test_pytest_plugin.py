@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import made_run
+from made_runs import make_run
 from programs import run_python
 
 import opgrip.replay
@@ -103,7 +103,7 @@ def project(pytester: pytest.Pytester) -> Path:
     pytester.makeconftest(MADE_RUNS)
     pytester.makepyfile(test_net=TESTS)
     for name, seed in (("a", 1), ("b", 2)):
-        results = made_run(seed, cases=6, longer_than_us=0.0)
+        results = make_run(seed, cases=6, longer_than_us=0.0)
         write_results(results.rows, results.header, pytester.path / f"{name}.json", force=False)
     return pytester.path
 
@@ -155,7 +155,7 @@ def test_tests_fail_if_cases_are_slower_than_the_baseline(run_here: Any, project
 @pytest.mark.slow
 def test_rows_that_a_test_no_longer_has_are_missing(run_here: Any, project: Path) -> None:
     run_here("--opgrip-save", "main").assert_outcomes(passed=2)
-    results = made_run(1, cases=5, longer_than_us=0.0)
+    results = make_run(1, cases=5, longer_than_us=0.0)
     write_results(results.rows, results.header, project / "a.json", force=True)
     words = ("--opgrip-compare", "main", "--opgrip-compare-fail", "missing<=0")
     done = run_here(*words)
@@ -178,7 +178,7 @@ def test_opreplay_results_are_accepted_as_a_baseline(run_here: Any, project: Pat
     run_here(*words).assert_outcomes(passed=1, deselected=1)
     change_times(project / "a.json", 4.0)
     # restore the base
-    results = made_run(1, cases=6, longer_than_us=0.0)
+    results = make_run(1, cases=6, longer_than_us=0.0)
     write_results(results.rows, results.header, project / "base.json", force=False)
     done = run_here(*words[:1], "base.json", *words[2:])
     done.assert_outcomes(failed=1, deselected=1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from made_runs import HEADER, made_row
+from made_runs import HEADER, make_row
 from programs import SHIPPED_TRACES, refusal, run_command, succeed
 from several_traces import small_trace
 
@@ -161,7 +161,7 @@ def run_of(folder: Path, path: Path, factors: dict[str, float]) -> Path:
     rows = []
     for number, (trace, model, key) in enumerate(cases):
         us = 10.0 * (1 + int(key, 16) % 7) * factors[model]
-        rows.append(Origin(trace, model).marked(made_row(number, [us], key=key)))
+        rows.append(Origin(trace, model).marked(make_row(number, [us], key=key)))
     Results(rows, HEADER).save(path)
     return path
 

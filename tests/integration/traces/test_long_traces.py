@@ -13,7 +13,7 @@ import pytest
 from example_trace import write
 from hypothesis import given
 from hypothesis import strategies as st
-from made_ranks import made_rank
+from made_ranks import make_rank
 from programs import run_python
 from repeated_calls import repeat_calls
 
@@ -222,7 +222,7 @@ def test_steps_of_a_merged_trace_are_those_of_each_rank(
     is_kept: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     # rank 1 makes two more steps
-    paths = [made_rank(tmp_path / f"{rank}.jsonl", rank, 2, 30 + 20 * rank, every=10) for rank in range(2)]
+    paths = [make_rank(tmp_path / f"{rank}.jsonl", rank, 2, 30 + 20 * rank, every=10) for rank in range(2)]
     merge(paths, tmp_path / "all.jsonl", align=False)
     if not is_kept:
         request.getfixturevalue("_nothing_kept")

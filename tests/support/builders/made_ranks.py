@@ -18,7 +18,7 @@ STARTED = 1_790_000_000_000_000_000
 VECTOR = TensorSpec((256,), (1,), torch.float32, "cpu")
 
 
-def made_rank(
+def make_rank(
     path: Path,
     rank: int,
     ranks: int,

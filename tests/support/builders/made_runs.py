@@ -21,7 +21,7 @@ HEADER: dict[str, Any] = {
 }
 
 
-def made_row(number: int, times: Sequence[float], **cells: Any) -> Result:
+def make_row(number: int, times: Sequence[float], **cells: Any) -> Result:
     """Return a row of a case with these times, run by run."""
     about: dict[str, Any] = {
         "op": f"aten.op{number}.default",
@@ -45,7 +45,7 @@ def made_row(number: int, times: Sequence[float], **cells: Any) -> Result:
     )
 
 
-def made_run(
+def make_run(
     seed: int,
     cases: int = 60,
     repeats: int = 5,
@@ -73,5 +73,5 @@ def made_run(
         usual *= slower if usual > longer_than_us else 1.0
         medians = usual * pace * np.exp(generator.normal(0, between, repeats))
         times = [list(map(float, median * np.exp(generator.normal(0, 0.1, runs)))) for median in medians]
-        rows.append(join_repeats([made_row(number, item, **cells) for item in times]))
+        rows.append(join_repeats([make_row(number, item, **cells) for item in times]))
     return Results(rows, HEADER)

@@ -54,9 +54,7 @@ def installed() -> dict[str, str]:
     return {str(item.metadata["Name"]): item.version for item in metadata.distributions()}
 
 
-def need_not_run_again(
-    items: list[pytest.Item], cache: pytest.Cache, of_all_folders: bool = False
-) -> list[pytest.Item]:
+def find_passed_tests(items: list[pytest.Item], cache: pytest.Cache, of_all_folders: bool = False) -> list[pytest.Item]:
     """Return quick tests that passed in the last run; none if a package was removed or changed since."""
     kept: dict[str, Any] = cache.get(KEPT, {})
     if not kept or not kept["installed"].items() <= installed().items():
@@ -79,7 +77,7 @@ def part(text: str) -> tuple[int, int]:
     return int(number) % int(parts), int(parts)
 
 
-def of_other_parts(items: list[pytest.Item], number: int, parts: int) -> list[pytest.Item]:
+def find_tests_of_other_parts(items: list[pytest.Item], number: int, parts: int) -> list[pytest.Item]:
     """Return the slow tests of all parts but one; a hash of its name decides a test's part, unless it runs in each."""
     return [
         item

@@ -35,7 +35,7 @@ def has_detached_views() -> bool:
     return outer.calls > inner.calls
 
 
-def tells_reductions() -> bool:
+def shows_reductions() -> bool:
     """Return True if a collective's call shows its reduction; with torch 2.6 it does not."""
     return hasattr(torch.classes.c10d.ReduceOp(), "op")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from example_trace import write
-from made_ranks import made_rank
+from made_ranks import make_rank
 from programs import ROOT, train_tiny_net
 from torch import nn
 from unusual_tensors import UNUSUAL
@@ -71,7 +71,7 @@ def make_seeds(folder: Path) -> list[list[Line]]:
 
 def _merged_ranks(folder: Path) -> Path:
     """Return a merged trace of two ranks with collectives."""
-    paths = [made_rank(folder / f"rank{rank}.jsonl", rank, 2, 40, slow=1, every=4) for rank in range(2)]
+    paths = [make_rank(folder / f"rank{rank}.jsonl", rank, 2, 40, slow=1, every=4) for rank in range(2)]
     merge(paths, folder / "ranks.jsonl", force=True)
     return folder / "ranks.jsonl"
 

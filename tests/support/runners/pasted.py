@@ -229,7 +229,7 @@ def lacking_modes() -> set[str]:
     return {name for name, mode in modes.items() if any(not is_installed(package) for package in mode.needs)}
 
 
-def in_small(pasted: Pasted) -> str:
+def quick_command(pasted: Pasted) -> str:
     """Return the command to run: a quick version if no output is shown, and without packages that are not installed.
 
     The built-in detector replaces configurations of mmdet.
@@ -243,7 +243,7 @@ def in_small(pasted: Pasted) -> str:
         command,
     )
     if not pasted.shown:
-        command = of_small_images(WHOLE_ZOO.sub(PART_OF_ZOO, command))
+        command = with_small_images(WHOLE_ZOO.sub(PART_OF_ZOO, command))
     # a script on the PATH may belong to another environment
     for script, module in (("torchrun", "torch.distributed.run"), ("pytest", "pytest")):
         command = re.sub(rf"^{script}\b", f"{sys.executable} -m {module}", command)
@@ -275,7 +275,7 @@ def in_small(pasted: Pasted) -> str:
     return f"{name} {rest}"
 
 
-def of_small_images(command: str) -> str:
+def with_small_images(command: str) -> str:
     """Return a command that replays calls on small images instead of a shipped trace, unless it names modules."""
     if command.startswith("opreplay ") and "--module" not in command:
         of_any = SELECTS.search(command)
@@ -290,7 +290,7 @@ def run_pasted(pasted: Pasted, folder: Path, cache: Path) -> str:
     # the commands keep their runs in the user's folder, which is empty before a page
     env.pop("OPGRIP_STORE", None)
     env["XDG_DATA_HOME"] = str(folder / ".data")
-    done = run_line(in_small(pasted), folder, env)
+    done = run_line(quick_command(pasted), folder, env)
     if pasted.command.startswith(MEASURED):
         return "" if done.returncode in {0, 1, 3} else f"line {pasted.line}: {pasted.command}\n{done.stdout[-2000:]}"
     if "--opgrip-compare-fail" in pasted.command and ": not decided: " in done.stdout:

@@ -86,7 +86,7 @@ def run_python(
     return done
 
 
-def hear_ctrl_c() -> None:
+def receive_ctrl_c() -> None:
     """Let child processes receive Ctrl-C even if the tests run in the background."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 import torch
-from taken_source import agrees, entry_of, loaded, taken
+from extracted_source import check_same_results, entry_of, extract, load_extracted
 
 
 def test_methods_include_the_used_part_of_their_class(project: Callable[..., ModuleType]) -> None:
@@ -73,22 +73,22 @@ def test_methods_include_the_used_part_of_their_class(project: Callable[..., Mod
     )
     coder = main.Coder(torch.tensor([1.0, 2.0]))
     x = torch.rand(2)
-    made = taken(main.Coder.encode, (coder, x), owner=main.Coder, entry="Coder.encode")
+    made = extract(main.Coder.encode, (coder, x), owner=main.Coder, entry="Coder.encode")
     assert "unused" not in made.text
     assert "not_used" not in made.text
     assert "def __init__" not in made.text
-    module = loaded(made)
+    module = load_extracted(made)
     ours = module.Coder.__new__(module.Coder)
     vars(ours).update(vars(coder))
     assert torch.equal(module.Coder.encode(ours, x), coder.encode(x))
 
-    made = taken(vars(main.Coder)["default"].__func__, owner=main.Coder, entry="Coder.default")
-    module = loaded(made)
+    made = extract(vars(main.Coder)["default"].__func__, owner=main.Coder, entry="Coder.default")
+    module = load_extracted(made)
     assert torch.equal(module.Coder.default().mean, torch.zeros(2))
 
-    made = taken(main.Coder.clip, owner=main.Coder, entry="Coder.clip")
+    made = extract(main.Coder.clip, owner=main.Coder, entry="Coder.clip")
     assert "class Coder:" in made.text
-    assert torch.equal(loaded(made).Coder.clip(x), x)
+    assert torch.equal(load_extracted(made).Coder.clip(x), x)
 
 
 def test_objects_among_the_arguments_include_their_called_methods(project: Callable[..., ModuleType]) -> None:
@@ -130,10 +130,10 @@ def test_objects_among_the_arguments_include_their_called_methods(project: Calla
         """
     )
     model, results, config = main.Scaled(), main.Result(torch.rand(3, 2), torch.rand(3)), main.Config(scale=2)
-    made = taken(main.refine, (model, results, config))
+    made = extract(main.refine, (model, results, config))
     assert "Never" not in made.text
     assert "class Scaled(nn.Module):" in made.text
-    module = loaded(made)
+    module = load_extracted(made)
     ours = module.Scaled.__new__(module.Scaled)
     vars(ours).update(vars(model))
     ours.head = module.Head()
@@ -168,7 +168,7 @@ def test_autograd_functions_are_extracted_with_their_backward(project: Callable[
         """
     )
     x = torch.rand(3, requires_grad=True)
-    entry_of(taken(main.activate))(x).sum().backward()
+    entry_of(extract(main.activate))(x).sum().backward()
     y = x.detach().requires_grad_()
     main.activate(y).sum().backward()
     assert torch.equal(x.grad, y.grad)  # type: ignore[arg-type]
@@ -197,7 +197,7 @@ def test_classes_that_are_only_compared_with_are_empty(project: Callable[..., Mo
             pass
         """,
     )
-    made = agrees(main.tensor_of, torch.rand(2))
+    made = check_same_results(main.tensor_of, torch.rand(2))
     assert "class Boxes:\n    pass" in made.text
     assert "class BadBoxes(ValueError):\n    pass" in made.text
 
@@ -236,7 +236,7 @@ def test_private_names_and_classes_made_in_functions_are_extracted(project: Call
             return Local(2).code(x)
         """
     )
-    made = agrees(main.use, torch.rand(3))
+    made = check_same_results(main.use, torch.rand(3))
     assert "__unused" not in made.text
     assert "class Local(Coder, dict):" in made.text
 
@@ -276,7 +276,7 @@ def test_dataclasses_keep_their_fields_and_caches_start_empty(project: Callable[
         """,
     )
     main.area((2, 3))
-    made = agrees(main.area, (2, 3))
+    made = check_same_results(main.area, (2, 3))
     assert "_cache = {}" in made.text
     assert "shape: Any\n" in made.text
     assert "count: ClassVar[Any] = 3" in made.text
@@ -301,7 +301,7 @@ def test_methods_assigned_to_a_class_later_are_extracted(project: Callable[..., 
         Coder.factor = 5
         """
     )
-    made = agrees(main.use, torch.rand(3))
+    made = check_same_results(main.use, torch.rand(3))
     assert "    factor = 5\n    code = patched\n" in made.text or "    code = patched\n    factor = 5\n" in made.text
 
 
@@ -323,7 +323,7 @@ def test_special_methods_under_another_name_are_extracted(project: Callable[...,
             return bag["x"]
         """
     )
-    agrees(main.kept, torch.ones(2))
+    check_same_results(main.kept, torch.ones(2))
 
 
 def test_modules_among_the_arguments_include_their_classes_and_bases(project: Callable[..., ModuleType]) -> None:
@@ -358,8 +358,8 @@ def test_modules_among_the_arguments_include_their_classes_and_bases(project: Ca
         """
     )
     net = main.Net()
-    made = taken(main.Net.forward, (net, torch.ones(1, 2)), owner=main.Net, entry="Net.forward")
-    module = loaded(made)
+    made = extract(main.Net.forward, (net, torch.ones(1, 2)), owner=main.Net, entry="Net.forward")
+    module = load_extracted(made)
     assert issubclass(module.Net, torch.nn.Module)
     assert {"Net", "Shaped", "Stage", "Block"} <= vars(module).keys()
     assert module.Block.forward(None, 3) == 6
@@ -392,7 +392,7 @@ def test_unused_members_that_cannot_be_extracted_are_left_out_with_a_reason(
             return coder.code(x)
         """
     )
-    made = taken(main.code, (main.Coder(1.0), torch.ones(3)))
+    made = extract(main.code, (main.Coder(1.0), torch.ones(3)))
     assert "def reset(self)" not in made.text
     reason = "exec() finds names while it runs (by way of Coder.reset -> Coder._made -> exec)"
     assert made.left_out == {"Coder.reset": reason}

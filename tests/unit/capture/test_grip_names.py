@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from taken_source import agrees, entry_of, taken
+from extracted_source import check_same_results, entry_of, extract
 
 from opgrip.errors import UserError
 
@@ -40,7 +40,7 @@ def test_only_used_helpers_are_extracted(project: Callable[..., ModuleType]) -> 
             return x
         """,
     )
-    made = agrees(main.ious, torch.rand(3), torch.rand(3))
+    made = check_same_results(main.ious, torch.rand(3), torch.rand(3))
     assert "# of the first with each" in made.text
     assert "unused" not in made.text.lower()
     assert [node.name for node in ast.parse(made.text).body if isinstance(node, ast.FunctionDef)] == [
@@ -68,7 +68,7 @@ def test_helpers_of_one_name_in_two_modules_are_renamed(project: Callable[..., M
             return x * 5
         """,
     )
-    made = agrees(main.both, torch.rand(3))
+    made = check_same_results(main.both, torch.rand(3))
     assert "def scale_second(" in made.text
 
 
@@ -95,7 +95,7 @@ def test_helper_is_renamed_if_it_clashes_with_locals_or_builtins(project: Callab
             return len(values) * 100
         """,
     )
-    agrees(main.reduce, torch.rand(3))
+    check_same_results(main.reduce, torch.rand(3))
 
 
 def test_constants_are_written_as_literals(project: Callable[..., ModuleType]) -> None:
@@ -140,7 +140,7 @@ def test_constants_are_written_as_literals(project: Callable[..., ModuleType]) -
             return CHOICES[mode](y) + loss(y, y * 2).sum() + Point(1, 2).y
         """
     )
-    made = agrees(main.use, torch.rand(3))
+    made = check_same_results(main.use, torch.rand(3))
     assert "EPS = 1e-6  # keeps logarithms finite" in made.text
     assert "RATIO = 4.135166556742356" in made.text
 
@@ -160,7 +160,7 @@ def test_parametrized_types_are_constants(project: Callable[..., ModuleType]) ->
             return x[index] * len(Lists.__args__)
         """
     )
-    made = agrees(main.chosen, torch.rand(3), 1)
+    made = check_same_results(main.chosen, torch.rand(3), 1)
     assert "Lists = list[list[int]]" in made.text
 
 
@@ -178,7 +178,7 @@ def test_global_changed_by_the_program_has_its_new_value(project: Callable[..., 
         """
     )
     main.set_scale(7)
-    agrees(main.scaled, torch.ones(2))
+    check_same_results(main.scaled, torch.ones(2))
 
 
 def test_many_tensor_constants_are_extracted(project: Callable[..., ModuleType]) -> None:
@@ -188,7 +188,7 @@ def test_many_tensor_constants_are_extracted(project: Callable[..., ModuleType])
         f"import torch\n{constants}\n\ndef add({', '.join(names)}):\n"
         f"    return {' + '.join(names)} + {' + '.join(f'C{index}' for index in range(30))}\n"
     )
-    agrees(main.add, *(torch.rand(2) for _ in names))
+    check_same_results(main.add, *(torch.rand(2) for _ in names))
 
 
 def test_large_tensors_and_objects_are_refused_by_name(project: Callable[..., ModuleType]) -> None:
@@ -215,9 +215,9 @@ def test_large_tensors_and_objects_are_refused_by_name(project: Callable[..., Mo
         """
     )
     with pytest.raises(UserError, match=r"weigh cannot be extracted: .*WEIGHTS.* 10,000 elements"):
-        taken(main.weigh)
+        extract(main.weigh)
     with pytest.raises(UserError, match=r"MODELS is an object of class .*Registry.*build -> weigh_less -> MODELS"):
-        taken(main.build)
+        extract(main.build)
 
 
 def test_type_annotations_are_kept_if_their_names_are_in_the_sample(project: Callable[..., ModuleType]) -> None:
@@ -251,7 +251,7 @@ def test_type_annotations_are_kept_if_their_names_are_in_the_sample(project: Cal
         OptBoxes = Optional[Boxes]
         """,
     )
-    made = agrees(main.area, torch.rand(2))
+    made = check_same_results(main.area, torch.rand(2))
     assert "Boxes" not in made.text
     assert "Union" not in made.text
     assert "y: Optional[Tensor] = None,  # not used" in made.text
@@ -280,7 +280,7 @@ def test_imports_are_merged_and_sorted(project: Callable[..., ModuleType]) -> No
             return functional.normalize(t.abs(x), dim=0)
         """,
     )
-    made = agrees(main.use, torch.rand(3))
+    made = check_same_results(main.use, torch.rand(3))
     assert (
         dedent(
             """
@@ -319,7 +319,7 @@ def test_imports_inside_functions_are_followed(project: Callable[..., ModuleType
         """,
     )
     main.use(torch.ones(1))
-    made = taken(main.use)
+    made = extract(main.use)
     assert "late" not in made.text
     assert torch.equal(entry_of(made)(torch.ones(1)), main.use(torch.ones(1)))
 
@@ -347,7 +347,7 @@ def test_functions_looked_up_by_name_are_extracted(project: Callable[..., Module
                 return x
         """
     )
-    made = agrees(main.suppress, torch.rand(3))
+    made = check_same_results(main.suppress, torch.rand(3))
     assert "def soft" not in made.text
     assert "def other" not in made.text
 
@@ -384,5 +384,5 @@ def test_helpers_of_decorators_precede_decorated_functions(project: Callable[...
             return run
         """,
     )
-    agrees(main.second, 3)
-    agrees(main.first, 3)
+    check_same_results(main.second, 3)
+    check_same_results(main.first, 3)

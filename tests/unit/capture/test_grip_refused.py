@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from taken_source import taken
+from extracted_source import extract
 
 from opgrip.errors import UserError
 
@@ -20,9 +20,9 @@ def test_function_without_source_is_refused() -> None:
     # use another file name: Python 3.13 has the text of `python -c` under <string>
     exec(compile("def made(x):\n    return x\n", "<made>", "exec"), scope)
     with pytest.raises(UserError, match="no source was found for made"):
-        taken(scope["made"])
+        extract(scope["made"])
     with pytest.raises(UserError, match="relu"):
-        taken(torch.relu)
+        extract(torch.relu)
 
 
 def test_function_that_executes_text_is_refused(project: Callable[..., ModuleType]) -> None:
@@ -33,7 +33,7 @@ def test_function_that_executes_text_is_refused(project: Callable[..., ModuleTyp
         """
     )
     with pytest.raises(UserError, match="exec"):
-        taken(main.run)
+        extract(main.run)
 
 
 def test_singledispatch_is_refused(project: Callable[..., ModuleType]) -> None:
@@ -51,7 +51,7 @@ def test_singledispatch_is_refused(project: Callable[..., ModuleType]) -> None:
         """
     )
     with pytest.raises(UserError, match="singledispatch"):
-        taken(main.area)
+        extract(main.area)
 
 
 def test_source_changed_after_import_is_refused(project: Callable[..., ModuleType]) -> None:
@@ -67,4 +67,4 @@ def test_source_changed_after_import_is_refused(project: Callable[..., ModuleTyp
     path.write_text(path.read_text().replace("torch.relu", "torch.sigmoid"))
     linecache.checkcache(str(path))
     with pytest.raises(UserError, match="changed since it was imported"):
-        taken(main.run)
+        extract(main.run)

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from taken_source import agrees, entry_of, taken
+from extracted_source import check_same_results, entry_of, extract
 
 
 def test_closures_become_constants_and_functions_of_the_module(project: Callable[..., ModuleType]) -> None:
@@ -43,10 +43,10 @@ def test_closures_become_constants_and_functions_of_the_module(project: Callable
         count = counter()
         """
     )
-    assert taken(main.relu_like).entry == "clamp"
-    agrees(main.relu_like, torch.rand(4))
-    agrees(main.exp_like, torch.rand(4))
-    made = taken(main.count)
+    assert extract(main.relu_like).entry == "clamp"
+    check_same_results(main.relu_like, torch.rand(4))
+    check_same_results(main.exp_like, torch.rand(4))
+    made = extract(main.count)
     assert torch.equal(entry_of(made)(torch.ones(2)), main.count(torch.ones(2)))
 
 
@@ -62,10 +62,10 @@ def test_lambdas_become_functions(project: Callable[..., ModuleType]) -> None:
         )
         """
     )
-    made = agrees(main.act, torch.randn(4))
+    made = check_same_results(main.act, torch.randn(4))
     assert "lambda" not in made.text
     assert "def squares(x):\n    return x ** 2" in made.text
-    agrees(main.cubes, torch.randn(4))
+    check_same_results(main.cubes, torch.randn(4))
 
 
 def test_mutually_recursive_functions_are_extracted(project: Callable[..., ModuleType]) -> None:
@@ -83,8 +83,8 @@ def test_mutually_recursive_functions_are_extracted(project: Callable[..., Modul
             return inner(depth)
         """
     )
-    agrees(main.even, 5, torch.rand(2))
-    agrees(main.tree, 4)
+    check_same_results(main.even, 5, torch.rand(2))
+    check_same_results(main.tree, 4)
 
 
 def test_wrapping_decorators_are_kept_and_registering_ones_removed(
@@ -157,15 +157,15 @@ def test_wrapping_decorators_are_kept_and_registering_ones_removed(
                 return self.function(x) * 2
         """,
     )
-    made = agrees(main.loss, torch.rand(3), torch.rand(3), weight=torch.rand(3))
+    made = check_same_results(main.loss, torch.rand(3), torch.rand(3), weight=torch.rand(3))
     assert "@weighted\ndef loss(" in made.text
     assert "egistry" not in made.text
-    made = agrees(main.all_of, torch.rand(3))
+    made = check_same_results(main.all_of, torch.rand(3))
     assert "@torch.no_grad()\ndef frozen(" in made.text
     assert "@silently(times=3)\ndef tripled(" in made.text
     assert "@functools.lru_cache(maxsize=None)\ndef cached(" in made.text
-    assert not entry_of(taken(main.frozen))(torch.ones(1, requires_grad=True)).requires_grad
-    made = taken(main.fast)
+    assert not entry_of(extract(main.frozen))(torch.ones(1, requires_grad=True)).requires_grad
+    made = extract(main.fast)
     assert torch.equal(entry_of(made)(torch.ones(2), weight=3.0), main.fast(torch.ones(2), weight=3.0))
 
 
@@ -183,7 +183,7 @@ def test_scripted_functions_are_extracted_as_python(project: Callable[..., Modul
             return scripted(x) * 2
         """
     )
-    made = agrees(main.traced, torch.rand(2))
+    made = check_same_results(main.traced, torch.rand(2))
     assert "script" not in made.text.replace("scripted", "")
 
 
@@ -205,9 +205,9 @@ def test_generators_and_coroutines_are_extracted(project: Callable[..., ModuleTy
         """
     )
     x = torch.arange(6)
-    ours, theirs = entry_of(taken(main.windows))(x, 4), main.windows(x, 4)
+    ours, theirs = entry_of(extract(main.windows))(x, 4), main.windows(x, 4)
     torch.testing.assert_close(list(ours), list(theirs))
-    torch.testing.assert_close(asyncio.run(entry_of(taken(main.gather))(x)), asyncio.run(main.gather(x)))
+    torch.testing.assert_close(asyncio.run(entry_of(extract(main.gather))(x)), asyncio.run(main.gather(x)))
 
 
 def test_partials_and_mutable_defaults_are_extracted(project: Callable[..., ModuleType]) -> None:
@@ -226,7 +226,7 @@ def test_partials_and_mutable_defaults_are_extracted(project: Callable[..., Modu
             return square(x)
         """
     )
-    made = taken(main.use)
+    made = extract(main.use)
     assert "square = functools.partial(power, exponent=2)" in made.text or "= partial(power" in made.text
     assert torch.equal(entry_of(made)(torch.ones(1)), torch.tensor([2.0]))
 
@@ -242,7 +242,7 @@ def test_partial_is_extracted_as_the_entry(project: Callable[..., ModuleType]) -
         square = functools.partial(power, exponent=2)
         """
     )
-    made = taken(main.square)
+    made = extract(main.square)
     assert made.entry == "function"
     assert entry_of(made)(3) == 9
 
@@ -280,8 +280,8 @@ def test_newer_syntax_is_extracted(project: Callable[..., ModuleType]) -> None:
             return x * x
         """,
     )
-    agrees(main.sizes, [1, 2, 3])
-    agrees(main.sizes, [9, 2, 3])
+    check_same_results(main.sizes, [1, 2, 3])
+    check_same_results(main.sizes, [9, 2, 3])
 
 
 def test_multiline_strings_keep_their_value(project: Callable[..., ModuleType]) -> None:
@@ -306,7 +306,7 @@ def test_multiline_strings_keep_their_value(project: Callable[..., ModuleType]) 
         text = outer()
         '''
     )
-    made = agrees(main.text, 3)
+    made = check_same_results(main.text, 3)
     assert '    """Says it.\n\n    At length.\n    """' in made.text
 
 
@@ -322,7 +322,7 @@ def test_functions_of_a_notebook_are_extracted(monkeypatch: pytest.MonkeyPatch) 
     for name, text in cells.items():
         monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(True), name))
         exec(compile(text, name, "exec"), vars(notebook))
-    made = agrees(vars(notebook)["run"], torch.rand(3))
+    made = check_same_results(vars(notebook)["run"], torch.rand(3))
     assert "# doubles" in made.text
     assert "import numpy as np\nimport torch\n" in made.text
 
@@ -336,4 +336,4 @@ def test_attributes_of_functions_are_extracted(project: Callable[..., ModuleType
         scaled.factor = 3
         """
     )
-    agrees(main.scaled, torch.rand(2))
+    check_same_results(main.scaled, torch.rand(2))

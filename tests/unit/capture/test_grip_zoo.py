@@ -17,7 +17,7 @@ optional("mmdet")
 optional("mmseg")
 
 
-def taken(one: Specimen, folder: Path) -> ModuleText:
+def extract(one: Specimen, folder: Path) -> ModuleText:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = gripped(one)
@@ -30,7 +30,7 @@ def taken(one: Specimen, folder: Path) -> ModuleText:
 @pytest.mark.slow
 def test_extracted_functions_run_without_their_projects(tmp_path: Path) -> None:
     assert len(ZOO) >= 80
-    made = {one.name: taken(one, tmp_path / one.name) for one in ZOO}
+    made = {one.name: extract(one, tmp_path / one.name) for one in ZOO}
     assert {name for one in made.values() for name in one.imports} == {"numpy", "scipy", "torch"}
     found = run_all([tmp_path / name for name in made], ["mmdet", "mmseg", "mmengine", "mmcv"])
     assert {folder: wrong for folder, wrong in found.items() if wrong} == {}
@@ -38,7 +38,7 @@ def test_extracted_functions_run_without_their_projects(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_compiled_functions_of_a_framework_remain_imports(tmp_path: Path) -> None:
-    made = {one.name: taken(one, tmp_path / one.name) for one in COMPILED}
+    made = {one.name: extract(one, tmp_path / one.name) for one in COMPILED}
     assert all("mmcv" in one.imports for one in made.values())
     found = run_all([tmp_path / name for name in made], ["mmdet", "mmseg"])
     assert {folder: wrong for folder, wrong in found.items() if wrong} == {}

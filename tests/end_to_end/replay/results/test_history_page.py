@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from example_trace import write
-from made_runs import HEADER, made_run
+from made_runs import HEADER, make_run
 from optional import needs
 from pages import in_browser, opened
 from programs import succeed
@@ -21,7 +21,7 @@ from opgrip.tools.report import make_page
 @pytest.mark.slow
 def test_store_page_shows_the_newest_runs(tmp_path: Path) -> None:
     for seed in range(22):
-        run = made_run(seed, cases=1, repeats=1, runs=3)
+        run = make_run(seed, cases=1, repeats=1, runs=3)
         Store(tmp_path / "store").keep(run.rows, {**run.header, "trace": f"t{seed:02}.jsonl"})
     (tmp_path / "store" / "machine").mkdir()
     (tmp_path / "store" / "machine" / "broken.json").write_text("{")
@@ -45,7 +45,7 @@ def test_folder_of_other_json_files_is_not_a_store(tmp_path: Path) -> None:
 def test_history_page_shows_the_history_of_a_case(tmp_path: Path) -> None:
     runs = {}
     for day in (1, 2, 3):
-        run = made_run(day, cases=3)
+        run = make_run(day, cases=3)
         header = {**HEADER, "time": f"2026-01-0{day}T00:00:00+00:00"}
         runs[f"day{day}"] = Results([replace(row, p10_us=row.median_us, p90_us=row.median_us) for row in run], header)
     path = tmp_path / "r.html"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_runs import HEADER, made_row, made_run
+from made_runs import HEADER, make_row, make_run
 from programs import run_command, succeed
 
 from opgrip.errors import UserError
@@ -103,7 +103,7 @@ def test_default_store_is_in_the_data_folder_of_the_user(tiny_trace: Path, tmp_p
 
 
 def test_all_but_the_newest_runs_are_pruned(tmp_path: Path) -> None:
-    results = made_run(1, cases=2)
+    results = make_run(1, cases=2)
     paths = sorted(Store(tmp_path).keep(results.rows, results.header) for _ in range(4))
     other = paths[0].with_name("notes.json")
     other.write_text("{}")
@@ -130,7 +130,7 @@ def test_unwritable_store_does_not_lose_results(tiny_trace: Path, tmp_path: Path
 
 
 def test_stored_runs_never_replace_each_other(tmp_path: Path) -> None:
-    results = made_run(1, cases=2)
+    results = make_run(1, cases=2)
     paths = {Store(tmp_path).keep(results.rows, results.header) for _ in range(20)}
     assert len(paths) == len(Store(tmp_path).runs()) == 20
 
@@ -142,14 +142,14 @@ def test_damaged_run_is_listed_as_damaged(kept: Path, tmp_path: Path) -> None:
 
 
 def test_parts_are_concatenated_and_repeats_are_merged(tmp_path: Path) -> None:
-    whole = made_run(1, cases=4, repeats=1)
+    whole = make_run(1, cases=4, repeats=1)
     parts = [Results(whole.rows[:2], HEADER), Results(whole.rows[2:], HEADER)]
     with pytest.raises(UserError, match="two of the files are the same run"):
-        merge_runs([whole, made_run(1, cases=4, repeats=1)])
+        merge_runs([whole, make_run(1, cases=4, repeats=1)])
     with pytest.raises(UserError, match="do not describe what was timed"):
         merge_runs([replace(part, header={}) for part in parts])
     assert list(merge_runs(parts).rows) == list(whole.rows)
-    other = made_run(2, cases=4, repeats=2)
+    other = make_run(2, cases=4, repeats=2)
     merged = merge_runs([whole, other])
     assert [row.repeats for row in merged] == [[20, 20, 20]] * 4
     for name, run in (("a", whole), ("b", other)):
@@ -169,13 +169,13 @@ def test_parts_are_concatenated_and_repeats_are_merged(tmp_path: Path) -> None:
     ],
 )
 def test_runs_of_different_machines_are_not_merged(changed: dict[str, object]) -> None:
-    run = made_run(1, cases=2)
+    run = make_run(1, cases=2)
     with pytest.raises(UserError, match="the files have different"):
         merge_runs([run, Results(run.rows, {**HEADER, **changed})])
 
 
 def test_merged_repeats_have_equal_weight() -> None:
-    few, many = made_row(0, [10.0, 10.0]), made_row(0, [20.0] * 98)
+    few, many = make_row(0, [10.0, 10.0]), make_row(0, [20.0] * 98)
     (row,) = merge_runs([Results([few], HEADER), Results([many], HEADER)]).rows
     assert (row.p10_us, row.p90_us, row.mean_us) == (10.0, 20.0, pytest.approx(15.0))
     failed = replace(few, status="failed", error="why", times_us=None)
@@ -184,15 +184,15 @@ def test_merged_repeats_have_equal_weight() -> None:
 
 
 def test_cases_are_repeated_until_their_difference_is_decided() -> None:
-    base = made_run(1, cases=40, repeats=5)
+    base = make_run(1, cases=40, repeats=5)
     asked: list[tuple[str, set[int]]] = []
 
     def run_once(numbers: Collection[int], which: str) -> dict[int, list[Result]]:
         asked.append((which, {*numbers}))
-        again = made_run(10 + len(asked), cases=40, repeats=1, slower=1.2)
+        again = make_run(10 + len(asked), cases=40, repeats=1, slower=1.2)
         return {number: [again.rows[number]] for number in numbers}
 
-    first = {row.case: [row] for row in made_run(10, cases=40, repeats=1, slower=1.2)}
+    first = {row.case: [row] for row in make_run(10, cases=40, repeats=1, slower=1.2)}
     joined = repeat(first, run_once, 2, base)
     assert asked[0] == ("repeat 2 of 2", {*range(40)})
     assert [which for which, _ in asked[1:]] == [f"repeat {time}" for time in range(3, len(asked) + 2)]
@@ -207,15 +207,15 @@ def test_cases_are_repeated_until_their_difference_is_decided() -> None:
 
 
 def test_cases_that_the_base_ran_once_are_not_repeated_in_vain() -> None:
-    base = made_run(1, cases=40, repeats=1)
+    base = make_run(1, cases=40, repeats=1)
     asked: list[int] = []
 
     def run_once(numbers: Collection[int], which: str) -> dict[int, list[Result]]:
         asked.append(len(numbers))
-        again = made_run(10 + len(asked), cases=40, repeats=1)
+        again = make_run(10 + len(asked), cases=40, repeats=1)
         return {number: [again.rows[number]] for number in numbers}
 
-    repeat({row.case: [row] for row in made_run(10, cases=40, repeats=1)}, run_once, 3, base)
+    repeat({row.case: [row] for row in make_run(10, cases=40, repeats=1)}, run_once, 3, base)
     # two rounds of all cases as requested, then the few cases that one run of the base decides
     assert asked[:2] == [40, 40]
     assert sum(asked[2:]) < 40
@@ -230,7 +230,7 @@ def test_overlong_run_name_is_reported(tmp_path: Path) -> None:
 def test_missing_base_of_until_decided_is_reported_before_anything_runs(tiny_trace: Path, tmp_path: Path) -> None:
     done = run_command("opreplay", tiny_trace, "--until-decided", tmp_path / "none.json")
     assert (done.returncode, "is neither a file nor a run in" in done.stderr) == (2, True)
-    base = made_run(1, cases=2)
+    base = make_run(1, cases=2)
     write_results(base.rows, base.header, tmp_path / "base.json", force=False)
     done = succeed("opreplay", tiny_trace, *FAST, "--until-decided", tmp_path / "base.json")
     assert f"against {tmp_path / 'base.json'}: 0 cases timed in both: 2 missing, 3 new" in done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from made_runs import HEADER, made_row, made_run
+from made_runs import HEADER, make_row, make_run
 from pages import in_browser, opened
 from settings import settings_of
 from torch import nn
@@ -144,15 +144,15 @@ def test_files_keep_call_sites(trained: Path, tmp_path: Path, suffix: str) -> No
 
 def test_comparison_by_module_splits_the_calls_of_a_case() -> None:
     sites = to_text([CallSite("a", "forward", "", 6, 1.0), CallSite("b", "forward", "", 2, 1.0)])
-    slower = made_run(2, cases=4, slower=2.0, longer_than_us=0.0, call_sites=sites)
-    totals = compare(made_run(1, cases=4, call_sites=sites), slower).totals("module")
+    slower = make_run(2, cases=4, slower=2.0, longer_than_us=0.0, call_sites=sites)
+    totals = compare(make_run(1, cases=4, call_sites=sites), slower).totals("module")
     assert [(total.name, total.cases) for total in totals] == [("a", 4), ("b", 4)]
     assert totals[0].base_us == pytest.approx(3 * totals[1].base_us)
     assert totals[0].new_us / totals[0].base_us == pytest.approx(totals[1].new_us / totals[1].base_us)
 
 
 def test_row_of_an_older_file_belongs_to_its_only_module(tmp_path: Path) -> None:
-    Results([made_row(0, [5.0], module="net.fc", phase="forward")], HEADER).save(tmp_path / "r.json")
+    Results([make_row(0, [5.0], module="net.fc", phase="forward")], HEADER).save(tmp_path / "r.json")
     (row,) = read_run(tmp_path / "r.json")
     assert shares_by(row, "module") == {"net.fc": 1.0}
     assert shares_by(replace(row, trace="a.jsonl"), "module") == {"a.jsonl: net.fc": 1.0}

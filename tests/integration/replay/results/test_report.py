@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from made_runs import HEADER, made_row, made_run
+from made_runs import HEADER, make_row, make_run
 from pages import in_browser, opened, table_cells
 from programs import run_command, succeed
 
@@ -43,7 +43,7 @@ def page_of(path: Path, runs: dict[str, Results]) -> Path:
 
 
 def rows_of(count: int) -> Results:
-    rows = made_run(1, cases=100, repeats=1, runs=3).rows
+    rows = make_run(1, cases=100, repeats=1, runs=3).rows
     many = [
         replace(rows[place % 100], case=place, key=f"{place:012x}", op=f"aten.op{place}.default")
         for place in range(count)
@@ -169,7 +169,7 @@ def test_report_with_many_rows_responds_quickly(count: int, seconds: float, tmp_
 
 @in_browser
 def test_case_with_several_variants_counts_once(tmp_path: Path) -> None:
-    rows = [replace(row, threads=threads) for row in made_run(1, cases=3) for threads in (1, 2, 4)]
+    rows = [replace(row, threads=threads) for row in make_run(1, cases=3) for threads in (1, 2, 4)]
     rows = [replace(row, median_us=float(row.threads or 0), count=1) for row in rows]
     runs = {"one": Results(rows, HEADER), "two": Results(rows, HEADER)}
     with opened(page_of(tmp_path / "r.html", runs)) as page:
@@ -184,7 +184,7 @@ def test_case_with_several_variants_counts_once(tmp_path: Path) -> None:
 
 @in_browser
 def test_invalid_report_address_causes_no_error(tmp_path: Path) -> None:
-    evil = Results([replace(made_row(0, [1.0, 2.0]), key="constructor")], HEADER)
+    evil = Results([replace(make_row(0, [1.0, 2.0]), key="constructor")], HEADER)
     with opened(page_of(tmp_path / "r.html", {"__proto__": evil, "b": evil})) as page:
         for address in ("/case/%", "/case/constructor", "/case/__proto__", "/constructor", "/__proto__", "/runs?%=%"):
             page.goto(f"{(tmp_path / 'r.html').as_uri()}#{address}")
@@ -196,7 +196,7 @@ def test_invalid_report_address_causes_no_error(tmp_path: Path) -> None:
 
 
 def test_break_even_compares_with_the_same_variant_in_eager() -> None:
-    eager = [replace(made_row(number, [time]), key="") for number, time in enumerate((100.0, 10.0))]
+    eager = [replace(make_row(number, [time]), key="") for number, time in enumerate((100.0, 10.0))]
     compiled = [
         replace(row, mode="compile", median_us=row.median_us / 2, first_ms=1.0) for row in eager if row.median_us
     ]
@@ -208,8 +208,8 @@ def test_break_even_compares_with_the_same_variant_in_eager() -> None:
 def test_names_in_untrusted_results_run_no_code(tmp_path: Path) -> None:
     about: dict[str, Any] = {"op": EVIL, "shapes": EVIL, "module": EVIL, "mode": EVIL, "note": EVIL, "key": EVIL}
     rows = [
-        replace(made_row(0, [1.0, 2.0]), **about),
-        replace(made_row(1, [1.0]), **about, status="failed", error=EVIL),
+        replace(make_row(0, [1.0, 2.0]), **about),
+        replace(make_row(1, [1.0]), **about, status="failed", error=EVIL),
     ]
     evil = Results(rows, {**HEADER, "trace": EVIL, "device": EVIL})
     with opened(page_of(tmp_path / "r.html", {EVIL: evil, "b": evil})) as page:
@@ -294,7 +294,7 @@ def test_cumulative_launch_shares_rise_to_one(tiny_trace: Path) -> None:
 
 
 def test_report_page_is_self_contained(tmp_path: Path) -> None:
-    page = make_page({"made": made_run(1, cases=4)}, {}, "<made> & done")
+    page = make_page({"made": make_run(1, cases=4)}, {}, "<made> & done")
     assert "<title>&lt;made&gt; &amp; done</title>" in page
     embedded = page.partition('id="data">')[2].partition("</script>")[0]
     told = json.loads(embedded)
@@ -312,7 +312,7 @@ def test_unreadable_report_input_is_an_error_of_one_line(tmp_path: Path) -> None
 
 
 def test_report_of_two_runs_has_verdicts_and_gates() -> None:
-    runs = {"base": made_run(1, cases=20), "head": made_run(2, cases=20, slower=1.5)}
+    runs = {"base": make_run(1, cases=20), "head": make_run(2, cases=20, slower=1.5)}
     (shown,) = describe_comparisons(runs, ["slower<=5%", "total<=80%"])
     held = compare(runs["base"], runs["head"]).gate("slower<=5%", "total<=80%")
     assert shown["gates"] == [item.line for item in held]
@@ -325,7 +325,7 @@ def test_report_of_two_runs_has_verdicts_and_gates() -> None:
 
 @in_browser
 def test_report_shows_verdicts_and_gates_in_a_browser(tmp_path: Path) -> None:
-    runs = {"base": made_run(1, cases=20), "head": made_run(2, cases=20, slower=1.5)}
+    runs = {"base": make_run(1, cases=20), "head": make_run(2, cases=20, slower=1.5)}
     with opened(page_of(tmp_path / "page.html", runs), "/runs") as page:
         page.wait_for_selector("ul.gates li")
         assert "gate slower<=5%: failed: " in page.locator("ul.gates").inner_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import HEADER, made_row
+from made_runs import HEADER, make_row
 
 from opgrip.display.tables import literal
 from opgrip.replay import Results, replay
@@ -27,7 +27,7 @@ from opgrip.tools.report.page import describe_runs
 def case_of(number: int, eager: Sequence[float], jit: Sequence[float], **cells: Any) -> list[Result]:
     """Return a case's rows under two modes, with percentiles of paired runs."""
     paired = dict(zip(("ratio_p10", "ratio_p50", "ratio_p90"), (1.9, 2.0, 2.1), strict=True))
-    rows = [made_row(number, eager), made_row(number, jit, mode="jit", **(paired | cells))]
+    rows = [make_row(number, eager), make_row(number, jit, mode="jit", **(paired | cells))]
     return with_ratios(rows, "eager")
 
 
@@ -110,10 +110,10 @@ def test_contended_row_has_no_speed_up() -> None:
 
 
 def test_paired_ratios_of_older_files_are_replaced() -> None:
-    old = [made_row(0, [10.0]), made_row(0, [20.0], mode="jit", ratio=1.1, ratio_p10=1.0, ratio_p90=1.2)]
+    old = [make_row(0, [10.0]), make_row(0, [20.0], mode="jit", ratio=1.1, ratio_p10=1.0, ratio_p90=1.2)]
     assert [row.ratio for row in with_ratios_by_case(old, "eager")] == [None, 2.0]
     # a ratio to a row of another case is kept
-    other = replace(made_row(0, [20.0]), ratio=4.0)
+    other = replace(make_row(0, [20.0]), ratio=4.0)
     assert with_ratios_by_case([other], "eager") == [other]
 
 
@@ -148,8 +148,8 @@ def test_each_row_is_compared_with_the_documented_reference(tiny_trace: Path) ->
 def test_status_marks_are_in_every_report(column: str, tmp_path: Path) -> None:
     words = {"noisy": ("noisy", True), "slowed": ("slowed", 0.9), "faithful": ("unfaithful", False)}
     word, cell = (words | {"doubts": ("launch-bound", "launch-bound")})[column]
-    row = made_row(0, [10.0], **{column: cell})
-    results = Results([row, made_row(1, [10.0])], HEADER)
+    row = make_row(0, [10.0], **{column: cell})
+    results = Results([row, make_row(1, [10.0])], HEADER)
     assert (row.status, row.doubts, row.marked_status) == ("ok", word, f"ok, {word}")
     assert f"ok, {word}" in text_of(results.rows)
     assert f"ok, {word}" in results._repr_html_()
@@ -167,6 +167,6 @@ def test_status_marks_are_in_every_report(column: str, tmp_path: Path) -> None:
 def test_excel_sheet_has_the_marked_status(tmp_path: Path) -> None:
     from zipfile import ZipFile
 
-    Results([made_row(0, [10.0], noisy=True)], HEADER).save(tmp_path / "r.xlsx")
+    Results([make_row(0, [10.0], noisy=True)], HEADER).save(tmp_path / "r.xlsx")
     with ZipFile(tmp_path / "r.xlsx") as file:
         assert "ok, noisy" in file.read("xl/sharedStrings.xml").decode()

@@ -15,7 +15,7 @@ from changed_bytes import with_required_column
 from google.protobuf.internal import encoder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_ranks import made_rank
+from made_ranks import make_rank
 from optional import optional
 from programs import SHIPPED_TRACES, refusal, run_command, succeed
 from pyarrow import parquet
@@ -102,7 +102,7 @@ def test_arbitrary_blocks_survive_a_round_trip(tmp_path: Path, records: list[Rec
 
 def test_calls_have_their_rank_and_step(tmp_path: Path) -> None:
     for rank in (3, 5):
-        made_rank(tmp_path / f"t.rank{rank}.jsonl", rank, 8, 40, every=10)
+        make_rank(tmp_path / f"t.rank{rank}.jsonl", rank, 8, 40, every=10)
     merge([tmp_path / f"t.rank{rank}.jsonl" for rank in (3, 5)], tmp_path / "all.jsonl")
     table = pd.read_parquet(write(TraceReader(tmp_path / "all.jsonl"), tmp_path / "t.parquet"))
     assert table.groupby("process")["rank"].unique().map(list).to_dict() == {0: [3], 1: [5]}

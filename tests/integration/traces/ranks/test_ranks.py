@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_ranks import VECTOR, made_rank
+from made_ranks import VECTOR, make_rank
 from programs import refusal, run_command
 
 from opgrip.errors import UserError
@@ -32,7 +32,7 @@ def ranks_of(folder: Path, count: int, calls: int = 2_000, **options: object) ->
     clocks = options.pop("clocks", [0] * count)
     assert isinstance(clocks, list)
     return [
-        made_rank(folder / f"t.rank{rank}.jsonl", rank, count, calls, clock_ns=clock, **options)  # type: ignore[arg-type]
+        make_rank(folder / f"t.rank{rank}.jsonl", rank, count, calls, clock_ns=clock, **options)  # type: ignore[arg-type]
         for rank, clock in enumerate(clocks)
     ]
 

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_runs import HEADER, made_row, made_run
+from made_runs import HEADER, make_row, make_run
 from programs import run_command, succeed
 from terminals import show
 
@@ -37,25 +37,25 @@ def with_rows(run: Results, change: Any) -> Results:
 
 
 def test_verdicts_match_known_differences() -> None:
-    comparison = compare(made_run(1), made_run(2, slower=1.2))
+    comparison = compare(make_run(1), make_run(2, slower=1.2))
     verdicts = {pair.base.case: pair.verdict for pair in comparison.pairs}
     long_cases = [verdicts[number] for number in range(60) if 10 ** (3 * number / 60) > 50]
     short_cases = [verdicts[number] for number in range(60) if 10 ** (3 * number / 60) <= 50]
     assert set(long_cases) == {Verdict.SLOWER}
     assert set(short_cases) <= {Verdict.SAME, Verdict.UNSURE}
-    back = compare(made_run(2, slower=1.2), made_run(1))
+    back = compare(make_run(2, slower=1.2), make_run(1))
     assert {pair.verdict for pair in back.pairs} == {Verdict.FASTER, *short_cases}
     assert all(pair.more_runs is None for pair in comparison.pairs if pair.verdict is not Verdict.UNSURE)
 
 
 def test_one_repeat_cannot_decide_a_small_difference() -> None:
-    comparison = compare(made_run(1, repeats=1), made_run(2, repeats=1, slower=1.05))
+    comparison = compare(make_run(1, repeats=1), make_run(2, repeats=1, slower=1.05))
     assert comparison.counts[Verdict.SLOWER] == 0
     assert any(pair.more_runs for pair in comparison.pairs)
 
 
 def test_cases_are_joined_if_their_numbers_differ() -> None:
-    base, new = made_run(1), made_run(2)
+    base, new = make_run(1), make_run(2)
     renumbered = Results([replace(row, case=100 - row.case) for row in reversed(new.rows)], new.header)
     comparison = compare(base, renumbered)
     assert len(comparison.pairs) == len(base)
@@ -64,12 +64,12 @@ def test_cases_are_joined_if_their_numbers_differ() -> None:
 
 
 def test_broken_changed_missing_and_new_cases_are_reported() -> None:
-    base, new = made_run(1, cases=6), made_run(2, cases=6)
+    base, new = make_run(1, cases=6), make_run(2, cases=6)
     rows: list[Result] = list(new)
     rows[0] = replace(rows[0], status="failed", error="out of memory", median_us=None, times_us=None)
     rows[1] = replace(rows[1], status="wrong")
     rows[2] = replace(rows[2], faithful=False)
-    changed = Results([*rows[:5], made_row(99, [1.0, 2.0])], new.header)
+    changed = Results([*rows[:5], make_row(99, [1.0, 2.0])], new.header)
     comparison = compare(base, changed)
     assert [pair.new.case for pair in comparison.broken] == [0]
     assert sorted(pair.new.case for pair in comparison.changed) == [1, 2]
@@ -79,7 +79,7 @@ def test_broken_changed_missing_and_new_cases_are_reported() -> None:
 
 
 def test_narrow_terminal_shows_why_a_case_broke(tmp_path: Path) -> None:
-    base, new = made_run(1, cases=3), made_run(2, cases=3)
+    base, new = make_run(1, cases=3), make_run(2, cases=3)
     reason = "an illegal memory access was encountered in the kernel that was launched before"
     failed = with_rows(new, lambda row: replace(row, status="failed", error=reason) if row.case < 2 else row)
     for name, run in (("base", base), ("new", failed)):
@@ -92,7 +92,7 @@ def test_narrow_terminal_shows_why_a_case_broke(tmp_path: Path) -> None:
 def test_differing_run_facts_are_listed_first() -> None:
     other = {**HEADER, "device": "NVIDIA L4", "trace_hash": "11"}
     other["environment"] = {**HEADER["environment"], "versions": {"torch": "2.14.0", "numpy": "2.4"}}
-    comparison = compare(made_run(1), Results(made_run(2).rows, other))
+    comparison = compare(make_run(1), Results(make_run(2).rows, other))
     assert comparison.differs == [
         ("device", "cpu", "NVIDIA L4"),
         ("trace hash", "00", "11"),
@@ -101,7 +101,7 @@ def test_differing_run_facts_are_listed_first() -> None:
 
 
 def test_variable_set_in_one_run_only_is_reported() -> None:
-    run = made_run(0)
+    run = make_run(0)
     before = replace(run, header={**run.header, "environment": {"machine": "epyc"}})
     environment = {"machine": "epyc", "variables": {"ONEDNN_MAX_CPU_ISA": "SSE41"}}
     after = replace(run, header={**run.header, "environment": environment})
@@ -111,7 +111,7 @@ def test_variable_set_in_one_run_only_is_reported() -> None:
 
 
 def test_gate_on_runs_without_common_cases_is_not_decided(runs: Path, tmp_path: Path) -> None:
-    other = made_run(2, cases=3, mode="jit")
+    other = make_run(2, cases=3, mode="jit")
     write_results(other.rows, other.header, tmp_path / "other.json", force=False)
     words = ("base.json", tmp_path / "other.json", "--gate", "slower<=5%", "-o", tmp_path / "c.xml")
     done = run_command("opgrip", "compare", *words, cwd=runs)
@@ -121,7 +121,7 @@ def test_gate_on_runs_without_common_cases_is_not_decided(runs: Path, tmp_path: 
 
 
 def test_wrong_case_that_now_fails_is_broken() -> None:
-    base, new = made_run(1, cases=4), made_run(2, cases=4)
+    base, new = make_run(1, cases=4), make_run(2, cases=4)
     was = ["wrong", "unsupported", "failed", "ok"]
     base = Results([replace(row, status=status) for row, status in zip(base, was, strict=True)], HEADER)
     new = with_rows(new, lambda row: replace(row, status="failed", error="it crashed") if row.case < 3 else row)
@@ -132,15 +132,15 @@ def test_wrong_case_that_now_fails_is_broken() -> None:
     assert "1 no longer ok, 2 not timed" in summary(comparison)
     assert len(hold(parse_gate("failed<=0"), comparison).rows) == 1
     (added,) = [
-        row for row in rows_of(compare(made_run(1, cases=2), Results(new.rows[2:], HEADER))) if row.verdict == "ADDED"
+        row for row in rows_of(compare(make_run(1, cases=2), Results(new.rows[2:], HEADER))) if row.verdict == "ADDED"
     ][:1]
     assert (added.verdict, added.reason) == ("ADDED", "failed: it crashed")
 
 
 def test_variants_of_a_case_are_compared_separately(tmp_path: Path) -> None:
     def sweep(seed: int, slower: float) -> Results:
-        rows = made_run(seed, cases=20).rows
-        many = made_run(seed, cases=20, slower=slower, longer_than_us=0.0).rows
+        rows = make_run(seed, cases=20).rows
+        many = make_run(seed, cases=20, slower=slower, longer_than_us=0.0).rows
         return Results([*(replace(row, threads=1) for row in rows), *(replace(row, threads=2) for row in many)], HEADER)
 
     comparison = compare(sweep(1, 1.0), sweep(2, 2.0))
@@ -158,10 +158,10 @@ def test_variants_of_a_case_are_compared_separately(tmp_path: Path) -> None:
 
 
 def test_invalid_row_does_not_affect_other_verdicts() -> None:
-    base, new = made_run(1), made_run(2, slower=1.3)
+    base, new = make_run(1), make_run(2, slower=1.3)
     expected = compare(base, new).counts
     for times in ([float("nan")] * 20, [float("inf")] * 20, [-1.0] * 20, [1e-140, 1e140] * 10):
-        strange = made_row(99, times, key="f" * 12)
+        strange = make_row(99, times, key="f" * 12)
         comparison = compare(Results([*base, strange], HEADER), Results([*new, strange], HEADER))
         found = Counter(pair.verdict for pair in comparison.pairs if pair.new.case != 99)
         assert found[Verdict.SLOWER] >= expected[Verdict.SLOWER] - 2
@@ -175,7 +175,7 @@ def test_steps_of_a_coarse_clock_are_not_significant() -> None:
     """Each repeat has exactly equal times, and the next repeat differs by one step of the clock."""
 
     def run(time: float) -> Results:
-        rows = [join_repeats([made_row(number, [time] * 20) for _ in range(5)]) for number in range(30)]
+        rows = [join_repeats([make_row(number, [time] * 20) for _ in range(5)]) for number in range(30)]
         return Results(rows, HEADER)
 
     assert compare(run(100.0), run(100.0)).counts == {Verdict.SAME: 30}
@@ -183,7 +183,7 @@ def test_steps_of_a_coarse_clock_are_not_significant() -> None:
 
 
 def test_groups_combine_their_cases() -> None:
-    comparison = compare(made_run(1, module="neck"), made_run(2, slower=1.3, module="neck"))
+    comparison = compare(make_run(1, module="neck"), make_run(2, slower=1.3, module="neck"))
     (total,) = comparison.totals()
     (module,) = comparison.totals("module")
     assert (total.cases, module.name, module.judgement.verdict) == (60, "neck", Verdict.SLOWER)
@@ -192,13 +192,13 @@ def test_groups_combine_their_cases() -> None:
 
 
 def test_times_below_the_clock_resolution_are_unsure() -> None:
-    base, new = (Results([made_row(0, [0.0, 0.0, 0.1])], HEADER) for _ in range(2))
+    base, new = (Results([make_row(0, [0.0, 0.0, 0.1])], HEADER) for _ in range(2))
     (pair,) = compare(base, new).pairs
     assert (pair.verdict, pair.reason) == (Verdict.UNSURE, "it takes no longer than reading the clock")
 
 
 def test_quantiles_are_used_without_single_times() -> None:
-    base, new = (with_rows(made_run(seed), lambda row: replace(row, times_us=None, spread=0.1)) for seed in (1, 2))
+    base, new = (with_rows(make_run(seed), lambda row: replace(row, times_us=None, spread=0.1)) for seed in (1, 2))
     assert all(pair.judgement is not None for pair in compare(base, new).pairs)
 
 
@@ -231,8 +231,8 @@ def test_variance_of_a_case_is_estimated_from_all_cases() -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    doubtful = made_run(4, between=0.3)
-    made = {"base": made_run(1), "same": made_run(2), "slow": made_run(3, slower=1.3), "doubtful": doubtful}
+    doubtful = make_run(4, between=0.3)
+    made = {"base": make_run(1), "same": make_run(2), "slow": make_run(3, slower=1.3), "doubtful": doubtful}
     for name, run in made.items():
         write_results(run.rows, run.header, folder / f"{name}.json", force=False)
     return folder
@@ -293,7 +293,7 @@ def test_files_contain_the_gate_line_of_the_terminal(
 
 
 def test_largest_ratios_are_shown_if_nothing_is_significant() -> None:
-    base, new = made_run(1, cases=15), with_rows(made_run(2, cases=15), lambda row: replace(row, slowed=0.9))
+    base, new = make_run(1, cases=15), with_rows(make_run(2, cases=15), lambda row: replace(row, slowed=0.9))
     printed = io.StringIO()
     print_comparison(compare(base, new), printed)
     assert printed.getvalue().count("UNSURE   ") == 10
@@ -305,7 +305,7 @@ def test_ratios_of_fastest_runs_that_differ_from_medians_are_noted() -> None:
         [100.0 + run % 3 for run in range(20)],
         [100.0 + run % 3 if run % 5 < 2 else 300.0 for run in range(20)],
     )
-    base, new = (Results([made_row(1, times, slowed=share)], HEADER) for times, share in ((fast, 0.0), (slowed, 0.6)))
+    base, new = (Results([make_row(1, times, slowed=share)], HEADER) for times, share in ((fast, 0.0), (slowed, 0.6)))
     assert any("1 ratio of fastest runs" in line for line in advice(compare(base, new)))
     assert not any("fastest" in line for line in advice(compare(base, base)))
 
@@ -313,7 +313,7 @@ def test_ratios_of_fastest_runs_that_differ_from_medians_are_noted() -> None:
 def test_names_in_untrusted_results_remain_text(tmp_path: Path) -> None:
     evil = "aten.<script>|`]](x)\x1b[2J\x00"
     for name, seed in (("a", 1), ("b", 2)):
-        run = made_run(seed, op=evil, slower=1.0 + seed)
+        run = make_run(seed, op=evil, slower=1.0 + seed)
         write_results(run.rows, run.header, tmp_path / f"{name}.json", force=False)
     for suffix in (".md", ".xml", ".csv"):
         done = succeed("opgrip", "compare", "a.json", "b.json", "-o", f"c{suffix}", cwd=tmp_path)
@@ -326,8 +326,8 @@ def test_names_in_untrusted_results_remain_text(tmp_path: Path) -> None:
 
 def test_notebook_shows_differences_and_the_worst_rows_first() -> None:
     evil = "<script>alert(1)</script>"
-    new = Results(made_run(2, slower=1.3, module=evil).rows, {**HEADER, "trace": evil})
-    comparison = compare(made_run(1, module=evil), new)
+    new = Results(make_run(2, slower=1.3, module=evil).rows, {**HEADER, "trace": evil})
+    comparison = compare(make_run(1, module=evil), new)
     assert repr(comparison).startswith("<Comparison: 60 cases timed in both: ")
     assert next(iter(comparison.frame["verdict"])) == "SLOWER"
     assert len(comparison.frame) == 60

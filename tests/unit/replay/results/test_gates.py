@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_runs import HEADER, made_row, made_run
+from made_runs import HEADER, make_row, make_run
 from shortened import slow_except
 
 from opgrip.replay.comparison import compare
@@ -49,15 +49,15 @@ def contended_run(seed: int, share: float, cases: int = 10, factor: float = 3.0,
             times = median * np.exp(np.abs(generator.normal(0, 0.03, 20)))
             slow = generator.random(20) < share
             times[slow] *= generator.uniform(1.3, factor, int(slow.sum()))
-            repeats.append(made_row(number, list(map(float, times)), slowed=float(slow.mean()), **cells))
+            repeats.append(make_row(number, list(map(float, times)), slowed=float(slow.mean()), **cells))
         rows.append(join_repeats(repeats))
     return Results(rows, HEADER)
 
 
 @pytest.mark.parametrize("pairs", slow_except([6], [6, 20]))
 def test_gate_error_rates_on_an_idle_machine(pairs: int) -> None:
-    same = Counter(outcome(made_run(2 * seed), made_run(2 * seed + 1)) for seed in range(pairs))
-    slower = Counter(outcome(made_run(2 * seed), made_run(2 * seed + 1, slower=1.1)) for seed in range(pairs))
+    same = Counter(outcome(make_run(2 * seed), make_run(2 * seed + 1)) for seed in range(pairs))
+    slower = Counter(outcome(make_run(2 * seed), make_run(2 * seed + 1, slower=1.1)) for seed in range(pairs))
     assert same[FAILED] == 0
     assert same[PASSED] >= 0.9 * pairs
     assert slower[FAILED] >= 0.95 * pairs
@@ -77,14 +77,14 @@ def test_gate_error_rates_on_a_contended_machine(share: float) -> None:
 
 
 def test_cleanly_repeated_runs_do_not_affect_verdicts() -> None:
-    dropped = Results([replace(row, dropped=400, slowed=0.0) for row in made_run(2)], HEADER)
-    assert compare(made_run(1), dropped).counts == compare(made_run(1), made_run(2)).counts
-    assert {pair.reason for pair in compare(made_run(1), dropped).pairs} == {""}
+    dropped = Results([replace(row, dropped=400, slowed=0.0) for row in make_run(2)], HEADER)
+    assert compare(make_run(1), dropped).counts == compare(make_run(1), make_run(2)).counts
+    assert {pair.reason for pair in compare(make_run(1), dropped).pairs} == {""}
 
 
 def test_gate_fails_on_tenfold_times_on_any_machine() -> None:
     busy = {"slowed": 0.007, "dropped": 79}
-    base = Results([replace(row, **busy) for row in made_run(1, cases=10)], HEADER)
+    base = Results([replace(row, **busy) for row in make_run(1, cases=10)], HEADER)
     tenfold = scaled(base, 10.0)
     assert compare(base, tenfold).counts == {Verdict.SLOWER: 10}
     assert outcome(base, tenfold) is FAILED
@@ -114,7 +114,7 @@ def run_beside_neighbours(seed: int, cases: int = 40) -> Results:
         for _ in range(5):
             fastest = 100 * np.exp(generator.normal(0, 0.02))
             above = np.abs(generator.normal(load + generator.normal(0, 0.04), 0.05, 20))
-            repeats.append(made_row(number, [float(fastest), *map(float, fastest * np.exp(above))]))
+            repeats.append(make_row(number, [float(fastest), *map(float, fastest * np.exp(above))]))
         rows.append(join_repeats(repeats))
     return Results(rows, HEADER)
 
@@ -164,7 +164,7 @@ def test_slower_clock_widens_the_interval_by_the_clock_ratio() -> None:
     def with_clock(run: Results, clock_mhz: float) -> Results:
         return Results([replace(row, clock_mhz=clock_mhz) for row in run], HEADER)
 
-    base, slower = with_clock(made_run(1, cases=20), 1980.0), made_run(2, cases=20, slower=1.5, longer_than_us=0.0)
+    base, slower = with_clock(make_run(1, cases=20), 1980.0), make_run(2, cases=20, slower=1.5, longer_than_us=0.0)
     capped = with_clock(slower, 1320.0)
     (reason,) = {pair.reason for pair in compare(base, capped).pairs}
     assert reason == "the device's clock was 1,980 MHz in BASE, 1,320 MHz in NEW"
@@ -175,7 +175,7 @@ def test_slower_clock_widens_the_interval_by_the_clock_ratio() -> None:
 
 
 def test_gate_is_undecided_if_a_row_lost_its_time() -> None:
-    base, new = made_run(1, cases=6), made_run(2, cases=6)
+    base, new = make_run(1, cases=6), make_run(2, cases=6)
     hung = replace(new.rows[5], status="timeout", median_us=None, times_us=None)
     (held,) = compare(base, Results([*new.rows[:5], hung], HEADER)).gate("slower<=5%")
     assert held.outcome is NOT_DECIDED
@@ -184,9 +184,9 @@ def test_gate_is_undecided_if_a_row_lost_its_time() -> None:
 
 def test_gate_never_passes_with_a_row_that_may_be_twice_as_slow() -> None:
     """With one repeat each and widely spread times, nothing is known about the largest row."""
-    base, new = made_run(1, repeats=1, cases=4), made_run(2, repeats=1, cases=4)
+    base, new = make_run(1, repeats=1, cases=4), make_run(2, repeats=1, cases=4)
     generator = np.random.default_rng(0)
-    wild = [made_row(9, list(np.exp(generator.normal(7, 1.5, 8)))) for _ in range(2)]
+    wild = [make_row(9, list(np.exp(generator.normal(7, 1.5, 8)))) for _ in range(2)]
     held = compare(Results([*base, wild[0]], HEADER), Results([*new, wild[1]], HEADER)).gate("slower<=5%")[0]
     assert held.outcome is NOT_DECIDED
 
@@ -200,7 +200,7 @@ def test_total_is_as_uncertain_as_its_rows() -> None:
         for _ in range(2):
             paces = np.exp(generator.normal(0, 0.1, 5))
             rows = [
-                join_repeats([made_row(number, [float(100 * pace)] * 10) for pace in paces]) for number in range(20)
+                join_repeats([make_row(number, [float(100 * pace)] * 10) for pace in paces]) for number in range(20)
             ]
             runs.append(Results(rows, HEADER))
         failed += outcome(*runs, "total<=5%") is FAILED
@@ -208,25 +208,25 @@ def test_total_is_as_uncertain_as_its_rows() -> None:
 
 
 def test_groups_are_gated_like_rows() -> None:
-    base, new = made_run(1, cases=20, longer_than_us=0.0), made_run(2, cases=20, slower=1.3, longer_than_us=0.0)
+    base, new = make_run(1, cases=20, longer_than_us=0.0), make_run(2, cases=20, slower=1.3, longer_than_us=0.0)
     (held,) = compare(base, new).gate("op<=5%")
     assert held.line.startswith("gate op<=5%: failed: ")
     assert outcome(base, new, "module<=5%") is FAILED
     assert len(held.rows) == int(held.line.split()[3])
-    assert outcome(base, made_run(3, cases=20), "family<=5%") is PASSED
+    assert outcome(base, make_run(3, cases=20), "family<=5%") is PASSED
     (held,) = compare(base, new).gate("family<=5%")
     assert " familys" not in held.line
     assert outcome(base, new, "mode<=60%") is PASSED
 
 
 def test_gate_below_the_resolution_is_not_decided() -> None:
-    noisy = [made_run(seed, between=0.2, cases=3, longer_than_us=0.0) for seed in (1, 2)]
+    noisy = [make_run(seed, between=0.2, cases=3, longer_than_us=0.0) for seed in (1, 2)]
     assert outcome(*noisy) is NOT_DECIDED
 
 
 @pytest.mark.parametrize("condition", ["slower<=5%", "total<=5%", "op<=5%", "module<=5%", "mode<=5%"])
 def test_passed_time_gate_counts_missing_rows(condition: str) -> None:
-    base, new = made_run(0, 10), made_run(1, 10)
+    base, new = make_run(0, 10), make_run(1, 10)
     fewer = Results([row for row in new if row.case != 9], HEADER)
     times_us = [row.median_us or 0.0 for row in base]
     share = times_us[9] / sum(times_us)

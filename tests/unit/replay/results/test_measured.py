@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import HEADER, made_row
+from made_runs import HEADER, make_row
 from programs import refusal, run_command, succeed
 
 from opgrip.errors import UserError
@@ -29,14 +29,14 @@ def zoo_of(row_device: str = "cpu", **about: Any) -> Results:
     """Return results with a case of each of two traces, on a device."""
     rows: list[Result] = []
     for number, name in enumerate(NAMES):
-        row = replace(made_row(number, [10.0]), device=row_device)
+        row = replace(make_row(number, [10.0]), device=row_device)
         rows.append(Origin(name, name[0], "predict").marked(row))
     return Results(rows, {**HEADER, "environment": HERE, "trace_hash": "abc", **about})
 
 
 def distilled(times_us: tuple[float, float] = (10.0, 100.0), trace_hash: str = "abc", **cells: Any) -> Results:
     """Return a replay of two cases: one trace contains the first, the other both."""
-    rows = [made_row(number, [us], **cells) for number, us in enumerate(times_us)]
+    rows = [make_row(number, [us], **cells) for number, us in enumerate(times_us)]
     keys = [row.key for row in rows]
     traces = {"a.predict": {"model": "a", "cases": [0], "us": [5.0]}}
     traces["b.predict"] = {"model": "b", "cases": [0, 1], "us": [1.0, 3.0]}

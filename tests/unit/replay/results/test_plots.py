@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from made_runs import HEADER, made_row
+from made_runs import HEADER, make_row
 from programs import run_command
 from shortened import slow_except
 
@@ -43,7 +43,7 @@ CEILINGS = Ceilings(
 def row(number: int, us: float, **cells: Any) -> Result:
     usual = {"op": EVIL if number == 0 else f"aten.op{number % 3}.default", "p10_us": us * 0.9, "p90_us": us * 1.2}
     work = {"flops": 1000 * 4**number, "bytes_moved": 100 * 3**number, "math_dtype": "float32"}
-    made = made_row(number, [us], **{key: value for key, value in cells.items() if key in ("mode", "op", "status")})
+    made = make_row(number, [us], **{key: value for key, value in cells.items() if key in ("mode", "op", "status")})
     return replace(made, **{**usual, **work, **cells})
 
 

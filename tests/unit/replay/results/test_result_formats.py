@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
-from made_runs import HEADER, made_row, made_run
+from made_runs import HEADER, make_row, make_run
 
 from opgrip.errors import UserError
 from opgrip.replay import load_results
@@ -28,8 +28,8 @@ def written(path: Path, results: Results) -> Path:
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
 def test_results_survive_writing_and_reading(suffix: str, tmp_path: Path) -> None:
-    results = made_run(1, cases=5, note="a note")
-    rows = [*results, replace(made_row(7, []), status="failed", error="it broke")]
+    results = make_run(1, cases=5, note="a note")
+    rows = [*results, replace(make_row(7, []), status="failed", error="it broke")]
     again = read_run(written(tmp_path / f"r{suffix}", Results(rows, HEADER)))
     assert list(again.rows) == rows
     assert again.header == HEADER
@@ -37,7 +37,7 @@ def test_results_survive_writing_and_reading(suffix: str, tmp_path: Path) -> Non
 
 
 def test_csv_contains_the_rows(tmp_path: Path) -> None:
-    results = made_run(1, cases=3)
+    results = make_run(1, cases=3)
     again = read_run(written(tmp_path / "r.csv", results))
     assert [row.times_us for row in again] == [row.times_us for row in results]
 
@@ -45,8 +45,8 @@ def test_csv_contains_the_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet", ".xlsx"])
 def test_infinite_difference_survives_writing_and_reading(suffix: str, tmp_path: Path) -> None:
     rows = [
-        replace(made_row(0, []), status="wrong", error="it overflows", max_abs=math.inf, max_rel=math.inf),
-        replace(made_row(1, [1.0]), max_abs=1e200, max_rel=1e-7, op='"max_abs": "1e999",'),
+        replace(make_row(0, []), status="wrong", error="it overflows", max_abs=math.inf, max_rel=math.inf),
+        replace(make_row(1, [1.0]), max_abs=1e200, max_rel=1e-7, op='"max_abs": "1e999",'),
     ]
     path = written(tmp_path / f"r{suffix}", Results(rows, HEADER))
     if suffix == ".xlsx":
@@ -66,7 +66,7 @@ def test_infinite_difference_survives_writing_and_reading(suffix: str, tmp_path:
 
 
 def test_merged_repeats_keep_the_largest_difference() -> None:
-    near, far = (made_row(0, [1.0], max_abs=error, max_rel=error) for error in (1e-7, 1e-6))
+    near, far = (make_row(0, [1.0], max_abs=error, max_rel=error) for error in (1e-7, 1e-6))
     wrong = [
         replace(near, status="wrong", error=f"by {error}", max_abs=error, max_rel=error) for error in (0.5, math.inf)
     ]
@@ -75,21 +75,21 @@ def test_merged_repeats_keep_the_largest_difference() -> None:
 
 
 def test_parquet_results_are_readable_by_pandas(tmp_path: Path) -> None:
-    results = made_run(1, cases=3)
+    results = make_run(1, cases=3)
     frame = pd.read_parquet(written(tmp_path / "r.parquet", results))
     assert frame["median_us"].tolist() == [row.median_us for row in results]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
 def test_damaged_file_is_reported_in_one_line(suffix: str, tmp_path: Path) -> None:
-    path = written(tmp_path / f"r{suffix}", made_run(1, cases=3))
+    path = written(tmp_path / f"r{suffix}", make_run(1, cases=3))
     path.write_bytes(path.read_bytes()[:300])
     with pytest.raises(UserError, match="does not hold results of opreplay"):
         read_run(path)
 
 
 def test_workbook_has_a_sheet_per_mode_with_filters_and_a_chart(tmp_path: Path) -> None:
-    rows = [replace(made_row(number, [1.0, 2.0]), mode=mode, op=EVIL) for mode in ("eager", "jit") for number in (0, 1)]
+    rows = [replace(make_row(number, [1.0, 2.0]), mode=mode, op=EVIL) for mode in ("eager", "jit") for number in (0, 1)]
     with zipfile.ZipFile(written(tmp_path / "r.xlsx", Results(rows, HEADER))) as book:
         sheets = ElementTree.fromstring(book.read("xl/workbook.xml")).findall(".//{*}sheet")
         assert [sheet.get("name") for sheet in sheets] == ["eager", "jit", "environment"]
@@ -102,7 +102,7 @@ def test_workbook_has_a_sheet_per_mode_with_filters_and_a_chart(tmp_path: Path) 
 
 def test_junit_file_has_a_test_per_row(tmp_path: Path) -> None:
     statuses = ("ok", "wrong", "unsupported", "timeout")
-    rows = [replace(made_row(place, [1.0]), status=status, op=EVIL) for place, status in enumerate(statuses)]
+    rows = [replace(make_row(place, [1.0]), status=status, op=EVIL) for place, status in enumerate(statuses)]
     suite = ElementTree.parse(written(tmp_path / "r.xml", Results(rows, HEADER))).getroot()[0]
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "2", "1")
     outcomes = [[child.tag for child in test] for test in suite.iter("testcase")]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_runs import HEADER, made_row
+from made_runs import HEADER, make_row
 from programs import ROOT, refusal, run_command, succeed
 
 from opgrip.errors import UserError
@@ -48,7 +48,7 @@ def made_zoo(factors: dict[str, float] | float = 1.0, **cells: Any) -> Results:
         factor = factors if isinstance(factors, float) else factors.get(origin.trace, 1.0)
         for number in range(3):
             times = [10.0 ** (number + 1) * factor * (1 + 0.001 * run) for run in (-1, 0, 1)]
-            rows.append(origin.marked(made_row(number, times, **cells)))
+            rows.append(origin.marked(make_row(number, times, **cells)))
     return Results(rows, HEADER)
 
 
@@ -265,7 +265,7 @@ def test_interval_covers_replays_of_one_machine_as_stated() -> None:
             for number in range(3):
                 is_short = 10.0 ** (number + 1) < SHORT_US
                 moved = generator.normal() * USUAL[is_short].variance ** 0.5 + pace * DRIFT[is_short]
-                rows.append(origin.marked(made_row(number, [10.0 ** (number + 1) * math.exp(moved)] * 3)))
+                rows.append(origin.marked(make_row(number, [10.0 ** (number + 1) * math.exp(moved)] * 3)))
         return Results(rows, HEADER)
 
     inside = 0
@@ -495,6 +495,6 @@ def test_commands_make_a_baseline_and_print_the_score(tmp_path: Path) -> None:
 
 
 def test_results_of_one_trace_have_no_score(tmp_path: Path) -> None:
-    Results([made_row(0, [1.0])], HEADER).save(tmp_path / "one.json")
+    Results([make_row(0, [1.0])], HEADER).save(tmp_path / "one.json")
     error = refusal("opgrip", "results", "score", tmp_path / "one.json", cwd=tmp_path)
     assert "these results do not belong to the zoo" in error

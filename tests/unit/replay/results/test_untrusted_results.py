@@ -13,7 +13,7 @@ import pytest
 from changed_bytes import with_required_column
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_runs import HEADER, made_row, made_run
+from made_runs import HEADER, make_row, make_run
 from programs import run_command
 from pyarrow import parquet
 
@@ -88,7 +88,7 @@ def refused(path: Path, document: Any) -> str:
     ],
 )
 def test_cell_that_its_column_cannot_hold_is_reported(column: str, cell: Any, problem: str, tmp_path: Path) -> None:
-    document = stored(tmp_path / "r.json", made_run(1, cases=2))
+    document = stored(tmp_path / "r.json", make_run(1, cases=2))
     document["results"][1][column] = cell
     assert problem in refused(tmp_path / "r.json", document)
 
@@ -133,7 +133,7 @@ def test_million_column_names_are_refused(tmp_path: Path) -> None:
 def test_any_results_that_are_read_can_be_compared_and_shown(
     column: str, name: str, cell: Any, fact: Any, tmp_path: Path
 ) -> None:
-    run = made_run(1, cases=3, repeats=2)
+    run = make_run(1, cases=3, repeats=2)
     document = stored(tmp_path / "r.json", run)
     document["results"][0][column] = cell
     document[name] = fact
@@ -152,7 +152,7 @@ def test_any_results_that_are_read_can_be_compared_and_shown(
 def test_parquet_file_with_other_types_is_reported_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "folder=1" / "r.parquet"
     path.parent.mkdir()
-    run = made_run(1, cases=2)
+    run = make_run(1, cases=2)
     write_results(run.rows, run.header, path, force=False)
     # the name of a folder is not a column
     assert list(read_run(path).rows) == list(run.rows)
@@ -188,7 +188,7 @@ def test_small_file_with_millions_of_rows_is_refused(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("text", FORMULAS)
 def test_csv_cells_never_start_a_formula(text: str, tmp_path: Path) -> None:
     assert unquoted(quoted(text)) == text
-    row = replace(made_row(0, [1.0, 2.0]), op=text, shapes=text, module=text, key="123e45")
+    row = replace(make_row(0, [1.0, 2.0]), op=text, shapes=text, module=text, key="123e45")
     write_results([row], HEADER, tmp_path / "r.csv", force=False)
     with (tmp_path / "r.csv").open(newline="") as file:
         (cells,) = csv.DictReader(file)
@@ -199,7 +199,7 @@ def test_csv_cells_never_start_a_formula(text: str, tmp_path: Path) -> None:
 
 
 def test_names_of_facts_cannot_control_the_terminal(tmp_path: Path) -> None:
-    run = made_run(1, cases=2)
+    run = make_run(1, cases=2)
     header = {**run.header, "\x1b[2Jname": "x", "environment": {"\x1b]0;title\x07": "y"}}
     write_results(run.rows, header, tmp_path / "r.json", force=False)
     shown = run_command("opgrip", "results", "show", tmp_path / "r.json")
@@ -207,7 +207,7 @@ def test_names_of_facts_cannot_control_the_terminal(tmp_path: Path) -> None:
 
 
 def test_a_long_list_among_the_facts_is_shown_by_its_length(tmp_path: Path) -> None:
-    run = made_run(1, cases=1)
+    run = make_run(1, cases=1)
     header = {**run.header, "distilled": {"method": "facility location", "keys": ["0123456789ab"] * 500}}
     write_results(run.rows, header, tmp_path / "r.json", force=False)
     shown = run_command("opgrip", "results", "show", tmp_path / "r.json").stdout
@@ -216,7 +216,7 @@ def test_a_long_list_among_the_facts_is_shown_by_its_length(tmp_path: Path) -> N
 
 def test_names_are_escaped_in_markdown(tmp_path: Path) -> None:
     evil = "[x](javascript:alert(1)) <img src=x onerror=alert(1)> |`_a_ `*b*"
-    rows = [replace(made_row(0, [1.0]), op=evil, captured_total_us=0.0, count=1)]
+    rows = [replace(make_row(0, [1.0]), op=evil, captured_total_us=0.0, count=1)]
     write_results(rows, {**HEADER, "trace": "a\n# b <i>"}, tmp_path / "r.md", force=False)
     text = (tmp_path / "r.md").read_text()
     assert "a\\\\n# b \\<i\\>" in text.splitlines()[0]

@@ -14,7 +14,7 @@ from opgrip.capture.grip.source.folder import check_names
 from opgrip.capture.grip.source.module import ModuleText, lay_out, take
 
 
-def taken(function: Any, *calls: tuple[Any, ...], owner: type | None = None, entry: str = "") -> ModuleText:
+def extract(function: Any, *calls: tuple[Any, ...], owner: type | None = None, entry: str = "") -> ModuleText:
     """Return the module text of a function, after checking that it defines all names that it uses."""
     kept = [GrippedCall(args, {}, None, None, None, 0, 0, 0) for args in calls]
     entry = entry or getattr(function, "__qualname__", "function").rpartition("<locals>.")[2]
@@ -26,7 +26,7 @@ def taken(function: Any, *calls: tuple[Any, ...], owner: type | None = None, ent
     return made
 
 
-def loaded(made: ModuleText) -> ModuleType:
+def load_extracted(made: ModuleText) -> ModuleType:
     """Return the module of a sample, which cannot access the project."""
     assert not [word for word in made.text.split() if word.startswith("gripped_project")]
     module = ModuleType("sample")
@@ -36,15 +36,15 @@ def loaded(made: ModuleText) -> ModuleType:
 
 
 def entry_of(made: ModuleText) -> Any:
-    thing: Any = loaded(made)
+    thing: Any = load_extracted(made)
     for name in made.entry.split("."):
         thing = inspect.getattr_static(thing, name)
     return getattr(thing, "__func__", thing)
 
 
-def agrees(function: Any, *args: Any, **keywords: Any) -> ModuleText:
+def check_same_results(function: Any, *args: Any, **keywords: Any) -> ModuleText:
     """Check that the original function and the extracted one return the same."""
-    made = taken(function)
+    made = extract(function)
     one, other = function(*args, **keywords), entry_of(made)(*args, **keywords)
     assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
     return made
