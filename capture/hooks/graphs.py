@@ -14,7 +14,7 @@ import torch
 from opgrip.capture.program.accelerators import graph_classes, with_index
 from opgrip.capture.program.patches import Patches
 from opgrip.capture.program.places import Location
-from opgrip.capture.recording.graph_templates import GraphCapture
+from opgrip.capture.recording.graph_templates import GraphCapture, kept_graphs
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.scope_table import Epochs
 from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadMode
@@ -28,7 +28,7 @@ Launch = tuple[Epochs, int, int, int, Callable[..., Any]]
 class GraphWatch:
     """A context in which captures of graphs become templates, and each launch of a graph is recorded as one call.
 
-    A graph whose capture was not seen has launches, and a record without calls.
+    A graph whose capture neither this recording nor a `GraphKeeper` has seen has launches, and a record without calls.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -120,7 +120,8 @@ class GraphWatch:
             if number is None:
                 number = recorder.templates.add(graph, device)
                 weakref.finalize(graph, self._forget, id(graph)).atexit = False
-                recorder.pending.add(Graph(number, captured=False))
+                kept = kept_graphs.get(graph)
+                recorder.pending.add(Graph(number, captured=False) if kept is None else recorder.adopt(kept, number))
             epochs, epoch = recorder.epochs, recorder.epochs.current
             _, pair = recorder.scopes.point(number, mode.place, 0)
             run = original

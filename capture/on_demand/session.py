@@ -25,6 +25,7 @@ from opgrip.capture.program.environment import describe_autocast
 from opgrip.capture.program.processes import unused
 from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.session.capture import Capture
+from opgrip.capture.session.graph_keeper import GraphKeeper
 from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
 from opgrip.capture.torch_compat.torch_private import collectives_begun, innermost_mode, load_private
 from opgrip.cli.output_files import give_name
@@ -303,10 +304,16 @@ class RecordingSession:
         return f"no step began {when}: {self._sources.explain()}"
 
 
+_keepers: list[GraphKeeper] = []
+
+
 def load() -> None:
-    """Import the modules needed for the first recording; this takes seconds."""
+    """Import the modules needed for the first recording, which takes seconds, and keep graphs from now on."""
     load_private()
     value_models.names()
+    if not _keepers:
+        # a recording knows the graphs that the program captured before it
+        _keepers.append(GraphKeeper().__enter__())
 
 
 def position() -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from opgrip.capture.timing.kernel_windows import WrittenCalls
-from opgrip.traces.schema.records import Graph
+from opgrip.traces.schema.records import Graph, Record
 
 if TYPE_CHECKING:
     from opgrip.capture.recording.thread_mode import ThreadMode
@@ -85,6 +85,26 @@ class GraphCapture:
         for part, own in zip(self.parts, np.split(places, ends[:-1]), strict=True):
             begins, stops = part.calls[:, 1:3].T.tolist()
             yield WrittenCalls(0, part.mode.idents, 0, own.tolist(), begins, stops, [0] * len(own))
+
+
+@dataclass(frozen=True, slots=True)
+class KeptGraph:
+    """The calls of a graph, for recordings that begin after its capture.
+
+    Attributes
+    ----------
+    graph : record of the graph, with numbers of the recording that has seen its capture
+    records : by type and number, the records that it refers to
+    keys : key of each signature by its number
+    """
+
+    graph: Graph
+    records: Mapping[tuple[type, int | None], Record]
+    keys: Mapping[int, Hashable]
+
+
+kept_graphs: WeakKeyDictionary[Any, KeptGraph] = WeakKeyDictionary()
+"""graphs of this process whose capture was seen while nothing was recorded"""
 
 
 class GraphTemplates:

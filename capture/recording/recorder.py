@@ -36,7 +36,7 @@ from torch import nn
 from opgrip.capture.program.accelerators import GraphCaptures
 from opgrip.capture.program.capture_choices import VALUE_SHARE
 from opgrip.capture.program.places import ModulePaths, Places, SourceLines
-from opgrip.capture.recording.graph_templates import GraphTemplates
+from opgrip.capture.recording.graph_templates import GraphTemplates, KeptGraph
 from opgrip.capture.recording.observations import Observations
 from opgrip.capture.recording.pending_records import LostCalls, OwnCalls, PendingRecords
 from opgrip.capture.recording.scope_table import Epochs, ScopeTable
@@ -49,7 +49,7 @@ from opgrip.capture.timing.kernel_times import KernelTimes
 from opgrip.capture.timing.page_faults import SlowMemory
 from opgrip.platform.contention import usual_fault_ns
 from opgrip.traces.analysis.redaction import Policy
-from opgrip.traces.schema.records import Context, Scope, Signature, Values
+from opgrip.traces.schema.records import NO_STORAGE, Context, Graph, Scope, Signature, Values
 from opgrip.traces.table.step_starts import MOST_STEPS
 
 
@@ -161,6 +161,30 @@ class Recorder:
                 self.write_ahead()
         except Exception as error:
             self.lost.drop(f"signature {signature}", error)
+
+    def adopt(self, kept: KeptGraph, signature: int) -> Graph:
+        """Return the record of a graph that was captured before the recording began.
+
+        Parameters
+        ----------
+        signature : number of the signature of the graph's launches
+        """
+        graph, records = kept.graph, kept.records
+        calls: dict[int, int] = {}
+        places: dict[int, int] = {}
+        for (_, number), record in records.items():
+            if isinstance(record, Signature) and number in kept.keys:
+                calls[record.number] = self.signatures.adopt(kept.keys[record.number], record)
+            elif isinstance(record, Scope):
+                places[record.number] = self.scopes.adopt(record, records)
+        memory = {number: next(self.storages.new_number) for number in graph.storages if number != NO_STORAGE}
+        return Graph(
+            signature,
+            [calls[number] for number in graph.calls],
+            [places[number] for number in graph.scope],
+            graph.tensors,
+            [memory.get(number, NO_STORAGE) for number in graph.storages],
+        )
 
     def forget(self) -> None:
         """Start new tables. The records to which calls refer by number stay until `prune`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
 
 from torch import nn
@@ -11,7 +11,7 @@ from torch import nn
 from opgrip.capture.program.environment import describe_context, read_context
 from opgrip.capture.program.places import Location, Places, SourceLine, SourceLines, innermost_module
 from opgrip.capture.recording.pending_records import PendingRecords
-from opgrip.traces.schema.records import Context, Scope
+from opgrip.traces.schema.records import Context, Record, Scope
 
 PAIR = "pair"
 """kind of the numbers that identify a pair of signature and scope"""
@@ -139,6 +139,18 @@ class ScopeTable:
                 return scope
             number = self._add(self._scopes, key, replace(self._records[scope], forward=forward))
         return number
+
+    def adopt(self, scope: Scope, records: Mapping[tuple[type, int | None], Record]) -> int:
+        """Return the number of an equal scope of another recording, whose records are given by type and number."""
+        context, forward = records.get((Context, scope.context)), records.get((Scope, scope.forward))
+        context_number = forward_number = None
+        if isinstance(context, Context):
+            key = tuple(context.settings.items())
+            context_number = self._add(self._contexts, key, replace(context, number=0))
+        if isinstance(forward, Scope):
+            forward_number = self.adopt(forward, records)
+        record = replace(scope, number=0, context=context_number, forward=forward_number)
+        return self._add(self._scopes, record, record)
 
     def forget(self) -> None:
         """Start new tables; the caller must hold the lock. Records to which calls refer stay until `prune_pairs` and

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from opgrip.capture.timing.page_faults import LARGE
 from opgrip.capture.torch_compat.registrations import registered_by
 from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
 from opgrip.errors import one_line, raise_if_from_program
-from opgrip.traces.schema.arguments import Opaque, numbers_of, tensors
+from opgrip.traces.schema.arguments import Opaque, numbers_of, tensors, with_numbers
 from opgrip.traces.schema.records import EXTENSION, NO_STORAGE, OPERATOR, Observed, Signature
 from opgrip.traces.table.accelerators import HOST, device_of
 from opgrip.traces.table.profiler_labels import is_mark
@@ -74,6 +75,24 @@ class SignatureTable:
         key = call_key(name, args, kwargs)
         number = self._numbers.get(key)
         return self._add(key, kind, args, kwargs) if number is None else number
+
+    def keys(self) -> dict[int, Hashable]:
+        """Return the key of each signature."""
+        return {number: key for key, number in self._numbers.items()}
+
+    def adopt(self, key: Hashable, record: Signature) -> int:
+        """Return the number of a signature with this key; if it is new, add the record, without values."""
+        with self._lock:
+            number = self._numbers.get(key)
+            if number is None:
+                number = self._epochs.next(Signature)
+                args, kwargs, outputs = with_numbers((record.args, record.kwargs, record.outputs), repeat(None))
+                self._pending.add(replace(record, number=number, args=args, kwargs=kwargs, outputs=outputs))
+                self.closed += 1
+                self.families[number] = number
+                self.on_accelerator.add(number)
+                self._numbers[key] = number
+        return number
 
     def add_launch(self, op: str, device: torch.device, graph: int) -> int:
         """Return the number of a new signature for the launches of a graph on a device."""

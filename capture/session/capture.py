@@ -7,7 +7,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -41,6 +41,7 @@ from opgrip.capture.program.environment import describe_environment
 from opgrip.capture.program.processes import ChildFiles, ForkWatch, child_path, own_path
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.session.capture_report import CaptureReport
+from opgrip.capture.session.graph_keeper import GraphKeeper
 from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
 from opgrip.capture.session.spawned import SpawnWatch
 from opgrip.capture.session.spending import Spending
@@ -160,8 +161,7 @@ class Capture(CaptureReport):
         check_flight(last, path, values, device_time, bool(self._limits))
         super().__init__(own_path(path), schedule)
         self._full, self._force, self._max_overhead = values == FULL, force, max_overhead
-        self._details, self._depth = dict(details or {}), 0
-        self._requires_kernels = device_time == KERNELS
+        self._details, self._requires_kernels, self._depth = dict(details or {}), device_time == KERNELS, 0
         self._recorder = Recorder(
             OpaqueMode if compiled == OPAQUE else RecordingMode,
             model=model,
@@ -182,6 +182,7 @@ class Capture(CaptureReport):
         self._spawns = SpawnWatch(self._describe_spawned, lambda error: self._recorder.lost.drop("a process", error))
         self._flusher: Flusher | None = None
         self._child_files: ChildFiles | None = None
+        self._keeper = GraphKeeper() if schedule is not ALWAYS else nullcontext()
 
     def _make_watches(self, compiled: str) -> list[AbstractContextManager[Any]]:
         recorder = self._recorder
@@ -207,10 +208,8 @@ class Capture(CaptureReport):
         """
         if self._flusher is None:
             return
-        if if_empty:
-            self._flusher.discards_empty = True
-        else:
-            self._flusher.discarded = True
+        self._flusher.discards_empty |= if_empty
+        self._flusher.discarded |= not if_empty
 
     def step(self) -> None:
         """Report the end of a step of the program, which advances the schedule."""
@@ -257,6 +256,7 @@ class Capture(CaptureReport):
             stages.callback(self._recorder.set_idle, True)
             self._forks.active = False
             self._spawns.stop()
+            self._keeper.__exit__(None, None, None)
             self._watching.pause()
 
     def __enter__(self) -> Capture:
@@ -336,6 +336,7 @@ class Capture(CaptureReport):
         self._child_files = None if str(self.path) == "-" else ChildFiles(self._file)
         self._forks.active = True
         self._spawns.start()
+        self._keeper.__enter__()
 
     def _begin_recorder(self, path: str | Path) -> None:
         self._recorder.begin()
