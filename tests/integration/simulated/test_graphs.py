@@ -6,11 +6,14 @@ import contextlib
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from simulation import on_simulator
 
+import opgrip.capture as opgrip_capture
 from opgrip.capture import Capture, Schedule
+from opgrip.capture.on_demand import session
 from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.tools.opgrip import main as opgrip
 from opgrip.traces import load, read
@@ -125,3 +128,32 @@ def test_a_step_between_knows_graphs_captured_in_skipped_steps(tmp_path: Path) -
     storages = [trace.storages[first : first + 2].tolist() for first in trace.calls["first_storage"]]
     assert storages[1][1] == storages[2][0]
     assert opgrip(["trace", "validate", str(tmp_path / "t.jsonl")]) == 0
+
+
+class Served(torch.nn.Module):
+    """Model that launches a graph, like a server's."""
+
+    def __init__(self, graph: Any) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def forward(self) -> None:
+        self.graph.replay()
+
+
+@on_simulator(XDG_RUNTIME_DIR="/tmp")
+def test_a_recording_on_demand_knows_graphs_captured_before_it(tmp_path: Path) -> None:
+    session.load()
+    x, graph = torch.ones(1000, device="sim"), torch.sim.Graph()
+    with torch.sim.graph(graph):
+        x.sin().cos()
+    served = Served(graph)
+    asked = opgrip_capture.trigger(tmp_path / "t.jsonl", steps=3, warmup=0)
+    while not asked.wait(0.0):
+        served()
+    assert asked.problem is None
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    calls = trace.own_calls
+    assert calls["op"].tolist() == ["aten.sin.default", "aten.cos.default"] * 3
+    assert (calls["device_ns"] > 0).all()
+    assert not trace.doubts
