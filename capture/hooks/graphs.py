@@ -35,9 +35,10 @@ class GraphWatch:
         self.recorder = recorder
         self._patches = Patches()
         self._captures: WeakKeyDictionary[Any, GraphCapture] = WeakKeyDictionary()
-        self._launches: dict[tuple[int, ThreadMode, Location], Launch] = {}
+        self._launches: dict[tuple[int, ThreadMode, Location, bool], Launch] = {}
 
     def __enter__(self) -> GraphWatch:
+        self.recorder.graphs.__enter__()
         for kind, graph in graph_classes():
             self._patches.replace(graph, "capture_begin", functools.partial(self._beginning, kind))
             self._patches.replace(graph, "capture_end", self._ending)
@@ -47,6 +48,7 @@ class GraphWatch:
 
     def __exit__(self, *ignored: object) -> None:
         self._patches.undo()
+        self.recorder.graphs.__exit__()
 
     def _beginning(self, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -84,7 +86,9 @@ class GraphWatch:
             if mode is None or mode.idle:
                 return original(graph, *args, **kwargs)
             try:
-                epochs, epoch, number, pair, run = self._launches[id(graph), mode, mode.place]
+                epochs, epoch, number, pair, run = self._launches[
+                    id(graph), mode, mode.place, self.recorder.uses_streams
+                ]
                 if epochs is not self.recorder.epochs or epoch != epochs.current:
                     raise KeyError
             except KeyError:
@@ -124,11 +128,12 @@ class GraphWatch:
                 recorder.pending.add(Graph(number, captured=False) if kept is None else recorder.adopt(kept, number))
             epochs, epoch = recorder.epochs, recorder.epochs.current
             _, pair = recorder.scopes.point(number, mode.place, 0)
-            run = original
-            if recorder.kernels is None or not recorder.kernels.expect(number, device, recorder.graphs):
-                run = mode.device.timed(original, device, lambda: mode.launched)
+            is_by_kernels = recorder.kernels is not None and recorder.kernels.expect(number, device, recorder.graphs)
+            timed = mode.device.with_stream if is_by_kernels else mode.device.timed
+            needs_none = is_by_kernels and not recorder.uses_streams
+            run = original if needs_none else timed(original, device, lambda: mode.launched)
             launch = epochs, epoch, number, pair, run
-            self._launches[id(graph), mode, mode.place] = launch
+            self._launches[id(graph), mode, mode.place, recorder.uses_streams] = launch
             return launch
         except Exception as error:
             raise_if_from_program(error)

@@ -77,8 +77,7 @@ class Capture(CaptureReport):
                 capture.step()
 
     Used as a decorator, it records every call of the function, until `close` or the end of the program. `CaptureReport`
-    documents the attributes. Failures after the start become a warning at the end of the block; they raise no exception
-    in the program.
+    documents the attributes. Failures after the start become a warning at the end of the block, and raise nothing.
 
     Parameters
     ----------
@@ -193,7 +192,6 @@ class Capture(CaptureReport):
             self.extensions,
             TritonWatch(recorder),
             ThreadWatch(recorder),
-            recorder.graphs,
             GraphWatch(recorder),
             StreamWatch(recorder),
             CompiledWatch(recorder, compiled),
@@ -384,14 +382,12 @@ class Capture(CaptureReport):
                 self.close()
 
     def _write_now(self) -> None:
-        flusher = self._flusher
-        if flusher is not None:
+        if (flusher := self._flusher) is not None:
             flusher.write_now()
 
     def _begin_in_child(self) -> None:
         """Continue in a forked process, which writes to a separate file when it makes a call."""
-        parent = self._flusher
-        if parent is None:
+        if (parent := self._flusher) is None:
             return
         if parent.writer is not None:
             parent.writer.abandon()
