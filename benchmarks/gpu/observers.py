@@ -35,28 +35,28 @@ Observer = Callable[[], AbstractContextManager[Any]]
 
 def measure_program(place: Place, name: str) -> None:
     """Note the step times of a model under each observer, opgrip's captures first and slow observers last."""
-    step = _warmed_up(place, name)
+    step = warmed_up(place, name)
     ways = ("kernels", "events") if place.kind == "cuda" else ("events",)
-    _note_cost(place, step, "native", nullcontext)
+    note_cost(place, step, "native", nullcontext)
     for way in ways:
         _capture(place, step, name, way)
     # the least that a capture in Python can cost
-    _note_cost(place, step, "empty mode", EmptyMode)
-    _note_cost(place, step, "native again", nullcontext)
+    note_cost(place, step, "empty mode", EmptyMode)
+    note_cost(place, step, "native again", nullcontext)
     if place.kind == "cuda":
-        _note_cost(place, step, "profiler cuda", partial(profile, activities=[ProfilerActivity.CUDA]))
+        note_cost(place, step, "profiler cuda", partial(profile, activities=[ProfilerActivity.CUDA]))
         both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-        _note_cost(place, step, BOTH, partial(profile, activities=both), partial(_note_kernels, place, name))
+        note_cost(place, step, BOTH, partial(profile, activities=both), partial(_note_kernels, place, name))
     else:
-        _note_cost(place, step, "profiler cpu", partial(profile, activities=[ProfilerActivity.CPU]))
-    _note_cost(place, step, "eto", partial(_execution_trace, place.folder / "eto.json"))
+        note_cost(place, step, "profiler cpu", partial(profile, activities=[ProfilerActivity.CPU]))
+    note_cost(place, step, "eto", partial(_execution_trace, place.folder / "eto.json"))
 
 
 def capture_program(place: Place, name: str) -> None:
     """Capture a model for the steps that replay it, unless an earlier plan has left its trace."""
     if trace_of(place, name).exists():
         return
-    _capture(place, _warmed_up(place, name), name, "kernels" if place.kind == "cuda" else "events")
+    _capture(place, warmed_up(place, name), name, "kernels" if place.kind == "cuda" else "events")
 
 
 def trace_of(place: Place, name: str) -> Path:
@@ -64,7 +64,7 @@ def trace_of(place: Place, name: str) -> Path:
     return place.kept / f"{name}.jsonl"
 
 
-def _warmed_up(place: Place, name: str) -> Callable[[], object]:
+def warmed_up(place: Place, name: str) -> Callable[[], object]:
     step = make_step(name, place)
     for _ in range(1 if place.is_small else WARMUP):
         step()
@@ -72,17 +72,7 @@ def _warmed_up(place: Place, name: str) -> Callable[[], object]:
     return step
 
 
-def _capture(place: Place, step: Callable[[], object], name: str, way: str) -> None:
-    """Note the cost of a capture, and describe its trace."""
-    is_replayed = way == "kernels" or place.kind != "cuda"
-    path = trace_of(place, name) if is_replayed else place.folder / f"{name}-{way}.jsonl"
-    path.unlink(missing_ok=True)
-    steps = _note_cost(place, step, f"opgrip {way}", partial(Capture, path, device_time=way))
-    if steps:
-        _note_trace(place, name, way, path, steps)
-
-
-def _note_cost(
+def note_cost(
     place: Place,
     step: Callable[[], object],
     observer: str,
@@ -98,6 +88,7 @@ def _note_cost(
     """
     place.module.reset_peak_memory_stats()
     times_ms: list[float] = []
+    host_ms: list[float] = []
     end = perf_counter() + MOST_S
     try:
         with make() as kept:
@@ -105,6 +96,7 @@ def _note_cost(
                 place.synchronize()
                 began = perf_counter()
                 step()
+                host_ms.append((perf_counter() - began) * 1e3)
                 place.synchronize()
                 times_ms.append((perf_counter() - began) * 1e3)
                 if perf_counter() > end and len(times_ms) >= LATER:
@@ -119,12 +111,24 @@ def _note_cost(
         observer=observer,
         first_ms=times_ms[0],
         later_ms=median(times_ms[LATER:] or times_ms),
+        least_ms=min(times_ms),
+        later_host_ms=median(host_ms[LATER:] or host_ms),
         all_ms=times_ms,
         closing_s=closing_s,
         peak_GB=place.module.max_memory_allocated() / 1e9,
     )
     use(kept, len(times_ms))
     return len(times_ms)
+
+
+def _capture(place: Place, step: Callable[[], object], name: str, way: str) -> None:
+    """Note the cost of a capture, and describe its trace."""
+    is_replayed = way == "kernels" or place.kind != "cuda"
+    path = trace_of(place, name) if is_replayed else place.folder / f"{name}-{way}.jsonl"
+    path.unlink(missing_ok=True)
+    steps = note_cost(place, step, f"opgrip {way}", partial(Capture, path, device_time=way))
+    if steps:
+        _note_trace(place, name, way, path, steps)
 
 
 def _note_kernels(place: Place, name: str, profiler: profile, steps: int) -> None:

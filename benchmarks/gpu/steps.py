@@ -17,6 +17,7 @@ from gpu.replays import (
     measure_zoo,
 )
 from gpu.step import Step
+from gpu.step_costs import explain_steps
 
 STEP_MODULES = (times, captures, devices, limits, failures, ranks, profilers, modes)
 CHECKS: Mapping[str, Step] = {step.name: step for module in STEP_MODULES for step in module.STEPS}
@@ -27,6 +28,11 @@ TRANSFORMERS = {"bert", "llama", "gpt2"}
 def _program(name: str, timeout_s: float = 60.0) -> Step:
     modules = ("transformers",) if name in TRANSFORMERS else ()
     return Step(f"program:{name}", partial(measure_program, name=name), timeout_s, "", 25.0, modules)
+
+
+def _explained(name: str) -> Step:
+    modules = ("transformers",) if name in TRANSFORMERS else ()
+    return Step(f"steps:{name}", partial(explain_steps, name=name), 60.0, "", 25.0, modules)
 
 
 def _capture(name: str) -> Step:
@@ -80,6 +86,8 @@ PLANS: Mapping[str, tuple[Step, ...]] = {
         _program("gpt2"),
         _replay("gpt2"),
     ),
+    # where the time of captured steps goes
+    "third": (_explained("llama"), _explained("bert"), _explained("resnet")),
 }
 MEASUREMENTS: Mapping[str, Step] = {step.name: step for plan in PLANS.values() for step in plan}
 STEPS: Mapping[str, Step] = {**CHECKS, **MEASUREMENTS}
