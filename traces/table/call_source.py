@@ -40,6 +40,8 @@ class NumberSet:
 
 KEPT_CALLS = 1 << 19
 """maximum number of calls kept in memory, about 80 bytes each; calls of longer traces are read again each time"""
+MOST_IN_LAUNCHES = 1 << 26
+"""maximum number of calls that the launches of graphs in one trace run"""
 UNTOLD = np.iinfo(np.int64).min
 """placeholder for the device time of a call that no later record reports"""
 
@@ -86,6 +88,13 @@ class CallSource:
     def weigh_graphs(self, signatures: Iterable[Signature]) -> None:
         """Determine how the time of launches is divided, after all records were read."""
         if self.graphs.graphs:
+            calls = sum(
+                launches * len(self.graphs.graphs.get(number, ())) for number, (launches, _) in self.launches().items()
+            )
+            if calls > MOST_IN_LAUNCHES:
+                raise UserError(
+                    f"the launches of graphs in the trace run {calls:,} calls", "shorten it: opgrip trace trim --steps"
+                )
             self.graphs.weigh(signatures, self._usual_ns)
 
     def _usual_ns(self) -> dict[int, float]:
