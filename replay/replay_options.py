@@ -278,7 +278,7 @@ def options_of(args: argparse.Namespace) -> RunRequest:
     )
     request.timing.check()
     request.modes.check(request.tuning, in_graph=request.timing.exec_mode == GRAPH)
-    if request.candidates.candidate:
+    if request.candidates.all:
         request = _with_candidates(request)
     # fill in defaults, so that giving a default value does not change the request
     timing = replace(request.timing, cache=request.timing.caches)

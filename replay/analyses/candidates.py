@@ -16,6 +16,8 @@ from opgrip.replay.results.judgement import VERDICTS, CandidateColumns, JudgedSt
 from opgrip.replay.results.results import WRONG, Result
 from opgrip.replay.run.workload import Workload
 
+MOST_ROWS = 60
+"""maximum signatures in the table, worst verdicts first"""
 STYLES = {"wrong": "bold red", "failed": "red", "slower": "yellow", "faster": "green"}
 
 
@@ -25,7 +27,7 @@ class CandidatesAnalysis(UnaskedAnalysis):
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
         workload = self.session.workload
-        if not workload.candidates.candidate:
+        if not workload.candidates.all:
             return list(rows)
         in_trace = workload.source_cases.are_calls
         export = f"opgrip trace export-case {shlex.quote(workload.request.trace)}" if in_trace else ""
@@ -62,7 +64,9 @@ def print_judgement(rows: Sequence[Result], file: IO[str]) -> None:
         TableColumn("ratio", "ratio", ".3f"),
         TableColumn("95% interval", _interval, ">", rank=1),
     ]
-    print_table(columns, judged, file, style=lambda row: STYLES.get(_of(row).verdict or ""))
+    print_table(columns, judged[:MOST_ROWS], file, style=lambda row: STYLES.get(_of(row).verdict or ""))
+    if len(judged) > MOST_ROWS:
+        print_line(f"and {len(judged) - MOST_ROWS:,} more signatures: -o FILE writes all", file)
     for row in judged:
         if row.error is not None:
             print_line(f"{row.op} {row.shapes}, case {row.case}: {row.status}: {row.error}", file)

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+EXCLUDED = ("strict", "list", "candidate", "candidates", "gate")
+"""options of opreplay that are no keywords of `judge`"""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Judgement:
     """The verdicts on candidates.
@@ -108,7 +112,7 @@ def judge(
     if len(functions) < len(candidates):
         raise TypeError("candidates must all be functions, or all be text such as my_kernels.py:softmax")
     with in_words_of_python(), pages.keeping_freed_memory():
-        args = arguments_of(make_parser(), words_of(trace), options, excluded=("strict", "list", "candidate", "gate"))
+        args = arguments_of(make_parser(), words_of(trace), options, excluded=EXCLUDED)
         args.candidate = tuple(candidate_of(op, function) for op, function in functions.items())
         return Judgement(replay_arguments(args, _ThisProcess()))
 

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ _functions: dict[str, Callable[..., Any]] = {}
 class Candidate:
     """A user's implementation of an operator.
 
-    op : full name of the operator, such as `aten._softmax.default`
+    op : full name of the operator, such as `aten._softmax.default`, a pattern for several, or name of a sample
     source : absolute path of a Python file, or name of a module
     function : name of the function in it; dots lead to attributes
     digest : hash of the file, so that results of a changed candidate are not mixed with earlier ones
@@ -59,18 +60,39 @@ class Candidate:
 
 def parse_candidate(text: str) -> Candidate:
     """Parse `OPERATOR=FILE.py:FUNCTION` or `OPERATOR=MODULE:FUNCTION`; nothing is imported."""
-    match = _FORM.fullmatch(text)
+    match = _FORM.fullmatch(text.removeprefix("sample:"))
     if match is None:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not OPERATOR=FILE.py:FUNCTION, such as aten._softmax.default=my_kernels.py:softmax"
         )
-    source, digest = extension_of(match["source"]), ""
-    if module_of(source) != source:
-        try:
-            digest = hashlib.blake2b(Path(source).read_bytes(), digest_size=16).hexdigest()
-        except OSError as error:
-            raise argparse.ArgumentTypeError(f"{match['source']} cannot be read: {error.strerror}") from error
-    return Candidate(match["op"], source, match["function"], digest)
+    source = extension_of(match["source"])
+    return Candidate(match["op"], source, match["function"], _digest(source) if module_of(source) != source else "")
+
+
+def parse_folder(text: str) -> tuple[Candidate, ...]:
+    """Return the candidates in a folder of BackendBench's layout, `<op>/<op>_implementation_v1.py`.
+
+    A folder `add` is for all overloads of `aten.add`, `add__Tensor` for one. Its function is `<op>_kernel_impl`, in the
+    first file by name.
+    """
+    found = []
+    for folder in sorted(Path(text).glob("*/")):
+        files = sorted(folder.glob(f"{folder.name}_implementation*.py"))
+        if files:
+            name, _, overload = folder.name.rpartition("__")
+            op = f"aten.{name}.{overload}" if name and overload else f"aten.{folder.name}.*"
+            source = extension_of(str(files[0]))
+            found.append(Candidate(op, source, f"{folder.name}_kernel_impl", _digest(source)))
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text} has no files such as add/add_implementation_v1.py")
+    return tuple(found)
+
+
+def _digest(source: str) -> str:
+    try:
+        return hashlib.blake2b(Path(source).read_bytes(), digest_size=16).hexdigest()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{source} cannot be read: {error.strerror}") from error
 
 
 def candidate_of(op: str, function: Callable[..., Any]) -> Candidate:
@@ -95,20 +117,34 @@ class CandidateOptions:
         role=RUN,
         common=True,
     )
+    candidates: tuple[Candidate, ...] = option(
+        (),
+        "judge all implementations in a folder of BackendBench's layout: add/add_implementation_v1.py for all "
+        "overloads of aten.add, add__Tensor for one",
+        parse=parse_folder,
+        metavar="FOLDER",
+        only=("single cases",),
+        role=RUN,
+    )
+
+    @property
+    def all(self) -> tuple[Candidate, ...]:
+        """All candidates, the ones that are named one by one first."""
+        return (*self.candidate, *self.candidates)
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """Full names of the operators that have a candidate."""
-        return tuple(dict.fromkeys(item.op for item in self.candidate))
+        """Names and patterns of the operators that have a candidate."""
+        return tuple(dict.fromkeys(item.op for item in self.all))
 
     def find(self, op: str) -> Candidate | None:
-        """Return the candidate of an operator, or None."""
-        return next((item for item in self.candidate if item.op == op), None)
+        """Return the first candidate of an operator, or None."""
+        return next((item for item in self.all if fnmatchcase(op, item.op)), None)
 
     def check(self) -> None:
         """Raise `UserError` if an operator has several candidates."""
         for op in self.operators:
-            if sum(item.op == op for item in self.candidate) > 1:
+            if sum(item.op == op for item in self.all) > 1:
                 raise UserError(f"{op} has several candidates", "give one --candidate for each operator")
 
 

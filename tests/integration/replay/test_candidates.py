@@ -15,6 +15,7 @@ from programs import run_command
 from torch import Tensor
 
 from opgrip import Capture, judge
+from opgrip.replay import replay
 from opgrip.replay.comparison.gate import exit_status, hold_candidates, parse_candidate_gate
 from opgrip.replay.results.judgement import CandidateColumns, judged_steps
 
@@ -221,3 +222,28 @@ def test_saving_is_the_sum_over_signatures(trace: Path) -> None:
     expected = (timed["step_share"] * (1 - timed["ratio_p50"])).sum()
     assert verdict.step_saving == pytest.approx(expected)
     assert 0 < frame["step_share"].sum() < 1
+
+
+def test_folder_in_layout_of_backendbench_is_judged(trace: Path, tmp_path: Path) -> None:
+    for name, body in {
+        "_softmax": "x.softmax(d)",
+        "t__default": "x.t().clone()",
+        "absent": "x",
+    }.items():
+        (tmp_path / "kernels" / name).mkdir(parents=True)
+        source = f"def {name}_kernel_impl(x, d=-1, half=False):\n    return {body}\n"
+        (tmp_path / "kernels" / name / f"{name}_implementation_v1.py").write_text(source, encoding="utf-8")
+    results = replay(trace, candidates=str(tmp_path / "kernels"), iterations=2)
+    verdicts = [(row.op, CandidateColumns.of(row).verdict) for row in results if row.mode == "candidate"]
+    assert len(verdicts) == SIGNATURES + 4
+    assert {op for op, verdict in verdicts if verdict == "wrong"} == {TRANSPOSE}
+
+
+def test_sample_is_judged(tmp_path: Path) -> None:
+    source = "def negated(*args, **kwargs):\n    return -delta2bbox(*args, **kwargs)\n"
+    (tmp_path / "mine.py").write_text(
+        f"from opgrip.samples.coders.delta2bbox import delta2bbox\n\n\n{source}", encoding="utf-8"
+    )
+    verdict = judge({"sample:delta2bbox": f"{tmp_path / 'mine.py'}:negated"}, "sample:delta2bbox", iterations=2)
+    assert set(verdict.frame["verdict"]) == {"wrong"}
+    assert verdict.step_saving is None
