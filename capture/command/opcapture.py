@@ -238,7 +238,7 @@ def _print_longtail(capture: Capture, file: IO[str]) -> None:
     print_longtail(longtail, LONGTAIL_TOP, file)
 
 
-ROUNDS, WARMUP = 300, 30
+BLOCKS, ROUNDS, WARMUP = 6, 50, 30
 LOW = 0.25
 """quantile of the times that is used; a low one, because other work on the machine only makes times longer"""
 
@@ -253,20 +253,29 @@ def own_cost() -> CaptureCost:
 def _measure() -> tuple[float, float]:
     """Return the time that a capture adds to a small operator, and between two operators, in ns.
 
-    Without a capture, only the sum of operator time and time between operators is known. Operator time beyond that sum
-    must be cost added to operators; the remaining cost counts as time between them.
+    Blocks without and with a capture alternate, so that a change of the machine's speed affects both.
     """
     boxes = torch.rand(16, 4)
     for _ in range(WARMUP):
         _small_operators(boxes)
+    operator_ns, between_ns = np.median([_measure_block(boxes) for _ in range(BLOCKS)], axis=0)
+    return float(operator_ns), float(between_ns)
+
+
+def _measure_block(boxes: torch.Tensor) -> tuple[float, float]:
+    """Return the same times as `_measure`, from one block without and one with a capture.
+
+    Without a capture only the sum of both is known. Operator time beyond that sum must be added to the operators; the
+    rest counts as time between them.
+    """
     plain = [_time(boxes) for _ in range(ROUNDS)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "loop.jsonl"
         with Capture(path):
-            for _ in range(ROUNDS):
+            for _ in range(WARMUP + ROUNDS):
                 _small_operators(boxes)
         calls = load(path).calls
-    count = len(calls) // ROUNDS
+    count = len(calls) // (WARMUP + ROUNDS)
     starts = calls["start_ns"].to_numpy()[WARMUP * count :].reshape(-1, count)
     durations = calls["duration_ns"].to_numpy()[WARMUP * count :].reshape(-1, count)
     # from the first start to the last, with one gap for each operator
