@@ -42,8 +42,8 @@ def check(notebook: dict[str, Any]) -> None:
     assert {kind for _, kind, _ in outputs_of(notebook)} == {"execute_result"}
     assert len(pictures_in(notebook)) >= 6
     for cell, _, data in outputs_of(notebook):
-        told = " ".join(text for kind, text in data.items() if not kind.startswith("image/"))
-        assert OF_A_MACHINE.findall(re.sub(r"base64,[\w+/=]*", "", told)) == [], cell
+        output = " ".join(text for kind, text in data.items() if not kind.startswith("image/"))
+        assert OF_A_MACHINE.findall(re.sub(r"base64,[\w+/=]*", "", output)) == [], cell
 
 
 def test_shipped_notebook_has_run_and_shows_its_plots() -> None:

@@ -146,5 +146,5 @@ if __name__ == "__main__":
 """
     (folder / "calls_it.py").write_text(script)
     done = run_python("calls_it.py", cwd=folder, status=0)
-    told = {*done.stdout.split()}
-    assert told == {"fine:ok", "crashes:failed"}
+    statuses = {*done.stdout.split()}
+    assert statuses == {"fine:ok", "crashes:failed"}

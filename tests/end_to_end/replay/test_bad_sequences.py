@@ -48,8 +48,8 @@ def test_bad_call_is_reported_and_not_run_again(tmp_path: Path) -> None:
 
 
 def test_call_with_larger_outputs_than_recorded_hits_the_memory_limit(tmp_path: Path) -> None:
-    said = TensorSpec((2, 3), (3, 1), torch.float32, "cpu")
-    signature = Signature(0, OPERATOR, "aten.ones.default", ([30_000, 30_000],), {}, outputs=said)
+    recorded = TensorSpec((2, 3), (3, 1), torch.float32, "cpu")
+    signature = Signature(0, OPERATOR, "aten.ones.default", ([30_000, 30_000],), {}, outputs=recorded)
     records = [Scope(0, "", "", "forward"), signature, Calls(0, [0], [0], [10], [5]), End(1, 1, 10)]
     reasons, statuses = run_bad(
         write(tmp_path / "t.jsonl", records), tmp_path / "r.json", "--memory-limit", "1GB", status=1

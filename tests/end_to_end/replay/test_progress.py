@@ -53,9 +53,9 @@ def test_replay_progress_shows_remaining_time_and_respects_no_color(tiny_trace: 
 
 def test_reading_is_announced_for_large_files_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.jsonl"
-    for size, told in [(1, ""), (LARGE_BYTES, f"prog: reading {path}, {LARGE_BYTES / 1e6:.0f} MB\n")]:
+    for size, notice in [(1, ""), (LARGE_BYTES, f"prog: reading {path}, {LARGE_BYTES / 1e6:.0f} MB\n")]:
         with path.open("wb") as file:
             file.truncate(size)
         with Reporter("prog").reading(path):
             pass
-        assert capsys.readouterr().err == told
+        assert capsys.readouterr().err == notice

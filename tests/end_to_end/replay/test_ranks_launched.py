@@ -324,8 +324,8 @@ def test_rank_that_loads_longer_than_the_timeout_is_waited_for(tmp_path: Path) -
 
 def test_usage_error_is_reported_by_one_rank_only(two_ranks: Path) -> None:
     done = launch(two_ranks, 3, "-m", "opgrip.replay", "ddp.jsonl", "--sequence")
-    told = [line for line in done.stderr.splitlines() if "error: " in line and line.startswith("opreplay")]
-    assert told == [
+    errors = [line for line in done.stderr.splitlines() if "error: " in line and line.startswith("opreplay")]
+    assert errors == [
         "opreplay: error: 2 ranks are in the trace, and 3 were started: start at most 2: --nproc-per-node 2"
     ]
     assert done.returncode != 0

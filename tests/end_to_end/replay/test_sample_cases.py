@@ -92,11 +92,11 @@ def test_shipped_sample_has_a_name_that_no_folder_hides(folder_of_samples: Path)
 @pytest.mark.slow
 def test_folder_that_hides_a_shipped_sample_is_reported(folder_of_samples: Path) -> None:
     local = succeed("opreplay", "samples/nms", *FAST, "-o", "local.json", cwd=folder_of_samples)
-    told = (
+    notice = (
         "opreplay: samples/nms is read as the local folder, not the sample of that name that ships, which is "
         "sample:nms\n"
     )
-    assert told in local.stderr
+    assert notice in local.stderr
     assert len(load_results(folder_of_samples / "local.json")) == 1
 
 

@@ -174,8 +174,8 @@ def test_label_selects_the_calls_within_it(marked_trace: Path, labels: list[str]
 
 def test_unknown_label_is_reported_with_the_existing_labels(marked_trace: Path) -> None:
     error = refusal("opreplay", marked_trace, "--label", "backward")
-    told = "no label matches --label backward: the trace has 'forward pass', 'after', 'inner'"
-    assert error == f"opreplay: error: {told}\n"
+    message = "no label matches --label backward: the trace has 'forward pass', 'after', 'inner'"
+    assert error == f"opreplay: error: {message}\n"
 
 
 def test_written_files_are_reported_and_contain_the_same_numbers(tiny_trace: Path, tmp_path: Path) -> None:

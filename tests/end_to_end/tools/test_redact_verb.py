@@ -61,9 +61,9 @@ def test_usage_errors_are_reported_in_one_line(
 def test_info_reports_that_a_trace_is_redacted(tiny_trace: Path, tmp_path: Path) -> None:
     for name, options in (("a", ()), ("b", ("--keep", "modules,labels", "--hide-operators"))):
         run_command("opgrip", "trace", "redact", tiny_trace, "-o", f"{name}.jsonl", *options, cwd=tmp_path)
-    told = [run_command("opgrip", "trace", "info", f"{name}.jsonl", cwd=tmp_path).stdout for name in "ab"]
-    assert "redacted    names, paths, texts and values were replaced\n" in told[0]
-    assert "were replaced, except labels, modules; custom operators are renamed" in " ".join(told[1].split())
+    infos = [run_command("opgrip", "trace", "info", f"{name}.jsonl", cwd=tmp_path).stdout for name in "ab"]
+    assert "redacted    names, paths, texts and values were replaced\n" in infos[0]
+    assert "were replaced, except labels, modules; custom operators are renamed" in " ".join(infos[1].split())
     assert "redacted" not in run_command("opgrip", "trace", "info", tiny_trace).stdout
 
 

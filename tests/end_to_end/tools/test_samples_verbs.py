@@ -16,14 +16,14 @@ def test_samples_are_listed_one_per_line_and_filtered() -> None:
 
 
 def test_unknown_sample_tag_or_source_is_reported_in_one_line() -> None:
-    for words, told in (
+    for words, message in (
         (("list", "--tag", "Fast"), "unknown tag 'Fast': choose from ForLoop, "),
         (("list", "no_such*"), "no sample matches these names and tags: "),
         (("list", "--source", "nobody"), "no sample is from 'nobody': "),
         (("show", "bbox2dlta"), "unknown sample 'bbox2dlta': did you mean bbox2delta"),
     ):
         error = refusal("opgrip", "samples", *words, in_one_line=True)
-        assert error.startswith(f"opgrip samples {words[0]}: error: {told}")
+        assert error.startswith(f"opgrip samples {words[0]}: error: {message}")
 
 
 def test_sample_is_shown_with_its_inputs_and_source() -> None:

@@ -151,9 +151,9 @@ def test_zoo_make_continues_after_a_failure_and_skips_existing_traces(
         for name, value in attributes.items():
             monkeypatch.setattr(module, name, value)
     assert main(["zoo", "make", "*"]) == 1
-    told = capsys.readouterr().err
-    assert "error: fails.predict cannot be made" in told
-    assert "other.predict: " in told
+    errors = capsys.readouterr().err
+    assert "error: fails.predict cannot be made" in errors
+    assert "other.predict: " in errors
     assert [trace.recording is None for trace in read_manifest(manifest)] == [True, False]
     before = (folder / f"other.predict{SUFFIX}").stat().st_mtime_ns
     assert main(["zoo", "make", "other"]) == 0

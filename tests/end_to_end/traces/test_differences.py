@@ -114,8 +114,8 @@ def test_statistics_are_computed_for_every_value_model() -> None:
     values = torch.arange(1000).reshape(100, 10)
     model = fit(values)
     assert model is not None
-    told = statistics_of(model, TensorSpec((100, 10), (10, 1), torch.int64, "cpu"))
-    assert (told["low"], told["high"], told["mean"]) == (0, 999, pytest.approx(499.5))
+    statistics = statistics_of(model, TensorSpec((100, 10), (10, 1), torch.int64, "cpu"))
+    assert (statistics["low"], statistics["high"], statistics["mean"]) == (0, 999, pytest.approx(499.5))
 
 
 def test_statistics_do_not_generate_huge_tensors() -> None:

@@ -55,8 +55,8 @@ def test_folder_without_samples_is_reported_and_its_traces_are_replayed(tmp_path
     error = refusal("opreplay", "runs", cwd=tmp_path)
     assert "runs is a folder without samples: name a trace, or a folder that grip wrote" in error
     (tmp_path / "runs" / "a.jsonl.gz").touch()
-    told = run_command("opreplay", "runs", cwd=tmp_path).stderr
-    assert "a: not replayed: runs/a.jsonl.gz is not a trace" in told
+    errors = run_command("opreplay", "runs", cwd=tmp_path).stderr
+    assert "a: not replayed: runs/a.jsonl.gz is not a trace" in errors
 
 
 def test_files_are_accepted_before_and_after_options(tmp_path: Path) -> None:

@@ -479,9 +479,9 @@ def test_opcapture_dumps_the_last_calls_of_a_failing_script(tmp_path: Path) -> N
     done = run_command("opcapture", "--last", 4, "--", "fails.py", cwd=tmp_path)
     assert done.returncode == 1
     assert "the last calls before something happened, to fails.jsonl" in done.stderr
-    told = run_command("opgrip", "trace", "info", "fails.jsonl", cwd=tmp_path).stdout
-    assert "the last 4 calls, written for IndexError" in told
-    assert "forgotten   " in told
+    info = run_command("opgrip", "trace", "info", "fails.jsonl", cwd=tmp_path).stdout
+    assert "the last 4 calls, written for IndexError" in info
+    assert "forgotten   " in info
 
 
 @pytest.mark.slow

@@ -206,9 +206,9 @@ with torch.no_grad():
         wait_for(lambda: len(list((tmp_path / "opgrip").glob("*.sock"))) == 2, process)
         pids = [int(path.name.partition("-")[0]) for path in (tmp_path / "opgrip").glob("*.sock")]
         (child,) = {*pids} - {process.pid}
-        said = ask(tmp_path, "trigger", "forking", "-o", "named.jsonl").stderr
-        assert f"process {process.pid} has started others with the same name" in said
-        assert f"give its PID: {child}\n" in said
+        errors = ask(tmp_path, "trigger", "forking", "-o", "named.jsonl").stderr
+        assert f"process {process.pid} has started others with the same name" in errors
+        assert f"give its PID: {child}\n" in errors
         assert load(tmp_path / "named.jsonl", partial=False).header["pid"] == process.pid
         for pid in pids:
             assert ask(tmp_path, "trigger", pid, "-o", f"{pid}.jsonl").returncode == 0
@@ -424,7 +424,7 @@ def test_agent_imports_neither_torch_nor_the_trace_reader() -> None:
 
 def test_recording_options_are_refused_without_on_demand(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print('ran')", encoding="utf-8")
-    for words, said in {
+    for words, message in {
         ("--signal", "USR1", "--", "a.py"): "--signal is for programs that keep running: add --on-demand",
         ("--on-demand",): "--on-demand is for scripts",
         ("--on-demand", "--private", "--new-only", "--every", "1h", "--", "a.py"): "add --salt-file FILE",
@@ -436,7 +436,7 @@ def test_recording_options_are_refused_without_on_demand(tmp_path: Path) -> None
     }.items():
         done = run_command("opcapture", *words, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
-        assert said in done.stderr
+        assert message in done.stderr
 
 
 def test_waiting_sample_yields_to_a_requested_recording(own_sockets: Path) -> None:

@@ -186,15 +186,15 @@ def test_training_with_dataloader_workers_continues(tmp_path: Path) -> None:
 def test_compiled_program_runs_compiled_after_a_recording(tmp_path: Path) -> None:
     (tmp_path / "fast.py").write_text(COMPILED, encoding="utf-8")
     with running(tmp_path, *on_demand("--", "fast.py")) as process:
-        said = tmp_path / "said.txt"
-        wait_for(lambda: said.read_text().count("\n") > 5, process)
-        before = said.read_text().splitlines()[3]
+        output = tmp_path / "said.txt"
+        wait_for(lambda: output.read_text().count("\n") > 5, process)
+        before = output.read_text().splitlines()[3]
         assert ask(tmp_path, "trigger", "fast", "-o", "t.jsonl").returncode == 0
-        count = said.read_text().count("\n")
-        wait_for(lambda: said.read_text().count("\n") > count + 10, process)
-        after = said.read_text().splitlines()[-2]
+        count = output.read_text().count("\n")
+        wait_for(lambda: output.read_text().count("\n") > count + 10, process)
+        after = output.read_text().splitlines()[-2]
     assert before == after
-    assert "False" not in said.read_text()
+    assert "False" not in output.read_text()
     trace = load(tmp_path / "t.jsonl", partial=False)
     assert steps_of(trace) == 3
     assert (trace.calls["op"] == "aten.addmm.default").sum() == 3

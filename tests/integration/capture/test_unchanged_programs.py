@@ -242,11 +242,11 @@ def error_of(where: str, error: BaseException, watch: Watch) -> BaseException:
 def test_program_error_reaches_it_unchanged(tmp_path: Path, where: str, error: BaseException) -> None:
     capture = Capture(tmp_path / "t.jsonl")
     plain = error_of(where, error, without_capture)
-    told = type(plain), str(plain), plain.args, plain.__cause__, plain.__context__
+    expected = type(plain), str(plain), plain.args, plain.__cause__, plain.__context__
     captured = error_of(where, error, lambda model: capture)
     assert plain is error
     assert captured is error
-    assert (type(captured), str(captured), captured.args, captured.__cause__, captured.__context__) == told
+    assert (type(captured), str(captured), captured.args, captured.__cause__, captured.__context__) == expected
     assert capture.dropped == 0
     assert load(tmp_path / "t.jsonl", partial=False).missing is None
 

@@ -94,9 +94,9 @@ def test_recorded_extension_causes_no_warning(tmp_path: Path) -> None:
 
 
 def test_schedule_that_is_never_reached_is_reported(tmp_path: Path) -> None:
-    told = "no step was recorded: the program made 2, and the schedule begins after them"
+    message = "no step was recorded: the program made 2, and the schedule begins after them"
     with (
-        pytest.warns(RuntimeWarning, match=told),
+        pytest.warns(RuntimeWarning, match=message),
         Capture(tmp_path / "t.jsonl", schedule=Schedule(skip=5)) as watched,
     ):
         for _ in range(2):

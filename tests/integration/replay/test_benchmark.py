@@ -135,13 +135,13 @@ CANDIDATES: dict[str, tuple[Any, Any, str, str]] = {
 
 @pytest.mark.parametrize("name", CANDIDATES)
 def test_candidate_is_compared_with_the_first_function(name: str) -> None:
-    reference, candidate, status, said = CANDIDATES[name]
+    reference, candidate, status, message = CANDIDATES[name]
     _, row, last = benchmark([reference, candidate, reference], [[(8, 16)]], threads=1, **FAST)
     assert row.status == status
-    assert said in (row.error or row.note)
-    if status == "wrong" and "elements differ" in said:
+    assert message in (row.error or row.note)
+    if status == "wrong" and "elements differ" in message:
         assert f"by {row.max_abs:.2g} (rel {row.max_rel:.2g})" in row.error
-    assert (row.ratio is None) == (status != "ok" or "reference failed" in said)
+    assert (row.ratio is None) == (status != "ok" or "reference failed" in message)
     # writes of one function never reach the inputs of another
     assert last.status == ("failed" if "reference raises" in name else "ok")
 

@@ -159,12 +159,12 @@ def test_clocks_are_read_periodically_and_assigned_to_rows(
     values = iter([1000, 1200, 1400])
     monkeypatch.setattr(nvml, "nvmlDeviceGetClockInfo", lambda handle, kind: next(values))
     monkeypatch.setattr(energy, "perf_counter", lambda: now[0])
-    watch, told = Clocks(Gpu(nvml, "GPU")), list[tuple[int, int]]()
-    announce = watch.reading(lambda number, row: told.append((number, row)))
+    watch, announced = Clocks(Gpu(nvml, "GPU")), list[tuple[int, int]]()
+    announce = watch.reading(lambda number, row: announced.append((number, row)))
     for at, number, row in [(0.0, 1, 0), (0.01, 2, 0), (0.1, 7, NO_ROW), (0.11, 2, 0), (0.2, 3, 0)]:
         now[0] = at
         announce(number, row)
-    assert told == [(1, 0), (2, 0), (7, NO_ROW), (2, 0), (3, 0)]
+    assert announced == [(1, 0), (2, 0), (7, NO_ROW), (2, 0), (3, 0)]
     assert [watch.of_row(number, 0)[0] for number in (1, 2, 3)] == [1000, 1100, 1400]
     assert watch.of_row(7, 0) == (None, None)
 

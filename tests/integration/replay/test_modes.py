@@ -124,10 +124,10 @@ def test_failing_mode_fails_only_in_its_row(trace: Path, tmp_path: Path, planted
     rows, done = replayed(trace, tmp_path, environment, *options, "--op", "aten.mm*", status=1)
     assert re.findall("nothing ran with --mode ([^ ]+):", done.stderr) == list(bad)
     assert not list((tmp_path / "cache").glob("*/.*"))
-    for mode, (status, told) in bad.items():
+    for mode, (status, message) in bad.items():
         found = rows_of(rows, mode)
         assert found["status"].tolist() == [status], mode
-        assert found["error"].str.contains(told, regex=False).all()
+        assert found["error"].str.contains(message, regex=False).all()
     assert rows_of(rows, "eager")["status"].tolist() == ["ok"]
     assert rows_of(rows, "planted-same")["status"].tolist() == ["ok"]
 

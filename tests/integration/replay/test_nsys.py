@@ -92,12 +92,12 @@ def test_rows_missing_in_the_first_report_are_run_again(
     cases = load_workload(job).cases
     rows = [Result(case.number, case.signature.op, "", 1, 1.0, "eager", "cpu", OK, 0.0, 0.0) for case in cases]
     how = nsys.Nsys(find_program("nsys", "", ()), tmp_path / "rows.nsys-rep", iterations=3)
-    said: list[str] = []
-    rows = nsys.profile_rows(job, rows, how, 120, said.append, "cpu")
+    notices: list[str] = []
+    rows = nsys.profile_rows(job, rows, how, 120, notices.append, "cpu")
     assert [NsysColumns.of(row).nsys_runs for row in rows] == [3, 3, 3]
     assert [len(found) for found in reports] == [3, 1]
     assert reports[1] < reports[0]
-    assert said == [f"open it in Nsight Systems: {tmp_path}/rows{number}.nsys-rep" for number in ("", ".2")]
+    assert notices == [f"open it in Nsight Systems: {tmp_path}/rows{number}.nsys-rep" for number in ("", ".2")]
 
 
 @pytest.mark.parametrize(

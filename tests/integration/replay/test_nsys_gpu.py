@@ -76,9 +76,9 @@ def test_kernels_of_each_part_belong_to_the_cases_of_the_part(
     tiny_trace: Path, tmp_path: Path, windows: list[Path]
 ) -> None:
     stand_in = NsysStandIn(tmp_path / "bin", windows)
-    nsys, said = Nsys(str(stand_in.binary), tmp_path / "rows.nsys-rep"), list[str]()
+    nsys, notices = Nsys(str(stand_in.binary), tmp_path / "rows.nsys-rep"), list[str]()
     rows = profile_rows(
-        request_with(tiny_trace), [row(case) for case in range(WINDOWS)], nsys, 60, said.append, "cuda:0"
+        request_with(tiny_trace), [row(case) for case in range(WINDOWS)], nsys, 60, notices.append, "cuda:0"
     )
     kernels = [NsysColumns.of(item).nsys_kernels for item in rows]
     assert kernels == [f"kernel{case} x1" for case in range(WINDOWS)]
@@ -86,7 +86,7 @@ def test_kernels_of_each_part_belong_to_the_cases_of_the_part(
     # numerical order: the tenth follows the ninth, not the first
     kept = [tmp_path / "rows.nsys-rep", *(tmp_path / f"rows.{number}.nsys-rep" for number in range(2, WINDOWS + 1))]
     assert [span.case for path in kept for span in read_report(path).spans] == list(range(WINDOWS))
-    assert said == [f"open it in Nsight Systems: {path}" for path in kept]
+    assert notices == [f"open it in Nsight Systems: {path}" for path in kept]
 
 
 @pytest.mark.parametrize(("help_text", "has"), [(HELP, True), ("\t--cuda-memory-usage=\n", False)], ids=["new", "old"])

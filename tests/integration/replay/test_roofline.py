@@ -57,10 +57,10 @@ CEILINGS = Ceilings(
 )
 
 
-def row_of(**told: Any) -> Result:
+def row_of(**cells: Any) -> Result:
     usual = {"case": 0, "op": "aten.x", "shapes": "", "count": 1, "share": 1.0, "mode": "eager", "device": "cpu"}
     usual |= {"status": "ok", "captured_us": 1.0, "captured_total_us": 1.0, "median_us": 10.0, "bytes_moved": 8}
-    return Result(**(usual | told))
+    return Result(**(usual | cells))
 
 
 def done(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Work:
@@ -112,9 +112,9 @@ def test_work_equals_manual_counts(function: Any, args: Any, flops: int | None, 
 
 
 def test_batch_norm_work_depends_on_training() -> None:
-    told = (torch.ones(2, 3, 4), *(torch.ones(3) for _ in range(4)))
-    assert done(aten.native_batch_norm.default, *told, False, 0.1, 1e-5).flops == 2 * 24
-    assert done(aten.native_batch_norm.default, *told, True, 0.1, 1e-5).flops == 7 * 24
+    args = (torch.ones(2, 3, 4), *(torch.ones(3) for _ in range(4)))
+    assert done(aten.native_batch_norm.default, *args, False, 0.1, 1e-5).flops == 2 * 24
+    assert done(aten.native_batch_norm.default, *args, True, 0.1, 1e-5).flops == 7 * 24
 
 
 def test_extension_functions_have_formulas_by_name() -> None:
@@ -212,11 +212,11 @@ def test_peaks_are_cached_and_found_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_only_data_caches_are_listed(tmp_path: Path) -> None:
-    for place, told in enumerate(
+    for place, cells in enumerate(
         [("1", "Data", "32K", "0"), ("1", "Instruction", "32K", "0"), ("3", "Unified", "8192K", "0-3,8")]
     ):
         (tmp_path / f"index{place}").mkdir()
-        for name, value in zip(("level", "type", "size", "shared_cpu_list"), told, strict=True):
+        for name, value in zip(("level", "type", "size", "shared_cpu_list"), cells, strict=True):
             (tmp_path / f"index{place}" / name).write_text(f"{value}\n")
     assert caches(str(tmp_path)) == [("L1", 32 << 10, 1), ("L3", 8 << 20, 5)]
     assert caches(str(tmp_path / "none")) == []
@@ -290,8 +290,8 @@ def test_opreplay_prints_and_draws_the_roofline(detector_trace: Path, tmp_path: 
 
 def test_rows_have_their_limits_and_bounds(detector_trace: Path, tmp_path: Path, measured: dict[str, str]) -> None:
     output = tmp_path / "rows.json"
-    told = ("--unit", "module", "--module", "backbone.*", "--top", "2", "--roofline", "-o", output)
-    succeed("opreplay", detector_trace, *FAST, *told, env=measured)
+    words = ("--unit", "module", "--module", "backbone.*", "--top", "2", "--roofline", "-o", output)
+    succeed("opreplay", detector_trace, *FAST, *words, env=measured)
     rows = load_results(output)
     assert rows["operators"].max() > 1
     assert (rows["flops"] > 0).all()

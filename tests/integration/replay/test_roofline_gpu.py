@@ -41,11 +41,11 @@ CEILINGS = Ceilings(
 )
 
 
-def row_of(**told: Any) -> Result:
+def row_of(**cells: Any) -> Result:
     usual = {"case": 0, "op": PRODUCT, "shapes": "", "count": 1, "share": 1.0, "mode": "eager", "device": "cuda:0"}
     usual |= {"status": OK, "captured_us": 1.0, "captured_total_us": 1.0, "median_us": 10.0, "method": "discrete"}
     usual |= {"bytes_moved": 1000, "flops": 8_000_000, "math_dtype": "float32"}
-    return Result(**(usual | told))
+    return Result(**(usual | cells))
 
 
 def limit_of(row: Result) -> LimitColumns:

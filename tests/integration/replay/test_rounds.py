@@ -466,9 +466,9 @@ def test_forward_and_backward_are_timed_separately(tmp_path: Path) -> None:
     assert (forward.status, backward.status) == ("ok", "ok")
     assert backward.median_us is not None
     assert backward.median_us > 0
-    told = rows["aten.randn.default recorded backward"]
+    unsupported = rows["aten.randn.default recorded backward"]
     reason = "not differentiable: it has no floating-point tensor argument"
-    assert (told.status, told.error) == ("unsupported", reason)
+    assert (unsupported.status, unsupported.error) == ("unsupported", reason)
 
 
 def test_mutating_operator_on_a_gradient_argument_runs_forward(tmp_path: Path) -> None:

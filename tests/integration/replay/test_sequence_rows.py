@@ -132,8 +132,8 @@ def test_opreplay_shows_and_writes_the_most_expensive_rows(tiny_trace: Path, tmp
     output = tmp_path / "r.csv"
     options = ("--sequence", "--iterations", "1", "--top", "3", "--strict")
     done = succeed("opreplay", tiny_trace, *options, "-o", output)
-    said = rf"opreplay: wrote 3 rows to {re.escape(str(output))}\nopreplay: 3 cases: [\w ,]*(ok|contended)\n$"
-    assert re.search(said, done.stderr)
+    notice = rf"opreplay: wrote 3 rows to {re.escape(str(output))}\nopreplay: 3 cases: [\w ,]*(ok|contended)\n$"
+    assert re.search(notice, done.stderr)
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["calls", "time", "wall", "critical", "memory"]
     assert sum("%" in line.split(maxsplit=1)[0] for line in lines if line) == 3

@@ -128,13 +128,13 @@ def test_similar_or_unobserved_places_are_one_cluster(
 def test_row_lists_timing_clusters_and_runs_each_in_its_share(tmp_path: Path) -> None:
     case, *_ = make_cases(load(write_trace(tmp_path / "t.jsonl"), partial=True))
     ((row,),) = list(measure_cases([case], settings_of(iterations=40)))
-    told = ClusterColumns.of(row)
-    assert told.behaviour_shares == [0.8, 0.2]
-    assert told.behaviours_captured_us == pytest.approx([41.5, 200])
-    assert told.behaviours_us is not None
-    assert told.behaviours_us[1] > 1.5 * told.behaviours_us[0]
+    clusters = ClusterColumns.of(row)
+    assert clusters.behaviour_shares == [0.8, 0.2]
+    assert clusters.behaviours_captured_us == pytest.approx([41.5, 200])
+    assert clusters.behaviours_us is not None
+    assert clusters.behaviours_us[1] > 1.5 * clusters.behaviours_us[0]
     # most calls belong to this cluster
-    assert row.median_us == pytest.approx(told.behaviours_us[0], rel=0.5)
+    assert row.median_us == pytest.approx(clusters.behaviours_us[0], rel=0.5)
     text = io.StringIO()
     print_results([row], text)
     assert "80% of calls captured 41.5, replayed" in " ".join(text.getvalue().split())

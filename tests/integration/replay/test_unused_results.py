@@ -87,10 +87,10 @@ def test_difference_in_an_unused_result_is_noted() -> None:
 
     reference = Reference(two, lambda: ((), {}), False, None, unused={1})
     others = ((torch.ones(4), " is (4,), not (2,)"), (torch.zeros(2), ": 2 of 2 elements differ, by 1 (rel 1)"))
-    for other, said in others:
+    for other, note in others:
         verdict = reference.check(RunOutputs([torch.ones(3), other]), Tolerance())
         assert (verdict.right, verdict.max_abs) == (True, 0)
-        assert verdict.notes[0].startswith(f"unused output 1{said}")
+        assert verdict.notes[0].startswith(f"unused output 1{note}")
     assert not reference.check(RunOutputs([torch.zeros(3), torch.ones(2)]), Tolerance()).right
 
 

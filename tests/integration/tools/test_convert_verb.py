@@ -136,6 +136,6 @@ def test_unconverted_calls_are_printed_without_control_characters(
     info = {"input_data_generator": "\u202eabc", "config": [{"input": [{"args": []}]}]}
     (tmp_path / "op.json").write_text(json.dumps({"torch.add": info}))
     assert main(["trace", "convert", str(tmp_path / "op.json"), str(tmp_path / "o.jsonl"), "--from", "param"]) == 0
-    told = capsys.readouterr().err
-    assert "torch.add not converted" in told
-    assert "\\u202eabc" in told
+    errors = capsys.readouterr().err
+    assert "torch.add not converted" in errors
+    assert "\\u202eabc" in errors

@@ -60,9 +60,9 @@ BOMBS = {
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("kind", list(BOMBS))
 def test_bomb_is_refused_in_one_line(tmp_path: Path, kind: str, suffix: str) -> None:
-    pieces, told = BOMBS[kind]
+    pieces, message = BOMBS[kind]
     path = packed(tmp_path / f"bomb.jsonl{suffix}", pieces)
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         load(path)
     assert "--unbounded" in str(caught.value)
 

@@ -89,10 +89,10 @@ class FakeRay:
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return the nodes like `ray.nodes`, the head first."""
-        told = [(node.name, self._is_there(node), {node.resource: len(node.kinds)}) for node in self.all_nodes]
+        described = [(node.name, self._is_there(node), {node.resource: len(node.kinds)}) for node in self.all_nodes]
         return [
             {"NodeID": name, "Alive": is_there, "Resources": resources}
-            for name, is_there, resources in [("head", True, {"CPU": 0}), *told]
+            for name, is_there, resources in [("head", True, {"CPU": 0}), *described]
         ]
 
     def remote(self, worker: type) -> SimpleNamespace:

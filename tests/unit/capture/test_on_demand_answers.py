@@ -108,9 +108,9 @@ def test_answer_of_a_process_cannot_control_the_terminal(folder: Path, capsys: p
     strange = "\x1b]0;x\x07\nopcapture: all is well"
     with answering(folder, {**RECORDED, "file": strange, "notes": [strange]}) as here:
         record_together([here], {}, Reporter("test"))
-    said = capsys.readouterr().err
-    assert said.count("\n") == 2
-    assert "\x1b" not in said
+    output = capsys.readouterr().err
+    assert output.count("\n") == 2
+    assert "\x1b" not in output
     with answering(folder, {"answer": REFUSED, "why": strange}) as here, pytest.raises(UserError) as error:
         list(converse(here, RECORD))
     assert str(error.value) == r"\x1b]0;x\x07\nopcapture: all is well"

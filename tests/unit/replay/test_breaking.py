@@ -46,9 +46,9 @@ def check(rows: pd.DataFrame, functions: Sequence[str]) -> None:
     assert set(by_mode.index[by_mode["status"] == "wrong"]) <= WRONG
     assert set(by_mode.index[by_mode["status"] == "failed"]) <= FAILED
     assert set(rows["status"]) <= {"ok", "unsupported", "wrong", "failed"}
-    told = rows[rows["status"] != "ok"]["error"]
-    assert told.str.len().gt(5).all()
-    assert not told.str.contains("\n").any()
+    errors = rows[rows["status"] != "ok"]["error"]
+    assert errors.str.len().gt(5).all()
+    assert not errors.str.contains("\n").any()
     assert rows[rows["status"] == "ok"]["first_ms"].gt(0).all()
 
 

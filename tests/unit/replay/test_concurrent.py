@@ -118,11 +118,11 @@ def test_short_call_runs_until_the_longest_is_done() -> None:
 
 
 def test_subjects_run_in_batches_in_order() -> None:
-    told: list[int] = []
+    announced: list[int] = []
     group = SubjectGroup(ONE_THREAD, False, [subject_of(torch.sin, number) for number in range(5)])
-    rows = list(side_by_side([group], 2, FEW, "cpu", lambda number, row: told.append(number)))
+    rows = list(side_by_side([group], 2, FEW, "cpu", lambda number, row: announced.append(number)))
     assert [row.together for row in rows] == [2, 2, 2, 2, 1]
-    assert list(dict.fromkeys(told)) == [0, 1, 2, 3, 4]
+    assert list(dict.fromkeys(announced)) == [0, 1, 2, 3, 4]
 
 
 def test_failing_subject_does_not_affect_others() -> None:

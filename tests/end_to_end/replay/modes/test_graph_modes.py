@@ -43,8 +43,8 @@ def test_row_explains_that_graph_modes_need_a_gpu(tiny_trace: Path, tmp_path: Pa
     assert "nothing ran with --mode reduce-overhead: " in done.stderr
     rows = load_results(output).set_index("mode")
     assert rows.loc["reduce-overhead", "status"] == rows.loc["cudagraph", "status"] == "unsupported"
-    told = "it needs CUDA graphs, which cpu does not support: use compile"
-    assert rows.loc["reduce-overhead", "error"] == told
+    message = "it needs CUDA graphs, which cpu does not support: use compile"
+    assert rows.loc["reduce-overhead", "error"] == message
     assert rows.loc["cudagraph", "error"] == "cudagraph runs on cuda, not on cpu"
 
 

@@ -115,8 +115,8 @@ def test_only_requested_cases_of_ten_million_are_generated(tmp_path: Path) -> No
 
 def test_too_many_cases_are_refused_with_their_count_and_options(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(ten_million()))
-    told = f"represents 10,000,000 cases, of which {MOST_CASES:,} are read at most: .*--start and --stop.*--sample"
-    with pytest.raises(UserError, match=told):
+    message = f"represents 10,000,000 cases, of which {MOST_CASES:,} are read at most: .*--start and --stop.*--sample"
+    with pytest.raises(UserError, match=message):
         load(tmp_path / "config.json")
     done = run_command("opgrip", "trace", "info", tmp_path / "config.json")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -47,11 +47,11 @@ def test_ranks_wait_for_the_one_that_sleeps(tmp_path: Path) -> None:
     clocks = load(tmp_path / "t.jsonl", partial=False).header["clocks"]["processes"]
     assert clocks[1]["collectives"] > 4
     done = run_command("opgrip", "trace", "ranks", "t.jsonl", "--json", cwd=tmp_path)
-    told = json.loads(done.stdout)
-    assert told["unmatched"] == 0
-    (place,) = (row for row in told["places"] if row["line"] == 18)
+    tables = json.loads(done.stdout)
+    assert tables["unmatched"] == 0
+    (place,) = (row for row in tables["places"] if row["line"] == 18)
     assert (place["kind"], place["collectives"], place["slowest"], place["last"]) == ("all_reduce", 4, 1, 4)
     # the wait of the other rank due to four sleeps of 200 ms, less its own delay
     assert place["waiting_ms"] > 400
     # calls take the results of DDP's buckets and of collectives that are waited for later
-    assert {row["unknown"] for row in told["ranks"]} == {0}
+    assert {row["unknown"] for row in tables["ranks"]} == {0}

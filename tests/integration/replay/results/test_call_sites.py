@@ -76,8 +76,8 @@ def results_of(trace: Trace) -> Results:
 
 def page_shares(results: Results, place: int, cell: str) -> dict[str, float]:
     """Return the shares of time of groups in the data of a page; `place` is 0 for modules, 1 for phases."""
-    told = describe_runs({"run": results})
-    sites, rows = told["sites"], told["rows"]
+    page = describe_runs({"run": results})
+    sites, rows = page["sites"], page["rows"]
     times: dict[str, float] = defaultdict(float)
     for row, number in enumerate(sites["of_row"]):
         for site in sites["lists"][number]:

@@ -200,8 +200,8 @@ def test_break_even_compares_with_the_same_variant_in_eager() -> None:
     compiled = [
         replace(row, mode="compile", median_us=row.median_us / 2, first_ms=1.0) for row in eager if row.median_us
     ]
-    told = describe_runs({"made": Results([*eager, *compiled], HEADER)})
-    assert told["rows"]["break_even"] == [None, None, 20, 200]
+    runs = describe_runs({"made": Results([*eager, *compiled], HEADER)})
+    assert runs["rows"]["break_even"] == [None, None, 20, 200]
 
 
 @in_browser
@@ -243,10 +243,10 @@ def test_launches_are_counted_with_the_share_of_short_ones(report: Path, detecto
     short = own["time_ns"] < 10_000
     with opened(report, "/launches") as page:
         page.wait_for_selector("[aria-label^='Launches of'] .scatterlayer .js-line")
-        told = page.locator("main h2 + p").first.inner_text()
-        assert told.startswith(f"{len(own):,} launches of operators in {len(own):,} calls")
-        assert f"{short.mean():.1%} of them take less than 10 us" in told
-        assert f"{own['time_ns'][short].sum() / own['time_ns'].sum():.1%} of the time" in told
+        summary = page.locator("main h2 + p").first.inner_text()
+        assert summary.startswith(f"{len(own):,} launches of operators in {len(own):,} calls")
+        assert f"{short.mean():.1%} of them take less than 10 us" in summary
+        assert f"{own['time_ns'][short].sum() / own['time_ns'].sum():.1%} of the time" in summary
         page.select_option("select", "op")
         assert "by=op" in page.url
         page.wait_for_selector("[aria-label$='by op'] table.dataTable tbody tr")
@@ -267,21 +267,21 @@ def test_launches_are_kernels_if_the_trace_has_kernels(tiny_trace: Path) -> None
     signature = int(calls["signature"].iloc[0])
     count = int((calls["signature"] == signature).sum())
     kernels = [Kernels(signature, ["a", "b"], [count, 2 * count], [1000, 2000])]
-    told = describe_launches(replace(trace, kernels=kernels), {signature: "key"})
-    assert told["are_kernels"]
-    assert told["all"][1:3] == (len(calls), 3 * count)
-    ((op, own, launches, *_, shapes, key),) = (case for case in told["case"] if case[-1])
+    launches_of = describe_launches(replace(trace, kernels=kernels), {signature: "key"})
+    assert launches_of["are_kernels"]
+    assert launches_of["all"][1:3] == (len(calls), 3 * count)
+    ((op, own, launches, *_, shapes, key),) = (case for case in launches_of["case"] if case[-1])
     assert (op, own, launches, key) == (calls["op"].iloc[0], count, 3 * count, "key")
     assert shapes
     for groups in ("module", "op", "case"):
-        assert sum(group[2] for group in told[groups]) == 3 * count
+        assert sum(group[2] for group in launches_of[groups]) == 3 * count
 
 
 def test_launches_of_a_trace_without_times_or_calls_are_described(tiny_trace: Path) -> None:
     trace = load(tiny_trace)
-    told = describe_launches(replace(trace, calls=trace.calls.assign(time_ns=0.0)), {})
-    assert told["curve"] == []
-    assert (told["all"][2], told["all"][4]) == (len(trace.own_calls), 0)
+    launches = describe_launches(replace(trace, calls=trace.calls.assign(time_ns=0.0)), {})
+    assert launches["curve"] == []
+    assert (launches["all"][2], launches["all"][4]) == (len(trace.own_calls), 0)
     empty = describe_launches(replace(trace, calls=trace.calls.iloc[:0]), {})
     assert (empty["all"], empty["module"]) == (("all", 0, 0, 0, 0, 0), [])
 
@@ -297,9 +297,9 @@ def test_report_page_is_self_contained(tmp_path: Path) -> None:
     page = make_page({"made": make_run(1, cases=4)}, {}, "<made> & done")
     assert "<title>&lt;made&gt; &amp; done</title>" in page
     embedded = page.partition('id="data">')[2].partition("</script>")[0]
-    told = json.loads(embedded)
-    assert len(told["rows"]["median_us"]) == 4
-    assert [run["name"] for run in told["runs"]] == ["made"]
+    content = json.loads(embedded)
+    assert len(content["rows"]["median_us"]) == 4
+    assert [run["name"] for run in content["runs"]] == ["made"]
     for outside in ('src="http', "src='http", 'href="http', "@import"):
         assert outside not in page.partition("<script>")[0]
 

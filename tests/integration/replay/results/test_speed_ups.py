@@ -58,10 +58,10 @@ def test_speed_up_is_the_quotient_of_medians_in_every_report(tmp_path: Path) -> 
     lines = io.StringIO()
     print_modes(rows, "eager", lines)
     assert f"{mean:.2f}" in lines.getvalue()
-    told = describe_runs({"run": results})
-    assert told["rows"]["speed_up"][1::2] == [0.5, 0.25]
-    assert told["rows"]["is_speed_up_doubtful"] == [None, None, None, True]
-    (mode,) = told["modes"]
+    page = describe_runs({"run": results})
+    assert page["rows"]["speed_up"][1::2] == [0.5, 0.25]
+    assert page["rows"]["is_speed_up_doubtful"] == [None, None, None, True]
+    (mode,) = page["modes"]
     assert mode["speed_up"]["mean"] == pytest.approx(mean, rel=1e-5)
     assert (mode["speed_up"]["faster"], mode["speed_up"]["slower"]) == (
         summary.speed_up.faster,

@@ -194,13 +194,13 @@ def test_signatures_are_written_once_with_their_keys_and_values(corpus: Corpus, 
 
 
 def test_invalid_input_is_reported_in_one_line(folder: Path, tmp_path: Path) -> None:
-    for inputs, said in (
+    for inputs, message in (
         ([str(folder / "no.jsonl")], "does not exist"),
         ([str(folder / "notes.txt")], "is not a trace"),
         (["zoo:no_such_model"], "no trace of the zoo"),
         ([str(tmp_path)], "contains no trace"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             read_corpus(inputs)
 
 

@@ -176,10 +176,10 @@ def test_memory_does_not_grow_with_the_calls(tmp_path: Path) -> None:
 def test_commands_accept_parquet(tmp_path: Path) -> None:
     done = run_command("opgrip", "trace", "convert", "trace:faster_rcnn", "t.parquet", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "opgrip trace convert: wrote t.parquet\n")
-    told = [
+    outputs = [
         run_command("opgrip", "trace", "info", name, cwd=tmp_path).stdout for name in ("t.parquet", "trace:faster_rcnn")
     ]
-    assert told[0] == told[1]
+    assert outputs[0] == outputs[1]
     succeed("opgrip", "trace", "convert", "t.parquet", "t.jsonl", cwd=tmp_path)
     assert forms(TraceReader(tmp_path / "t.jsonl")) == forms(TraceReader("trace:faster_rcnn"))
 

@@ -42,12 +42,12 @@ def test_blocks_are_merged_onto_a_common_clock(tmp_path: Path) -> None:
     paths = ranks_of(tmp_path, 3, clocks=clocks, jitter_ns=300)
     merge(paths, tmp_path / "all.jsonl")
     trace = load(tmp_path / "all.jsonl", partial=False)
-    told = trace.header["clocks"]["processes"]
-    for clock, expected in zip(told, clocks, strict=True):
+    measured = trace.header["clocks"]["processes"]
+    for clock, expected in zip(measured, clocks, strict=True):
         assert abs(clock["offset_ns"] + expected) < 1_000
     starts = trace.calls.groupby("process", observed=True)["start_ns"].min()
     assert starts.max() - starts.min() < 1_000
-    assert [told[1]["collectives"], told[0]["collectives"]] == [19, 0]
+    assert [measured[1]["collectives"], measured[0]["collectives"]] == [19, 0]
 
 
 def test_clocks_that_agree_within_noise_are_not_shifted(tmp_path: Path) -> None:
@@ -115,10 +115,10 @@ def test_ranks_verb_prints_and_writes_its_tables(tmp_path: Path) -> None:
     done = run_command("opgrip", "trace", "ranks", "all.jsonl", "-o", "w.json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "opgrip trace ranks: wrote 2 ranks to w.json\n")
     assert "who waits for whom (1 pairs in all)" in done.stdout
-    told = json.loads((tmp_path / "w.json").read_text())
-    assert [row["last"] for row in told["ranks"]] == [0, 20]
+    tables = json.loads((tmp_path / "w.json").read_text())
+    assert [row["last"] for row in tables["ranks"]] == [0, 20]
     done = run_command("opgrip", "trace", "ranks", "all.jsonl", "--json", cwd=tmp_path)
-    assert json.loads(done.stdout) == told
+    assert json.loads(done.stdout) == tables
 
 
 @pytest.mark.slow
@@ -166,28 +166,28 @@ def block(*calls: tuple[int, int, int, int], thread: int = 0) -> CallBlock:
 
 
 def test_awaited_collective_ends_with_the_next_call() -> None:
-    told = scanned(*SIGNATURES, block((1, 10, 5, 0), (2, 40, 5, 1)))
-    assert (told["wait_ns"], told["end_ns"]) == ([15], [40])
+    collectives = scanned(*SIGNATURES, block((1, 10, 5, 0), (2, 40, 5, 1)))
+    assert (collectives["wait_ns"], collectives["end_ns"]) == ([15], [40])
     # the wait may be in another block; a call around the collective ends after it
-    told = scanned(*SIGNATURES, block((1, 10, 5, 0)), block((2, 0, 90, 1), thread=1), block((2, 8, 20, 1)))
-    assert told["end_ns"] == [28]
+    collectives = scanned(*SIGNATURES, block((1, 10, 5, 0)), block((2, 0, 90, 1), thread=1), block((2, 8, 20, 1)))
+    assert collectives["end_ns"] == [28]
     assert scanned(*SIGNATURES, block((1, 10, 5, 0)))["end_ns"] == [UNKNOWN]
 
 
 def test_asynchronous_collective_ends_before_its_result_is_used() -> None:
-    told = scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1), (3, 26, 1, 7), (2, 50, 5, 7)))
+    collectives = scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1), (3, 26, 1, 7), (2, 50, 5, 7)))
     # the view may precede or follow the wait, as in DDP
-    assert (told["wait_ns"], told["end_ns"]) == ([25], [50])
-    told = scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1)), block((3, 26, 1, 7)), block((2, 50, 5, 7)))
-    assert (told["wait_ns"], told["end_ns"]) == ([25], [50])
-    told = scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1)), block((4, 60, 9, 7)))
-    assert (told["wait_ns"], told["end_ns"]) == ([60], [69])
+    assert (collectives["wait_ns"], collectives["end_ns"]) == ([25], [50])
+    collectives = scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1)), block((3, 26, 1, 7)), block((2, 50, 5, 7)))
+    assert (collectives["wait_ns"], collectives["end_ns"]) == ([25], [50])
+    collectives = scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1)), block((4, 60, 9, 7)))
+    assert (collectives["wait_ns"], collectives["end_ns"]) == ([60], [69])
     assert scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1)))["end_ns"] == [UNKNOWN]
 
 
 def test_collectives_of_several_threads_are_numbered_by_start() -> None:
-    told = scanned(*SIGNATURES, block((1, 30, 5, 0), (1, 50, 5, 0)), block((1, 10, 5, 0), thread=1))
-    assert (told["start_ns"], told["ordinal"]) == ([10, 30, 50], [0, 1, 2])
+    collectives = scanned(*SIGNATURES, block((1, 30, 5, 0), (1, 50, 5, 0)), block((1, 10, 5, 0), thread=1))
+    assert (collectives["start_ns"], collectives["ordinal"]) == ([10, 30, 50], [0, 1, 2])
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,8 @@ def test_device_is_synchronized_before_a_session_reads_inputs(monkeypatch: pytes
 
 @installed
 def test_missing_tensorrt_reports_what_to_install() -> None:
-    told = "^this onnxruntime has no TensorrtExecutionProvider: install onnxruntime-gpu and tensorrt$"
-    with pytest.raises(Unsupported, match=told):
+    message = "^this onnxruntime has no TensorrtExecutionProvider: install onnxruntime-gpu and tensorrt$"
+    with pytest.raises(Unsupported, match=message):
         run("tensorrt", torch.relu, torch.ones(3), device="cuda:0")
     with pytest.raises(Unsupported, match=f"^this onnxruntime has no {CUDA}: install onnxruntime-gpu$"):
         run("onnxruntime", torch.relu, torch.ones(3), device="cuda:0")

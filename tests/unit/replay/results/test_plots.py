@@ -55,8 +55,8 @@ def results(**header: Any) -> Results:
         for mode, factor in (("eager", 1.0), ("jit", 0.6))
         for threads in (1, 2)
     ]
-    told = {"trace": "a $y$ & <net>.jsonl", "ceilings": to_json(CEILINGS), "threads": 2}
-    return Results(with_limits(rows, CEILINGS, lambda item: item.threads or 1), {**HEADER, **told, **header})
+    facts = {"trace": "a $y$ & <net>.jsonl", "ceilings": to_json(CEILINGS), "threads": 2}
+    return Results(with_limits(rows, CEILINGS, lambda item: item.threads or 1), {**HEADER, **facts, **header})
 
 
 def runs_for(kind: str) -> dict[str, Results]:

@@ -366,8 +366,8 @@ def test_baseline_of_another_recording_is_reported() -> None:
 
     assert {trace.problem for model in only(with_hash("1"), with_hash("1")).models for trace in model.traces} == {""}
     score = only(with_hash("1"), with_hash("2"))
-    told = {trace.problem for model in score.models for trace in model.traces}
-    assert told == {"its baseline belongs to another recording"}
+    problems = {trace.problem for model in score.models for trace in model.traces}
+    assert problems == {"its baseline belongs to another recording"}
     assert score.score == pytest.approx(1.0)
 
 
