@@ -103,14 +103,16 @@ def test_a_step_replay_overlaps_streams_as_recorded(tmp_path: Path) -> None:
     captured(tmp_path / "streams.jsonl")
     captured(tmp_path / "one.jsonl", with_streams=False)
     steps = {
-        name: replay(tmp_path / f"{name}.jsonl", sequence=True, device="sim:0", iterations=1).header["sequence"]
+        name: replay(tmp_path / f"{name}.jsonl", sequence=True, device="sim:0", iterations=3).header["sequence"]
         for name in ("streams", "one")
     }
     # a call that lacks a wait raises on this device
     assert [step["replayed"] for step in steps.values()] == [3 * STEPS] * 2
     assert [step["streams"] for step in steps.values()] == [2, 1]
-    assert SIN_MS * STEPS <= steps["streams"]["replayed_ms"] < 1.7 * SIN_MS * STEPS
-    assert steps["one"]["replayed_ms"] >= 2 * SIN_MS * STEPS
+    # by the fastest pass, because others may be contended
+    fastest = {name: min(step["passes"]["replayed_ms"]) for name, step in steps.items()}
+    assert SIN_MS * STEPS <= fastest["streams"] < 1.7 * SIN_MS * STEPS
+    assert fastest["one"] >= 2 * SIN_MS * STEPS
 
 
 @on_simulator()
