@@ -28,7 +28,7 @@ from opgrip.errors import UserError
 from opgrip.platform.machine import cache_folder
 from opgrip.replay.analyses import analyses, in_order
 from opgrip.replay.inputs.input_options import InputOptions
-from opgrip.replay.modes import CANDIDATE
+from opgrip.replay.modes import CANDIDATE, EAGER
 from opgrip.replay.run.request import OPTION_GROUPS, RunRequest
 from opgrip.replay.sequences.step_options import RankOptions, SequenceOptions, launch_of
 from opgrip.replay.timing.timing_options import GRAPH, PROGRAM, WARM
@@ -233,7 +233,9 @@ def request_of(args: argparse.Namespace) -> RunRequest:
 
 def _check_sequence(args: argparse.Namespace) -> None:
     """Raise `UserError` for options that a step replay does not support."""
-    refuse_options(args, option_classes(), ("single cases",), "leave it out with --sequence")
+    in_graphs = args.exec_mode == GRAPH and launch_of() is None
+    others = argparse.Namespace(**{**vars(args), "exec_mode": None}) if in_graphs else args
+    refuse_options(others, option_classes(), ("single cases",), "leave it out with --sequence")
     if from_arguments(InputOptions, args).is_spread:
         raise UserError("--sequence runs on one device", "name one with --device")
     if len(args.mode) > 1:
@@ -241,6 +243,8 @@ def _check_sequence(args: argparse.Namespace) -> None:
     from opgrip.replay.sequences.call_timers import check_mode
 
     check_mode(args.mode[0])
+    if in_graphs and args.mode[0] != EAGER:
+        raise UserError("--sequence --exec-mode graph runs all calls in eager", "leave out --mode")
 
 
 def _target_of(args: argparse.Namespace) -> str:

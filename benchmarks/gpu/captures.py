@@ -266,6 +266,31 @@ def check_streams(place: Place) -> None:
         expect(found["streams"] == streams, f"the replay used {found['streams']} streams, not {streams}")
 
 
+def check_step_in_graphs(place: Place) -> None:
+    """Check that a step replay runs in graphs, with the calls that no graph can hold between them."""
+    trace = place.folder / "step.jsonl"
+    place.module.synchronize()
+    with Capture(trace):
+        # made in the capture, so that the replay's masks have as many true elements
+        x = torch.linspace(0, 2, 1_000_000, device=place.device).view(1000, 1000)
+        for _ in range(5):
+            y = (x @ x).softmax(1).add_(x)
+            rows = (y.sum(1) > y.sum(1).mean()).nonzero()[:, 0]
+            y[rows].mean().item()
+            x = x + y.cpu().to(place.device) * 0.01
+    steps = {}
+    for exec_mode in (None, "graph"):
+        found = replay(trace, sequence=True, device=place.device, iterations=5, exec_mode=exec_mode)
+        steps[exec_mode or "launched"] = found.header["sequence"]
+    facts = ("replayed", "not_replayed", "graphs", "between_graphs", "replayed_ms", "replayed_wall_ms", "failure")
+    place.note(**{f"{name}_{key}": step[key] for name, step in steps.items() for key in facts})
+    step = steps["graph"]
+    expect(step["replayed"] == step["calls"], f"not replayed: {step['not_replayed']} {step['failure']}")
+    graphs, between = step["graphs"], step["between_graphs"]
+    expect(15 <= between <= 25, f"{between} calls were between {graphs} graphs: the program has 20 that no graph holds")
+    expect(10 <= graphs <= 20, f"the step was in {graphs} graphs")
+
+
 def check_two_devices(place: Place) -> None:
     """Check a thread that switches between devices: it has times of both."""
     module, trace = place.module, place.folder / "two.jsonl"
@@ -305,5 +330,6 @@ STEPS = (
     Step("capture by events of a program with a graph", partial(check_graph, device_time=EVENTS)),
     Step("captured values of a side stream", check_side_stream),
     Step("capture and step replay of two streams", check_streams),
+    Step("step replay in graphs", check_step_in_graphs),
     Step("capture on two devices", check_two_devices),
 )

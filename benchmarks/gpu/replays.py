@@ -41,9 +41,9 @@ def measure_mode(place: Place, name: str, mode: str, top: int) -> None:
     )
 
 
-def measure_sequence(place: Place, name: str) -> None:
+def measure_sequence(place: Place, name: str, **options: Any) -> None:
     """Note the times of a replay of a model's steps."""
-    results, seconds = _replay(place, name, sequence=True)
+    results, seconds = _replay(place, name, sequence=True, **options)
     plain = {key: value for key, value in results.header["sequence"].items() if isinstance(value, int | float | str)}
     place.note(seconds=seconds, **plain)
 

@@ -52,6 +52,11 @@ def _sequence(name: str) -> Step:
     return Step(f"sequence:{name}", partial(measure_sequence, name=name), 70.0, "", 25.0)
 
 
+def _step_graphs(name: str) -> Step:
+    run = partial(measure_sequence, name=name, exec_mode="graph")
+    return Step(f"step-graphs:{name}", run, 70.0, ON_CUDA, 20.0)
+
+
 PLANS: Mapping[str, tuple[Step, ...]] = {
     # 285 s on an H100
     "first": (
@@ -66,6 +71,7 @@ PLANS: Mapping[str, tuple[Step, ...]] = {
         _program("resnet"),
         _replay("resnet"),
         _sequence("bert"),
+        _step_graphs("bert"),
     ),
     # 450 s on an H100, with its own traces
     "second": (

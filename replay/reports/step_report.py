@@ -83,6 +83,9 @@ def _captured_times(result: SequenceResult, captured: float) -> list[tuple[str, 
     """Return the lines with captured and replayed times."""
     middle = result.replayed_quantile_ms(0.5)
     ratio = f", {middle / captured:.2f} times" if captured and not result.is_contended else ""
+    if result.graphs:
+        between = f", {counted(result.between_graphs, 'call')} between them" if result.between_graphs else ""
+        ratio = f" in {counted(result.graphs, 'graph')}{between}{ratio}"
     if result.streams > 1:
         ratio = f" from the first to the last on {result.streams} streams"
     on_host = result.captured_host_ms - result.unsupported_host_ms
@@ -95,12 +98,16 @@ def _captured_times(result: SequenceResult, captured: float) -> list[tuple[str, 
             f"captured {result.captured_wall_ms:,.2f} ms from the first call to the last, "
             f"{_replayed(result, result.wall_quantile_ms(0.5))}, without the program between the calls",
         ),
-        (
-            "critical",
-            f"captured {result.captured_critical_ms:,.2f} ms in the longest chain of calls that wait for each other, "
-            f"{_replayed(result, result.replayed_critical_ms)}, {counted(result.critical_calls, 'call')}",
-        ),
+        *([] if result.graphs else [_critical(result)]),
     ]
+
+
+def _critical(result: SequenceResult) -> tuple[str, str]:
+    text = (
+        f"captured {result.captured_critical_ms:,.2f} ms in the longest chain of calls that wait for each other, "
+        f"{_replayed(result, result.replayed_critical_ms)}, {counted(result.critical_calls, 'call')}"
+    )
+    return "critical", text
 
 
 def _replayed_times(result: SequenceResult) -> list[tuple[str, str]]:

@@ -268,6 +268,7 @@ class SequenceSettings:
     mode : mode of all calls that it can run; the others run in eager
     tolerance : tolerance of the comparison with eager
     store, tuning, candidates : as in `ProgramSettings`
+    in_graphs : run the calls in graphs of the device
     """
 
     place: DeviceMap
@@ -283,6 +284,7 @@ class SequenceSettings:
     store: str | None = None
     tuning: Tuning = field(default_factory=Tuning)
     candidates: CandidateOptions = field(default_factory=CandidateOptions)
+    in_graphs: bool = False
 
     @property
     def by_clock_of_device(self) -> bool:

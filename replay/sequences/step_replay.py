@@ -48,11 +48,13 @@ from opgrip.replay.sequences.call_timers import (
     typical_ns,
 )
 from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, CallPlan, DryRun, Excluded, switching
+from opgrip.replay.sequences.step_graphs import StepGraphs
 from opgrip.replay.sequences.step_memory import StepMemory, reason_of, room_on
 from opgrip.replay.sequences.step_results import Pass, Passes, SequenceResult, make_result, under_mode
 from opgrip.replay.sequences.step_streams import Lanes, plan_streams
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW, QUIET_S, RETRY_NS, Announce, no_garbage_collection
+from opgrip.replay.timing.timing_options import GRAPH
 from opgrip.replay.workers.worker import end_without_device, limit_memory, start_child
 from opgrip.traces import Trace
 
@@ -91,6 +93,11 @@ def replay_sequence(
     with own_randomness(settings.device):
         memory = StepMemory(flow.needs, flow.outside, trace.values, settings.place, settings.seed, room)
         dry_run = DryRun(flow, memory, trace.values, settings, excluded, announce)
+        if settings.in_graphs:
+            graphs = StepGraphs(_beginning(dry_run, settings), run_call)
+            passes = measure_passes(dry_run, {}, settings, tell, graphs.run)
+            result = make_result(trace, flow, dry_run.plans, passes, Passes(), settings.device)
+            return graphs.described(dry_run, result)
         dry_run.streams = plan_streams(trace, flow, settings.device)
         on_cpu = pages.CONTROLLED and torch.device(settings.device).type == "cpu"
         on_host = measure_passes(dry_run, new_memory(trace, flow) if on_cpu else {}, settings, tell, run_timed)
@@ -325,6 +332,7 @@ def sequence_settings(workload: Workload) -> SequenceSettings:
         mode=request.modes.mode[-1],
         tolerance=request.tolerance,
         candidates=request.candidates,
+        in_graphs=request.timing.exec_mode == GRAPH,
     )
 
 

@@ -103,6 +103,8 @@ class SequenceResult:
     slowed_passes, dropped_passes : number of slowed passes that were kept; number of passes that were repeated
     is_contended : True if others used the cores in all timed passes, so that the totals are unreliable
     streams : number of streams of the device that the calls used
+    graphs, between_graphs : number of graphs in which the calls ran, and of calls between them; `replayed_ms` is then
+    the time of the whole pass by the device's clock
     """
 
     device: str
@@ -135,6 +137,8 @@ class SequenceResult:
     dropped_passes: int = 0
     is_contended: bool = False
     streams: int = 1
+    graphs: int = 0
+    between_graphs: int = 0
 
     @property
     def repeats(self) -> int:
