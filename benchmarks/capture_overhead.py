@@ -2,11 +2,12 @@
 
 Observers alternate on the same workloads in one run; a figure is the median over the rounds. It is measured separately
 for the first observed step, for steps 2 to 6, for steps 12 to 20, and for closing and writing the file, and compared
-with what ExecutionTraceObserver adds to a later step. Peak memory is measured in a separate process, and compared with
-the program without an observer. A run in which other programs took the processors is repeated at most twice; the table
-reports how many stayed disturbed. These are left out; if they are the majority, the figure is missing.
+with what ExecutionTraceObserver adds to a later step. Peak memory is measured in a separate process, or on the
+accelerator that `--device` names, and compared with the program without an observer. A run in which other programs took
+the processors is repeated at most twice; the table reports how many stayed disturbed. These are left out; if they are
+the majority, the figure is missing.
 
-    python benchmarks/capture_overhead.py [--rounds 5] [--workload 'tiny operators'] [--million]
+    python benchmarks/capture_overhead.py [--rounds 5] [--workload 'tiny operators'] [--device cuda] [--million]
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ from rich.table import Table
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from workloads import WORKLOADS, Workload, restart
+from workloads import WORKLOADS, Workload, make_on, restart
 
 from opgrip.capture import Capture
+from opgrip.platform.activity_records import recorded_activities
+from opgrip.replay.operators.devices import is_accelerator, module_of, name_of
 
 Observer = Callable[[Path], Any]
 Watches: TypeAlias = "dict[str, list[Watch | None]]"
@@ -105,7 +108,8 @@ def flop_counter(path: Path) -> Iterator[None]:
 def profiler(**options: bool) -> Observer:
     @contextmanager
     def watch(path: Path) -> Iterator[None]:
-        with profile(activities=[ProfilerActivity.CPU], **options) as session:
+        activities = [ProfilerActivity.CPU, *recorded_activities().values()]
+        with profile(activities=activities, **options) as session:
             yield
         session.export_chrome_trace(str(path))
 
@@ -144,23 +148,26 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workload", action="append", choices=tuple(WORKLOADS), help="default: all")
     parser.add_argument("--million", action="store_true", help="follow memory over a million calls instead")
+    parser.add_argument("--device", default="cpu", help="that the programs run on (default: %(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(1)
     console = Console(width=150)
-    console.print(f"torch {torch.__version__}, Python {platform.python_version()}, {cpu()}, one thread")
+    console.print(
+        f"torch {torch.__version__}, Python {platform.python_version()}, {cpu()}, one thread, {name_of(args.device)}"
+    )
     if args.million:
         console.print(million())
         return 0
     for name in args.workload or WORKLOADS:
-        workload = WORKLOADS[name]()
+        workload = make_on(args.device, WORKLOADS[name])
         if workload is None:
             console.print(f"{name}: passed over, its package is not installed")
         else:
-            console.print(measure(name, workload, args.rounds))
+            console.print(measure(name, workload, args.rounds, args.device))
     return 0
 
 
-def measure(name: str, workload: Workload, rounds: int) -> Table:
+def measure(name: str, workload: Workload, rounds: int, device: str = "cpu") -> Table:
     """Return the table of all observers for one workload."""
     calls = count_calls(workload)
     watches: Watches = {observer: [] for observer in OBSERVERS}
@@ -172,7 +179,7 @@ def measure(name: str, workload: Workload, rounds: int) -> Table:
                 part = measure_part(partial(watch_steps, watch, workload, STEPS, path))
                 watches[observer].append(None if part.is_disturbed else part.value)
                 sizes[observer] = sizes_of(path)
-        peaks = {observer: peak_of(watch, workload, path) for observer, watch in OBSERVERS.items()}
+        peaks = {observer: peak_of(watch, workload, path, device) for observer, watch in OBSERVERS.items()}
     return table(f"{name}: {calls:,} calls a step", watches, sizes, peaks, calls)
 
 
@@ -219,8 +226,14 @@ def sizes_of(path: Path) -> tuple[int, int]:
     return len(data), len(zstandard.ZstdCompressor(level=9).compress(data)) if data else 0
 
 
-def peak_of(watch: Observer, workload: Workload, path: Path) -> float:
-    """Return the peak resident memory of a separate process in MB."""
+def peak_of(watch: Observer, workload: Workload, path: Path, device: str = "cpu") -> float:
+    """Return the peak memory in MB: resident memory of a separate process, or an accelerator's memory."""
+    if is_accelerator(device):
+        # a fork cannot use the device
+        module = module_of(device)
+        module.reset_peak_memory_stats()
+        watch_steps(watch, workload, STEPS, path)
+        return float(module.max_memory_allocated()) / 1e6
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -5,7 +5,8 @@ over its calls, each by its median over steps and rounds, because a median over 
 between them. Half of the rounds is compared with the other half: captures with the profiler, and the profiler with
 itself, which is the noise floor. The error is the sum over operators of |one - other| divided by the sum of times.
 Operators whose calls take less than 50 us are left out, because the profiler's own work is a part of these times, and
-so are operators that the profiler counts differently, because it also reports composite operators.
+so are operators that the profiler counts differently, because it also reports composite operators. On a GPU
+(`--device cuda`) the times are those of kernels, and only operators of less than 1 us are left out.
 
 A round in which other programs took the processors is repeated at most twice, and left out if all were disturbed; a
 program with too few rounds has no figures.
@@ -35,16 +36,18 @@ from others import DISTURBED, Part, are_too_few, in_a_process, measure_part
 from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
-from workloads import REPLAYED, Workload
+from workloads import REPLAYED, Workload, make_on
 
 from opgrip.capture import Capture, Schedule
+from opgrip.platform.activity_records import recorded_activities
 from opgrip.traces import load
 
 WARMUP, LEARNED = 3, 2
 STEPS = 3
 """steps in a round of each observer"""
 FIGURES = ("operators", "time in them", "capture off", "profiler off itself", "x noise floor")
-LEAST_US = 50.0
+LEAST_US, LEAST_KERNEL_US = 50.0, 1.0
+"""shortest operators that are compared, by the host's time and by that of their kernels"""
 FEWEST_ROUNDS = 2
 """fewest rounds: two halves with one each"""
 MOST_HALVES = 40
@@ -60,11 +63,12 @@ def main() -> None:
     parser.add_argument("--workload", choices=REPLAYED, action="append", help="only this one; can be repeated")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="also list the N operators of most error")
+    parser.add_argument("--device", default="cpu", help="that the programs run on (default: %(default)s)")
     args = parser.parse_args()
     console = Console(width=120)
     table = Table("program", *FIGURES)
     for name in args.workload or REPLAYED:
-        measured = in_a_process(measure_program, name, args.rounds)
+        measured = in_a_process(measure_program, name, args.rounds, args.device)
         if measured is None:
             console.print(f"{name}: a required package is not installed")
             continue
@@ -75,31 +79,37 @@ def main() -> None:
     console.print(table)
 
 
-def measure_program(name: str, rounds: int) -> tuple[tuple[str, ...], list[str], list[str]] | None:
+def measure_program(name: str, rounds: int, device: str) -> tuple[tuple[str, ...], list[str], list[str]] | None:
     """Return a program's table cells, disturbed rounds and operators; None if its package is not installed."""
     torch.set_num_threads(1)
-    step = REPLAYED[name]()
+    step = make_on(device, REPLAYED[name])
     if step is None:
         return None
-    parts = measure(step, rounds)
-    row, worst = compare_quiet(parts)
+    is_recorded = torch.device(device).type in recorded_activities()
+    parts = measure(step, rounds, is_recorded)
+    row, worst = compare_quiet(parts, LEAST_KERNEL_US if is_recorded else LEAST_US)
     return row, [f"{name}, a round: {part}" for part in parts if part.is_disturbed], worst
 
 
-def measure(step: Workload, rounds: int) -> list[Part[tuple[Times, Times]]]:
-    """Return the operators' times by round, from a capture and from the profiler."""
+def measure(step: Workload, rounds: int, is_recorded: bool = False) -> list[Part[tuple[Times, Times]]]:
+    """Return the operators' times by round, from a capture and from the profiler.
+
+    Parameters
+    ----------
+    is_recorded : True to compare the times of their kernels, which the device records
+    """
     for _ in range(WARMUP):
         step()
-    return [measure_part(partial(measure_round, step)) for _ in range(rounds)]
+    return [measure_part(partial(measure_round, step, is_recorded)) for _ in range(rounds)]
 
 
-def measure_round(step: Workload) -> tuple[Times, Times]:
+def measure_round(step: Workload, is_recorded: bool = False) -> tuple[Times, Times]:
     """Return the times of a capture, and the profiler's times after it."""
-    captured = captured_times(step)
-    return captured, profiled_times(step, captured.keys())
+    captured = captured_times(step, is_recorded)
+    return captured, profiled_times(step, captured.keys(), is_recorded=is_recorded)
 
 
-def captured_times(step: Workload) -> Times:
+def captured_times(step: Workload, is_recorded: bool = False) -> Times:
     """Return times from a capture, after steps in which it learns."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
@@ -110,15 +120,17 @@ def captured_times(step: Workload) -> Times:
                     capture.step()
         calls = load(path).own_calls
     times: Times = defaultdict(list)
-    for op, perturbed, duration in zip(calls["op"], calls["perturbed"], calls["duration_ns"], strict=True):
+    column = "device_ns" if is_recorded else "duration_ns"
+    for op, perturbed, duration in zip(calls["op"], calls["perturbed"], calls[column], strict=True):
         # without the overload, which the profiler does not report
-        times["::".join(op.split(".")[:2])].append(float("nan") if perturbed else duration / 1e3)
+        times["::".join(op.split(".")[:2])].append(float("nan") if perturbed and not is_recorded else duration / 1e3)
     return times
 
 
-def profiled_times(step: Workload, captured: Collection[str], steps: int = STEPS) -> Times:
+def profiled_times(step: Workload, captured: Collection[str], steps: int = STEPS, is_recorded: bool = False) -> Times:
     """Return the profiler's times of the operators that a capture sees, without composite operators."""
-    with profile(activities=[ProfilerActivity.CPU]) as session:
+    activities = [ProfilerActivity.CPU, *(recorded_activities().values() if is_recorded else ())]
+    with profile(activities=activities) as session:
         for _ in range(steps):
             step()
     times: Times = defaultdict(list)
@@ -127,25 +139,29 @@ def profiled_times(step: Workload, captured: Collection[str], steps: int = STEPS
         while above is not None and above.name not in captured:
             above = above.cpu_parent
         if event.name in captured and above is None:
-            times[event.name].append(event.time_range.elapsed_us())
+            times[event.name].append(event.device_time_total if is_recorded else event.time_range.elapsed_us())
     return times
 
 
-def compare_quiet(rounds: Sequence[Part[tuple[Times, Times]]]) -> tuple[tuple[str, ...], list[str]]:
+def compare_quiet(
+    rounds: Sequence[Part[tuple[Times, Times]]], least_us: float = LEAST_US
+) -> tuple[tuple[str, ...], list[str]]:
     """Call `compare` with the undisturbed rounds; return no figures if they are too few."""
     quiet = [part.value for part in rounds if not part.is_disturbed]
     if are_too_few(quiet, len(rounds)) or len(quiet) < FEWEST_ROUNDS:
         return (DISTURBED,) * len(FIGURES), []
-    return compare([captured for captured, _ in quiet], [profiled for _, profiled in quiet])
+    return compare([captured for captured, _ in quiet], [profiled for _, profiled in quiet], least_us)
 
 
-def compare(captured: list[Times], profiled: list[Times]) -> tuple[tuple[str, ...], list[str]]:
+def compare(
+    captured: list[Times], profiled: list[Times], least_us: float = LEAST_US
+) -> tuple[tuple[str, ...], list[str]]:
     """Return the cells of a program's row, and a line per operator, largest error first."""
     ours, theirs = medians(captured), medians(profiled)
     ops = [
         op
         for op, times in theirs.items()
-        if times.shape == ours.get(op, times[:0]).shape and min(_mean(ours[op]), _mean(times)) >= LEAST_US
+        if times.shape == ours.get(op, times[:0]).shape and min(_mean(ours[op]), _mean(times)) >= least_us
     ]
     if not ops:
         return ("0", *("-",) * (len(FIGURES) - 1)), []

@@ -35,9 +35,10 @@ from capture_truth import profiled_times
 from others import DISTURBED, Part, in_a_process, measure_part
 from rich.console import Console
 from rich.table import Table
-from workloads import REPLAYED, Workload
+from workloads import REPLAYED, Workload, make_on
 
 from opgrip.capture import Capture, Schedule
+from opgrip.platform.activity_records import recorded_activities
 from opgrip.replay.command.replay import replay
 from opgrip.replay.inputs.input_options import KINDS, RECORDED
 from opgrip.replay.outcome import Results
@@ -56,13 +57,17 @@ def main() -> None:
     parser.add_argument("--workload", choices=REPLAYED, action="append", help="only this one; can be repeated")
     parser.add_argument("--steps", type=int, default=3, help="captured steps (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="of the program (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="that the programs run on (default: %(default)s)")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="also list the N signatures of most error")
     args = parser.parse_args()
     console = Console(width=150)
-    console.print(f"torch {torch.__version__}, {args.threads} threads, {args.steps} captured steps", highlight=False)
+    console.print(
+        f"torch {torch.__version__}, {args.threads} threads, {args.device}, {args.steps} captured steps",
+        highlight=False,
+    )
     table = Table(*COLUMNS)
     for name in args.workload or REPLAYED:
-        measured = in_a_process(measure, name, args.steps, args.threads)
+        measured = in_a_process(measure, name, args.steps, args.threads, args.device)
         if measured is None:
             console.print(f"{name}: a required package is not installed")
             continue
@@ -75,19 +80,22 @@ def main() -> None:
     console.print(table)
 
 
-def measure(name: str, steps: int, threads: int) -> tuple[list[Row], pd.DataFrame | None] | None:
+def measure(name: str, steps: int, threads: int, device: str) -> tuple[list[Row], pd.DataFrame | None] | None:
     """Return a program's rows and, if certain, its signatures with the largest errors; None if not installed."""
     torch.set_num_threads(threads)
-    if REPLAYED[name]() is None:
+    make = partial(make_on, device, REPLAYED[name])
+    if make() is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "0.jsonl"
-        first = measure_part(partial(_load_program, name, path, steps))
+        first = measure_part(partial(_load_program, make, path, steps))
         if first.is_disturbed:
             return [(name, "", "", f"first capture {first}", *(DISTURBED,) * 4)], None
         trace, captured = first.value, captured_times(first.value)
-        alone_ms = measure_part(partial(time_alone, REPLAYED[name], trace, steps))
-        second = measure_part(partial(_load_program, name, Path(folder) / "1.jsonl", steps))
+        alone_ms = measure_part(
+            partial(time_alone, make, trace, steps, torch.device(device).type in recorded_activities())
+        )
+        second = measure_part(partial(_load_program, make, Path(folder) / "1.jsonl", steps))
         rows = {kind: measure_part(partial(replay_trace, path, (kind,))) for kind in KINDS}
         sequence = measure_part(partial(replay, path, sequence=True))
     row, floor = _row_of_floor(name, trace, captured, second)
@@ -99,10 +107,10 @@ def measure(name: str, steps: int, threads: int) -> tuple[list[Row], pd.DataFram
     ], None if rows[RECORDED].is_disturbed else _worst(captured, rows[RECORDED].value)
 
 
-def _load_program(name: str, path: Path, steps: int) -> Trace:
+def _load_program(make: Callable[[], Workload | None], path: Path, steps: int) -> Trace:
     """Return the trace of an installed program."""
     path.unlink(missing_ok=True)
-    capture_program(REPLAYED[name], path, steps)
+    capture_program(make, path, steps)
     return load(path)
 
 
@@ -129,14 +137,19 @@ def capture_program(make: Callable[[], Workload | None], path: Path, steps: int)
     return path
 
 
-def time_alone(make: Callable[[], Workload | None], trace: Trace, steps: int) -> float:
-    """Return the time in ms of a trace's operators in the same number of steps without a capture."""
+def time_alone(make: Callable[[], Workload | None], trace: Trace, steps: int, is_recorded: bool) -> float:
+    """Return the time in ms of a trace's operators in the same number of steps without a capture.
+
+    Parameters
+    ----------
+    is_recorded : True for the time of their kernels, which the device records
+    """
     step = make()
     assert step is not None
     for _ in range(WARMUP):
         step()
     names = {"::".join(op.split(".")[:2]) for op in trace.own_calls["op"].unique()}
-    rounds = [profiled_times(step, names, steps) for _ in range(ROUNDS_ALONE)]
+    rounds = [profiled_times(step, names, steps, is_recorded) for _ in range(ROUNDS_ALONE)]
     return median(sum(map(sum, times.values())) for times in rounds) / 1e3
 
 

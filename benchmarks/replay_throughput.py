@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch.utils.benchmark import Measurement, Timer
-from workloads import WORKLOADS
+from workloads import WORKLOADS, make_on
 
 from opgrip.capture import Capture
 from opgrip.replay.cases.cases import Case, make_cases
@@ -42,10 +42,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=100, help="with most time of the program (default: %(default)s)")
     parser.add_argument("--workload", choices=WORKLOADS, default="BERT train", help="default: %(default)s")
+    parser.add_argument("--device", default="cpu", help="that the programs run on (default: %(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    cases = load_cases(args.workload)[: args.cases]
-    settings = usual_settings()
+    cases = load_cases(args.workload, args.device)[: args.cases]
+    settings = usual_settings(args.device)
     parts: list[Comparison] = []
     again: list[Measurement] = []
     for first in range(0, len(cases), PART):
@@ -81,9 +82,9 @@ def joined(parts: Sequence[Comparison]) -> Comparison:
     return Comparison(results, measurements, sum(part.replay_s for part in parts), sum(part.timer_s for part in parts))
 
 
-def usual_settings() -> Workload:
+def usual_settings(device: str = "cpu") -> Workload:
     """Modes that time a case as a Timer does: many runs as one, with warm caches."""
-    return workload_for(request_with("trace.jsonl", exec_mode=CONTINUOUS, cache=WARM))
+    return workload_for(request_with("trace.jsonl", exec_mode=CONTINUOUS, cache=WARM, device=device))
 
 
 def compare(cases: Sequence[Case], settings: Workload) -> Comparison:
@@ -96,9 +97,9 @@ def compare(cases: Sequence[Case], settings: Workload) -> Comparison:
     return Comparison(results, measurements, middle - start, perf_counter() - middle)
 
 
-def load_cases(workload: str) -> list[Case]:
+def load_cases(workload: str, device: str = "cpu") -> list[Case]:
     """Return a program's calls that a Timer can repeat, longest first; empty if the program is not installed."""
-    step = WORKLOADS[workload]()
+    step = make_on(device, WORKLOADS[workload])
     if step is None:
         return []
     step()
@@ -133,7 +134,10 @@ def _print(name: str, comparison: Comparison, again: Sequence[Measurement]) -> N
     pairs = comparison.pairs()
     spreads = ([our.spread or 0.0 for our, _ in pairs], [their.iqr / their.median for _, their in pairs])
     console = Console(width=120)
-    console.print(f"torch {torch.__version__}, one thread, {len(pairs)} cases of {name}", highlight=False)
+    console.print(
+        f"torch {torch.__version__}, one thread, {comparison.results[0].device}, {len(pairs)} cases of {name}",
+        highlight=False,
+    )
     table = Table("", "cases a second", "spread: median, p90", "runs or blocks a case")
     runs = (np.mean([our.samples for our, _ in pairs]), np.mean([len(their.times) for _, their in pairs]))
     seconds = (comparison.replay_s, comparison.timer_s)

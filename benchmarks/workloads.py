@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from opgrip.capture.models import load_program
 from opgrip.capture.models.program import ModelOptions
+from opgrip.replay.operators.devices import is_accelerator, synchronizer
 
 Workload = Callable[[], object]
 MISSING = "transformers is not installed: pip install '.[transformers]'"
@@ -47,7 +49,7 @@ def detector_train() -> Workload:
 
 def _detector(run: str) -> Workload:
     torch.manual_seed(0)
-    program = load_program("builtin:faster_rcnn", ModelOptions(run=run))
+    program = load_program("builtin:faster_rcnn", ModelOptions(run=run, device=str(torch.get_default_device())))
     inputs = program.inputs()
 
     def step() -> None:
@@ -121,8 +123,30 @@ def gpt2_generate() -> Workload | None:
     return step
 
 
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """Workload on an accelerator, each step of which ends when the device has done its work."""
+
+    step: Workload
+    synchronize: Callable[[], None]
+
+    def __call__(self) -> None:
+        self.step()
+        self.synchronize()
+
+
+def make_on(device: str, make: Callable[[], Workload | None]) -> Workload | None:
+    """Make a workload whose tensors are on a device; None if its package is not installed."""
+    if not is_accelerator(device):
+        return make()
+    with torch.device(device):
+        step = make()
+    return None if step is None else OnDevice(step, synchronizer(device))
+
+
 def restart(workload: Workload) -> None:
     """Restart a workload whose steps differ."""
+    workload = workload.step if isinstance(workload, OnDevice) else workload
     if isinstance(workload, Decoding):
         workload.restart()
 

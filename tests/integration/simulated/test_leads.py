@@ -10,17 +10,25 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import pytest
 import torch
+from capture_truth import captured_times
+from kernel_records import DURATIONS, ProfileOnCpu
 from settings import rows_of, settings_of
 from simulation import on_simulator
+from workloads import make_on, restart, tiny_operators
 
 from opgrip.capture import Capture
+from opgrip.platform import activity_records
 from opgrip.platform.contention import Contention
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.functions import function_case
+from opgrip.replay.cases.preceding_calls import make_preceding_calls
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.operators import devices
 from opgrip.replay.reports.results_table import print_results
+from opgrip.replay.run import measure
+from opgrip.replay.run.kernels import KernelColumns
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import workload_for
 from opgrip.replay.sequences.call_timers import Slowdown
@@ -32,7 +40,7 @@ from opgrip.replay.timing.stopwatch import LEAD_MARGIN_NS, MOST_LEAD_NS, LaunchT
 from opgrip.replay.timing.subjects import InputSet, Subject
 from opgrip.replay.timing.timing_options import EVENTS, GRAPH, Effort
 from opgrip.traces import load
-from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.arguments import TensorSpec, tensors
 
 DEVICE = "sim:0"
 KERNEL_US = 2.0
@@ -183,6 +191,51 @@ def test_launches_longer_than_the_longest_lead_are_reported(tmp_path: Path) -> N
     text = io.StringIO()
     print_results(rows, text)
     assert "launch-bound: the device waited for the host in most runs" in text.getvalue()
+
+
+@on_simulator(SIM_DEVICES="1")
+def test_kernel_columns_of_rows_timed_by_events(tmp_path: Path) -> None:
+    activity_records.ActivityProfile = ProfileOnCpu  # type: ignore[assignment, misc]
+    measure.records_work = lambda device: True
+    x = torch.ones(9, device=DEVICE)
+    with Capture(tmp_path / "t.jsonl"):
+        x.cos()
+        x.sin()
+        x.view(3, 3)
+    trace = load(tmp_path / "t.jsonl", partial=False)
+
+    def many(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().sin().cos()
+
+    of_trace = make_cases(trace)
+    cases = [*of_trace, function_case(many, (x,), number=9)]
+    before = make_preceding_calls(trace, of_trace, of_trace)
+    rows = rows_of(cases, settings_of(device=DEVICE, exec_mode=EVENTS, iterations=9), before)
+    counts = {row.op.split(".")[-1 if row.case == 9 else 1]: KernelColumns.of(row) for row in rows}
+    sin, cos = DURATIONS["aten::sin"] / 1e3, DURATIONS["aten::cos"] / 1e3
+    # neither those of the calls before
+    assert {op: (own.kernels, own.launches, own.gpu_us) for op, own in counts.items()} == {
+        "cos": (1, 1, cos),
+        "sin": (1, 1, sin),
+        "view": (0, 0, 0.0),
+        "many": (3, 3, pytest.approx(2 * sin + cos)),
+    }
+    many_columns = counts["many"]
+    assert many_columns.kernel_names == "aten::sin_kernel x2; aten::cos_kernel x1"
+    assert many_columns.launch_gap_us
+
+
+@on_simulator(SIM_DEVICES="1")
+def test_benchmarked_programs_run_on_the_device(tmp_path: Path) -> None:
+    step = make_on("sim", tiny_operators)
+    assert step is not None
+    restart(step)
+    with Capture(tmp_path / "t.jsonl"):
+        step()
+    tensors_of = {spec.device for item in load(tmp_path / "t.jsonl").signatures for spec in tensors(item.args)}
+    assert tensors_of == {DEVICE}
+    times = captured_times(step)
+    assert times["aten::mul"]
 
 
 def test_next_launch_may_take_as_long_as_a_slow_one() -> None:
