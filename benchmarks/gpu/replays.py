@@ -87,16 +87,14 @@ def measure_zoo(place: Place) -> None:
         },
         bad_errors=bad[["op", "error"]].drop_duplicates("op").values.tolist(),
     )
-    with suppress(KeyError):
-        kernels = frame[frame["gpu_us"].notna()]
-        place.note(
-            rows_with_kernels=len(kernels),
-            launch_bound=int(kernels["launch_bound"].eq(True).sum()),
-            median_over_gpu=(kernels["median_us"] / kernels["gpu_us"]).describe().to_dict(),
-            gap_us=kernels["launch_gap_us"].describe().to_dict(),
-            of_peak_rate=kernels["of_peak_rate"].describe().to_dict(),
-            of_peak_bandwidth=kernels["of_peak_bandwidth"].describe().to_dict(),
-        )
+    columns = ["gpu_us", "launch_gap_us", "of_peak_rate", "of_peak_bandwidth"]
+    kernels = frame[frame["gpu_us"].notna()].astype(dict.fromkeys(columns, float))
+    place.note(
+        rows_with_kernels=len(kernels),
+        launch_bound=int(kernels["launch_bound"].eq(True).sum()),
+        median_over_gpu=(kernels["median_us"] / kernels["gpu_us"]).describe().to_dict(),
+        **{name: kernels[name].describe().to_dict() for name in columns[1:]},
+    )
     for score in distilled_scores(results):
         place.note(score=score.score, speed=score.speed, supported=score.supported, partial=score.is_partial)
 
