@@ -189,7 +189,7 @@ def test_traces_without_a_selected_operator_are_reported_in_one_line(mixed_folde
     assert "nothing._ext" in done.stdout + done.stderr
 
 
-def test_a_part_of_a_name_over_several_traces_is_answered_with_a_pattern(folder: Path) -> None:
+def test_partial_name_over_several_traces_is_answered_with_a_pattern(folder: Path) -> None:
     assert "so try --op '*add*'" in refusal("opreplay", folder, "--op", "add")
 
 

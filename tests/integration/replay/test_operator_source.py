@@ -51,7 +51,7 @@ def test_overload_is_chosen_by_the_arguments() -> None:
     assert signatures("mm", {"self": [2, 3], "mat2": [3, 4]})[0].op == "aten.mm.default"
 
 
-def test_a_pattern_names_the_operators_that_take_the_arguments() -> None:
+def test_pattern_selects_the_operators_that_take_the_arguments() -> None:
     ops = [item.op for item in signatures("aten.add*", ADD)]
     assert ops == ["aten.add.Tensor", "aten.add_.Tensor"]
     assert [item.op for item in signatures("aten::ma*imum", ADD, ADD)] == ["aten.maximum.default"] * 2

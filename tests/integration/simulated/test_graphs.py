@@ -105,7 +105,7 @@ def test_launches_of_a_graph_captured_earlier_are_recorded(tmp_path: Path) -> No
 
 
 @on_simulator()
-def test_a_step_between_knows_graphs_captured_in_skipped_steps(tmp_path: Path) -> None:
+def test_recorded_step_knows_graphs_captured_in_skipped_steps(tmp_path: Path) -> None:
     x, graph = torch.ones(1000, device="sim"), torch.sim.Graph()
     model = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.ReLU()).to("sim")
     with Capture(tmp_path / "t.jsonl", schedule=Schedule(skip=1, active=1, repeat=1)) as capture:
@@ -142,7 +142,7 @@ class Served(torch.nn.Module):
 
 
 @on_simulator(XDG_RUNTIME_DIR="/tmp")
-def test_a_recording_on_demand_knows_graphs_captured_before_it(tmp_path: Path) -> None:
+def test_on_demand_recording_knows_graphs_captured_before_it(tmp_path: Path) -> None:
     session.load()
     x, graph = torch.ones(1000, device="sim"), torch.sim.Graph()
     with torch.sim.graph(graph):

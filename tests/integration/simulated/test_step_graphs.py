@@ -40,7 +40,7 @@ def captured(path: Path, program: Any) -> Path:
 
 
 @on_simulator(SIM_DURATIONS=f"aten::sin={SIN_MS}000")
-def test_a_step_without_waits_is_one_graph(tmp_path: Path) -> None:
+def test_step_without_waits_is_one_graph(tmp_path: Path) -> None:
     trace = captured(tmp_path / "t.jsonl", waves)
     results = replay(trace, sequence=True, exec_mode="graph", device="sim:0", iterations=3)
     step = results.header["sequence"]
@@ -51,7 +51,7 @@ def test_a_step_without_waits_is_one_graph(tmp_path: Path) -> None:
 
 
 @on_simulator()
-def test_calls_that_no_graph_holds_run_between_graphs(tmp_path: Path) -> None:
+def test_calls_that_a_graph_cannot_hold_run_between_graphs(tmp_path: Path) -> None:
     trace = captured(tmp_path / "t.jsonl", selection)
     results = replay(trace, sequence=True, exec_mode="graph", device="sim:0", iterations=3)
     step = results.header["sequence"]
@@ -64,7 +64,7 @@ def test_calls_that_no_graph_holds_run_between_graphs(tmp_path: Path) -> None:
 
 
 @on_simulator()
-def test_a_step_in_graphs_needs_an_accelerator_and_eager_calls(tmp_path: Path) -> None:
+def test_step_in_graphs_needs_an_accelerator_and_eager_calls(tmp_path: Path) -> None:
     trace = captured(tmp_path / "t.jsonl", waves)
     with pytest.raises(UserError, match="graph runs all calls in eager"):
         replay(trace, sequence=True, exec_mode="graph", mode="jit", device="sim:0")

@@ -78,7 +78,7 @@ def test_calls_timed_by_kernels_have_streams_from_the_first_side_stream_on(tmp_p
 
 
 @on_simulator()
-def test_a_backward_pass_has_the_streams_of_its_forward_pass(tmp_path: Path) -> None:
+def test_backward_pass_has_the_streams_of_its_forward_pass(tmp_path: Path) -> None:
     x = torch.ones(1000, device="sim", requires_grad=True)
     side = torch.sim.Stream()
     side.wait_stream(torch.sim.current_stream())
@@ -92,14 +92,14 @@ def test_a_backward_pass_has_the_streams_of_its_forward_pass(tmp_path: Path) -> 
 
 
 @on_simulator()
-def test_a_program_with_one_stream_records_no_waits(tmp_path: Path) -> None:
+def test_program_with_one_stream_records_no_waits(tmp_path: Path) -> None:
     trace = captured(tmp_path / "t.jsonl", with_streams=False)
     assert trace.waits == []
     assert '"streams":' not in (tmp_path / "t.jsonl").read_text()
 
 
 @on_simulator(SIM_DURATIONS=f"aten::sin={SIN_MS}000;aten::cos={SIN_MS}000")
-def test_a_step_replay_overlaps_streams_as_recorded(tmp_path: Path) -> None:
+def test_step_replay_overlaps_streams_as_recorded(tmp_path: Path) -> None:
     captured(tmp_path / "streams.jsonl")
     captured(tmp_path / "one.jsonl", with_streams=False)
     steps = {
@@ -116,7 +116,7 @@ def test_a_step_replay_overlaps_streams_as_recorded(tmp_path: Path) -> None:
 
 
 @on_simulator()
-def test_a_step_replay_adds_the_waits_that_a_trace_lacks(tmp_path: Path) -> None:
+def test_step_replay_adds_the_waits_that_a_trace_lacks(tmp_path: Path) -> None:
     captured(tmp_path / "t.jsonl")
     lines = (tmp_path / "t.jsonl").read_text().splitlines(keepends=True)
     without = tmp_path / "without.jsonl"

@@ -206,7 +206,7 @@ def test_names_of_facts_cannot_control_the_terminal(tmp_path: Path) -> None:
     assert (shown.returncode, "\x1b" in shown.stdout) == (0, False)
 
 
-def test_a_long_list_among_the_facts_is_shown_by_its_length(tmp_path: Path) -> None:
+def test_long_list_among_the_facts_is_shown_by_its_length(tmp_path: Path) -> None:
     run = make_run(1, cases=1)
     header = {**run.header, "distilled": {"method": "facility location", "keys": ["0123456789ab"] * 500}}
     write_results(run.rows, header, tmp_path / "r.json", force=False)
