@@ -32,6 +32,8 @@ from opgrip.capture.torch_compat.torch_private import (
 from opgrip.errors import is_from_program
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+RESULTS = frozenset({torch.Tensor, type(None)})
+"""types in a tuple of results that is recorded without a search for tensors in it"""
 
 
 class RecordingMode(CallRecording):
@@ -129,6 +131,12 @@ class RecordingMode(CallRecording):
                 # counted as lost.
                 rows = self.rows
                 rows += (node.pair, start, end, sequence, *argument_storages, result_storage)
+            elif node.layout and type(result) is tuple and RESULTS.issuperset(map(type, result)):
+                result_storages = self._storages.numbers_of(result)
+                tensors = len(argument_storages) + len(result_storages)
+                pair = self.recorder.scopes.pair(node.number, node.scope, tensors)
+                rows = self.rows
+                rows += (pair, start, end, sequence, *argument_storages, *result_storages)
             else:
                 self._keep(node, argument_storages, start, end, sequence, result, None)
         except BaseException as error:

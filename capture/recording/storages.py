@@ -8,6 +8,7 @@ the storage no longer exists.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from itertools import count
 
 import torch
@@ -57,17 +58,27 @@ class StorageNumbers:
             number = self.numbers.get(storage_address(tensor))
             if number is None:
                 with without_functions():
-                    storage = tensor.untyped_storage()
-                number = self._first(pin(storage))
-                self._unswept_bytes += storage.nbytes() if tensor.is_cpu else 0
-                if self._unswept_bytes > SWEEP_BYTES:
-                    self._unswept_bytes = 0
-                    self.sweep()
+                    number = self._add(tensor.untyped_storage(), tensor.is_cpu)
             return number
         except (RuntimeError, NotImplementedError) as error:
             raise_if_from_program(error)
             # sparse layouts, and subclasses without memory
             return NO_STORAGE
+
+    def numbers_of(self, tensors: Iterable[torch.Tensor | None]) -> list[int]:
+        """Return the numbers of the storages of an operator's plain results, without those that are None.
+
+        Raises
+        ------
+        RuntimeError, NotImplementedError : for a tensor without storage
+        """
+        number, add = self.numbers.get, self._add
+        numbers: list[int] = []
+        for tensor in tensors:
+            if tensor is not None:
+                known = number(storage_address(tensor))
+                numbers.append(add(tensor.untyped_storage(), tensor.is_cpu) if known is None else known)
+        return numbers
 
     def sweep(self) -> None:
         """Remove storages that no longer exist, and release their addresses for reuse."""
@@ -94,14 +105,20 @@ class StorageNumbers:
                     del addresses[-1], self.numbers[address]
                     unpin(address)
 
-    def _first(self, address: int) -> int:
-        number = next(self.new_number)
+    def _add(self, storage: torch.UntypedStorage, is_on_host: bool) -> int:
+        """Pin a storage, and return its number."""
+        address, number = pin(storage), next(self.new_number)
         registered_number = self.numbers.setdefault(address, number)
         if registered_number == number:
             self.young.append(address)
         else:
             # another thread was faster; the address must be pinned only once
             unpin(address)
+        if is_on_host:
+            self._unswept_bytes += storage.nbytes()
+            if self._unswept_bytes > SWEEP_BYTES:
+                self._unswept_bytes = 0
+                self.sweep()
         return registered_number
 
     def _forget(self, addresses: list[int]) -> None:
