@@ -206,7 +206,9 @@ def test_mistakes_are_reported_in_one_line(trace: Path, tmp_path: Path, words: l
         ("total<=5%", 1.0, (0.97, 1.03), "equal", 0),
     ],
 )
-def test_gate(trace: Path, text: str, ratio: float, interval: tuple[float, float], verdict: str, status: int) -> None:
+def test_candidate_gate_decides_the_exit_status(
+    trace: Path, text: str, ratio: float, interval: tuple[float, float], verdict: str, status: int
+) -> None:
     from dataclasses import replace
 
     row = next(row for row in judge({TRANSPOSE: torch.ops.aten.t.default}, trace, iterations=2).results if row.added)
