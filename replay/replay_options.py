@@ -282,6 +282,8 @@ def options_of(args: argparse.Namespace) -> RunRequest:
     )
     request.timing.check()
     request.modes.check(request.tuning, in_graph=request.timing.exec_mode == GRAPH)
+    if request.candidates.confirm and not request.candidates.all:
+        raise UserError("--confirm is for candidates", "add --candidate")
     if request.candidates.all:
         request = _with_candidates(request)
     # fill in defaults, so that giving a default value does not change the request

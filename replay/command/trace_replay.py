@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
@@ -184,6 +184,8 @@ class TraceReplay:
             self._report_stored()
             return outcome
         outcome.analyses = requested
+        if self.workload.request.candidates.confirm:
+            outcome.results = Results(rows, outcome.results.header | self._confirmed())
         if path is not None:
             try:
                 write_results([*earlier, *rows], outcome.results.header, path, output.may_replace)
@@ -196,6 +198,17 @@ class TraceReplay:
                         analysis.finish()
                     journal_path(path).unlink(missing_ok=True)
         return outcome
+
+    def _confirmed(self) -> dict[str, Any]:
+        """Replay the whole step with and without the candidates; report the saving, and return it for the header."""
+        from opgrip.replay.sequences.confirmation import confirm
+
+        with self._reporter.following("replaying the whole step four times") as tell:
+            confirmation = confirm(self.workload, tell)
+        name = "" if self._origin is None else f"{self._origin.trace}: "
+        # Python programs read it from the header
+        self._reporter.begin(f"{name}{confirmation.line}")
+        return {"confirmation": asdict(confirmation)}
 
     def run_sequence(self) -> ReplayOutcome:
         """Run all calls in order, and write the rows of the cases and the times of the whole step."""

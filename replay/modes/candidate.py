@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from opgrip.cli.options import RUN, option, titled
+from opgrip.cli.options import OUTPUT, RUN, option, titled
 from opgrip.errors import UserError
 from opgrip.replay.modes import CANDIDATE, Program, Task, mode
 from opgrip.replay.operators.admission import extension_of, import_trusted, module_of
@@ -127,6 +127,13 @@ class CandidateOptions:
         role=RUN,
     )
 
+    confirm: bool = option(
+        False,
+        "with --candidate: also replay the whole step with and without the candidates, and print the measured saving",
+        only=("single cases", "traces"),
+        role=OUTPUT,
+    )
+
     @property
     def all(self) -> tuple[Candidate, ...]:
         """All candidates, the ones that are named one by one first."""
@@ -142,7 +149,9 @@ class CandidateOptions:
         return next((item for item in self.all if fnmatchcase(op, item.op)), None)
 
     def check(self) -> None:
-        """Raise `UserError` if an operator has several candidates."""
+        """Raise `UserError` if an operator has several candidates, or functions of this process should be confirmed."""
+        if self.confirm and any(item.source == IN_PROCESS for item in self.all):
+            raise UserError("confirm runs candidates in other processes", "name them as text: my_kernels.py:softmax")
         for op in self.operators:
             if sum(item.op == op for item in self.all) > 1:
                 raise UserError(f"{op} has several candidates", "give one --candidate for each operator")

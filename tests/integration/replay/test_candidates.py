@@ -14,7 +14,7 @@ from busy import compared_times
 from programs import run_command
 from torch import Tensor
 
-from opgrip import Capture, judge
+from opgrip import Capture, UserError, judge
 from opgrip.replay import replay
 from opgrip.replay.comparison.gate import exit_status, hold_candidates, parse_candidate_gate
 from opgrip.replay.results.judgement import CandidateColumns, judged_steps
@@ -25,6 +25,8 @@ SLOW_ROWS = 17
 """rows of the signature that the planted candidate delays"""
 OPERATOR = torch.ops.aten._softmax.default
 KERNELS = """\
+from time import perf_counter
+
 import torch
 
 
@@ -35,6 +37,13 @@ def softmax(x, dim, half_to_float):
 
 def doubled(x, dim, half_to_float):
     return 2 * softmax(x, dim, half_to_float)
+
+
+def delayed(x, dim, half_to_float):
+    until = perf_counter() + 0.25
+    while perf_counter() < until:
+        pass
+    return softmax(x, dim, half_to_float)
 """
 
 
@@ -249,3 +258,23 @@ def test_sample_is_judged(tmp_path: Path) -> None:
     verdict = judge({"sample:delta2bbox": f"{tmp_path / 'mine.py'}:negated"}, "sample:delta2bbox", iterations=2)
     assert set(verdict.frame["verdict"]) == {"wrong"}
     assert verdict.step_saving is None
+
+
+@pytest.mark.timeout(300)
+def test_saving_is_confirmed_by_replays_of_the_whole_step(tmp_path: Path) -> None:
+    with Capture(tmp_path / "step.jsonl"):
+        for _ in range(3):
+            torch.softmax(torch.randn(64, 64), -1)
+    (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
+    candidate = f"{SOFTMAX}={tmp_path / 'kernels.py'}:delayed"
+    results = replay(tmp_path / "step.jsonl", candidate=[candidate], confirm=True, iterations=2)
+    confirmation = results.header["confirmation"]
+    assert confirmation["calls"] == 3
+    # a call takes a quarter of a second instead of microseconds
+    assert confirmation["saving"] < -1
+    assert confirmation["error"] > 0
+
+
+def test_functions_of_this_process_cannot_be_confirmed(trace: Path) -> None:
+    with pytest.raises(UserError, match="name them as text"):
+        judge({SOFTMAX: OPERATOR}, trace, confirm=True)

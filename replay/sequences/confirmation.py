@@ -1,0 +1,66 @@
+"""Confirmation of what candidates save by replays of the whole step, with the operators and with the candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import hypot, sqrt
+from statistics import fmean, median, pstdev
+
+from opgrip.cli.progress import Tell
+from opgrip.replay.modes import ModeOptions
+from opgrip.replay.modes.candidate import CandidateOptions
+from opgrip.replay.run.workload import Workload
+from opgrip.replay.sequences.step_replay import replay_apart
+from opgrip.replay.sequences.step_results import SequenceResult
+
+WITHIN_95 = 1.96
+OF_MEDIAN = 1.2533
+"""standard error of a median over that of a mean"""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """The share of a step's replayed time that candidates save.
+
+    saving, error : share of the step, and half of its 95 % interval
+    calls : number of calls that the candidates ran
+    """
+
+    saving: float
+    error: float
+    calls: int
+
+    @property
+    def line(self) -> str:
+        """The confirmation in one line."""
+        does = "saves" if self.saving >= 0 else "costs"
+        amount = f"{100 * abs(self.saving):.1f} % ± {100 * self.error:.1f}"
+        return f"confirmed by replays of the whole step: {does} {amount}, with {self.calls:,} calls of candidates"
+
+
+def confirm(workload: Workload, tell: Tell) -> Confirmation:
+    """Return what the candidates save in replays of the whole step: without, with, with, and without them.
+
+    Raises the errors of `replay_apart`.
+    """
+    plain = workload.with_request(modes=ModeOptions(), candidates=CandidateOptions())
+    first, second, third, fourth = (
+        replay_apart(item, tell, may_fork=False) for item in (plain, workload, workload, plain)
+    )
+    savings = [
+        1 - median(ours.replayed_ms) / median(theirs.replayed_ms) for theirs, ours in ((first, second), (fourth, third))
+    ]
+    between = abs(savings[0] - savings[1]) / 2
+    within = WITHIN_95 * hypot(*map(_relative_error, (first, second, third, fourth))) / 2
+    return Confirmation(fmean(savings), hypot(between, within), _calls_of_candidates(second))
+
+
+def _relative_error(step: SequenceResult) -> float:
+    """Return the standard error of the median time of a step's passes, relative to it."""
+    times: Sequence[float] = step.replayed_ms
+    return OF_MEDIAN * pstdev(times) / sqrt(len(times)) / median(times)
+
+
+def _calls_of_candidates(step: SequenceResult) -> int:
+    return step.calls - step.unsupported - step.in_eager
