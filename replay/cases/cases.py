@@ -46,7 +46,8 @@ class Case:
     values : value models of the signature's tensors, or the values themselves
     captured_us : median time of the calls in the program: device time if they ran on a device, else host time
     captured_host_us : median host time, if `captured_us` is a device time
-    captured_spread : interquartile range of the calls' times, relative to their median
+    captured_spread : interquartile range of the calls' times, relative to their median; None for one call, and for
+        times that are estimated parts of a graph's launches
     perturbed : number of calls that ran right after the capture's own work; they count like other calls
     share : share of the time of all selected calls, with `captured_us` for each call
     context : torch settings under which most calls ran
@@ -146,6 +147,7 @@ def _cases(trace: Trace, calls: pd.DataFrame, kinds: Sequence[_Kind], in_order: 
     fresh = shares_of_fresh(trace, calls)
     phases = _most_frequent(calls, calls["phase"])
     drawn = drawn_values(trace)
+    estimated = trace.source.graphs.estimated
     cases = []
     for kind in kinds:
         case_number, number = kind.signature.number, kind.number
@@ -166,7 +168,7 @@ def _cases(trace: Trace, calls: pd.DataFrame, kinds: Sequence[_Kind], in_order: 
                     timing_clusters=kind.timing_clusters,
                     fresh=fresh.get(number),
                     captured_host_us=times.host_us,
-                    captured_spread=times.spread,
+                    captured_spread=None if number in estimated else times.spread,
                     perturbed=times.perturbed,
                     part_of=number if number != case_number else None,
                 )

@@ -279,8 +279,8 @@ def _doubts(results: Sequence[Result]) -> list[str]:
     lines = []
     if any(result.is_captured_doubtful for result in results):
         lines.append(
-            f"{DOUBTFUL} doubtful: a single call, times that differ by over a quarter, or disturbed by the capture, "
-            "slow memory or other processes"
+            f"{DOUBTFUL} doubtful: a single call, an estimated part of a graph's launches, times that differ by over a "
+            "quarter, or disturbed by the capture, slow memory or other processes"
         )
     words = {word for result in results for word in result.doubts.split(", ")}
     return lines + [f"{word}: {meaning}" for word, meaning in MEANINGS.items() if word in words]

@@ -79,7 +79,8 @@ class Result:
         "median host time of the calls in the program, if `captured_us` is a device time", "us"
     )
     captured_spread: float | None = column(
-        "interquartile range of the calls' times in the program, divided by their median; empty for one call"
+        "interquartile range of the calls' times in the program, divided by their median; empty for one call, and for "
+        "estimated parts of a graph's launches"
     )
     perturbed: int = column(
         "number of calls, out of `count`, that the capture's own work, slow memory or other processes disturbed; they "
@@ -266,8 +267,8 @@ class Result:
 
     @property
     def is_captured_doubtful(self) -> bool:
-        """True if the captured time is from a single call, from calls that vary widely, or from perturbed
-        calls only.
+        """True if the captured time is from a single call, from calls that vary widely, from perturbed calls only, or
+        an estimated part of a graph's launches.
         """
         if not self.captured_us:
             return False

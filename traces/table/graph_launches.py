@@ -79,6 +79,12 @@ class GraphLaunches:
             calls, scope, counts, storages = (np.asarray(numbers, dtype=np.int64) for numbers in named)
             self.graphs[record.signature] = GraphCalls(calls, scope, counts, storages)
 
+    @property
+    def estimated(self) -> set[int]:
+        """Signatures of calls in graphs whose launches' time is divided by an estimate."""
+        graphs = (graph for graph in self.graphs.values() if graph.kernel_ns is None)
+        return {number for graph in graphs for number in graph.signature.tolist()}
+
     def weigh(self, signatures: Iterable[Signature], usual_ns: Callable[[], Mapping[int, float]]) -> None:
         """Determine the share of each call in the time of its launches.
 

@@ -9,6 +9,7 @@ import torch
 from example_trace import write
 
 from opgrip.errors import UserError
+from opgrip.replay.cases.cases import make_cases
 from opgrip.tools.opgrip import main as opgrip
 from opgrip.traces import Trace, load, read
 from opgrip.traces.schema.arguments import TensorSpec
@@ -81,6 +82,9 @@ def test_launches_are_the_calls_of_their_graph(
     (row,) = trace.graphs.itertuples()
     assert (row.calls, row.captured, row.split, row.launches) == (3, True, split, 2)
     assert row.share == pytest.approx(4800 / 5200)
+    cases = {case.signature.op: case for case in make_cases(trace)}
+    assert cases["aten.cos.default"].count == 3
+    assert (cases["aten.cos.default"].captured_spread is None) is (split == BY_ESTIMATE)
 
 
 def test_filters_select_calls_in_launches(tmp_path: Path) -> None:
