@@ -15,35 +15,25 @@ import pandas as pd
 from opgrip.cli.command import counted
 from opgrip.display.figures import as_html, in_style
 from opgrip.errors import UserError
-from opgrip.traces.codec.call_blocks import CallBlock, Integers
+from opgrip.traces.codec.call_blocks import Integers
 from opgrip.traces.io.reader import TraceReader
-from opgrip.traces.io.tensor_file import files_beside
 from opgrip.traces.schema.records import (
     FUNCTION,
-    Context,
-    DeviceTimes,
     Effects,
     End,
     Entered,
-    Graph,
-    GraphTimes,
-    Header,
     Kernels,
     Observed,
-    Record,
     Scope,
     Signature,
     Thread,
-    Values,
     Wait,
 )
-from opgrip.traces.table.accelerators import doubt_of_events, merge_facts
+from opgrip.traces.table.accelerators import doubt_of_events
 from opgrip.traces.table.call_source import CallSource
 from opgrip.traces.table.call_table import (
     COUNT,
     CallNames,
-    all_storages,
-    calls_table,
     counts_of,
     quantiles,
     rows_table,
@@ -55,8 +45,9 @@ from opgrip.traces.table.distinct_calls import NUMBER, distinct_calls, ordered_r
 from opgrip.traces.table.graph_launches import doubt_of_graphs
 from opgrip.traces.table.lazy_fields import LazyField, is_made
 from opgrip.traces.table.profiler_labels import label_of, labeled, own_calls
-from opgrip.traces.table.step_starts import call_filter, unfinished_calls
+from opgrip.traces.table.step_starts import call_filter
 from opgrip.traces.table.time_pictures import check_columns, draw_times
+from opgrip.traces.table.trace_contents import TraceContents
 from opgrip.traces.values import ValueModel
 
 if TYPE_CHECKING:
@@ -344,7 +335,7 @@ def load(
     reader = reader or TraceReader(path, unbounded)
     chosen = call_filter(reader, phase, module, op, steps)
     source = CallSource(reader.again().blocks, None if chosen is None else chosen.select)
-    contents = _Contents(source)
+    contents = TraceContents(source)
     for record in reader.columns():
         if chosen is not None:
             chosen.note(record)
@@ -353,79 +344,4 @@ def load(
         warnings.warn(f"{reader.missing}: only the records before that are loaded", stacklevel=2)
     elif reader.missing and not partial:
         raise UserError(reader.missing, "load it with --partial")
-    return contents.trace(reader)
-
-
-class _Contents:
-    """Collects the records of a trace while it is loaded."""
-
-    def __init__(self, source: CallSource) -> None:
-        self._source = source
-        self._entered: dict[int, list[Entered]] = {}
-        self._fields: dict[str, Any] = {
-            **{name: {} for name in ("header", "values", "tensors", "threads", "contexts", "observed", "effects")},
-            **{name: [] for name in ("signatures", "scopes", "kernels", "waits")},
-        }
-
-    def add(self, record: Record | CallBlock) -> None:
-        fields = self._fields
-        match record:
-            case CallBlock():
-                self._source.add(record)
-            case Header():
-                fields["header"] = record.fields
-            case Signature():
-                fields["signatures"].append(record)
-            case Scope():
-                fields["scopes"].append(record)
-            case Values():
-                fields["values"][record.number] = record.model
-                if record.tensor is not None:
-                    fields["tensors"][record.number] = record.tensor
-            case Thread():
-                fields["threads"][record.number] = record
-            case Entered():
-                self._entered.setdefault(record.thread, []).append(record)
-            case DeviceTimes():
-                self._source.add_times(record)
-            case Context():
-                fields["contexts"][record.number] = record.settings
-            case Observed():
-                fields["observed"].setdefault(record.signature, []).append(record)
-            case Graph() | GraphTimes():
-                self._source.graphs.add(record)
-            case Effects():
-                fields["effects"][record.signature] = record
-            case Kernels():
-                fields["kernels"].append(record)
-            case Wait():
-                fields["waits"].append(record)
-            case End():
-                fields["end"] = record
-                fields["header"] = _with_accelerators(fields["header"], record)
-
-    def trace(self, reader: TraceReader) -> Trace:
-        """Return the trace with the collected records."""
-        fields = self._fields
-        names = CallNames(fields["signatures"], fields["scopes"], fields["threads"])
-        self._source.weigh_graphs(fields["signatures"])
-        return Trace(
-            **fields,
-            calls=lambda: calls_table(self._source, names),
-            storages=lambda: all_storages(self._source),
-            unfinished=lambda: unfinished_calls(self._entered, self._source),
-            source=self._source,
-            missing=reader.missing,
-            unknown=dict(reader.unknown),
-            tensor_files=files_beside(reader.path, fields["header"]),
-        )
-
-
-def _with_accelerators(header: dict[str, Any], end: End) -> dict[str, Any]:
-    """Return a header with the accelerators from the closing record, which knows those that were first used after the
-    header was written.
-    """
-    later = {"devices": end.devices, "accelerator": end.accelerator}
-    present = {name: facts for name, facts in later.items() if facts}
-    before = {name: header[name] for name in present if isinstance(header.get(name), dict)}
-    return {**header, **merge_facts(before, present)} if present else header
+    return Trace(**contents.attributes(reader))
