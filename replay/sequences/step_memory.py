@@ -78,13 +78,22 @@ class StepMemory:
         self._sizes = dict.fromkeys(self._outside, 0)
 
     def forget_constants(self) -> None:
-        """Release the initial values of storages that a pass over all calls did not change."""
+        """Release the initial values of storages that a pass over all calls did not change.
+
+        The others move to the device if they fit there next to the pass, because each pass restores them.
+        """
         for number, storage in self._outside.items():
             first = self._first.get(number)
-            if first is not None and _are_equal(memory_of(storage), memory_of(first)):
+            if first is None:
+                continue
+            size = first.nbytes()
+            if _are_equal(memory_of(storage), memory_of(first)):
                 del self._first[number]
                 if first.device == storage.device:
-                    self.kept_bytes -= first.nbytes()
+                    self.kept_bytes -= size
+            elif first.device != storage.device and self.kept_bytes + self.peak_bytes + size <= self._limit // 2:
+                self._first[number] = _copied(first, str(storage.device))
+                self.kept_bytes += size
 
     def give(self, number: int, storage: torch.UntypedStorage) -> None:
         """Store the storage of a number."""

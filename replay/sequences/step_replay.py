@@ -61,9 +61,9 @@ from opgrip.traces import Trace
 FEWEST, MOST = 3, 100
 """minimum and maximum number of timed passes if no number is requested"""
 MOST_DROPPED = 3 * FEWEST
-"""Maximum number of passes that are repeated because others used the cores, within the time budget; if a number of
-passes is requested, that number is the maximum. A machine that is always slow is measured as it is, and the rows
-report it.
+"""Maximum number of passes that are repeated because others used the cores, within the time budget; `FEWEST` on an
+accelerator, whose own clock times the calls; if a number of passes is requested, that number. A machine that is always
+slow is measured as it is, and the rows report it.
 """
 MOST_FAILURES = 20
 """number of calls that fail after the dry run, or end a process, after which a replay stops"""
@@ -189,8 +189,8 @@ def _measure_on_device(dry_run: DryRun, settings: SequenceSettings, passes: Sequ
             elif not is_measured:
                 launch_ns, is_measured = list(map(min, launch_ns, one.times_ns)), True
             else:
-                timed.add(one, _may_drop(timed, perf_counter_ns() - started, settings))
-    timed.settle()
+                # other work on the host does not change times by the device's clock
+                timed.kept.append(replace(one, is_contended=False, contended_calls=frozenset()))
     return timed
 
 
@@ -296,7 +296,8 @@ def _lacks_passes(timed: Passes, wanted: int, spent_ns: int, settings: SequenceS
 
 def _may_drop(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
     """Return True if a slowed or contended pass may be repeated."""
-    most = MOST_DROPPED if settings.repeats is None else settings.repeats
+    usual = FEWEST if is_accelerator(settings.device) else MOST_DROPPED
+    most = usual if settings.repeats is None else settings.repeats
     return timed.dropped + len(timed.contended) < most and spent_ns <= settings.budget_s * 1e9
 
 
