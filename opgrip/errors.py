@@ -189,7 +189,7 @@ def one_line(error: BaseException, most: int = 200) -> str:
         text = shortened(" ".join(str(error).split()), most)
     except Exception as fault:
         raise_if_from_program(fault)
-        text = "its message cannot be had"
+        text = "its message cannot be read"
     return f"{type(error).__name__}: {text}"
 
 
@@ -255,7 +255,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...
         (r"driver on your system is too old \(found version (\d+)\)", _driver),
         (r"Found no NVIDIA driver", "no NVIDIA driver is installed"),
         (r"No CUDA GPUs are available", "no GPU is visible"),
-        (r"invalid device ordinal", "there are fewer GPUs"),
+        (r"invalid device ordinal", "this machine has fewer GPUs"),
         (r"Torch not compiled with (\w+) enabled", r"this torch is built without \1"),
         (
             r"Could not run '([\w:.]+)' with arguments from the '(\w+)' backend",

@@ -1,1 +1,1 @@
-"""Programs built on capture and replay."""
+"""Programs that are built on capture and replay."""

@@ -1,4 +1,6 @@
-"""Cases as Python files that only need torch: a call, a module's recorded operators, a gripped sample's source."""
+"""Cases as Python files that only need torch: a call, the recorded operators of a module, or the source of a gripped
+sample.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ def _facts(trace: Trace, case: Case) -> list[str]:
 def export_unit(trace: Trace, name: str, unit: str, mode: str) -> tuple[str, str]:
     """Return a description and the source of the file of a module or function.
 
-    name : path of a module or `file:function`, with the phase behind it unless it is forward
+    name : path of a module, or `file:function`, followed by the phase unless it is forward
 
     Raises
     ------
@@ -115,7 +117,7 @@ def export_unit(trace: Trace, name: str, unit: str, mode: str) -> tuple[str, str
 
 
 def _function_of(links: Links) -> ScriptFunction:
-    """Return the recorded calls as one function of the tensors from outside and the settings."""
+    """Return the recorded calls as one function, whose arguments are the tensors from outside and the settings."""
     if links.reason is not None:
         raise UserError("these calls cannot run as one function", links.reason)
     names = [f"x{place}" for place in range(len(links.outside))]
@@ -149,7 +151,7 @@ def _calls(links: Links, settings: Mapping[Any, str]) -> Iterator[str]:
 
 
 class _CallLiterals(Literals):
-    """Writer of a call's arguments, in which devices, dtypes and generators are the function's arguments."""
+    """Converts a call's arguments to source; devices, dtypes and generators become arguments of the function."""
 
     def __init__(self, tensor: Callable[[TensorSpec], str], settings: Mapping[Any, str]) -> None:
         super().__init__(tensor, "")
@@ -179,11 +181,11 @@ def _source_of_tensor(source: Any, links: Links) -> str:
 def export_sample(sample: SampleFolder, number: int, mode: str) -> tuple[str, str]:
     """Return a description and the source of the file of a gripped sample, whose code is not run.
 
-    number : of the recorded call
+    number : number of the recorded call
 
     Raises
     ------
-    UserError : if there is no such call, or if running it needs more than torch
+    UserError : if the call does not exist, or if running it needs more than torch
     """
     from opgrip.replay.inputs.filling import drawn_values
     from opgrip.traces import load
@@ -214,7 +216,7 @@ def export_sample(sample: SampleFolder, number: int, mode: str) -> tuple[str, st
 
 
 def _without_head(text: str, name: str) -> str:
-    """Return a sample's module without its docstring and future imports.
+    """Return the source of a sample's module without its docstring and `from __future__` imports.
 
     Raise `UserError` if it needs more than torch, or defines a name that the script uses.
     """
@@ -244,7 +246,7 @@ def _without_head(text: str, name: str) -> str:
 
 
 class _SampleLiterals(Literals):
-    """Writer of a function's arguments, which can be objects and modules.
+    """Converts a function's arguments, including objects and modules, to source.
 
     names : names in the script by `module:qualname`
     """
@@ -274,7 +276,7 @@ class _SampleLiterals(Literals):
         return super().of(value)
 
     def _fields(self, fields: Mapping[str, Any]) -> str:
-        """Return the source of attributes; those that the script cannot make are left unset."""
+        """Return the source that sets attributes; attributes that the script cannot create stay unset."""
         parts = []
         for name, value in fields.items():
             if self._is_possible(value):

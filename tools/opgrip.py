@@ -1,4 +1,4 @@
-"""The command `opgrip`: verbs on traces, results and samples, and the gripper."""
+"""The command `opgrip`, with subcommands for traces, results and samples, and for gripping."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _VerbParser(OneLineParser):
-    """A parser that suggests the group of a verb given without its group, and prints its help if no verb is given."""
+    """A parser that suggests the full name of a subcommand given without its group, and prints its help if none is
+    given.
+    """
 
     def error(self, message: str) -> NoReturn:
         if message.endswith("are required: VERB"):
@@ -47,7 +49,9 @@ class _VerbParser(OneLineParser):
 
 
 class _OpgripParser(_VerbParser):
-    """A parser that joins the two words of a verb such as `corpus distill`, whose first word is a verb too."""
+    """A parser that joins the two words of a subcommand such as `corpus distill` whose first word is a subcommand
+    itself.
+    """
 
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
@@ -58,7 +62,7 @@ class _OpgripParser(_VerbParser):
 
 
 def _is_beside(name: str) -> bool:
-    """Return True if the name is a verb of two words, and its first word is a verb too."""
+    """Return True for a subcommand of two words whose first word is a subcommand itself."""
     group, _, last = name.partition(" ")
     return bool(last) and group in verbs.names() and name in verbs.names()
 
@@ -71,7 +75,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _list_verbs() -> str:
-    """Return the list of verbs, with one line per group, short enough for a page of a terminal."""
+    """Return the list of subcommands with one line per group, short enough for one terminal page."""
     names = verbs.names()
     groups: dict[str, list[str]] = {name.partition(" ")[0]: [] for name in names if " " in name}
     for name in names:
@@ -93,11 +97,11 @@ def _list_verbs() -> str:
 
 
 def make_parser(prepared: Collection[str] | None = None) -> argparse.ArgumentParser:
-    """Return a parser with a branch per verb; `trace info` is the verb `info` of the group `trace`.
+    """Return a parser with a branch per subcommand; `trace info` is the subcommand `info` of the group `trace`.
 
     Parameters
     ----------
-    prepared : names of the verbs whose options are added, or None for all
+    prepared : names of the subcommands whose options are added, or None for all
     """
     parser = _OpgripParser("opgrip", usage=USAGE, epilog=_list_verbs())
     add_version(parser)

@@ -47,8 +47,8 @@ class RedactionCheck:
     Attributes
     ----------
     cases : number of replayed cases
-    sized : cases with outputs of the same sizes, or refused for the same reason
-    ran : cases that ran before redaction
+    sized : number of cases with outputs of the same sizes, or with the same reason why they cannot run
+    ran : number of cases that ran before redaction
     other_sizes : operator and both results of each case whose sizes differ
     broken : operators whose redacted calls no longer run
     verdicts : verdicts on the times, as in `opgrip compare`
@@ -70,17 +70,20 @@ class RedactionCheck:
         """Yield the lines of the report: a summary, and then each case that differs."""
         alike = f"same output sizes in {counted(self.sized, 'case')}"
         times = ", ".join(f"{verdict.value.lower()} {self.verdicts[verdict]:,}" for verdict in Verdict)
-        yield f"check: {counted(self.cases, 'case')} of each trace replayed: {alike}; times of the redacted: {times}"
+        yield (
+            f"check: {counted(self.cases, 'case')} of each trace replayed: {alike}; times of the redacted "
+            f"trace: {times}"
+        )
         if self.cases and not self.ran:
             yield "check: no case could be replayed here, nothing was compared"
         for op, one, other in self.other_sizes:
-            yield f"check: {op} gave {other}, and {one} before it was redacted"
+            yield f"check: {op} returned {other}, and {one} before it was redacted"
         for op in self.broken:
             yield f"check: {op} can no longer be replayed"
 
 
 def check_replays(original: Path, redacted: Path) -> RedactionCheck:
-    """Replay and compare the cases with most time of both traces."""
+    """Replay the cases that take most time from both traces, and compare them."""
     trace = load(original, partial=True)
     numbers = _longest(trace)
     both = [_shapes(path, numbers) for path in (original, redacted)]
@@ -102,14 +105,14 @@ def check_replays(original: Path, redacted: Path) -> RedactionCheck:
 
 
 def _longest(trace: Trace) -> list[int]:
-    """Return the signatures with most time."""
+    """Return the signatures that take most time."""
     calls = trace.own_distinct_calls
     times = (calls["time_ns"] * calls[COUNT]).groupby(calls["signature"]).sum()
     return [int(number) for number in times.sort_values(ascending=False).index[:CASES]]
 
 
 def _shapes(path: Path, numbers: Sequence[int]) -> Given:
-    """Return the results of calls, each of which may crash the process that runs it."""
+    """Return the output sizes of calls, each of which may crash the process that runs it."""
     given: Given = {}
     remaining = list(numbers)
     while remaining:
@@ -124,7 +127,7 @@ def _shapes(path: Path, numbers: Sequence[int]) -> Given:
 
 
 def _kind(given: Any) -> Any:
-    """Return the compared part of a result: the sizes, or the class of the error."""
+    """Return the part of a result that is compared: sizes, or class of the error."""
     if not given or "shapes" in given:
         return given and given["shapes"]
     # compare only the class of an error, since its text may contain what was redacted
@@ -137,7 +140,7 @@ def _describe_result(given: Any, recorded: Shapes | None) -> str:
 
 
 def _with_keys_of(base: Results, new: Results) -> Results:
-    """Return rows with the keys of the original cases, since redaction makes the numbers in keys coarse."""
+    """Return rows with the keys of the original cases, because a redaction rounds the numbers on which keys depend."""
     keys = {row.case: (row.key, row.shapes) for row in base}
     rows = [replace(row, key=keys[row.case][0], shapes=keys[row.case][1]) if row.case in keys else row for row in new]
     return Results(rows, new.header)

@@ -48,7 +48,7 @@ class Gripping:
     Attributes
     ----------
     written : folders of the written samples
-    refused : reason by name of each function that could not be gripped
+    refused : reason why a function could not be gripped, by name
     """
 
     def __init__(self, grips: Grips) -> None:
@@ -58,7 +58,7 @@ class Gripping:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Stop gripping and write the samples; later calls do nothing."""
+        """Stop gripping and write the samples. Further calls of this method do nothing."""
         grips, self._grips = self._grips, None
         if grips is None:
             return
@@ -112,11 +112,11 @@ class Gripper:
         Parameters
         ----------
         entry : for a class, the method to grip
-        calls : number of calls to keep, each of a different signature; the sample is written once they are recorded
+        calls : number of calls to record, each with a different signature; the sample is written when they are recorded
         tags : words of `opgrip.samples.tags.Tag`, in addition to detected ones
-        name : name of the sample; None for the function's name
+        name : name of the sample; by default, the function's name
         to : folder of samples
-        by_reference : keep the function's import path instead of its code
+        by_reference : True to write the function's import path instead of its code
 
         Raises
         ------
@@ -166,7 +166,7 @@ grip = Gripper()
 
 def _keep(calls: int, tags: Iterable[str], name: str | None, by_reference: bool) -> Keep:
     if calls < 1:
-        raise UserError(f"{calls} calls are not enough for a sample", "use calls=1 or more")
+        raise UserError(f"{calls} calls are too few for a sample", "use calls=1 or more")
     if name is not None and not name.isidentifier():
         raise UserError(f"{name!r} is not a valid sample name", "use letters, digits and _")
     tag_names = {tag.value for tag in Tag}

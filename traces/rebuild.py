@@ -84,7 +84,7 @@ def make_arguments(tree: Any, classes: Mapping[str, Any], make_tensor: Callable[
         return _Maker(classes, make_tensor).make(tree)
     except CannotMake as error:
         raise UserError(
-            f"an argument cannot be created: {error}", "give its class, or grip the function again"
+            f"an argument cannot be created: {error}", "provide its class, or grip the function again"
         ) from error
     except (TypeError, ValueError, KeyError, RuntimeError, OverflowError, AttributeError) as error:
         # a trace may make false claims about classes of torch and numpy; RecursionError is a RuntimeError
@@ -133,7 +133,7 @@ class _Maker:
                     raise CannotMake("it contains itself and cannot be built")
                 return self._shared[number]
             case Opaque(name) | GroupSpec(name) | ReductionSpec(name):
-                raise CannotMake(f"a trace does not hold what {name} needs")
+                raise CannotMake(f"a trace does not contain what is needed for {name}")
             case torch.Tensor() | TensorSpec():
                 return self._make_tensor(value)
         return value

@@ -1,1 +1,3 @@
-"""The benchmark built on traces: corpus, distilled traces, scores, and the recipes of the traces that ship."""
+"""The benchmark that is built on traces: corpus, distilled traces, scores, and the commands that recorded the shipped
+traces.
+"""

@@ -1,4 +1,4 @@
-"""Making one trace of the zoo in separate processes, packing it, and recording its figures.
+"""Recording of a trace of the zoo in separate processes, compression, and collection of its figures.
 
 `python -m opgrip.zoo.making ARGUMENTS` is the process that times a model's step as its capture runs it, but without
 capture.
@@ -85,18 +85,18 @@ def _versions(content: Trace, library: str) -> dict[str, str]:
 
 
 LEVEL = 19
-"""the highest compression level that needs no more memory than usual to read"""
+"""highest compression level at which reading takes no more memory than usual"""
 QUANTILE_DIGITS = 4
-"""further digits are sampling noise of the quantiles, and would be a fifth of a file"""
+"""number of digits of quantiles; more digits are sampling noise and would be a fifth of a file"""
 
 
 def recipe_command(trace: ZooTrace) -> list[str]:
-    """Return the command that the header of a made trace contains."""
+    """Return the `opcapture` command for a trace of the zoo, as stored in the trace's header."""
     return ["opcapture", *trace.arguments]
 
 
 def pack(plain: Path, trace: ZooTrace, path: Path) -> Path:
-    """Write a trace compressed, with its recipe as the command."""
+    """Write a trace in compressed form, with the command that records it again."""
     first, *lines = plain.read_bytes().splitlines(keepends=True)
     header = _line(json.loads(first) | {"command": recipe_command(trace)})
     data = b"".join([header, *map(_with_short_quantiles, lines)])
@@ -153,7 +153,7 @@ class Distinct:
 
     Attributes
     ----------
-    traces : number of traces counted: all that have been made
+    traces : number of traces that were counted
     operators : number of operators, including extension functions
     extension_functions : number of extension functions, such as mmcv's
     longtail : number of long-tail functions
@@ -185,18 +185,18 @@ def count_distinct(traces: Iterable[ZooTrace]) -> Distinct:
 
 
 TIMEOUT_S = 1800.0
-"""limit for a capture, and another time for timing its step without capture"""
+"""time limit in seconds for a capture, and again for timing its step without capture"""
 OPCAPTURE = "import sys; from opgrip.capture.start import main; sys.exit(main())"
-"""runs the command without looking for its script"""
+"""Python code that runs `opcapture` without its script"""
 STEPS = 5
 ENOUGH_S = 20.0
-"""time after which no further step is timed"""
+"""time in seconds after which no more steps are timed"""
 LAST_WORDS = 300
 """maximum number of characters reported of a process's last message"""
 
 
 def is_current(trace: ZooTrace, folder: Path = MODELS) -> bool:
-    """Return True if the file of a trace matches the manifest and was made by the current recipe."""
+    """Return True if the file of a trace matches the manifest and was recorded with the command in the manifest."""
     file = folder / f"{trace.name}{SUFFIX}"
     if trace.recording is None or not file.is_file():
         return False
@@ -208,7 +208,7 @@ def is_current(trace: ZooTrace, folder: Path = MODELS) -> bool:
 def make_trace(
     trace: ZooTrace, folder: Path = MODELS, timeout_s: float = TIMEOUT_S, times_step: bool = True
 ) -> ZooTrace:
-    """Capture a trace again into a folder, and return it with its new recording.
+    """Record a trace again, write it into a folder, and return it with facts about the new file.
 
     Parameters
     ----------
@@ -229,9 +229,10 @@ def make_trace(
 
 
 def differences_anew(trace: ZooTrace, shipped: Path, timeout_s: float = TIMEOUT_S) -> list[str]:
-    """Make a trace again in a temporary folder, and return one line per signature that differs from the shipped one.
+    """Record a trace again in a temporary folder, and return one line per signature that differs from the shipped
+    trace.
 
-    Signatures with the same number of calls are equal, whatever their times and values.
+    Times and values are not compared, only numbers of calls.
     """
     from opgrip.traces import load
     from opgrip.traces.analysis.differences import compare_traces
@@ -282,7 +283,7 @@ def _run(words: Sequence[str], trace: ZooTrace, timeout_s: float) -> str:
 
 
 def _offer_to_killer(pid: int) -> None:
-    """Let the system end the model rather than its parent if memory runs out."""
+    """Ask the system to end the model's process, and not its parent, if memory runs out."""
     with suppress(OSError):
         Path(f"/proc/{pid}/oom_score_adj").write_text("900")
 

@@ -130,7 +130,7 @@ SAME = {
 }
 """operators that are counted under another name, because torch may call one in place of the other"""
 
-OTHER_FORM = "equal in total: autograd picks another form of the operator under a dispatch mode"
+OTHER_FORM = "same total: under a dispatch mode, autograd calls another variant of the operator"
 
 PRINTING = "opgrip: a tensor is printed"
 

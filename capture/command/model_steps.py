@@ -58,7 +58,7 @@ def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
     if output is not None and str(output) != "-":
         check_writable(Path(output), args.force)
         if not str(output).endswith(SUFFIXES):
-            raise UserError(f"{output} is not a trace file name", f"end it in {', '.join(SUFFIXES)}")
+            raise UserError(f"{output} is not a valid name of a trace file", f"end it in {', '.join(SUFFIXES)}")
     if args.device_time == KERNELS:
         check_kernels(device)
     if args.values == FULL:
@@ -162,7 +162,7 @@ def run_step(program: ModelProgram, inputs: object) -> None:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{program.name} fails in its step{place_of(error)}", cause_of(error)) from error
+        raise UserError(f"{program.name} fails while it runs a step{place_of(error)}", cause_of(error)) from error
 
 
 def check_written(capture: Capture) -> None:

@@ -69,7 +69,10 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
         yield f"{counted(capture.dropped, 'call')} could not be recorded{advice}"
     yield from _values_lines(capture)
     if operators := capture.custom_operators:
-        yield f"names of custom operators stay, for replays: {_first(operators)}; `opgrip trace redact` can hide them"
+        yield (
+            f"names of custom operators are not hidden, because a replay needs them: {_first(operators)}; "
+            "`opgrip trace redact` can hide them"
+        )
     yield from _child_lines(capture)
     for folder in capture.grips.written:
         yield f"a sample in {folder}: run it with pytest"
@@ -134,7 +137,10 @@ def run(args: argparse.Namespace, program: Sequence[str] | None) -> int:
 def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Reporter) -> int:
     check_not_for_models(args)
     if args.output == "-":
-        raise UserError("a script's own output goes to stdout", "name a file for the trace with --output")
+        raise UserError(
+            "with a script, the trace cannot go to stdout, because the script's output does",
+            ("name a file for the trace with --output"),
+        )
     args.output = output_of(args, script_name(arguments))
     check_capture(args)
     capture, process = make_capture(args, args.output, {"script": list(arguments)}), os.getpid()
@@ -175,7 +181,7 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
         raise UserError("--last is for programs that may fail or be stopped", SCRIPT)
     for name in ("audit", "find_longtail"):
         if getattr(args, name) and args.output == "-":
-            raise UserError(f"--{name.replace('_', '-')} reads the trace from a file", "name one with --output")
+            raise UserError(f"--{name.replace('_', '-')} needs a trace in a file", "name one with --output")
     check_capture(args, args.device)
     # models' own output goes to stderr
     with redirect_stdout(sys.stderr), warnings.catch_warnings():

@@ -37,7 +37,9 @@ def check_script(arguments: Sequence[str]) -> None:
     if arguments[:1] == ["-m"] and len(arguments) > 1:
         return
     if not arguments or arguments[0].startswith("-"):
-        raise UserError("nothing to run follows --", "name a script, or -m and a module, then its own arguments")
+        raise UserError(
+            "there is no script after --", ("name a script, or -m and a module, followed by its own arguments")
+        )
     if re.fullmatch(r"python[\d.]*", Path(arguments[0]).name) and not arguments[0].endswith(".py"):
         raise UserError(f"opcapture starts {arguments[0]} itself", f"leave out {arguments[0]}, name a script")
     if not Path(arguments[0]).exists():

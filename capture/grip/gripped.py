@@ -328,7 +328,7 @@ def _has_drawn(before: _RandomStates) -> bool:
     """
     now = _random_states()
     if now.others != before.others:
-        raise CannotHold("it draws random numbers that are not torch's")
+        raise CannotHold("it draws random numbers with a generator other than torch's")
     if before.device is not None and now.device is not None and not torch.equal(before.device, now.device):
         raise CannotHold("it draws random numbers on an accelerator")
     return not torch.equal(before.cpu, now.cpu)

@@ -58,7 +58,7 @@ def parse_pattern(text: str) -> Pattern:
     module, colon, qualname = text.partition(":")
     if not (module and colon and qualname) or ":" in qualname:
         raise UserError(
-            f"{text!r} is not a function pattern", "write module:function, such as 'mmdet.models.*:delta2bbox'"
+            f"{text!r} is not a pattern for functions", "write module:function, such as 'mmdet.models.*:delta2bbox'"
         )
     return Pattern(module, qualname)
 

@@ -60,7 +60,7 @@ def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelPro
     if options.cfg_options:
         raise UserError("--cfg-options is for OpenMMLab and transformers configs", f"{text} takes none")
     match = _FORM.fullmatch(text)
-    assert match is not None, "a source is asked only for what it matches"
+    assert match is not None, "each source is only asked for models that it matches"
     device = check_device(options.device)
     model, inputs = _build(source or text, _find(text, match["where"], match["name"]), options)
     if options.checkpoint is not None:
@@ -210,7 +210,7 @@ def _optimizers(model: Any) -> Sequence[torch.optim.Optimizer]:
     if optimizers and all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in optimizers):
         return optimizers
     raise UserError(
-        f"configure_optimizers of {type(model).__qualname__} gives no optimizers", "return one, or a list of them"
+        f"configure_optimizers of {type(model).__qualname__} returns no optimizers", "return one, or a list of them"
     )
 
 

@@ -48,7 +48,7 @@ def make_inputs(model: Any, config: Any, scope: str, options: ModelOptions) -> d
     if maker is None:
         supported_scopes = ", ".join(sorted(_MAKERS))
         raise UserError(
-            f"no inputs are known for models of {scope}", f"use a factory, or a config of {supported_scopes}"
+            f"inputs for models of {scope} cannot be generated", f"use a factory, or a config of {supported_scopes}"
         )
     return maker(model, config, options)
 
@@ -237,7 +237,10 @@ def _no_model(text: str) -> UserError:
 
 
 def _no_config(path: Path) -> UserError:
-    hint = f"it sets no `model`; to run a script: opcapture -- {path}; for a factory in it: --model {path}:NAME"
+    hint = (
+        f"it does not set `model`; run a script with: opcapture -- {path}; use a factory in it with: "
+        f"--model {path}:NAME"
+    )
     return UserError(f"{path} is not a config of a model", hint)
 
 

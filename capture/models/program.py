@@ -34,12 +34,12 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
     if not path.is_file():
         near = did_you_mean(str(path), [str(other) for other in path.parent.glob(f"*{path.suffix}")])
-        raise MissingFileError(f"no file of weights {path}", near or "name one with --checkpoint")
+        raise MissingFileError(f"the file of weights {path} does not exist", near or "name one with --checkpoint")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         refused = _UNSUPPORTED.search(str(error))
-        reason = f": it holds {refused[1]}, which torch does not load as weights" if refused else ""
+        reason = f": it contains {refused[1]}, which torch does not load as weights" if refused else ""
         raise UserError(f"{path} is not a file of weights{reason}", "save a state_dict with torch.save") from error
     state = state.get("state_dict", state) if isinstance(state, Mapping) else state
     try:
@@ -47,7 +47,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     except (RuntimeError, TypeError, AttributeError) as error:
         reason = shortened(" ".join(str(error).split()), 300)
         raise UserError(
-            f"{path} does not fit {type(model).__name__}", f"choose its own checkpoint: {reason}"
+            f"{path} does not fit {type(model).__name__}", f"choose a checkpoint of this model: {reason}"
         ) from error
 
 

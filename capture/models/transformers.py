@@ -86,7 +86,10 @@ def _sizes(options: ModelOptions) -> dict[str, Any]:
 def _build(found: type[Any], config: Any) -> nn.Module:
     size, room = weight_bytes(found, config), free_memory("cpu")
     if size is not None and room is not None and size > room:
-        problem = f"{found.__name__} has {size / 1e9:.1f} GB of weights, and {room / 1e9:.1f} GB of memory are free"
+        problem = (
+            f"the weights of {found.__name__} need {size / 1000000000.0:.1f} GB, but only "
+            f"{room / 1000000000.0:.1f} GB of memory are free"
+        )
         raise UserError(problem, "make it smaller, as with --cfg-options num_hidden_layers=2")
     try:
         model: nn.Module = found(config)
@@ -291,7 +294,7 @@ def _set_option(settings: dict[str, Any], config: Any, key: str, value: Any) -> 
         return
     inner = getattr(config, name)
     if not hasattr(inner, "to_dict"):
-        raise UserError(f"{key}: {name} of {type(config).__name__} has no separate settings", f"write {name}=...")
+        raise UserError(f"{key}: {name} of {type(config).__name__} has no settings below it", f"write {name}=...")
     # nested configs are created from dictionaries that contain their type
     inner_settings = settings.setdefault(name, {"model_type": inner.model_type})
     _set_option(inner_settings, inner, rest, value)

@@ -136,7 +136,7 @@ def converse(process: RecordableProcess, do: str, **fields: Any) -> Iterator[dic
                 raise UserError(printable(message.get("why")))
             yield message
     except OSError as error:
-        raise UserError(f"process {process.pid} does not answer any more", _reason(error)) from error
+        raise UserError(f"process {process.pid} no longer responds", _reason(error)) from error
     finally:
         connection.close()
 

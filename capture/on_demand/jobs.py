@@ -67,8 +67,8 @@ def _report_workers(items: Sequence[RecordableProcess], reporter: Reporter) -> N
         if item.workers:
             numbers = [str(pid) for pid in item.workers[:MOST_WORKERS]] + ["..."] * (len(item.workers) > MOST_WORKERS)
             reporter.say(
-                f"process {item.pid} has started others with the same name, which do not record: "
-                f"to record one, give its PID: {', '.join(numbers)}"
+                f"process {item.pid} has started others with the same name, which are not recorded: to "
+                f"record one, give its PID: {', '.join(numbers)}"
             )
 
 

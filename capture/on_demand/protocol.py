@@ -69,7 +69,7 @@ class MessageSocket:
         except RecursionError as error:
             raise ValueError("a message with too many nested brackets") from error
         if not isinstance(message, dict):
-            raise ValueError("a message is an object")
+            raise ValueError("a message must be a JSON object")
         return message
 
     def close(self) -> None:
@@ -226,13 +226,15 @@ def make_folder() -> Path:
             check_private(folder)
             if folder.lstat().st_uid != os.geteuid():
                 # root may enter it, but its owner may too
-                raise UserError(f"{folder} is another user's", "set XDG_RUNTIME_DIR to a folder of your own")
+                raise UserError(
+                    f"{folder} is another user's", ("set XDG_RUNTIME_DIR to a folder that only you can enter")
+                )
             return folder
         except OSError as error:
             problem = UserError(f"{folder} cannot be created", str(error.strerror).lower())
         except UserError as error:
             problem = error
-    raise problem or UserError("no folder for sockets", "set XDG_RUNTIME_DIR to a folder with a short name")
+    raise problem or UserError("there is no folder for sockets", "set XDG_RUNTIME_DIR to a folder with a short name")
 
 
 def check_private(folder: Path) -> None:
@@ -241,7 +243,7 @@ def check_private(folder: Path) -> None:
     if not stat.S_ISDIR(about.st_mode):
         raise UserError(f"{folder} is not a folder", "remove it")
     if about.st_uid not in (os.geteuid(), 0) and os.geteuid() != 0:
-        raise UserError(f"{folder} is another user's", "set XDG_RUNTIME_DIR to a folder of your own")
+        raise UserError(f"{folder} is another user's", "set XDG_RUNTIME_DIR to a folder that only you can enter")
     if about.st_mode & 0o077:
         raise UserError(f"{folder} is open to other users", f"close it: chmod 700 {folder}")
 

@@ -308,7 +308,7 @@ class StepSources:
                     f"modules ({names}) are called {reason}, and no optimizer has stepped yet: wait for it, or name "
                     f"the class of the modules whose calls are steps with --step-module"
                 )
-        return "no module was called, and no optimizer stepped: call opgrip.capture.step() after each step"
+        return "no module was called, and no optimizer made a step: call opgrip.capture.step() after each step"
 
 
 def _has_optimizer() -> bool:

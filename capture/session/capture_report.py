@@ -149,11 +149,11 @@ class CaptureReport:
             yield from self._flights.notes()
         kernels, budget = self._recorder.kernels, self._recorder.budget
         if kernels is not None and kernels.failure is not None:
-            yield f"the trace lacks times of kernels: {kernels.failure}"
+            yield f"the trace lacks the times of kernels: {kernels.failure}"
         if kernels is not None and kernels.is_cut:
             yield "the trace lacks times of some kernels: torch's profiler had no memory for more; record fewer steps"
         if kernels is not None and kernels.fallback is not None:
-            yield f"calls on the device are timed by events, not by their kernels: {kernels.fallback}"
+            yield (f"calls on the device are timed with events, not with records of their kernels: {kernels.fallback}")
         if budget is not None and budget.is_overdrawn:
             yield (
                 f"the recording took more than {budget.share:.3g} of the program's time: call step() after each "

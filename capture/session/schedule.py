@@ -84,7 +84,7 @@ class Schedule:
             if not isinstance(value, Integral):
                 raise ValueError(f"{field.name}={value!r} is not an integer number of steps")
         if self.active < 1 or min(self.wait, self.skip, self.repeat, self.warmup) < 0:
-            raise ValueError("a schedule has at least 1 active step, and no negative number of others")
+            raise ValueError("a schedule needs at least 1 active step, and no number of steps may be negative")
 
     def records(self, step: int) -> bool:
         """Return True if a step is recorded."""

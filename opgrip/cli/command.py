@@ -78,7 +78,7 @@ class OneLineParser(argparse.ArgumentParser):
             options = {option.lstrip("-"): option for option in self._option_string_actions if option.startswith("--")}
             hint = did_you_mean(flag.lstrip("-"), options, form="--{}")
             self.error(f"unknown option {flag}{f': {hint}' if hint else ''}")
-        self.error(f"{argument!r} is one argument too many{f': {self._surplus}' if self._surplus else ''}")
+        self.error(f"unexpected argument: {argument!r}{f': {self._surplus}' if self._surplus else ''}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -241,7 +241,7 @@ def _whole(text: str, least: int) -> int:
     if digits.isdecimal() and (len(digits) > len(str(LIMIT)) or int(digits) >= LIMIT):
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is too large")
     if not text.isdecimal() or int(digits) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from {least}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {least}")
     return int(digits)
 
 
@@ -309,5 +309,5 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 
 STEP = "opgrip step"
 """prefix of the profiler labels that mark steps for a capture on demand"""
-DEVICE_TIME = "times are of the device for calls that worked on one"
+DEVICE_TIME = "times are device times for calls that ran on a device"
 """note printed above tables whose times include device time"""

@@ -104,7 +104,7 @@ def seconds(text: str) -> float:
 
 def duration(text: str) -> float:
     """Parse a number of seconds from 0."""
-    return _number(text, "a number of seconds from 0", lambda number: 0 <= number < 1e9)
+    return _number(text, "a number of seconds of at least 0", lambda number: 0 <= number < 1e9)
 
 
 def interval(text: str) -> float:

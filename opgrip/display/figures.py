@@ -40,7 +40,7 @@ def check_plottable(path: Path) -> None:
     """Raise `UserError` if the suffix of a path is not an image format, or matplotlib is not installed."""
     if path.suffix.removeprefix(".") not in METADATA:
         names = ", ".join(f".{kind}" for kind in METADATA)
-        raise UserError(f"{path} is not the name of a picture file", f"end it in one of {names}")
+        raise UserError(f"{path} does not end in the suffix of an image format", f"end it in one of {names}")
     needed("matplotlib", "plot")
 
 

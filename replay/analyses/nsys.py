@@ -186,8 +186,10 @@ class NsysOptions:
 
     nsys: bool = option(
         False,
-        "run the cases once more under Nsight Systems: adds kernels, launches, GPU time and gaps to each "
-        "row, and writes a report next to --output",
+        (
+            "run the cases once more under Nsight Systems: adds kernels, launches, GPU time and gaps to "
+            "each row, and writes a report next to --output"
+        ),
         only=("single cases", "one trace"),
         role=OUTPUT,
         common=True,

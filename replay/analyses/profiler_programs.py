@@ -110,7 +110,7 @@ def arguments_in(path: Path, flags: Flags) -> list[str]:
     try:
         words = shlex.split(path.read_text(encoding="utf-8"), comments=True)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} holds no arguments: {error}", "write them as on a command line") from error
+        raise UserError(f"{path} holds no arguments: {error}", "write arguments as on a command line") from error
     if any(name == flags.output for name, _, _ in flags.read(words, ())):
         problem = f"{path} sets {flags.output}, which only opgrip may set"
         raise UserError(problem, "name the report by opreplay's --output")

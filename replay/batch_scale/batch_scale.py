@@ -148,7 +148,7 @@ class BatchScale:
         """Return how most calls of a signature scale with the batch; raise `Unsupported` if this is unknown."""
         if not self.batch:
             raise Unsupported(
-                "the batch size of the trace is unknown: no convolution, embedding or matrix product shows it"
+                "the batch size of the trace is unknown: it contains no convolution, embedding or matrix product"
             )
         verdict = self._verdicts.get(number)
         if verdict is None:
@@ -245,7 +245,7 @@ class BatchScale:
             return PLAIN
         whole = going.memory.get(key[0])
         if whole is not None:
-            lost = whole.lost or ("a part of memory that no recorded call made" if whole.any else None)
+            lost = whole.lost or ("a part of memory that no recorded call returned" if whole.any else None)
             return whole if lost is None else Growth(lost=lost)
         if key[0] not in self._outside:
             return PLAIN

@@ -90,7 +90,7 @@ def met_growth(spec: TensorSpec, shape: Sequence[int], stride: Sequence[int], of
     # operators choose the stride of a dimension of size one freely
     moved = [place for place in moved if place < count or before[place - count] > 1]
     if any(after[place] != before[place] * factor for place in moved):
-        raise ValueError(f"cannot grow a tensor of shape {tuple(spec.shape)} to {tuple(shape)}")
+        raise ValueError(f"a tensor of shape {tuple(spec.shape)} cannot grow to {tuple(shape)}")
     if offset not in (spec.offset, spec.offset * factor):
         raise ValueError("its offset does not grow by the same factor")
     sizes = tuple(place for place in moved if place < count)

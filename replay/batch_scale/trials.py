@@ -287,7 +287,7 @@ class Judge:
         try:
             return self._tested(signature, growths, likely)
         except Contradiction as contradiction:
-            lost = f"how {signature.op} grows with the batch is not known: {contradiction}"
+            lost = f"it is unknown how {signature.op} scales with the batch: {contradiction}"
             asks = self._missing(signature, growths, candidates)
             return ScaledCall(growths, NOTHING, (Growth(lost=lost),) * max(result_count, 1), asks)
 

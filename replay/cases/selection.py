@@ -24,7 +24,7 @@ CALL, FUNCTION, MODULE = "call", "function", "module"
 UNIT_KINDS = (CALL, FUNCTION, MODULE)
 
 
-ALL_EXCLUDED = ("--exclude-op leaves no case", "exclude fewer")
+ALL_EXCLUDED = ("--exclude-op excludes all cases", "exclude fewer")
 NO_CALL_MATCHES_BOTH = "no call matches both --op and --module", "see opgrip trace info"
 NO_CALL_WITHIN = "no call that --op and --module select is within --label", "see opgrip trace info"
 
@@ -272,7 +272,7 @@ class PointOptions:
         if most <= processors:
             return ()
         there_are = f"{processors} processors" if processors > 1 else "one processor"
-        return (f"{most} threads share {there_are}: this process may use no more",)
+        return (f"{most} threads would share {there_are}, and this process may use no others",)
 
     @property
     def is_sweep(self) -> bool:

@@ -303,7 +303,7 @@ def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
     if _same_numbers(runs) and not torch.equal(_sorted(actual), _sorted(runs[0])):
         return "not a permutation of the reference's output"
     if _constant(ours, theirs):
-        return "the same number in all elements, where the reference's differ"
+        return "the same number in all elements, although the reference's elements differ"
     if _farther(_two_sample, ours, theirs, _two_sample_bound(len(ours), theirs.numel())):
         return "its numbers have a different distribution than the reference's"
     if _farther(_ranks, ours, theirs, sqrt(log(2 / FALSE_ALARM) / (2 * max(len(ours), 1)))):

@@ -55,7 +55,8 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     launch, baseline_file = launch_of(), from_arguments(ScoreOptions, args).baseline
     if not args.sequence and args.shard is None and launch is not None and launch.world_size > 1:
         raise UserError(
-            f"each of {launch.world_size} processes would replay the same", "add --shard auto, or --sequence for a step"
+            f"each of {launch.world_size} processes would replay all cases",
+            "add --shard auto, or --sequence for a step",
         )
     is_ranks = args.sequence and launch is not None
     is_several = not is_ranks and targets_of(list(map(str, args.trace))) is not None

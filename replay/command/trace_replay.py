@@ -387,5 +387,5 @@ def keep(results: Results, output: OutputOptions, reporter: Reporter) -> Path | 
     except UserError as error:
         if output.store is not None:
             raise
-        reporter.say(f"the results are not kept: {error}")
+        reporter.say(f"the results are not stored: {error}")
         return None

@@ -57,7 +57,7 @@ def write_comparisons(comparisons: Sequence[Comparison], gates: Gates, path: Pat
 def form_for(path: Path) -> Callable[[Sequence[Comparison], Gates], str]:
     """Return the function that formats comparisons for a file name; raise `UserError` for an unknown suffix."""
     if path.suffix not in FORMS:
-        raise UserError(f"{path} has no known form", f"end its name in {', '.join(FORMS)}")
+        raise UserError(f"{path} has no known suffix", f"end its name in {', '.join(FORMS)}")
     return FORMS[path.suffix]
 
 

@@ -74,13 +74,16 @@ def advice(comparison: Comparison) -> Iterator[str]:
     if more:
         half = more[len(more) // 2]
         yield (
-            f"{counted(len(more), 'case')} would be decided by more repeats, half of them by {half} more of each run: "
-            "opreplay --repeats, or --until-decided BASE"
+            f"{counted(len(more), 'case')} would be decided by more repeats, half of them by {half} "
+            "more of each run: opreplay --repeats, or --until-decided BASE"
         )
     lost = sum(pair.more_runs is None and pair.judgement is not None and not pair.reason for pair in unsure)
     if lost:
         verb = "differs" if lost == 1 else "differ"
-        yield f"{counted(lost, 'case')} {verb} by about the margin, or less than a machine's pace changes between runs"
+        yield (
+            f"{counted(lost, 'case')} {verb} by about the margin, or by less than a machine's speed "
+            "changes between runs"
+        )
 
 
 def _differs_from_medians(pair: Pair) -> bool:

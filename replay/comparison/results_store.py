@@ -144,7 +144,9 @@ class Store:
         if len(found) == 1:
             return found[0].path
         if found:
-            raise UserError(f"{name!r} names {len(found)} runs, such as {found[0].name}", "write more of its name")
+            raise UserError(
+                f"{name!r} names {len(found)} runs, such as {found[0].name}", ("write a longer part of its name")
+            )
         if _holds(is_interrupted, name):
             problem = f"the replay that is to write {name} has not ended"
             raise UserError(problem, "wait for it, or continue an interrupted one with opreplay ... --resume")
@@ -293,7 +295,7 @@ EQUAL = {
 """header fields that must be equal in merged runs, with a hint for the case that they are not"""
 OF_MACHINE = ("machine", "processor", "governor", "threads")
 """environment fields that must be equal in merged runs"""
-HINT = "times of other machines do not mix: opgrip compare holds them side by side"
+HINT = "times of different machines cannot be merged: compare them with opgrip compare"
 
 
 def merge_runs(runs: Sequence[Results]) -> Results:
@@ -312,7 +314,9 @@ def merge_runs(runs: Sequence[Results]) -> Results:
         whole, runs = runs, [run for run in runs if run.rows] or runs[:1]
     first = runs[0]
     if not any(run.header for run in runs):
-        raise UserError("these files do not describe what was timed", "merge .json or .parquet files")
+        raise UserError(
+            "these files do not contain the facts that identify what was timed", "merge .json or .parquet files"
+        )
     for name, hint in EQUAL.items():
         _check_equal(name, [run.header.get(name) for run in runs], hint)
     _check_equal("options", [_options(run, is_shard=shards is not None) for run in runs], EQUAL["device"])

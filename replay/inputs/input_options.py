@@ -37,7 +37,7 @@ def value_kinds(text: str) -> tuple[str, ...]:
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
         hint = did_you_mean(unknown[0], KINDS, f"choose from {', '.join(KINDS)}")
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not a way to generate values: {hint}")
+        raise argparse.ArgumentTypeError(f"unknown kind of values: {unknown[0]!r}: {hint}")
     return kinds
 
 

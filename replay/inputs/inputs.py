@@ -262,14 +262,14 @@ def _check_leaves(tree: Any) -> None:
         if isinstance(leaf, Opaque):
             raise Unsupported(f"a trace cannot hold an argument of type {leaf.type_name}")
     if any(isinstance(leaf, GroupSpec | ReductionSpec) for leaf in leaves(tree)):
-        raise Unsupported("it takes a process group, which a replay does not have")
+        raise Unsupported("it takes a process group, which does not exist in a replay")
 
 
 def _check_supported(spec: TensorSpec) -> None:
     if spec.cls not in (None, STORAGE):
         raise Unsupported(f"an argument is a {spec.cls}, not a plain tensor")
     if spec.device == "meta":
-        raise Unsupported("an argument is on the meta device, which does no work")
+        raise Unsupported("an argument is on the meta device, on which nothing is computed")
     check_layout(spec)
 
 

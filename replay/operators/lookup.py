@@ -38,7 +38,7 @@ BETWEEN_PROCESSES = frozenset(
     {*("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor"), "mempool"}
 )
 """namespaces of operators that communicate between processes"""
-NO_OTHERS = "works with other processes, of which a replay has none"
+NO_OTHERS = "communicates with other processes, which do not exist in a replay"
 
 OF_TORCH_ITSELF = frozenset(
     {
@@ -86,9 +86,9 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
     if name in READS_OR_WRITES_FILES or any(map(_names_a_file, schema.arguments)):
         return "reads or writes files"
     if any(_ADDRESS_ARGUMENTS.fullmatch(argument.name) for argument in schema.arguments):
-        return "takes an address of memory"
+        return "takes a memory address"
     if UNCHECKED.fullmatch(name):
-        return "does not check how far it reaches"
+        return "does not check which memory it accesses"
     if not is_dispatched(function):
         return "is only for TorchScript"
     return None

@@ -71,7 +71,7 @@ def _series(request: PlotRequest) -> dict[str, list[tuple[Result, float]]]:
     """Return rows with the total time of their calls, by series: captured times first, then replayed ones."""
     replayed = dict(series_of(request.runs))
     if not replayed:
-        raise UserError("the results have no case with a time", "see their column error, or opreplay --strict")
+        raise UserError("the results have no case with a time", "see the column error, or use opreplay --strict")
     series = {name: [(row, time_of(row)) for row in _first_ways(rows)] for name, rows in replayed.items()}
     first = _first_ways(next(iter(replayed.values())))
     captured = [(row, max(row.count, 1) * row.captured_us) for row in first if row.captured_us]
@@ -386,11 +386,11 @@ def draw_roofline(request: PlotRequest) -> Figure:
 
     (run,) = request.runs.values()
     if "ceilings" not in run.header:
-        raise UserError("the results do not hold the machine's limits", "replay with --roofline")
+        raise UserError("the results do not contain the machine's peaks", "replay with --roofline")
     try:
         ceilings, threads = from_json(run.header["ceilings"]), int(run.header.get("threads", 1))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError("the machine's limits in the results are damaged", "replay with --roofline") from error
+        raise UserError("the machine's peaks in the results are damaged", "replay with --roofline") from error
     return drawing.draw(run.rows, ceilings, threads, request.title)
 
 

@@ -61,5 +61,5 @@ def report_for(path: Path) -> Report:
     """
     named_report = reports.get(path.suffix)
     if named_report is None:
-        raise UserError(f"{path} has no known form", f"end its name in {', '.join(reports.names())}")
+        raise UserError(f"{path} has no known suffix", f"end its name in {', '.join(reports.names())}")
     return named_report

@@ -89,11 +89,13 @@ def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
 
 def other_columns(path: Path) -> UserError:
     """Return the error for a file that has columns which results do not have."""
-    return UserError(f"{path} has other columns than this opreplay writes", "choose another file")
+    return UserError(f"{path} has columns that this version of opreplay does not write", "choose another file")
 
 
 def _refusal(path: Path, reason: str) -> UserError:
-    return UserError(f"{path} does not hold results of opreplay ({reason})", "write some with opreplay -o results.json")
+    return UserError(
+        f"{path} does not contain results of opreplay ({reason})", "write some with opreplay -o results.json"
+    )
 
 
 ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
@@ -188,7 +190,7 @@ def load_results(path: str | Path) -> pd.DataFrame:
         raise UserError(f"{path} cannot be read", (error.strerror or str(error)).lower()) from error
     except (ValueError, KeyError, TypeError, AttributeError, MemoryError) as error:
         raise UserError(
-            f"{path} does not hold results of opreplay", "write some with opreplay -o results.json"
+            f"{path} does not contain results of opreplay", "write some with opreplay -o results.json"
         ) from error
     return rows
 

@@ -36,7 +36,7 @@ class Request:
 
     words: str
     is_of: Callable[[Result], bool]
-    absence: str = "no row is of it"
+    absence: str = "no row belongs to it"
 
 
 def unfulfilled(args: argparse.Namespace, rows: Sequence[Result]) -> list[str]:
@@ -69,7 +69,7 @@ def _requests(args: argparse.Namespace) -> Iterator[Request]:
     if timing.backward:
         yield Request("--backward", partial(_has, "direction", BACKWARD), "no case is of a forward call")
     if inputs.dtype is not None:
-        absence = "no case has a floating-point tensor that can be cast"
+        absence = "no case has a floating-point tensor that can be converted"
         yield Request(f"--dtype {inputs.dtype}", partial(_is_of_dtype, inputs.dtype), absence)
     if from_arguments(Tuning, args).trials:
         yield Request("--tune", lambda row: bool(row.tune))

@@ -101,7 +101,7 @@ def read_parquet(path: Path) -> pd.DataFrame:
         raise UserError(f"{path} is too large ({error})", "replay in parts, by --start and --stop") from error
     except FormatError as error:
         raise UserError(
-            f"{path} does not hold results of opreplay ({error})", "write some with opreplay -o results.json"
+            f"{path} does not contain results of opreplay ({error})", "write some with opreplay -o results.json"
         ) from error
     rows: pd.DataFrame = table.to_pandas(ignore_metadata=True)
     for name in names:

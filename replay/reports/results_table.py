@@ -63,7 +63,7 @@ DOUBTFUL = "~"
 """mark before doubtful captured times and speed-ups"""
 OF_THESE = "share of these"
 """heading of the share of time among the selected calls"""
-SPEED_UP = "speed-up: replayed us of the row it is compared with, divided by replayed us"
+SPEED_UP = "speed-up: replayed us of the row with which a row is compared, divided by its own replayed us"
 SHORT = 60
 """maximum number of characters of operator and shapes in a note"""
 NOTE = 40
@@ -307,7 +307,7 @@ def _contended(results: Sequence[Result]) -> list[str]:
     if not count:
         return []
     rows = f"{counted(count, 'row')} {'is' if count == 1 else 'are'} contended"
-    return [f"{rows}: other processes used the cores in all runs, and their times count nowhere: {QUIETER}"]
+    return [f"{rows}: other processes used the cores in all runs, so these times are not used: {QUIETER}"]
 
 
 def _reasons(results: Sequence[Result]) -> list[str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ROWS, REASONS = 20, 12
 """default number of printed rows, and maximum number of printed reasons"""
-ONLY_CONTENDED = "other processes used the cores in all passes, and its time counts nowhere"
+ONLY_CONTENDED = "other processes used the cores in all passes, so its time is not used"
 
 
 def print_sequence(result: SequenceResult, rows: Sequence[Result], most: int, file: IO[str]) -> None:
@@ -75,7 +75,7 @@ def _lines(result: SequenceResult) -> list[tuple[str, str]]:
     times = _captured_times(result, captured) if result.has_captured_times else _replayed_times(result)
     sizes = (result.captured_peak_bytes, result.replayed_peak_bytes, result.outside_bytes)
     at_most, replayed, before = (f"{size / 1e6:,.2f} MB" for size in sizes)
-    memory = f"captured {at_most} at most, replayed {replayed}, in addition to {before} from before"
+    memory = f"captured {at_most} at most, replayed {replayed}, in addition to {before} from before the first call"
     return [calls, *times, ("memory", memory)]
 
 

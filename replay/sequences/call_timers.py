@@ -46,7 +46,7 @@ class CallTimer(Protocol):
         """Run a call and return its result."""
 
     def skip(self) -> None:
-        """Record that a call does not run."""
+        """Record that a call is not run."""
 
     def times_ns(self) -> list[int]:
         """Return the time of each call in ns; 0 for one that did not run."""
@@ -55,8 +55,8 @@ class CallTimer(Protocol):
 class HostTimer:
     """Timer that uses the host's clock; on an accelerator it measures launches.
 
-    new_memory : by place of a call, the memory that its results should get
-    wait : called before each call; waits for the device if the times must not include earlier work
+    new_memory : memory that the results of calls should get, by index of the call
+    wait : function called before each call, which waits for the device if times must not include earlier work
     """
 
     def __init__(self, new_memory: Mapping[int, NewMemory], wait: Callable[[], None] | None = None) -> None:
@@ -130,7 +130,7 @@ class DeviceClockTimer:
 
 
 def typical_ns(passes: Sequence[Sequence[int]]) -> list[float]:
-    """Return the median time of each call over all passes, in ns."""
+    """Return the median time in ns of each call over all passes."""
     medians: list[float] = np.median(np.array(passes, dtype=np.float64), axis=0).tolist()
     return medians
 
@@ -138,11 +138,11 @@ def typical_ns(passes: Sequence[Sequence[int]]) -> list[float]:
 CHECK_NS = 10_000_000
 """minimum time in ns between two checks; a check takes some ten microseconds and evicts a few cache lines"""
 SHARE = 0.05
-"""share of a pass's time; a pass that was disturbed for longer is slowed or contended"""
+"""share of a pass's time; a pass that is disturbed for longer counts as slowed or contended"""
 
 
 class Slowdown:
-    """Detector of slowed passes and of calls during which other processes used the cores.
+    """Detects passes during which the processor was slowed down, and calls during which other processes used the cores.
 
     processes : number of processes that run the step on this machine. If they have more threads than there are cores,
     they compete for the cores, and a pass is then never contended, only slowed.
@@ -162,13 +162,13 @@ class Slowdown:
         self._contended: set[int] = set()
 
     def begin(self) -> None:
-        """Start observing a pass."""
+        """Start to observe a pass."""
         # discard what happened before the pass
         self._check(with_pace=True)
         self._reset()
 
     def check(self) -> None:
-        """Check the processor after a call if a check is due, or if others used the cores at the last check."""
+        """Check the processor after a call, if a check is due or if others used the cores at the last check."""
         self._calls += 1
         now = perf_counter_ns()
         if now - self._paced_ns >= CHECK_NS:
@@ -177,7 +177,7 @@ class Slowdown:
             self._check(with_pace=False)
 
     def end(self) -> None:
-        """Finish observing a pass; required before the properties are read."""
+        """End the observation of a pass; this must be called before the properties are read."""
         self._check(with_pace=True)
 
     @property
@@ -192,7 +192,7 @@ class Slowdown:
 
     @property
     def contended_calls(self) -> frozenset[int]:
-        """Places of the calls during which, or right before which, other processes used the cores."""
+        """Indices of the calls during which, or right before which, other processes used the cores."""
         return frozenset(self._contended)
 
     @property
@@ -224,11 +224,11 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class CallProgram:
-    """Program that runs the calls of a signature under a mode.
+    """A program that runs the calls of a signature in a mode.
 
     status, reason : status and reason of the result row; if not ok, the calls run in eager so that later calls get
     their results
-    first_ms : time to make the program and run it once
+    first_ms : time in ms to prepare the program and run it once
     """
 
     program: Program | None
@@ -240,7 +240,7 @@ class CallProgram:
     max_rel: float | None = None
 
     def run(self, arguments: Arguments, watch: CallTimer) -> Any:
-        """Run a call and return its results; only the mode's part is timed."""
+        """Run a call and return its results; the timer measures only the mode's part."""
         assert self.program is not None, "else it runs in eager"
         args, kwargs = arguments
         entered, named = arguments if self.program.enter is None else self.program.enter(arguments)
@@ -259,14 +259,14 @@ class SequenceSettings:
     """Settings of a step replay.
 
     place : maps recorded devices to devices of this machine
-    device : device to name in the result and to synchronize
+    device : device that is named in the result and synchronized
     seed : seed of drawn values, and of operators that draw random numbers
     extensions : extension modules whose functions may be called
     repeats : number of timed passes, or None for as many as `precision` needs within `budget_s`, at least 3
-    precision : target for the interquartile range of the passes' times over their median
+    precision : target for the interquartile range of the passes' times, relative to their median
     room_bytes : memory limit, or None for most of the free memory
-    mode : mode of all calls that it can run; the others run in eager
-    tolerance : tolerance of the comparison with eager
+    mode : mode in which calls run; calls that it does not support run in eager
+    tolerance : tolerance when results are compared with eager's
     store, tuning, candidates : as in `ProgramSettings`
     in_graphs : run the calls in graphs of the device
     """

@@ -1,4 +1,4 @@
-"""Dry run of step replay: a pass that finds out how each call of a trace can run on the results of earlier calls.
+"""Dry run of step replay: passes that determine how each call of a trace can run on the results of earlier calls.
 
 `DryRun.settle` runs all calls in order, without timing them, and repeats this until no call changes how it runs
 from one pass to the next (at most `MOST_PASSES` passes). A call is
@@ -61,11 +61,11 @@ NO_TENSORS = Interface((), ())
 
 @dataclass(slots=True)
 class CallPlan:
-    """Plan for running one call.
+    """How one call is run.
 
     status : `replayed`, `substituted` or `unsupported`, as described in the module's docstring
-    prepared : the operator with its arguments; None if the call does not run
-    redrawn : indices of the tensors that get drawn values before each run
+    prepared : the operator with its arguments; None if the call is not run
+    redrawn : indices of the tensors that get new drawn values before each run
     reason : why the status is not `replayed`
     row_status : status of the result row if no call of the signature runs
     """
@@ -83,8 +83,8 @@ class DryRun:
     excluded : status and reason of calls that must not run, by signature number
     announce : called with the signature number before each call
     plans : plan for each call
-    programs : by signature number, the programs of calls under a mode other than eager
-    has_others, is_first : False and True, unless other ranks run their part of the step at the same time
+    programs : programs for a mode other than eager, by signature number
+    has_others, is_first : True if other ranks run their part of the step at the same time, and True if this is rank 0
     processes : number of processes that run the step on this machine
     streams : streams of the calls, or None if they use one
     """
@@ -117,7 +117,7 @@ class DryRun:
         """Run all calls repeatedly until no plan changes.
 
         begin : restores the state before the first call
-        tell : called with the progress
+        tell : function called with the progress
         """
         count, reported = len(self.plans), monotonic()
         for number in range(1, MOST_PASSES + 1):
@@ -136,7 +136,7 @@ class DryRun:
         self.memory.forget_constants()
 
     def make_programs(self, tell: Tell = tell_nobody) -> None:
-        """Make the program of each signature under the requested mode."""
+        """Prepare the program of each signature for the requested mode."""
         first = {call.signature: call for call, plan in zip(self.flow.calls, self.plans, strict=True) if plan.prepared}
         remaining = [call for number, call in first.items() if number not in self.programs]
         for number, call in enumerate(remaining):
@@ -152,7 +152,7 @@ class DryRun:
         return list(numbers)
 
     def begins_pass(self, more: bool, begin: Callable[[], None]) -> bool:
-        """Restore the state before the first call and return True, if another pass is timed."""
+        """Return True, after restoring the state before the first call, if another pass will be timed."""
         if more:
             begin()
         return more
@@ -162,7 +162,7 @@ class DryRun:
         return False
 
     def finish(self) -> None:
-        """Wait for what is still running at the end of a pass."""
+        """Wait at the end of a pass for everything that is still running."""
 
     def begin(self) -> None:
         """Restore all memory to its state before the first call."""
@@ -171,7 +171,7 @@ class DryRun:
             prepared.begin()
 
     def redraw(self, call: FlowingCall, plan: CallPlan) -> None:
-        """Overwrite the unusable argument values of a call with drawn ones."""
+        """Overwrite arguments that a call cannot use with drawn values."""
         specs = self._interface(call).takes
         for index in plan.redrawn:
             self._drawn.write(call.takes[index], specs[index])
@@ -179,7 +179,7 @@ class DryRun:
     def hand_on(self, call: FlowingCall, plan: CallPlan, result: Any) -> None:
         """Pass the results of a call on to later calls, or drawn values if the call is not `replayed`.
 
-        Drawing never raises: results for which no memory can be allocated are added to `unmade`.
+        Results for which no memory can be allocated raise no error, but are added to `unmade`.
         """
         live = self.memory.live
         if plan.status == REPLAYED:
@@ -239,7 +239,7 @@ class DryRun:
     def _run_with_recorded_shapes(self, call: FlowingCall, plan: CallPlan, prepared: PreparedCall) -> Any:
         """Run a call, drawing more of its arguments until the results have the recorded shapes.
 
-        Masks are drawn first, then all integers, since these can decide the shapes of results.
+        Masks are drawn first, then all integers, because these can determine the shapes of results.
         """
         flowing = [index for index, number in enumerate(call.takes) if number != NO_STORAGE]
         specs = self._interface(call).takes
@@ -268,7 +268,9 @@ class DryRun:
         return result
 
     def _arrange(self, call: FlowingCall, plan: CallPlan) -> PreparedCall:
-        """Prepare a call on the results of earlier calls, and add tensors with unusable values to `plan.redrawn`."""
+        """Prepare a call with the results of earlier calls; add tensors with values that it cannot use to
+        `plan.redrawn`.
+        """
         memory, interface = self.memory, self._interface(call)
         tensors = list(enumerate(zip(call.takes, interface.takes, strict=True)))
         own = frozenset(index for index, (number, spec) in tensors if number == NO_STORAGE or not can_flow(spec))
@@ -292,7 +294,7 @@ class DryRun:
         return prepared
 
     def _prepare(self, signature: int, own: frozenset[int]) -> PreparedCall:
-        """Prepare calls of a signature; the tensors at the indices in `own` are drawn once and kept."""
+        """Prepare the calls of a signature; the tensors with indices in `own` are drawn once and kept."""
         key = signature, own
         prepared = self._prepared.get(key)
         if prepared is not None:
@@ -341,7 +343,7 @@ class DryRun:
         return SKIPPED if record is not None and record.raised is not None else describe_failure(error)[0]
 
     def _has_recorded_shapes(self, call: FlowingCall, prepared: PreparedCall, result: Any) -> bool:
-        """Return True if results have the recorded shapes and dtypes, or the ones that the next call needs."""
+        """Return True if results have the recorded shapes and dtypes, or those that the next call needs."""
         result_tensors = tensors_of(result)
         if not call.gives:
             return True

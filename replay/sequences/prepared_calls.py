@@ -1,8 +1,8 @@
 """Prepared calls of step replay: operators that take some of their arguments from the results of earlier calls.
 
-At each call, `PreparedCall` fills in views of memory that earlier calls produced. All other arguments are made once
-and, if the operator changes them, restored before each pass. `DrawnValues` decides whether the values in that memory
-are usable, and draws others if not.
+At each call, `PreparedCall` fills in views of memory that earlier calls produced. All other arguments are created once
+and, if the operator changes them, restored before each pass. `DrawnValues` decides whether a call can use the values in
+that memory, and draws others if not.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.progression import Progression
 
 FAR = 1e3
-"""factor by which floats above 1 may exceed the recorded ones"""
+"""factor by which floats above 1 may exceed the recorded maximum"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Flowing:
-    """Placeholder in a tree of arguments for a tensor in memory that an earlier call produced."""
+    """Placeholder among arguments for a tensor in memory that an earlier call produced."""
 
     index: int
     spec: TensorSpec
 
 
 Filling: TypeAlias = Callable[[StepMemory, tuple[int, ...]], Any]
-"""function that makes a part of a call's arguments from the memory of its tensors"""
+"""function that creates a part of a call's arguments from the memory of its tensors"""
 
 
 class PreparedCall:
-    """Operator with arguments, which takes tensors from the results of earlier calls.
+    """An operator with arguments, some of which are taken from the results of earlier calls.
 
     drawn : indices of the tensors that have separate memory and drawn values
     values, place, seed : as for `Inputs`
-    Raises `Unsupported` if arguments cannot be made.
+    Raises `Unsupported` if arguments cannot be created.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class PreparedCall:
             self._inputs.restore()
 
     def arguments(self, memory: StepMemory, takes: tuple[int, ...]) -> Arguments:
-        """Return positional and named arguments; indices that the operator does not check are brought into bounds.
+        """Return positional and named arguments; indices that the operator does not check are clamped.
 
         takes : storage number of each tensor
-        Raises `Unsupported` if indices cannot be brought into bounds.
+        Raises `Unsupported` if indices cannot be clamped.
         """
         if self._positional is None:
             made = self._inputs.make()
@@ -110,7 +110,9 @@ class PreparedCall:
 
 
 def _filling(value: Any, kept: bool) -> Filling:
-    """Return a function that makes one argument; if `kept`, an argument without placeholders is made only once."""
+    """Return a function that creates one argument; if `kept` is True, an argument without placeholders is created only
+    once.
+    """
     if type(value) is _Flowing:
         return lambda memory, takes: as_argument(memory.view(takes[value.index], value.spec), value.spec)
     if children(value) is None or (kept and not any(type(leaf) is _Flowing for leaf in leaves(value))):
@@ -136,7 +138,7 @@ class DrawnValues:
         self._ranges: dict[TensorSpec, tuple[int, int]] = {}
 
     def write(self, number: int, spec: TensorSpec) -> None:
-        """Write drawn values into a tensor's memory; renew the memory if it is too small."""
+        """Write drawn values into a tensor's memory; allocate new memory if it is too small."""
         if not self._memory.holds(number, spec):
             self._memory.renew(number)
         target, drawn = self._memory.view(number, spec), self._tensor(spec)
@@ -149,9 +151,11 @@ class DrawnValues:
             to[first:size].copy_(since[first:size])
 
     def allows_floats(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
-        """Return True if floats are finite and not far larger than the recorded ones, or if those were not finite.
+        """Return True if floats are finite and not far larger than the recorded ones, or if the recorded ones were not
+        finite.
 
-        A trace misses some writes of the program, and one wrong value would turn all later results into nan.
+        This is checked because a trace misses some writes of the program, and one wrong value can make all later
+        results nan.
         """
         model = None if spec.values is None else self._values.get(spec.values)
         bound = None if model is None else _largest(model)
@@ -187,7 +191,7 @@ def never_flowing(signature: Signature, takes: tuple[TensorSpec, ...], values: M
     """Return the indices of the tensors of a signature that are always drawn.
 
     Functions of extensions read memory at unchecked indices, which can be integers or columns of floats. Therefore they
-    take from earlier calls only tensors that certainly hold no indices.
+    only take tensors from earlier calls that cannot be indices.
     """
     if signature.kind != EXTENSION:
         return set()

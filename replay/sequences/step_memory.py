@@ -1,9 +1,9 @@
 """Memory of step replay: storages that calls of a trace produce and later calls use, by their recorded numbers.
 
 `StepMemory` draws the values that exist before the first call, restores them before each pass (`begin`), stores the
-results of calls (`give`), frees storages after their last use (`drop`), and returns views of them (`view`). Together
-with the arguments that are charged to it, it stays below a limit: a request beyond that raises `Unsupported`. Values to
-restore an accelerator's memory from are in the memory of the host while there is room.
+results of calls (`give`), frees storages after their last use (`drop`), and returns views of them (`view`). Its memory
+and that of registered arguments stays below a limit; a request beyond the limit raises `Unsupported`. The values from
+which an accelerator's memory is restored are kept in host memory if there is enough.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values import ValueModel
 
 SHARE, SHARE_OF_DEVICE = 0.8, 0.9
-"""share of the available memory that a replay may take on the CPU, and on an accelerator, which it has for itself"""
+"""share of the available memory that a replay may take: on the CPU, and on an accelerator, which it need not share"""
 COMPARED_BYTES = 1 << 26
-"""memory that is copied at a time to compare storages on two devices"""
+"""number of bytes that are copied at a time to compare storages on two devices"""
 SEEDS = 1 << 62
 
 
 class StepMemory:
     """Storages of a step by number.
 
-    needs : required size and views of each number
-    outside : numbers that exist before the first call
+    needs : required size and views of each storage, by number
+    outside : numbers of the storages that exist before the first call
     values, place, seed : as for `Inputs`
     limit : maximum bytes of live storages and kept values together
-    live : storages from the call that makes them to the last call that uses them
-    live_bytes, peak_bytes : current and maximum size of live storages that calls made
-    unmade : why a storage could not be made, by number
+    live : storages from the call that creates them to the last call that uses them
+    live_bytes, peak_bytes : current and maximum size of live storages that calls created
+    unmade : reason why a storage could not be created, by number
     kept_bytes : size of initial values and of drawn arguments, except those on the host
     """
 
@@ -78,10 +78,7 @@ class StepMemory:
         self._sizes = dict.fromkeys(self._outside, 0)
 
     def forget_constants(self) -> None:
-        """Release the initial values of storages that a pass over all calls did not change.
-
-        The others move to the device if they fit there next to the pass, because each pass restores them.
-        """
+        """Release the initial values of storages that a pass over all calls has not changed."""
         for number, storage in self._outside.items():
             first = self._first.get(number)
             if first is None:
@@ -96,7 +93,7 @@ class StepMemory:
                 self.kept_bytes += size
 
     def give(self, number: int, storage: torch.UntypedStorage) -> None:
-        """Store the storage of a number."""
+        """Store a storage under its number."""
         self.live[number] = storage
         if number not in self._outside:
             size = storage.nbytes()
@@ -111,7 +108,7 @@ class StepMemory:
                 self.live_bytes -= self._sizes.pop(number)
 
     def renew(self, number: int) -> None:
-        """Replace the storage of a number by one of the needed size with drawn values.
+        """Replace a storage by one of the required size with drawn values.
 
         Raises `Unsupported` if this exceeds the memory limit.
         """
@@ -134,11 +131,11 @@ class StepMemory:
         self.kept_bytes += size
 
     def refund(self, size: int) -> None:
-        """Release memory that was charged."""
+        """Release memory that was reserved by `charge`."""
         self.kept_bytes -= size
 
     def check_room(self, size: int) -> None:
-        """Raise `Unsupported` if this many more bytes exceed the limit."""
+        """Raise `Unsupported` if `size` more bytes would exceed the limit."""
         if not self._has_room(size):
             self._forget_stand_ins()
             if not self._has_room(size):
@@ -178,7 +175,7 @@ class StepMemory:
             self.unmade[number] = reason_of(error)
 
     def _reserve_on_host(self, size: int) -> bool:
-        """Reserve memory of the host for values of an accelerator's memory; return False if there is too little."""
+        """Reserve host memory for values of an accelerator's memory; return False if there is not enough."""
         if self._host_bytes is None:
             # processes on its other accelerators may want as much
             self._host_bytes = room_on("cpu") // torch.accelerator.device_count()
@@ -208,7 +205,7 @@ class StepMemory:
 
 
 def reason_of(error: Exception) -> str:
-    """Return in one line why a call cannot run as planned."""
+    """Return the reason, in one line, why a call cannot be run as planned."""
     return str(error) if isinstance(error, Unsupported) else cause_of(error, 120)
 
 

@@ -37,7 +37,7 @@ class SequenceOptions:
 
 @dataclass(frozen=True, slots=True)
 class RankLaunch:
-    """Settings of one of the processes that a launcher started together.
+    """Settings of this process if a launcher such as torchrun started several processes together.
 
     local_rank : index of the process, and of its accelerator, on its machine
     address, port : address of the store through which the ranks find each other
@@ -99,7 +99,7 @@ class RankOptions:
 
 @dataclass(frozen=True, slots=True)
 class SequenceColumns(Columns):
-    """Columns for how the calls of a row ran, if any could not use the results of earlier calls, and for their host
+    """Columns on how the calls of a row were run, if some could not use the results of earlier calls, and on their host
     time.
     """
 
@@ -119,7 +119,7 @@ class SequenceColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class RankColumns(Columns):
-    """Columns for the rank of a row's calls and, for collectives, the data that they moved and how long they waited."""
+    """Columns for the rank of a row's calls and, for collectives, the moved data and the waiting time."""
 
     rank: int | None = column("rank whose calls the row describes", heading="rank")
     group_ranks: str | None = column("ranks that took part in the collective, such as `0,1`")
@@ -140,13 +140,13 @@ OF_CAPTURED_TIMES = (
     *("captured_ms", "captured_host_ms", "captured_wall_ms", "unsupported_ms", "unsupported_host_ms"),
     *("critical_calls", "captured_critical_ms", "replayed_critical_ms"),
 )
-"""totals that are unknown if a trace lacks times"""
+"""totals that are unknown if a trace has no times"""
 
 OF_MODE = ("note", "first_ms", "max_abs", "max_rel")
 OF_TIMES = ("samples", "median_us", "p10_us", "p90_us", "mean_us", "spread", "dropped", "slowed")
-"""columns of a row that have the names of attributes of `SignatureTimes`"""
+"""columns of a row that have the same names as attributes of `SignatureTimes`"""
 QUANTILES = {"ms": 0.5, "p10_ms": 0.1, "p90_ms": 0.9}
-"""quantiles over the passes, by the suffix of the totals' names"""
+"""quantiles over the passes, by suffix of the names of totals"""
 
 
 def rows_of(result: SequenceResult, cases: Sequence[Case], workload: Workload) -> list[Result]:

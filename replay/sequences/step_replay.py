@@ -1,10 +1,11 @@
 """Step replay: run all calls of a trace in order, each on the results of earlier calls, and measure time and memory.
 
-A dry run decides how each call runs. Then passes over all calls are timed until the times are precise enough; on an
-accelerator, further passes are timed by its clock. If a call fails in a timed pass, the dry run is repeated.
+A dry run determines how each call is run. Then passes over all calls are timed until the times are precise enough; on
+an accelerator, more passes are timed with its clock. If a call fails in a timed pass, the dry run is repeated.
 
-`replay_apart` does this in a separate process, so that a call that crashes, hangs or loses the device costs only its
-row. A process that is not forked is `python -m opgrip.replay.sequences.step_replay`, with its request on stdin.
+`replay_apart` does this in a separate process, so that a call that crashes, hangs or makes the device unusable does not
+end the replay. A process that is not forked is `python -m opgrip.replay.sequences.step_replay`, with its request on
+stdin.
 """
 
 from __future__ import annotations
@@ -61,12 +62,11 @@ from opgrip.traces import Trace
 FEWEST, MOST = 3, 100
 """minimum and maximum number of timed passes if no number is requested"""
 MOST_DROPPED = 3 * FEWEST
-"""Maximum number of passes that are repeated because others used the cores, within the time budget; `FEWEST` on an
-accelerator, whose own clock times the calls; if a number of passes is requested, that number. A machine that is always
-slow is measured as it is, and the rows report it.
+"""maximum number of passes that are repeated because others used the cores, within the time budget; if a number of
+passes is requested, that number is the maximum
 """
 MOST_FAILURES = 20
-"""number of calls that fail after the dry run, or end a process, after which a replay stops"""
+"""maximum number of calls that fail after the dry run or end a process before a replay gives up"""
 
 RunPass: TypeAlias = Callable[[Any, str, HostTimer, Slowdown], tuple[Pass, str]]
 
@@ -113,9 +113,9 @@ def replay_sequence(
 def measure_passes(
     dry_run: DryRun, memory: Mapping[int, NewMemory], settings: SequenceSettings, tell: Tell, run_pass: RunPass
 ) -> Passes:
-    """Settle the dry run and time passes by the host's clock, until the times are precise enough.
+    """Complete the dry run, and time passes with the host's clock until the times are precise enough.
 
-    memory : by place of a call, the memory that its results should get
+    memory : memory that the results of calls should get, by index of the call
     run_pass : runs one pass; see `run_timed`
     """
     if memory:
@@ -148,7 +148,9 @@ def measure_passes(
 def _wait_until_quiet(
     dry_run: DryRun, slowdown: Slowdown, timed: Passes, started_ns: int, settings: SequenceSettings
 ) -> None:
-    """Wait until others leave enough cores, within the budget and at most as long as the passes took or a second."""
+    """Wait until other processes leave enough cores free, within the time budget, and at most as long as the passes
+    took or one second.
+    """
     while not slowdown.has_room:
         spent_ns = perf_counter_ns() - started_ns
         if not _may_drop(timed, spent_ns, settings) or timed.waited_ns >= max(RETRY_NS, spent_ns - timed.waited_ns):
@@ -166,7 +168,9 @@ def _settle(dry_run: DryRun, begin: Callable[[], None], settings: SequenceSettin
 
 
 def _measure_on_device(dry_run: DryRun, settings: SequenceSettings, passes: Sequence[Pass], tell: Tell) -> Passes:
-    """Time passes by an accelerator's clock, separately since this delays the accelerator; no passes on the CPU."""
+    """Time passes with an accelerator's clock; separate passes are needed because this delays the accelerator. No
+    passes on the CPU.
+    """
     timed = Passes()
     if not is_accelerator(settings.device) or not passes:
         return timed
@@ -205,7 +209,7 @@ def _beginning(dry_run: DryRun, settings: SequenceSettings) -> Callable[[], None
 
 
 def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> tuple[Pass, str]:
-    """Run and time all calls once; return the pass, and why its last failing call failed."""
+    """Run and time all calls once; return the pass, and the reason why the last failing call failed."""
     synchronize, failure = synchronizer(device), ""
     allocator = module_of(device) if is_accelerator(device) else None
     at_start = 0
@@ -289,7 +293,7 @@ def _wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> boo
 
 
 def _lacks_passes(timed: Passes, wanted: int, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Return True if there are too few passes; contended ones count if no more passes may be repeated."""
+    """Return True if there are too few passes; contended passes count if no more passes may be repeated."""
     missing = wanted - len(timed.kept)
     return missing > 0 and (_may_drop(timed, spent_ns, settings) or len(timed.contended) < missing)
 
@@ -338,11 +342,10 @@ def sequence_settings(workload: Workload) -> SequenceSettings:
 
 
 def replay_apart(workload: Workload, tell: Tell = tell_nobody, may_fork: bool = True) -> SequenceResult:
-    """Replay a trace's calls in a separate process; a call that ends the process is left out of the next try.
+    """Replay a trace's calls in a separate process. If a call ends the process, replay again without this call.
 
     may_fork : True if this process has not used torch yet, so that it can be forked
-    Raises `UserError` if the trace contains no calls, if a process ends without a call to blame, or if too many
-    processes end.
+    Raises `UserError` if the trace contains no calls, if a process ends between calls, or if too many processes end.
     """
     excluded: dict[int, tuple[str, str]] = {}
 

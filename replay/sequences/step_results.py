@@ -1,4 +1,4 @@
-"""Results of a step replay, with the captured figures to compare with."""
+"""Results of a step replay, and the captured figures with which they are compared."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class SignatureTimes:
 
     count : number of calls
     substituted, not_run, redrawn : number of calls that ran on drawn arguments, did not run, or got some drawn values
-    status, reason : status and reason of the row: `ok` if some calls ran, `contended` if others used the cores in
-    nearly all timings
+    status, reason : status and reason of the row: `ok` if some calls were run, `contended` if other processes used the
+        cores in nearly all timings
     samples : number of timings, one for each call that ran in each pass
     median_us, p10_us, p90_us, mean_us : statistics of the timings, by the device's clock for calls that ran on a device
-    spread : interquartile range of the timings over their median
+    spread : interquartile range of the timings, relative to their median
     host_us : median by the host's clock if the other times are by a device's clock
     note, first_ms, max_abs, max_rel : facts about a mode other than eager
-    dropped, slowed : number of timings that were dropped, and the share of kept ones during which the processor was
-    slowed
+    dropped, slowed : number of timings that were dropped, and share of the others during which the processor was slowed
+        down
     """
 
     signature: int
@@ -80,8 +80,7 @@ class SequenceResult:
     substituted : number of calls that ran on drawn arguments, because they failed or gave other shapes on earlier
     results
     unsupported : number of calls that did not run
-    redrawn : number of replayed calls that got some drawn values, because earlier results were outside the recorded
-    range
+    redrawn : number of replayed calls with some drawn values, because earlier results were outside the recorded range
     not_replayed : reasons, most calls first
     captured_ms : sum of the times of all calls, by the device's clock for calls that ran on a device
     captured_host_ms, captured_wall_ms : sum of the times on the host; time from the first start to the last end
@@ -99,7 +98,7 @@ class SequenceResult:
     calls on that path that ran
     signatures : times of each signature, in the order of their first calls
     in_eager : number of calls that ran in eager because the mode cannot run them or returns other results
-    failure : why nothing was measured; empty if something was
+    failure : reason why nothing was measured; empty if something was measured
     slowed_passes, dropped_passes : number of slowed passes that were kept; number of passes that were repeated
     is_contended : True if others used the cores in all timed passes, so that the totals are unreliable
     streams : number of streams of the device that the calls used
@@ -142,17 +141,17 @@ class SequenceResult:
 
     @property
     def repeats(self) -> int:
-        """Number of passes timed by the host's clock."""
+        """Number of passes timed with the host's clock."""
         return len(self.replayed_host_ms)
 
     @property
     def timed_passes(self) -> int:
-        """Number of passes timed by either clock."""
+        """Number of passes timed with the host's or the device's clock."""
         return self.repeats + (0 if self.device == "cpu" else len(self.replayed_ms))
 
     @property
     def has_device_times(self) -> bool:
-        """True if some of the times are by a device's clock."""
+        """True if some times were measured with a device's clock."""
         return self.captured_device_ms is not None or self.device != "cpu"
 
     @property
@@ -178,11 +177,11 @@ class Pass:
     """Times of one pass.
 
     times_ns : time of each call
-    on_device : places of the calls that a device's clock timed
+    on_device : indices of the calls that were timed with a device's clock
     slowed : True if the processor was slowed down
-    is_contended : True if others used the cores for a relevant share of the pass
-    contended_calls : places of the calls during which others used the cores
-    stamps : of one of several ranks, the `Stamps` of its collectives
+    is_contended : True if other processes used the cores for a relevant share of the pass
+    contended_calls : indices of the calls during which other processes used the cores
+    stamps : with several ranks, the `Stamps` of this rank's collectives
     """
 
     times_ns: list[int]
@@ -201,7 +200,7 @@ class Passes:
 
     kept : passes whose times count
     contended : passes during which others used the cores; only their undisturbed calls count
-    is_contended : True if `kept` holds contended passes for lack of others
+    is_contended : True if `kept` contains contended passes because there are no others
     waited_ns : time spent waiting for other processes to leave the cores
     dropped : number of slowed passes that were repeated
     failures, failure : number of passes that failed, and the last reason
@@ -246,7 +245,7 @@ def make_result(
     on_device : passes that the device's clock timed; none on the CPU
     """
     passes, shown = on_host.kept, on_device if on_device.kept else on_host
-    failure = "" if passes else f"none of {on_host.failures} passes came to its end, the last for {on_host.failure}"
+    failure = "" if passes else f"all {on_host.failures} passes failed, the last one in {on_host.failure}"
     count = Counter(plan.status for plan in plans)
     reasons = Counter(
         (call.op, plan.status, plan.reason)
@@ -290,7 +289,7 @@ def make_result(
 
 
 def under_mode(result: SequenceResult, mode: str, programs: Mapping[int, CallProgram]) -> SequenceResult:
-    """Return the result with the facts of a mode's programs, without times of calls that ran in eager instead."""
+    """Return the result with facts about a mode's programs, without the times of calls that ran in eager instead."""
     signatures, in_eager = [], 0
     for item in result.signatures:
         own = programs.get(item.signature)

@@ -30,7 +30,7 @@ Work: TypeAlias = Callable[[Callable[[], None]], T]
 
 
 class Crew:
-    """A group of threads that run functions concurrently under a group's settings, each on its own stream."""
+    """A group of threads that run functions concurrently under the same torch settings, each on its own stream."""
 
     def __init__(self, group: SubjectGroup, count: int, device: str) -> None:
         self._group = group
@@ -48,7 +48,7 @@ class Crew:
         self._threads.shutdown()
 
     def at_once(self, functions: Sequence[Work[T]]) -> list[T]:
-        """Run the functions concurrently and return their results; each receives a function that waits for its work."""
+        """Run the functions concurrently and return their results; each gets a function that waits for its work."""
         # a thread that waits here takes no other function, so each function gets a separate thread
         barrier = Barrier(len(functions))
         self.synchronize()
@@ -84,13 +84,13 @@ LOADED = "loaded"
 
 @dataclass(frozen=True, slots=True)
 class ConcurrentRun:
-    """Times of a subject while others ran.
+    """Times of a subject while other subjects ran.
 
     subject : its `failure` is set if a run raised; times may then be empty
     loaded : times of a run in ns, each the mean of one repeat, which lasts until all subjects have run once
-    ratio : 10th, 50th and 90th percentile of these times relative to an isolated run, repeat by repeat
-    overlap : time of the batch run serially over its time run concurrently, median of the repeats: 1 if nothing is
-    gained, `together` if the runs do not slow each other down
+    ratio : 10th, 50th and 90th percentile of the ratio of these times to an isolated run, by repeat
+    overlap : time of the batch when run one after the other, divided by its time when run concurrently (median of the
+        repeats): 1 if nothing is gained, `together` if the runs do not slow each other down
     together : number of concurrent runs
     """
 
@@ -140,7 +140,7 @@ class _Times:
 
 
 class _Load:
-    """A record of whether all subjects have run once; until then the others keep running.
+    """Records whether all subjects have run once; until then, the others keep running.
 
     begun_ns : start of the first subject, or None
     over_ns : time at which all had run once, or None
@@ -167,7 +167,7 @@ class _Load:
 
 
 class _Batch:
-    """Subjects that run concurrently."""
+    """Measures subjects that run concurrently."""
 
     def __init__(self, subjects: Sequence[Subject], crew: Crew, effort: Effort, announce: Announce) -> None:
         self._all = [_Times(subject) for subject in subjects]
@@ -180,7 +180,7 @@ class _Batch:
         self._pace = Pace()
 
     def measured(self) -> list[ConcurrentRun]:
-        """Repeat until enough is known about each subject that does not fail."""
+        """Repeat until enough times are known for each subject that does not fail."""
         threads = len(self._all) * torch.get_num_threads()
         with closing(Contention(threads=threads)) as contention:
             while self._again():
@@ -199,7 +199,7 @@ class _Batch:
         )
 
     def _repeat(self, contention: Contention) -> None:
-        """Run each subject in isolation, then all once, then each while the others keep running.
+        """Run each subject alone in turn, then all once, then each while the others keep running.
 
         The first repeat is a warm-up and determines how many runs a block needs.
         """
@@ -300,7 +300,7 @@ class _Batch:
         return finish if subject.in_torch else self._crew.synchronize
 
     def _guarded(self, subject: Subject, function: Callable[[Subject], T]) -> T | None:
-        """Return the function's result, or None if it raises, which ends only this subject."""
+        """Return the function's result, or None if it raises an error, which ends only this subject."""
         try:
             return function(subject)
         except Exception as error:
@@ -320,7 +320,7 @@ class _Batch:
 
 
 def _mean_until(end_ns: int, spans: Sequence[tuple[int, int]]) -> float:
-    """Return the mean duration of the runs up to a time, which may cut the last run."""
+    """Return the mean duration of the runs until a time, at which the last run may not have ended."""
     durations = [max(end - start, 1) for start, end in spans]
     before = [max(min(end, end_ns) - start, 0) for start, end in spans]
     return sum(before) / max(float(sum(map(truediv, before, durations))), 1e-9)

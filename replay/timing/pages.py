@@ -1,9 +1,9 @@
-"""New or resident pages for a call's results, as in the program, with glibc.
+"""Control of whether a call's results are in new or in resident pages, as in the program; only with glibc.
 
 glibc returns a freed block to the system or keeps it, depending on thresholds and neighbouring blocks; a result in a
-returned block costs a page fault per 4 kB. This module keeps freed memory unless new pages are requested.
-If huge pages are used on request, torch does not request them, but NumPy does for large arrays. A request for a part of
-the heap stays in effect, and a result there costs one fault per 2 MB. So such requests are disabled here.
+returned block costs a page fault per 4 kB. This module prevents that freed memory is returned, unless new pages are
+requested. If huge pages are used on request, torch does not request them, but NumPy does for large arrays. A request
+for a part of the heap stays in effect, and a result there costs one fault per 2 MB. So such requests are disabled here.
 A thread that runs out of memory continues in a new arena, whose end is never returned. So all threads share one arena
 here.
 """
@@ -31,11 +31,11 @@ SLACK = 4 * LARGE
 MOST_ARRANGEMENTS, MOST_ARRANGED = 5, 256 << 20
 """limits in rounds and bytes; beyond them, blocks are not arranged"""
 LARGEST_KEPT = 32 << 20
-"""size above which glibc maps and unmaps each block separately"""
+"""size in bytes above which glibc maps and unmaps each block separately"""
 SLOW, SLOW_TICKS = 2.0, 3
-"""page faults are slow if they cost this factor more than usual, and this number of kernel ticks more"""
+"""page faults are slow if they take this factor longer than usual, and this number of kernel ticks longer"""
 ARENAS_OF_PROCESSOR = 8
-"""glibc's default limit on arenas per core"""
+"""glibc's default limit on the number of arenas per core"""
 
 
 def _glibc() -> ctypes.CDLL | None:
@@ -49,11 +49,11 @@ def _glibc() -> ctypes.CDLL | None:
 
 _LIBRARY = _glibc()
 CONTROLLED = _LIBRARY is not None
-"""True if new or resident pages can be chosen"""
+"""True if new or resident pages can be chosen in this process"""
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep freed memory for the rest of its life."""
+    """Let this process keep freed memory from now on, instead of returning it to the system."""
     if _LIBRARY is not None:
         _LIBRARY.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
         _LIBRARY.mallopt(M_TRIM_THRESHOLD, 1 << 30)
@@ -64,10 +64,10 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def keeping_freed_memory() -> Iterator[None]:
-    """Let this process keep freed memory in the block.
+    """Let this process keep freed memory during the block, instead of returning it to the system.
 
-    glibc does not report its thresholds, and stops adjusting them once they were set. So the block ends with the values
-    that glibc's own adjustment reaches when large blocks are freed. Threads may continue to share one arena.
+    After the block, glibc's thresholds have the values that its own adjustment reaches when large blocks are freed,
+    because glibc cannot report its previous ones. Threads may continue to share one arena.
     """
     huge_pages_disabled = _prctl(PR_GET_THP_DISABLE, 0)
     keep_freed_memory()
@@ -97,21 +97,21 @@ def _huge_pages_on_request() -> bool:
 
 
 def give_back() -> None:
-    """Return all freed memory to the system, so that the next result is on new pages."""
+    """Return all freed memory to the system, so that the next result is in new pages."""
     if _LIBRARY is not None:
         _LIBRARY.malloc_trim(0)
 
 
 def touch(size: int) -> None:
-    """Make this many bytes of freed memory resident by writing them."""
+    """Make `size` bytes of freed memory resident by writing them."""
     torch.empty(size + LARGE, dtype=torch.uint8).fill_(0)
 
 
 def arrange(sizes: Sequence[int], fresh_bytes: int) -> None:
-    """Free blocks of these sizes, with `fresh_bytes` of them on new pages and the rest resident.
+    """Free blocks of these sizes so that `fresh_bytes` of them will be in new pages, and the rest in resident pages.
 
-    New pages in excess of the blocks are for other memory that an operator needs. Other freed memory and the caches do
-    not change, except for a line per page.
+    If `fresh_bytes` exceeds the blocks, other memory of the operator will be in new pages. Other freed memory and the
+    caches do not change, except for one cache line per page.
     """
     share = min(fresh_bytes / max(sum(sizes), 1), 1.0)
     wanted = [(size, round(size * share)) for size in sizes]
@@ -155,7 +155,7 @@ def faults() -> int:
 
 
 class FaultCount:
-    """A counter of this process's page faults since it was created."""
+    """Counts this process's page faults since the object was created."""
 
     def __init__(self) -> None:
         self._before = resource.getrusage(resource.RUSAGE_SELF)
@@ -165,9 +165,10 @@ class FaultCount:
         return faults() - self._before.ru_minflt
 
     def were_slow(self, duration_ns: float) -> bool:
-        """Return True if page faults cost at least twice the usual, as when a virtual machine gave memory back.
+        """Return True if page faults took at least twice the usual time, which happens if a virtual machine had
+        returned memory to its host.
 
-        duration_ns : time of the work that caused them
+        duration_ns : time of the work that caused the page faults
         """
         fault_ns = usual_fault_ns()
         usual_ns = None if fault_ns is None else fault_ns * self.faults

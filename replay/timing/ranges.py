@@ -22,7 +22,7 @@ except ImportError:
 
 DOMAIN = "opgrip"
 NSYS, NCU, TORCH = "nsys", "ncu", "torch"
-"""profilers"""
+"""names of profilers"""
 PREPARE, READY, BEFORE, DROPPED = "prepare", "ready", "before", "dropped"
 """phases around a timed run
 
@@ -34,7 +34,7 @@ DELAY_KERNEL = "spin_kernel"
 
 
 class Range:
-    """A range that can be entered repeatedly.
+    """An NVTX range that can be entered repeatedly.
 
     message : operator or phase
     category : mode and other words that distinguish the rows of a case
@@ -70,7 +70,7 @@ def row_name(case: int, op: str, category: str) -> str:
 
 
 def check_ranges(profiler: str) -> None:
-    """Raise `UserError` if NVTX ranges are not available, without which kernels cannot be assigned to cases."""
+    """Raise `UserError` if NVTX ranges are not available; without them, kernels cannot be assigned to cases."""
     if nvtx is None:
         raise UserError(f"{profiler} separates cases by NVTX ranges, and the package nvtx is missing", "install nvtx")
     if not nvtx.enabled():

@@ -1,4 +1,6 @@
-"""Run subjects until their times are known: in rounds, as a program mixes its calls, or one after the other."""
+"""Timed runs of subjects (calls to time) until their times are known: in rounds, as a program mixes its calls, or one
+after the other.
+"""
 
 from __future__ import annotations
 
@@ -31,25 +33,25 @@ MOST = 100
 MOST_DROPPED = 3 * FEWEST
 """most runs of a subject to drop because the processor or the device was slowed down, without `--iterations`
 
-With `--iterations`, at most that many are dropped. A processor or device that is always slow is measured anyway, and
-the rows report it.
+With `--iterations`, at most as many runs are dropped as are requested. A processor or device that is always slow is
+measured anyway, and the rows report it.
 """
 LONG_NS = 100_000_000
-"""longer runs are not repeated on a slow processor"""
+"""duration in ns above which runs are not repeated on a slow processor"""
 CHECK_NS, CHECK_RUNS = 2_000_000, 10
-"""time and number of runs after which the processor's pace and contention are checked"""
+"""time in ns, and number of runs, after which the processor's speed and contention are checked"""
 WATCHFUL_NS = 200_000_000
-"""time after contention in which each run is checked separately, which takes ten microseconds per run"""
+"""time in ns after contention during which each run is checked separately, which takes ten microseconds per run"""
 QUIET_S = 0.05
-"""time between checks of a contended machine"""
+"""time in seconds between checks of a contended machine"""
 RETRY_NS = 1_000_000_000
-"""minimum time for running contended cases again, even if all runs before took less"""
+"""minimum time in ns for running contended cases again, even if all earlier runs took less"""
 MOST_IN_A_ROW = 5
 RECORDED, RECORDED_NS = 5, 200_000_000
 """runs whose kernels are recorded after the timed runs, and time after which there is no second such run"""
 
 NO_ROW = IDLE
-"""row of calls that run without being measured"""
+"""row number for calls that are run without being measured"""
 
 Announce = Callable[[int, int], None]
 """function that is called before each run with the case number and the index of its row"""
@@ -59,8 +61,8 @@ Announce = Callable[[int, int], None]
 class SubjectGroup:
     """Subjects that run under the same settings of torch.
 
-    grad : whether calls record a graph for autograd
-    around : subjects by case number that run before others without being measured
+    grad : True if calls record an autograd graph
+    around : subjects that are run before others without being measured, by case number
     """
 
     settings: Mapping[str, Any]
@@ -70,10 +72,10 @@ class SubjectGroup:
 
 
 class Measurer:
-    """The measurement of groups of subjects.
+    """Measures groups of subjects.
 
     announce : called before each run
-    flush : empties the caches; None to leave them unchanged
+    flush : function that empties the caches; None to leave them unchanged
     is_throttled : returns True if the device's clock is lowered now
     records : whether the device records its work in a few runs of each subject after the timed ones
     """
@@ -106,7 +108,7 @@ class Measurer:
         self._is_throttled = is_throttled
 
     def one_by_one(self, groups: Sequence[SubjectGroup]) -> Iterator[list[Subject]]:
-        """Run the subjects of each case in turn until they are done, then the next case.
+        """Run the subjects of one case in turn until they are done, then those of the next case.
 
         Yields the subjects of each finished case. Cases that were contended run again and are yielded last.
         """
@@ -184,7 +186,9 @@ class Measurer:
             yield self._settled(group, case)
 
     def _run_untimed(self, group: SubjectGroup, cases: Sequence[Sequence[Subject]]) -> None:
-        """Run the subjects once after an accelerator's allocator was emptied, so that no timed run requests memory."""
+        """Run the subjects once after an accelerator's allocator was emptied, so that timed runs request no memory from
+        the device.
+        """
         if not is_accelerator(self._stopwatch.device):
             return
         with restored(group.settings), torch.set_grad_enabled(group.grad):
@@ -299,7 +303,7 @@ class Measurer:
         self._pending_ns += runs_ns
 
     def _mark(self) -> bool:
-        """Return True if each run is currently checked for contention, and record the start of the run then."""
+        """Return True if each run is currently checked for contention; if so, record the start of the run."""
         is_watchful = perf_counter_ns() < self._watchful_until_ns
         if is_watchful:
             self._marks.append(self._watch.read())
@@ -318,9 +322,9 @@ class Measurer:
         self._lacks_memory = self._lacks_memory or (is_out_of_memory(error) and is_accelerator(self._stopwatch.device))
 
     def _check(self, all_of_them: bool = True) -> None:
-        """Keep the runs since the last check, except those on a slowed or contended core, or a throttled device.
+        """Keep the runs since the last check, except runs on a slowed or contended core.
 
-        all_of_them : False to do this only if enough runs are pending to be worth a check
+        all_of_them : False to do this only if enough runs are waiting to be worth a check
         """
         enough = self._pending_ns >= CHECK_NS or len(self._pending) >= CHECK_RUNS
         if not self._pending or not (all_of_them or enough or self.effort.iterations is not None):
@@ -350,7 +354,7 @@ class Measurer:
             subject.keep(stratum, time_ns, is_slowed)
 
     def _again(self, case: Sequence[Subject]) -> bool:
-        """Return True if a case needs more runs; all its modes get the same number."""
+        """Return True if a case needs more runs; all of its modes get the same number of runs."""
         most = MOST if self.effort.iterations is None else self.effort.iterations
         return any(
             subject.failure is None and subject.samples.done(self.effort) is None and len(subject.samples) < most

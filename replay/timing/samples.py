@@ -1,4 +1,4 @@
-"""Times of a case's runs, and the criteria for enough of them."""
+"""Times of a case's runs, and criteria for when there are enough."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ FEWEST = 10
 LEAST = 3
 """minimum number of runs of a case in any event"""
 MAIN = 0.5
-"""share of the program's calls above which a stratum also needs `LEAST` runs"""
+"""share of the program's calls above which a stratum needs at least `LEAST` runs"""
 MOST_CONTENDED = 100
-"""number of contended runs after which no more are tried"""
+"""number of contended runs after which no more runs are tried"""
 FEWEST_FOR_PERCENTILES = 5
-"""effective runs needed for percentiles other than the median"""
+"""effective number of runs that is needed for percentiles other than the median"""
 LOOK = 5
 """number of runs between checks of the spread"""
 SETTLED, STEADY = 6, 0.1
-"""a spread has settled if it stayed within 10 percent at six checks"""
+"""number of checks, and maximum relative change between them, after which a spread counts as settled"""
 
 
 class Samples:
@@ -30,11 +30,11 @@ class Samples:
 
     Each stratum counts by its share of the program's calls, not by its number of runs.
     shares : share of each stratum, above 0
-    alike : True if each run counts equally, as for a profiler that does not know strata
+    alike : True if each run has the same weight
     in_order : times of all runs in ns, in order
     dropped : number of runs that were not kept because the processor was slowed down
-    slowed : number of runs that were kept although it was slowed down
-    contended : runs while other processes used the cores; they count only if `is_contended`
+    slowed : number of runs that were kept although the processor was slowed down
+    contended : runs during which other processes used the cores; they only count if `is_contended`
     is_contended : True if contended runs are used because other runs are lacking
     spent_ns : time of the runs and of the work between them
     """
@@ -63,7 +63,7 @@ class Samples:
 
     @property
     def memory_gb_per_s(self) -> float | None:
-        """Mean rate of reading memory around the runs; None without probes."""
+        """Mean rate of reading memory between the runs, in GB/s; None if it was not measured."""
         return fsum(self._memory_rates) / len(self._memory_rates) if self._memory_rates else None
 
     @property
@@ -83,12 +83,12 @@ class Samples:
         self.contended.append((stratum, time_ns))
 
     def try_again(self) -> None:
-        """Start a new budget, for runs on a machine that may be quiet now."""
+        """Start a new time budget, because the machine may be quiet now."""
         self.spent_ns = 0
         self._given_up = len(self.contended)
 
     def settle(self, effort: Effort) -> None:
-        """After the last run, use contended runs if the others are too few."""
+        """Use contended runs if there are too few others; called after the last run."""
         self.is_contended = self.lacks_quiet_runs(effort)
         if self.is_contended:
             for stratum, time_ns in self.contended[-MOST_CONTENDED:]:
@@ -102,21 +102,21 @@ class Samples:
         return bool(self.contended) and len(self) < _least(effort)
 
     def quantile_us(self, share: float) -> float:
-        """Return the time in us that this share of the program's calls stays below."""
+        """Return the time in us below which this share of the program's calls stays."""
         strata = self._select_strata()
         if len(strata) == 1 and len(self.times[strata[0]]) >= LEAST and not self._alike:
             return float(np.quantile(self.times[strata[0]], share)) / 1e3
         return quantile(self.in_order, self.weights, share) / 1e3
 
     def percentile_us(self, share: float) -> float | None:
-        """Return the time in us that this share of calls stays below, or None if the runs are too few."""
+        """Return the time in us below which this share of calls stays; None if there are too few runs."""
         return self.quantile_us(share) if self.effective_runs >= FEWEST_FOR_PERCENTILES else None
 
     @property
     def weights(self) -> list[float] | None:
         """Return the share of the program's calls that each run represents, in order; None if all are equal.
 
-        A run represents at most a third, so that the median is never the time of one run.
+        A run represents at most a third, so that the median is never the time of a single run.
         """
         strata = self._select_strata()
         if self._alike or len(self.times) == 1:
@@ -152,7 +152,7 @@ class Samples:
         return float(weights @ (quartiles[:, 2] - quartiles[:, 0])) / middle if middle else 0.0
 
     def done(self, effort: Effort) -> str | None:
-        """Return why no more runs are needed or made, or None to make another.
+        """Return the reason why no more runs are made; None if another run is needed.
 
         The reason is one of `iterations`, `precision`, `settled`, `budget` and `contended`.
         """
@@ -184,7 +184,9 @@ class Samples:
         return any(share > MAIN and len(self.times[stratum]) < LEAST for stratum, share in self.shares.items())
 
     def _select_strata(self) -> list[Hashable]:
-        """Return the strata with runs; strata without calls of the program only if there are no others."""
+        """Return the strata that have runs; strata that represent no calls of the program only if there are no
+        others.
+        """
         timed_strata = [stratum for stratum, times in self.times.items() if times]
         return [stratum for stratum in timed_strata if self.shares[stratum]] or timed_strata
 
@@ -194,7 +196,7 @@ def _least(effort: Effort) -> int:
 
 
 def trim(weights: Sequence[float]) -> list[float]:
-    """Return weights that sum to 1 and are at most a third each; the others share the excess."""
+    """Return weights that add up to 1 and are at most a third each; the excess is distributed over the others."""
     trimmed, count = list(weights), len(weights)
     limit = max(1 / LEAST, 1 / count) if count else 1.0
     while count > 1 and (above := fsum(max(weight - limit, 0.0) for weight in trimmed)) > 1e-12:
@@ -204,9 +206,9 @@ def trim(weights: Sequence[float]) -> list[float]:
 
 
 def quantile(times: Sequence[float], weights: Sequence[float] | None, share: float) -> float:
-    """Return the time that this share of the weight stays below.
+    """Return the time below which this share of the total weight stays.
 
-    Times of unequal weight are not interpolated.
+    Times are interpolated only if their weights are equal.
     """
     if weights is None:
         return float(np.quantile(times, share))
@@ -229,7 +231,7 @@ def effective_runs(weights: Sequence[float]) -> int:
 def ratio_quantiles(times: Sequence[float], base: Sequence[float]) -> tuple[float, float, float] | None:
     """Return the 10th, 50th and 90th percentile of the ratio of two subjects' times, run by run.
 
-    Runs no longer than reading the clock have no ratio; returns None if no run has one.
+    Runs that take no longer than reading the clock have no ratio. Return None if no run has a ratio.
     """
     pairs = [(time, other) for time, other in zip(times, base, strict=False) if time > 0 and other > 0]
     if not pairs:
@@ -241,9 +243,9 @@ def ratio_quantiles(times: Sequence[float], base: Sequence[float]) -> tuple[floa
 def like_with_like(
     runs: Sequence[tuple[Hashable, float]], base: Sequence[tuple[Hashable, float]]
 ) -> tuple[list[float], list[float]]:
-    """Return times of two subjects, paired by run within each stratum.
+    """Return the times of two subjects, paired by run within each stratum.
 
-    Without common strata, as for a runtime that uses no new pages, runs are paired by input set.
+    If they have no strata in common, runs are paired by input set.
     """
     if {stratum for stratum, _ in runs}.isdisjoint(stratum for stratum, _ in base):
         runs, base = ([(stratum[0], time) for stratum, time in of] for of in (runs, base))  # type: ignore[index]

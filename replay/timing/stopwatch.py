@@ -26,18 +26,19 @@ from opgrip.replay.timing.ranges import Range
 from opgrip.replay.timing.timing_options import EVENTS
 
 PROBE = bytes(range(256)) * 64
-"""data whose checksum takes some microseconds: constant work in the nearest cache"""
+"""data whose checksum takes some microseconds to compute: constant work in the nearest cache"""
 SLOWED = 4 / 3
-"""ratio of a probe to the fastest one from which the core counts as slowed or contended"""
+"""ratio of a measurement of speed to the fastest one from which on the core counts as slowed or contended"""
 
 
 MEMORY_BYTES, MEMORY_READS = 8 << 20, 3
-"""bytes that the memory probe reads, more than a core's caches hold, and number of reads; it takes 1 ms"""
+"""number of bytes that are read to measure memory, more than a core's caches hold, and number of reads; this takes 1 ms
+"""
 MEMORY_EVERY_NS = 500_000_000
 
 
 def empty_call_ns(wait: Callable[[], None] = lambda: None, count: int = 200) -> float:
-    """Return the time that a timed section adds to a call by reading the clock twice and waiting for an idle device."""
+    """Return the time in ns that reading the clock twice and waiting for an idle device add to a timed call."""
     times = []
     for _ in range(count):
         start = perf_counter_ns()
@@ -47,7 +48,7 @@ def empty_call_ns(wait: Callable[[], None] = lambda: None, count: int = 200) -> 
 
 
 class Pace:
-    """A probe of whether the processor is as fast as at its best."""
+    """Checks whether the processor currently runs as fast as it can."""
 
     def __init__(self) -> None:
         self._best = min(_probe_ns() for _ in range(50))
@@ -55,7 +56,7 @@ class Pace:
     def is_slowed(self) -> bool:
         """Return True if the processor is slower by a quarter or more.
 
-        The better of two probes counts, since one may be interrupted.
+        The better of two measurements counts, because one may be interrupted.
         """
         first = _probe_ns()
         probe_ns = first if first <= self._best * SLOWED else min(first, _probe_ns())
@@ -64,9 +65,8 @@ class Pace:
 
 
 class MemoryPace:
-    """A periodic probe of how fast this thread reads memory.
-
-    Other programs and virtual machines use the same memory bandwidth.
+    """Measures periodically how fast this thread reads memory, because other programs and virtual machines use the same
+    memory.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class MemoryPace:
         self._read_ns, self._gb_per_s = 0, 0.0
 
     def gb_per_s(self) -> float:
-        """Return the rate of the last probe, repeating it if it is older than `MEMORY_EVERY_NS`."""
+        """Return the last measured rate; measure again if it is older than `MEMORY_EVERY_NS`."""
         if perf_counter_ns() - self._read_ns > MEMORY_EVERY_NS:
             times = []
             for _ in range(MEMORY_READS):
@@ -92,20 +92,20 @@ def _probe_ns() -> int:
 
 
 BLOCK_NS = 400_000
-"""duration of a block of runs, of which reading the clock is a ten-thousandth"""
+"""duration in ns of a block of runs; reading the clock takes a ten-thousandth of it"""
 MOST_IN_BLOCK = 10_000
 LEAD_MARGIN_NS, MOST_LEAD_NS = 20_000, 5_000_000
-"""time for which a device is kept busy in addition to the last launch, because launches vary and marks take time too,
-and most time in all
-"""
+"""time in ns for which a device is kept busy in addition to the last launch time, and maximum total time"""
 TRIED, RETRIED = 2, 8
-"""number of launches in a row that may outlast the time before them, and number after which that is tried again"""
+"""number of consecutive launches that may outlast the busy time, and number of runs after which a longer busy time is
+tried again
+"""
 GRAPHS = ("CUDAGraph", "XPUGraph", "Graph")
 """names of the graph class in the modules of accelerators"""
 
 
 def keep_busy(device: str, launch_ns: float) -> None:
-    """Keep a device busy for as long as a launch takes, so that its clock does not time the launch."""
+    """Keep a device busy for as long as a launch takes, so that its clock does not include the launch."""
     delay(device, min(launch_ns + LEAD_MARGIN_NS, MOST_LEAD_NS) / 1e3)
 
 
@@ -114,8 +114,8 @@ class LaunchTime:
     """The time of a call's launch, measured while the device is kept busy before each run.
 
     A launch outlasts the busy time if it takes longer than the one before, or if the call waits for the device. The
-    launch of a call that waits includes the busy time, and would grow from run to run. Such a call outlasts any busy
-    time; so most of its runs get the shortest one, and every `RETRIED` runs a longer one is tried again.
+    launch time of a call that waits includes the busy time, so it would grow from run to run. Therefore, most runs of
+    such a call get the shortest busy time, and a longer one is tried again every `RETRIED` runs.
 
     ns : expected time of the next launch; 0 if unknown
     last_ns : time of the last launch
@@ -164,10 +164,11 @@ class Stopwatch:
     def time(
         self, function: Function, runs: Sequence[Arguments], span: Range, launch: LaunchTime, graph: Any = None
     ) -> float:
-        """Return the time of one run in ns: the mean of `runs`, which are timed together.
+        """Return the time in ns of one run: the mean over `runs`, which are timed together.
 
         span : range that begins just before, and ends just after, the clock is read
-        launch : earlier launches, to keep the device busy during this one if its own clock is read; adds this one
+        launch : launch times of earlier runs, used to keep the device busy if its own clock is read; this run's is
+            added
         graph : the runs as a graph of the device, which needs no launches from Python; None to call the function
         """
         if graph is not None:
@@ -195,10 +196,10 @@ class Stopwatch:
         return max(elapsed_ns - self.empty_ns, 0.0) / len(runs)
 
     def capture(self, function: Function, runs: Sequence[Arguments]) -> Any:
-        """Return the runs as a device graph, replayed once, which uploads it.
+        """Capture the runs as a CUDA graph, replay it once to upload it, and return it.
 
-        Raises `Unsupported` for a call that waits for the device, and `DeviceLostError` if capturing fails anyway,
-        which spoils later captures of this process.
+        Raises `Unsupported` for a call that waits for the device, and `DeviceLostError` if capturing fails for another
+        reason, after which this process cannot capture again.
         """
         module = module_of(self.device)
         kinds = [getattr(module, name) for name in GRAPHS if hasattr(module, name)]
@@ -246,5 +247,7 @@ def _run_all(function: Function, runs: Sequence[Arguments]) -> None:
 
 
 def block_size(time_ns: float) -> int:
-    """Return how many runs of this duration make a block that hides the time of reading the clock."""
+    """Return the number of runs of this duration in a block that is long enough to hide the time of reading
+    the clock.
+    """
     return max(1, min(MOST_IN_BLOCK, round(BLOCK_NS / max(time_ns, 1.0))))

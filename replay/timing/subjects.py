@@ -1,4 +1,4 @@
-"""The subjects of a measurement: functions with their input sets, ready to run repeatedly."""
+"""Subjects of a measurement: functions with input sets, ready to be run repeatedly."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from opgrip.replay.timing.stopwatch import LaunchTime, Stopwatch, block_size
 from opgrip.replay.timing.timing_options import CONTINUOUS, GRAPH
 
 COPIES, COPIED_BYTES = 64, 256 << 20
-"""most copies of arguments for a block of runs, and most bytes in all copies"""
+"""maximum number of copies of arguments for a block of runs, and maximum number of bytes in all copies"""
 
 MOST_SLOW = 3
 """number of consecutive runs with slow page faults after which the last one counts"""
 NOWHERE = CallPosition(0, (), ())
 
 Stratum = tuple[int, bool]
-"""the input set of a run, and whether its results were on new pages"""
+"""the input set of a run, and True if its results were in new pages"""
 
 
 @dataclass(slots=True)
 class InputSet:
-    """One input set of a case.
+    """One input set of a case, ready to run.
 
     sets : copies of the arguments, one for each run of a block that writes into them
     """
@@ -47,14 +47,13 @@ class Subject:
     number : number of the case
     label, category : name of its ranges in a profiler: the operator, and words that distinguish the rows of the case
     mutates : True if runs change the arguments, which are then restored before each run
-    fresh : share of the program's calls with results on new pages; None if irrelevant or unknown
-    enter : converts arguments for `function`, outside of its time
-    enters_each_run : whether `enter` is called before each run; otherwise it is called once, unless runs change the
-    arguments
-    row : index among the rows of its case
+    fresh : share of the program's calls with results in new pages; None if irrelevant or unknown
+    enter : function that converts arguments for `function`, which is not timed
+    enters_each_run : True to call `enter` before each run; False to call it once, unless runs change the arguments
+    row : index of the row among those of the case
     shares : share of the program's calls of each input set; empty if all are equal
     places : positions in the program of some of its calls
-    profiled : name of the profiler that its ranges are for
+    profiled : name of the profiler that is used, or empty
     in_torch : True if it uses torch's streams
     runs : stratum and time in ns of each kept run, in order
     failure : error of a run
@@ -103,7 +102,7 @@ class Subject:
                 input_set.ready = [ready if self.enter is None or self.enters_each_run else self.enter(ready)]
 
     def fail(self, error: Exception, device: str) -> None:
-        """Record an error and release all memory; no further run is made."""
+        """Record an error and release all memory; the subject is not run again."""
         self.failure = self.failure or error
         self.input_sets = ()
         self._graphs.clear()
@@ -117,7 +116,7 @@ class Subject:
         self.function(*args, **kwargs)
 
     def run_before(self) -> None:
-        """Run once before another subject is timed, in a separate range."""
+        """Run once before another subject is timed, in a separate NVTX range."""
         self._before.begin()
         try:
             self.run()
@@ -125,7 +124,7 @@ class Subject:
             self._before.end()
 
     def run_untimed(self, stopwatch: Stopwatch) -> None:
-        """Run as timed runs do, first to get memory from the device, then to measure the launch."""
+        """Run as in timed runs: first to get memory from the device, then to measure the launch time."""
         graph = self._graph_of(0, stopwatch) if stopwatch.method == GRAPH else None
         for _ in range(2):
             self._launch = LaunchTime()
@@ -145,7 +144,7 @@ class Subject:
     ) -> tuple[Stratum, float]:
         """Time one run, or a block of runs.
 
-        flush : empties the caches before it; None to leave them
+        flush : function that empties the caches before the run; None to leave them unchanged
         recent : indices of argument tensors to read first, so that they are in the cache
         """
         began = perf_counter_ns()
@@ -199,13 +198,13 @@ class Subject:
         self.runs.append((stratum, time_ns))
 
     def keep_contended(self, stratum: Stratum, time_ns: float) -> None:
-        """Keep the time of a contended run separately, and mark its range as dropped."""
+        """Store the time of a contended run separately, and mark its NVTX range as dropped."""
         self.samples.add_contended(stratum, time_ns)
         self._dropped.begin()
         self._dropped.end()
 
     def drop(self) -> None:
-        """Count a run whose time is not kept, and mark its range."""
+        """Count a run whose time is dropped, and mark its NVTX range."""
         self.samples.dropped += 1
         self._dropped.begin()
         self._dropped.end()
@@ -222,7 +221,7 @@ class Subject:
         return max(1, min(COPIES, COPIED_BYTES // size))
 
     def _graph_of(self, index: int, stopwatch: Stopwatch) -> Any:
-        """Return the runs of an input set as a graph over their memory, which is restored for each run."""
+        """Return the runs of an input set as a CUDA graph on their memory, which is restored for each run."""
         if index not in self._graphs:
             self._graphs[index] = stopwatch.capture(self.function, self._arguments(self.input_sets[index], self._size))
         return self._graphs[index]

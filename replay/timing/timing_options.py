@@ -14,11 +14,11 @@ from opgrip.errors import UserError
 PROGRAM, WARM, COLD = "program", "warm", "cold"
 CACHES = (PROGRAM, WARM, COLD)
 MOST = 512 << 20
-"""most bytes to write for flushing a cache, because some machines report the sum of many caches"""
+"""maximum number of bytes that are written to flush a cache, because some machines report the sum of many caches"""
 
 
 def flusher(device: str) -> Callable[[], None]:
-    """Return a function that evicts a device's last cache by writing a buffer of twice its size."""
+    """Return a function that evicts a device's last-level cache by writing a buffer of twice its size."""
     import torch
 
     from opgrip.platform.machine import last_cache_bytes
@@ -35,7 +35,7 @@ def flusher(device: str) -> Callable[[], None]:
 DISCRETE, CONTINUOUS, EVENTS, GRAPH = "discrete", "continuous", "events", "graph"
 METHODS = (DISCRETE, CONTINUOUS, EVENTS, GRAPH)
 SEQUENCE = "sequence"
-"""method of calls that were timed within a step replay"""
+"""timing method of calls that were timed within a step replay"""
 ON_DEVICE = (EVENTS, GRAPH)
 
 

@@ -1,6 +1,6 @@
 """The journal of a replay: a file next to the output that keeps the rows of finished cases.
 
-Cells are checked: files may be untrusted, and calculations rely on the declared types.
+The cells of rows are checked, because files may be untrusted and calculations rely on the declared types.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from opgrip.replay.run.request import TORCH, RunRequest, identity
 from opgrip.traces.schema.json_values import LIMIT
 
 LARGEST = 1e150
-"""limit of a number's magnitude; its square is still finite"""
+"""maximum magnitude of a number; its square is still finite"""
 
 
 def measured_row(cells: Mapping[str, Any]) -> Result:
@@ -109,7 +109,7 @@ def quoted(value: Any) -> str:
 
 
 MACHINE_KIND = "machine_kind"
-"""key of the machine kind in an identity; times of different kinds are not mixed"""
+"""key of the kind of machine in an identity; times of different kinds are not mixed"""
 
 
 def journal_path(output: Path) -> Path:
@@ -147,7 +147,9 @@ def _decoded(record: Any) -> list[Result]:
 
 
 def unlike(stored: Any, asked: Mapping[str, Any]) -> str | None:
-    """Describe rows from another version of torch or another kind of machine; None if other facts differ too."""
+    """Describe that rows are from another version of torch or another kind of machine; None if other facts
+    differ too.
+    """
     for key, difference in ((TORCH, "of another version of torch"), (MACHINE_KIND, "of another kind of machine")):
         if isinstance(stored, dict) and {**stored, key: None} == {**asked, key: None}:
             return difference

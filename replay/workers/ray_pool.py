@@ -17,8 +17,8 @@ from opgrip.replay.workers.executors import EngineOptions, ExecutorLostError
 from opgrip.replay.workers.ray_worker import LOSSES, THREADS, RayTask, RayWorker
 
 POLL_S, REFRESH_S, START_S, CLOSE_S = 1.0, 5.0, 180.0, 5.0
-"""seconds to wait for messages, between looks for new nodes, without a usable worker before giving up, and for workers
-to end
+"""times in seconds: for which messages are awaited, between checks for new nodes, without a usable worker before giving
+up, and for workers to end
 """
 KIND = "kind:"
 """prefix of a node resource that names the kind of the machine, instead of its hardware"""
@@ -44,7 +44,7 @@ class Pool:
     """Workers on the nodes of a cluster that have machines of one kind.
 
     device : device of the cases, as each worker sees it
-    about : facts about one worker's machine for the header of results
+    about : facts about the machine of one worker, for the header of results
     machines : kind of each machine that has or had workers, by name
     """
 
@@ -78,11 +78,11 @@ class Pool:
 
     @property
     def _told(self) -> int:
-        """Number of workers that have described their machine."""
+        """Number of workers that have reported their machine."""
         return sum(slot.machine is not None for slot in self._slots)
 
     def start(self) -> None:
-        """Start workers on every node and wait for them: none may work before all kinds are known."""
+        """Start workers on every node, and wait until the kinds of all machines are known."""
         for node in self._nodes():
             self._start_worker(node)
         self._wait_for_starting()
@@ -106,10 +106,11 @@ class Pool:
     def deal(
         self, tasks: Collection[RayTask], submit: Callable[[Any, RayTask], Any], finished: Collection[int]
     ) -> Iterator[tuple[Machine, str, RayTask, bytes | None]]:
-        """Yield machine, node, task and message of workers; the message is None for a task that was lost too often.
+        """Yield machine, node, task and message of workers; the message is None for a task whose workers were lost too
+        often.
 
         submit : function that sends a task to a worker and returns the generator of its messages
-        finished : numbers of cases that need no more messages; the caller updates it
+        finished : numbers of finished cases, which the caller updates
         """
         busy: dict[Any, tuple[RaySlot, RayTask]] = {}
         try:
@@ -159,7 +160,9 @@ class Pool:
     def _after(
         self, error: Exception, slot: RaySlot, task: RayTask, queue: deque[RayTask]
     ) -> Iterator[tuple[Machine, str, RayTask, None]]:
-        """Queue the unfinished cases of a worker again; yield tasks that were lost too often."""
+        """Put the unfinished cases of a lost worker back into the queue; yield tasks whose workers were lost
+        too often.
+        """
         assert slot.machine is not None, "it has reported its properties"
         tasks = [task] if task.cases else []
         if not isinstance(error, self.ray.exceptions.RayTaskError):
@@ -192,7 +195,7 @@ class Pool:
         return ready
 
     def _hear(self, ready: Collection[Any]) -> None:
-        """Receive the machine descriptions of new workers."""
+        """Receive the descriptions of machines from new workers."""
         for item in ready:
             slot = self._starting.pop(item)
             try:
@@ -200,7 +203,7 @@ class Pool:
             except self.ray.exceptions.RayError as error:
                 self._failed_starts[slot.node] += 1
                 if self._failed_starts[slot.node] >= LOSSES:
-                    problem = f"a worker ends where it starts: {_first_line(error)}"
+                    problem = f"a worker ended when it started: {_first_line(error)}"
                     self._problems[slot.node] = UserError(problem, "see ray logs")
                 self._lose(slot)
                 continue
@@ -238,7 +241,7 @@ class Pool:
         return self.options.machine_kind is None or fnmatchcase(kind, self.options.machine_kind)
 
     def _choose_kind(self) -> None:
-        """Keep the workers of one kind.
+        """Choose one kind of machine, and keep only its workers.
 
         Raises `ExecutorLostError` if several kinds match, or none.
         Raises `UserError` if no machine has the device that a trace names.
@@ -267,7 +270,7 @@ class Pool:
         self.machines = {slot.machine.name: self._kind for slot in self._idle if slot.machine is not None}
 
     def _refresh(self) -> None:
-        """Start workers on new nodes and in place of lost ones."""
+        """Start workers on new nodes, and replace lost workers."""
         if monotonic() - self._refreshed < REFRESH_S:
             return
         self._refreshed = monotonic()
@@ -301,7 +304,7 @@ class Pool:
         self._starting[slot.actor.describe.remote(self.device, versions)] = slot
 
     def _missing(self, node: Mapping[str, Any]) -> int:
-        """Return how many more workers a node can have, not counting devices of another kind."""
+        """Return the number of workers that can still be started on a node; devices of another kind do not count."""
         name = node["NodeID"]
         if name in self._problems:
             return 0
@@ -320,7 +323,7 @@ class Pool:
         return [node for node in self.ray.nodes() if node["Alive"] and self._room(node["Resources"])]
 
     def _is_every_node_bad(self) -> bool:
-        """Return True if there are nodes and none can run cases; without nodes, some may return."""
+        """Return True if there are nodes but none can run cases; without nodes, nodes may still return."""
         nodes = self._nodes()
         return bool(nodes) and all(node["NodeID"] in self._problems for node in nodes)
 
@@ -341,7 +344,9 @@ class Pool:
         self.ray.kill(slot.actor)
 
     def _turn_down(self, slot: RaySlot) -> None:
-        """End a worker of another kind; its node gets one worker less until a worker of the chosen kind is lost."""
+        """End a worker on another kind of machine; its node gets one worker less until a worker of the chosen kind is
+        lost.
+        """
         self._turned_down[slot.node] += 1
         self._drop(slot)
 
@@ -366,7 +371,9 @@ class Pool:
 
 
 def _take(queue: deque[RayTask], node: str) -> RayTask:
-    """Return the next task for a node: a task for this node, else one for any node, else one for another node."""
+    """Return the next task for a node: preferably a task for this node, then one for any node, then one for another
+    node.
+    """
     for homes in ((node,), ("",)):
         for place, task in enumerate(queue):
             if task.home in homes:

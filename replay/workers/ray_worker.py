@@ -1,4 +1,4 @@
-"""The actor on each slot of a Ray cluster, which measures windows of cases as a local replay does."""
+"""The Ray actor of a worker, which measures windows of cases like a local replay."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from opgrip.replay.workers.worker import Worker
 
 THREADS = "OMP_NUM_THREADS"
-"""environment variable that Ray sets to an actor's reserved processors; a replay restores the user's value"""
+"""environment variable that Ray sets to the number of an actor's processors; a replay restores the user's value"""
 
 
 LOSSES = 3
-"""number of lost workers after which a case is blamed and fails"""
+"""number of lost workers after which a case is reported as failed"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,9 @@ class RayTask:
     losses: int = 0
 
     def after_loss(self) -> list[RayTask]:
-        """Return the tasks to repeat; from the second loss on, each case gets its own task to find the one to blame."""
+        """Return the tasks to repeat; from the second loss on, each case gets its own task, to find the one that ends
+        the worker.
+        """
         lost = replace(self, losses=self.losses + 1)
         if lost.losses < LOSSES - 1 or len(self.cases) == 1:
             return [lost]
@@ -50,11 +52,11 @@ class RayTask:
 
 
 WAIT_S, POLL_S = 60.0, 0.2
-"""seconds to wait for processors of other workers, and between two attempts"""
+"""times in seconds: to wait for processors of other workers, and between two attempts"""
 
 
 class Processors:
-    """Processors that this process and its children are pinned to, exclusively among the workers of this user.
+    """Processors to which this process and its children are pinned, and which no other worker of this user uses.
 
     Each processor has a locked file, which the system unlocks when this process ends.
 
@@ -89,7 +91,7 @@ class Processors:
         self._files.clear()
 
     def _take(self, folder: Path, usable: Sequence[int], count: int) -> bool:
-        """Lock `count` processors or none."""
+        """Lock `count` processors; if there are not enough, lock none."""
         numbers = []
         for number in usable:
             file = os.open(folder / str(number), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -132,7 +134,7 @@ class RayWorker:
         self._copied = "-", "-"
 
     def describe(self, device: str, versions: Mapping[str, str]) -> dict[str, Any]:
-        """Return a description of the machine for the header of results, or why cases cannot run on it.
+        """Return a description of the machine for the header of results, or the reason why cases cannot run on it.
 
         versions : versions of packages on the user's machine, which must be the same here
         """
@@ -162,7 +164,7 @@ class RayWorker:
         self._folder.cleanup()
 
     def compile(self, number: int, bundle: Sequence[Any], cases: Sequence[int], jobs: int | None) -> Iterator[bytes]:
-        """Prepare rows; yield a message for each case."""
+        """Prepare rows, and yield a message for each case."""
         yield from _encoded(self._compile(number, bundle, cases, jobs))
 
     def measure(
@@ -204,11 +206,11 @@ class RayWorker:
             yield [self._as_asked(row).to_plain() for row in rows]
 
     def _as_asked(self, row: Result) -> Result:
-        """Return a row whose error names the user's trace instead of its copy on this machine."""
+        """Return a row whose error message names the user's trace instead of its copy on this machine."""
         return row if row.error is None else replace(row, error=row.error.replace(*self._copied))
 
     def _worker_of(self, turn: int, workload: Workload) -> Worker:
-        """Return the process that measures, which is the same for all windows of a turn."""
+        """Return the process that measures; it is the same for all windows of a repeat."""
         from opgrip.replay.workers.worker import Worker
 
         if self._worker is None or self._worker[0] != turn:

@@ -1,7 +1,8 @@
-"""Distribution of cases to the devices of this machine: rows to compile ahead, and cases that each device measures.
+"""Distribution of cases over the devices of this machine: rows to compile in advance, and cases for each device to
+measure.
 
 Rows that need a compiler are prepared first, several at a time. Compiled programs are kept on disk, so that the process
-that times a row does not compile it again, and a compiler that hangs or crashes costs its row but no measurement.
+that times a row does not compile it again, and a compiler that hangs or crashes affects only its row.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PARTS = 4
 
 
 def rows_ahead(workload: Workload, done: Collection[int] = ()) -> list[Row]:
-    """Return the rows that need a compiler, of the cases that are not done."""
+    """Return the rows that need a compiler, for cases that are not finished."""
     slow = {name for name in workload.request.modes.all_names if find_mode(name)[0].ahead}
     cases = [case for case in workload.cases if case.number not in done and case.signature.raised is None]
     return [(case, way) for case in cases for way in workload.ways(case) if way.mode in slow]
@@ -73,12 +74,12 @@ def make_ahead(
     may_fork: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> dict[int, dict[int, Result]]:
-    """Prepare rows and return them by case and row number: `ok` with the time of the first call, or why not.
-
-    A row that ran out of memory, because other processes took it, is left out and prepared again when it is timed.
+    """Prepare rows, and return them by case and row number, with the time of the first call or the reason of a failure.
+    A row that ran out of memory is left out, because other processes may have used it; it is prepared again when it is
+    timed.
 
     jobs : number of processes
-    advance : called after each row
+    advance : function called after each row
     """
     rows_by_case: dict[int, dict[int, Result]] = {}
     remaining_rows = deque(rows)

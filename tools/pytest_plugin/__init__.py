@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Receiver:
-    """Collector of results from the reports of this process, or of the workers that it started."""
+    """Collects results from the reports of this process, or of the pytest-xdist workers that it started."""
 
     def __init__(self, benchmarks: Benchmarks) -> None:
         self._benchmarks = benchmarks
@@ -160,7 +160,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 REFUSED = ("sequence", "list", "output", "resume", "append")
-"""options of opreplay that produce no rows, or a separate file per replay"""
+"""options of opreplay that produce no rows, or that write a separate file per replay"""
 MOST_OF_NAME = 100
 
 
@@ -174,7 +174,7 @@ class TraceTest(pytest.Item):
         self.places, self.numbers = places, numbers
 
     def runtest(self) -> None:
-        """Replay the file, unless another of its tests already has, and check the rows of this test."""
+        """Replay the file, unless another test of it has already done so, and check the rows of this test."""
         assert isinstance(self.parent, TraceFile)
         judged = self.parent.judged
         self.stash[JUDGED] = judged
@@ -214,7 +214,9 @@ class TraceFile(pytest.File):
 
     @property
     def judged(self) -> Judged:
-        """Return the rows of all selected tests, compared with the baseline; fail the test if that is not possible."""
+        """Return the rows of all selected tests, compared with the baseline; fail the test if a comparison is not
+        possible.
+        """
         if self._judged is None:
             try:
                 self._judged = self._judge()
@@ -250,7 +252,7 @@ class TraceFile(pytest.File):
         return read_run(path)
 
     def _arguments(self) -> argparse.Namespace:
-        """Return the arguments that opreplay would parse for this file."""
+        """Return the arguments that `opreplay` would have for this file."""
         from opgrip.replay.replay_options import make_parser
 
         text = self.config.getoption("--opgrip-options")

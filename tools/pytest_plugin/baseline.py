@@ -110,7 +110,7 @@ TestRow = tuple[str, "Result"]
 
 
 class StoredBaseline:
-    """A run to compare others with.
+    """A stored run with which other runs are compared.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def save_rows(rows: Sequence[TestRow], headers: Sequence[dict[str, Any]], path: 
 def join_headers(headers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return a common header of all results.
 
-    The first header that contains a fact provides it; `trace` and `device` list the values of all headers.
+    A field has its value from the first header that contains it; `trace` and `device` list the values of all headers.
     """
     joined: dict[str, Any] = {}
     for header in reversed(headers):

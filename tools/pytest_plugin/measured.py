@@ -27,7 +27,7 @@ KEY = "opgrip_folder"
 
 
 class Turns:
-    """Lock that the workers of a pytest-xdist run share.
+    """Lock shared by all workers of a pytest-xdist run, so that only one measures at a time.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Turns:
 
 
 class SharedFolder:
-    """Plug-in of the process that starts workers, to give them the same temporary folder."""
+    """Plug-in of the process that starts pytest-xdist workers; it passes them a common temporary folder."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="opgrip-pytest-")
@@ -192,7 +192,7 @@ class Benchmarks:
         return None if self.options.compare is None else StoredBaseline(self.options.compare)
 
     def judge(self, pairs: Sequence[TestRow], header: dict[str, Any], group: str) -> Judged:
-        """Compare the rows of a group of tests with the same group of the baseline."""
+        """Compare the rows of a group of tests with the rows of the same group in the baseline."""
         if self.baseline is None:
             return Judged(pairs, header)
         from opgrip.replay.comparison import compare

@@ -59,12 +59,12 @@ def tables() -> tuple[str, str]:
 
 @cache
 def own(name: str) -> str:
-    """Return the text of a static file of this package."""
+    """Return the text of a static file in this package."""
     return (files(__package__) / "static" / name).read_text(encoding="utf-8")
 
 
 def own_script() -> str:
-    """Return the page's scripts as one, in a private scope."""
+    """Return the page's scripts combined into one, in a private scope."""
     return '(() => {\n"use strict";\n' + "\n".join(map(own, SCRIPTS)) + "\n})();"
 
 
@@ -122,12 +122,12 @@ def _embedded(data: Any) -> str:
 
 
 def _inline(script: str) -> str:
-    """Return a script with all text escaped that would end its element."""
+    """Return a script in which text that would end its HTML element is escaped."""
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Return a content security policy that allows only these scripts and the tables' module, and no requests."""
+    """Return a content security policy that only allows these scripts and DataTables' module, and no requests."""
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts
     )
@@ -149,14 +149,14 @@ DERIVED = (
 )
 """columns that the page adds to the result columns"""
 MOST_TIMES = 400_000
-"""maximum number of single times on a page; beyond it, each row has quantiles instead"""
+"""maximum number of single times on a page; if there are more, each row has quantiles instead"""
 QUANTILES = np.linspace(0, 1, 21)
 
 Plain = dict[str, Any]
 
 
 def describe_runs(runs: Mapping[str, Results]) -> Plain:
-    """Return the page's data: result rows by column, the times of their repeats, and facts about each run."""
+    """Return the data of the page: result rows by column, times of their repeats, and facts about each run."""
     columns = [*DERIVED, *(about for about in all_columns() if not about.hidden and about.name != "detail")]
     # results of older versions contain ratios of paired runs
     rows = [(name, row) for name, run in runs.items() for row in with_ratios_by_case(run, reference_of(run.rows))]
@@ -216,14 +216,14 @@ def _sites(rows: Sequence[Result]) -> Plain:
 
 
 def _way(row: Result) -> object:
-    """Return a key shared by rows that differ only in mode."""
+    """Return a key that is equal for rows that differ only in mode."""
     return (row.case, *row.identity_without("mode"))
 
 
 def _cells(name: str, row: Result, eager_us: float | None, ways: dict[tuple[str, str, str], object]) -> Plain:
     """Return the cells of a row.
 
-    Only the first variant of a case counts for its total time; `ways` collects these variants.
+    Only the first variant of a case counts for total times; `ways` collects these variants.
     """
     cells = row.to_plain() | {"run": name, "family": family_of(row.op), "variant": row.variant}
     cells |= {"marked_status": row.marked_status, "is_speed_up_doubtful": row.is_speed_up_doubtful or None}
@@ -260,7 +260,7 @@ def _facts(header: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, s
 
 
 def _ceilings(header: Mapping[str, Any]) -> Plain:
-    """Return the machine's limits for a roofline."""
+    """Return the machine's peaks for a roofline."""
     found = header.get("ceilings")
     if not isinstance(found, Mapping):
         return {}
@@ -276,11 +276,11 @@ def _ceilings(header: Mapping[str, Any]) -> Plain:
 
 
 _SELECTING = ("-o", "--output", "--op", "--top", "--mode", "--device", "--sample")
-"""options of a run that are not repeated with a single operator"""
+"""options of a run that are not repeated in the command for a single operator"""
 
 
 def _without(words: Sequence[str], options: Sequence[str]) -> Iterator[str]:
-    """Yield the words of a command line without these options and their values."""
+    """Yield the words of a command line without some options and their values."""
     rest = iter(words)
     for word in rest:
         if word in options:
@@ -303,7 +303,7 @@ def command_of(header: Mapping[str, Any], row: Result) -> str:
 
 
 MOST_ROWS = 20_000
-"""maximum number of rows of a comparison on a page, beginning with regressions"""
+"""maximum number of rows of a comparison on a page, slowest rows first"""
 COLUMNS = ("verdict", "op", "shapes", "mode", "variant", "base_us", "new_us", "ratio", "low", "high", "reason")
 
 

@@ -33,7 +33,7 @@ MOST_CALLS = 20_000
 MOST_PLACES = 20
 """maximum number of call sites listed for a case"""
 BANDWIDTH = 20e9
-"""memory bandwidth in bytes per second, sufficient to compare the savings of fusing"""
+"""memory bandwidth in bytes per second that is assumed to compare savings"""
 
 Plain = dict[str, Any]
 Called = tuple[Signature, str]
@@ -156,7 +156,7 @@ def _cases(trace: Trace, called: Sequence[Called]) -> Iterator[tuple[str, Plain]
 
 
 def _arguments(signature: Signature, trace: Trace) -> Iterator[tuple[str, str]]:
-    """Yield a description of each argument; of tensors with their value model."""
+    """Yield a description of each argument; for tensors, with a description of the value model."""
     yield "all", describe_shapes(signature)
     for place, (spec, name) in enumerate(named_tensors(signature)):
         model = None if spec.values is None else trace.values.get(spec.values)
@@ -193,15 +193,15 @@ def _place(site: CallSite) -> str:
 
 
 SHORT_US = 10.0
-"""time below which a launch mostly consists of overhead: passing work to an operator or a kernel takes 2 to 10 us"""
+"""time in us below which a launch is mostly overhead: passing work to an operator or a kernel takes 2 to 10 us"""
 SUMMED = ["calls", "launches", "time_us", "short", "short_us"]
 """summed columns of a group: calls, launches, time, short launches and their time"""
 POINTS_A_DECADE = 10
-"""points per decade of the curve over the launch time"""
+"""number of points per decade of the curve over the launch time"""
 
 
 def describe_launches(trace: Trace, key_by_signature: Mapping[int, str]) -> Plain:
-    """Return launches of all calls, modules, operators and cases, and their distribution over launch time.
+    """Return numbers of launches for all calls, modules, operators and cases, and the distribution of their times.
 
     A launch is a kernel if the trace contains the kernels of calls on an accelerator, otherwise an operator.
 
@@ -225,7 +225,7 @@ def describe_launches(trace: Trace, key_by_signature: Mapping[int, str]) -> Plai
 
 
 def _launches(trace: Trace) -> pd.DataFrame:
-    """Return one row per call: number of launches, their time, and the part in short launches."""
+    """Return one row per call: number of launches, their time, and the share in short launches."""
     own = trace.own_calls
     launches = _per_call(trace, own["signature"])
     time_us = own["time_ns"] / 1e3
@@ -256,7 +256,7 @@ def _per_call(trace: Trace, signatures: pd.Series[int]) -> pd.Series[float]:
 
 
 def _sums(launches: pd.DataFrame, names: list[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield the sums of groups by these columns, beginning with most launches."""
+    """Yield the sums of groups by these columns, largest number of launches first."""
     sums = launches.groupby(names, observed=True)[SUMMED].sum().reset_index()
     for row in sums.sort_values("launches", ascending=False, kind="stable").itertuples(index=False, name=None):
         yield (*row[: len(names)], *map(rounded, row[len(names) :]))
@@ -336,12 +336,14 @@ def _table(table: pd.DataFrame) -> Plain:
 
 
 def plain(cell: Any, infinite: Any = None) -> Any:
-    """Return a cell for JSON: numbers with six digits, and text without lone surrogates, which browsers reject."""
+    """Return a cell for JSON: numbers with six significant digits, and text without lone surrogates, which browsers
+    reject.
+    """
     if isinstance(cell, float):
         return infinite if math.isinf(cell) else None if math.isnan(cell) else rounded(cell)
     return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
 
 
 def rounded(value: float) -> float:
-    """Return a number with six digits, which exceeds the accuracy of any time."""
+    """Return a number with six significant digits, which is more accurate than any measured time."""
     return float(f"{value:.6g}")

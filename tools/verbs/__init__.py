@@ -1,4 +1,6 @@
-"""The verbs of `opgrip`. Each is in a module of this package, or an entry point `opgrip.verbs` of another package."""
+"""The subcommands of `opgrip`. Each is a module of this package, or an entry point `opgrip.verbs` of another
+package.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,15 @@ Run: TypeAlias = Callable[[argparse.Namespace], int]
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A verb of the `opgrip` command.
+    """A subcommand of `opgrip`.
 
     Attributes
     ----------
-    summary, examples : texts of its help
-    prepare : adds its options to a parser that has `--debug`, or None
-    run : runs the verb and returns the exit status
+    summary, examples : texts for its help
+    prepare : function that adds its options to a parser, or None
+    run : function that runs the subcommand and returns the exit status
     runs_program : True if the arguments after `--` belong to a program and are stored in `args.program`
-    needs_torch : False for a verb that works without torch, which takes seconds to load
+    needs_torch : False for a subcommand that works without torch, which takes seconds to load
     """
 
     summary: str
@@ -37,11 +39,11 @@ class Verb:
 
 
 verbs: Registry[Verb] = Registry("opgrip.tools.verbs", "opgrip.verbs")
-"""verbs by group and name, such as `trace info`; `grip` has no group"""
+"""subcommands by group and name, such as `trace info`; `grip` has no group"""
 
 
 def verb(name: str, summary: str, examples: str, prepare: Prepare | None = None, **others: Any) -> Callable[[Run], Run]:
-    """Return a decorator that registers the function that runs a verb; `others` are attributes of `Verb`."""
+    """Return a decorator that registers a function that runs a subcommand; `others` are attributes of `Verb`."""
 
     def register(run: Run) -> Run:
         verbs.register(name)(Verb(summary, examples, prepare, run, **others))
@@ -67,5 +69,5 @@ def add_output(parser: argparse.ArgumentParser, help: str, required: bool = Fals
 
 
 def report_output(args: argparse.Namespace, what: str) -> None:
-    """Report on stderr what a verb wrote to its output."""
+    """Report on stderr what a subcommand has written to its output."""
     print(f"{args.prog}: wrote {what} to {args.output}", file=sys.stderr)

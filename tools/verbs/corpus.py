@@ -27,7 +27,7 @@ def say_notes(notes: Sequence[str], reporter: Reporter, more: str = "") -> None:
 
     Parameters
     ----------
-    more : text after the number of further notes, such as where to find them
+    more : text that follows the number of notes that are not shown
     """
     for note in notes[:MOST_NOTES]:
         reporter.say(shortened(printable(note), MOST_NOTE))
@@ -206,7 +206,7 @@ def _read_times(names: Sequence[str], chosen_by: Times | None = None) -> tuple[s
 
     Parameters
     ----------
-    chosen_by : times to reject, because the cases were chosen by them and predict them by construction
+    chosen_by : times that are rejected, because the cases were chosen to predict them
     """
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run

@@ -1,4 +1,4 @@
-"""`opgrip machine` and `autostart on`, `off`, `status`: the limits of this machine, and recording of its programs."""
+"""`opgrip machine`, which measures this machine's peaks, and `opgrip autostart on`, `off` and `status`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     _print(ceilings, sys.stdout)
     if args.output is not None:
         write(ceilings, args.output, args.force)
-        reporter.say(f"wrote the machine's limits to {args.output}")
+        reporter.say(f"wrote the machine's peaks to {args.output}")
     return 0
 
 

@@ -44,7 +44,7 @@ def read_runs(store: Path | None, *names: str) -> list[Results]:
 
 
 MOST_OF_NAME = 60
-"""maximum number of characters of a cell; with --operator, the trace column contains all inputs"""
+"""maximum number of characters of a cell"""
 
 LIST_EXAMPLES = """\
 examples:

@@ -1,4 +1,4 @@
-"""`opgrip longtail`, `grip` and `samples`: long-tail functions, found, extracted, and those that ship."""
+"""`opgrip longtail`, `grip` and `samples`: find long-tail functions, extract them, and list the samples that ship."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def _outline(sample: Sample, configuration: str) -> str:
 
 
 class _Plain(str):
-    """Text that is shown without quotation marks among other values."""
+    """Text that is shown without quotation marks."""
 
     __slots__ = ()
 

@@ -185,7 +185,7 @@ class _ListFormats(argparse.Action):
 
 
 def _tell(args: argparse.Namespace, losses: Losses) -> None:
-    """Print what was written and what could not be converted."""
+    """Print the written file and the content that could not be converted."""
     print(f"{args.prog}: wrote {args.output}", file=sys.stderr)
     for default in (*losses.doubts, *losses.defaults):
         print(f"{args.prog}: {default}", file=sys.stderr)

@@ -145,7 +145,7 @@ def _print_diff(difference: TraceDifference, top: int) -> None:
     if not changed:
         return
     print()
-    print_table(COLUMNS, changed[:top], sys.stdout, f"signatures that differ ({len(changed):,} in all)")
+    print_table(COLUMNS, changed[:top], sys.stdout, f"signatures that differ ({len(changed):,} in total)")
 
 
 def _pair(one: str, other: str) -> str:

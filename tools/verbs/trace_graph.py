@@ -235,8 +235,8 @@ def run_ranks(args: argparse.Namespace) -> int:
         return 0
     _print_table(RANKS, waits.ranks, f"ranks ({len(waits.ranks)} in all)")
     pairs, places = waits.pairs.head(args.top), waits.places.head(args.top)
-    _print_table(PAIRS, pairs, f"who waits for whom ({len(waits.pairs)} pairs in all)")
-    _print_table(PLACES, places, f"collectives by waiting time ({len(waits.places)} places in all)")
+    _print_table(PAIRS, pairs, f"waiting times between ranks ({len(waits.pairs)} pairs in total)")
+    _print_table(PLACES, places, f"collectives by waiting time ({len(waits.places)} places in total)")
     if unknown := int(waits.ranks["unknown"].sum()):
         print_line(
             f"{counted(unknown, 'call')} of collectives without a known end: their results were not awaited",

@@ -38,9 +38,9 @@ examples:
 
 
 LABELS = 8
-"""maximum number of record_function labels shown"""
+"""maximum number of `record_function` labels that are shown"""
 MOST_UNFINISHED = 20
-"""maximum number of unfinished calls shown; they can be nested deeply"""
+"""maximum number of unfinished calls that are shown; they can be nested deeply"""
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         print_line(f"{name:<12}{printable(value)}", sys.stdout, indent=12)
     print()
     if trace.distinct_calls["device_ns"].notna().any():
-        print_line(f"{DEVICE_TIME}; host us is the time on the host", sys.stdout)
+        print_line(f"{DEVICE_TIME}; host us is the host time", sys.stdout)
     if KERNEL in tables and not trace.kernels:
         raise UserError(f"{args.trace} contains no kernels", "capture it on a GPU with --device-time kernels")
     # without times, as in some files of other tools, shares are by number of calls
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(summaries: Mapping[str, pd.DataFrame], path: Path, force: bool) -> None:
-    """Write all rows of the tables: one JSON object of tables, or one table as CSV."""
+    """Write all rows of the tables: several tables as one JSON object, or one table as CSV."""
     plain = {by: _without_surrogates(table, by) for by, table in summaries.items()}
     if path.suffix == ".csv":
         (table,) = plain.values()
@@ -120,7 +120,7 @@ def _without_surrogates(table: pd.DataFrame, by: str) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The kind of row of a table."""
+    """Which rows a table has: title, and columns by which calls are grouped."""
 
     title: str
     columns: tuple[str, ...]
@@ -134,10 +134,11 @@ GROUPS = {
     "stream": Group("streams", ("device", "stream")),
     "line": Group("lines", ("file", "line", "function", "phase")),
 }
-"""tables by their name on the command line; a call in a backward pass counts for the forward code that caused it"""
+"""tables by their name on the command line; a call in a backward pass is counted with the forward code that caused it
+"""
 KERNEL = "kernel"
 TABLES = {**GROUPS, KERNEL: Group("kernels", ("kernel", "op"))}
-"""the tables above, and the kernels that calls ran on an accelerator"""
+"""the tables in `GROUPS`, and the table of kernels"""
 NUMBERED = ("line", "stream")
 """columns that identify a row and are numbers"""
 NUMBERS = {
@@ -162,7 +163,7 @@ LEAST = {
     "phase": 8,
     KERNEL: 24,
 }
-"""number of characters that names may be folded to"""
+"""number of characters that names may be folded to, by column"""
 
 
 def facts(trace: Trace) -> Iterable[tuple[str, str]]:
@@ -224,7 +225,7 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
 
 
 def _counts(trace: Trace) -> Iterable[tuple[str, str]]:
-    """Yield how many calls there are, of which functions, and inside which operators."""
+    """Yield facts about the number of calls: in total, of functions, and inside operators."""
     from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER
     from opgrip.traces.table.call_table import COUNT
     from opgrip.traces.table.profiler_labels import operator_calls
@@ -265,7 +266,7 @@ def _graphs(trace: Trace) -> Iterable[tuple[str, str]]:
 
 
 def _distilled(header: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Yield what a distilled trace represents."""
+    """Yield facts about the traces that a distilled trace represents."""
     from opgrip.traces.zoo.manifest import FIELD, chosen_numbers
 
     cases = chosen_numbers(header)
@@ -375,7 +376,7 @@ def _summary(trace: Trace, by: str) -> pd.DataFrame:
 
 
 def _place_column(name: str) -> TableColumn:
-    """Return a column that calls are grouped by."""
+    """Return the table column for a column by which calls are grouped."""
     empty = {"module": "(root)", "function": "(none)"}.get(name, "")
 
     def text(row: Any) -> str:

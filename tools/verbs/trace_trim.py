@@ -1,4 +1,4 @@
-"""`opgrip trace trim` and `redact`: parts of a trace, and an anonymised one."""
+"""`opgrip trace trim` and `redact`: write a part of a trace, or a trace without private data."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def run_redact(args: argparse.Namespace) -> int:
 
 
 def _check_apart(paths: Mapping[str, Path | None]) -> None:
-    """Raise `UserError` if two arguments name the same file, since trace and salt must not be overwritten."""
+    """Raise `UserError` if two arguments name the same file, because trace and salt must not be overwritten."""
     roles: dict[Path, str] = {}
     for role, path in paths.items():
         other = role if path is None else roles.setdefault(path.resolve(), role)

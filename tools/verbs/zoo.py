@@ -187,7 +187,7 @@ def run_make(args: argparse.Namespace) -> int:
 
 
 def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
-    """Make a trace and report its figures; return True on success."""
+    """Record a trace of the zoo and report its figures; return True on success."""
     from opgrip.zoo.making import make_trace
 
     start = monotonic()
@@ -213,7 +213,7 @@ def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
 def _write_down(made: ZooTrace) -> None:
     """Write a trace's recording to the current manifest.
 
-    The manifest is read again, because making takes hours in which recipes may be edited.
+    The manifest is read again, because recording takes hours in which it may be edited.
     """
     traces: Sequence[ZooTrace] = read_manifest()
     write_manifest(
@@ -225,7 +225,7 @@ def _write_down(made: ZooTrace) -> None:
 
 
 def _differs(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
-    """Return True if a trace that is made again differs from the shipped one, or cannot be made."""
+    """Return True if a new recording of a trace differs from the shipped one, or is not possible."""
     from opgrip.zoo.making import differences_anew
 
     try:

@@ -152,7 +152,7 @@ def from_json(fields: dict[str, Any]) -> Ceilings:
         raise ValueError(f"form {fields['form']}")
     ceilings = msgspec.convert(fields, Ceilings, strict=False, str_keys=True)
     if not ceilings.levels or ceilings.levels[-1].size is not None:
-        raise ValueError("the last level is not the memory")
+        raise ValueError("the last memory level is not the main memory")
     for measured in (*(level.bandwidth for level in ceilings.levels), *ceilings.rates.values()):
         if not measured or not min(measured.values()) > 0:
             raise ValueError("a ceiling is missing")

@@ -134,7 +134,7 @@ def _check_recorded_once(paths: Sequence[Path], headers: Sequence[Mapping[str, A
         first = path_of_recording.setdefault((start, process), path)
         if first != path:
             raise UserError(
-                f"{path} and {first} are of the same recording", "name one of them: its calls would count twice"
+                f"{path} and {first} are from the same recording", "name one of them: its calls would count twice"
             )
 
 
@@ -289,7 +289,7 @@ class _Join:
 
     def _calls(self, block: CallBlock, numbers: _Numbers, first_storage: int, shift_ns: int, path: Path) -> None:
         if len(block) and max(abs(int(block.start_ns.min())), _latest_ns(block)) + abs(shift_ns) > LATEST_NS:
-            raise UserError(f"{path} has calls that are centuries away from the others", "capture it again")
+            raise UserError(f"{path} has calls that are centuries apart from the others", "capture it again")
         storages = block.storages
         if len(storages) and int(storages.max()) + first_storage >= LATEST_NS:
             raise UserError(f"{path} has more storages than 62 bits can number", "capture it again")

@@ -374,7 +374,7 @@ class _Totals:
     def see(self, place: int, record: Record) -> None:
         self._last = place
         if self._end is not None:
-            self._validation.add(place, TOTAL, f"a record behind the end, which is record {self._end}")
+            self._validation.add(place, TOTAL, f"a record after the closing record, which is record {self._end}")
         match record:
             case Header() if place > 1:
                 self._validation.add(place, TOTAL, "a second header: two traces were joined")
@@ -394,4 +394,6 @@ class _Totals:
 
     def end(self) -> None:
         if self._end is None:
-            self._validation.add(self._last, TOTAL, "the file has no end: it was cut, or its program killed")
+            self._validation.add(
+                self._last, TOTAL, ("the closing record is missing: the file was cut, or its program killed")
+            )

@@ -298,7 +298,7 @@ def check_tensors(tensors: Integers, storages: Integers) -> None:
 def check_places(pairs: Sequence[tuple[int, int]], calls: int) -> None:
     """Raise `FormatError` if a position is not a call of the block."""
     if any(place >= calls for place, _ in pairs):
-        raise FormatError("a place of a call that is not in its block")
+        raise FormatError("a position of a call that is not in its block")
 
 
 def calls_to_json(record: Calls) -> dict[str, Json]:

@@ -136,7 +136,7 @@ class GraphCalls:
             contents = {tuple(call.event.slice for call, _ in graph.calls) for graph in fitting}
             if len(contents) != 1:
                 fit = f"{len(contents)} different" if contents else "none"
-                skip("graph launch", f"its {len(names)} kernels fit {fit} of the captured graphs")
+                skip("graph launch", f"its {len(names)} kernels match {fit} of the captured graphs")
                 continue
             # layers of a model are often graphs of equal calls, and are launched in the order of their captures
             (content,) = contents

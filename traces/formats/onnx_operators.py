@@ -60,7 +60,7 @@ REASONS = {
     "If": "unsupported: data-dependent control flow",
     "Loop": "unsupported: data-dependent number of iterations",
     "Scan": "unsupported: data-dependent number of iterations",
-    "Size": "torch has sizes without an operator",
+    "Size": "torch represents sizes without an operator",
     **dict.fromkeys(("GRU", "LSTM", "RNN"), "torch's operator takes other weights"),
 }
 """reasons why nodes of some ONNX operators are not converted"""

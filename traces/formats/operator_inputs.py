@@ -254,7 +254,7 @@ ROWS = 256
 GROUP = 4096
 """number of rows written at a time"""
 DEVICE = re.compile(r"torch\.device\(['\"]?([\w:]+)['\"]?\)|(cuda(?::\d+)?|cpu|meta)")
-SYNTHETIC = "rows that no model called (count 0): they are called once"
+SYNTHETIC = "rows that no model called (count 0): they are replayed as one call"
 
 
 def recognizes_rows(head: Head) -> bool:

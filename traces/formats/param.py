@@ -188,7 +188,7 @@ GENERATORS = re.compile(rb'"(?:build|input)_(?:data_generator|iterator)"\s*:')
 SECTIONS = re.compile(rb'"config"\s*:\s*\[\s*\{\s*"(?:build|input)"\s*:\s*\[')
 ONE_OPERATOR = re.compile(rb'"op_info"\s*:\s*\{')
 VALUES = "values of tensors: drawn as the file's generators do, floats from 0 to 1 and integers from -10 to 9"
-DEVICE = "devices of tensors: the file has none but in run_options, so they are on the processor"
+DEVICE = "devices of tensors: the file names them only in run_options, so they are on the processor"
 
 
 def recognizes(head: Head) -> bool:

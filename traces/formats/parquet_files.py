@@ -163,7 +163,7 @@ class ParquetFile:
         if total_text > limits.texts:
             raise TooLargeError(f"the texts of its rows have more than {limits.texts:,} bytes")
         if self._bytes > limits.total_bytes:
-            raise TooLargeError(f"it holds more than {limits.total_bytes >> 20:,} MB")
+            raise TooLargeError(f"it contains more than {limits.total_bytes >> 20:,} MB")
         if total_rows > limits.rows:
             raise TooLargeError(f"it has more than {limits.rows:,} rows")
 
@@ -183,7 +183,7 @@ class ParquetFile:
         lines = message.decode(errors="replace").splitlines()
         status = self._process.returncode
         if status == TOO_MUCH_MEMORY:
-            return TooLargeError("reading it takes more memory than a file of its size may")
+            return TooLargeError("reading it takes more memory than is allowed for a file of its size")
         if status < 0:
             return FormatError(f"its reader ended with signal {-status}")
         return FormatError(lines[-1][:300] if lines else "its reader ended" if error is None else one_line(error))

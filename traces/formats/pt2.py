@@ -86,7 +86,7 @@ def _programs(file: ForeignFile) -> Iterator[bytes]:
         with zipfile.ZipFile(file.path) as archive:
             names = [name for name in archive.namelist() if PROGRAM.fullmatch(name)]
             if not names:
-                raise UserError(f"{file.path} holds no exported program", "write one with torch.export.save")
+                raise UserError(f"{file.path} contains no exported program", "write one with torch.export.save")
             if len(set(names)) < len(names):
                 raise file.damage("two graphs of its archive have one name")
             remaining = most

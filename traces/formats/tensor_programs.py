@@ -149,7 +149,7 @@ class TensorProgram:
                 with self.recording.running() as calls:
                     has_returned = reading.statement(statement)
             except (ValueError, RecursionError) as error:
-                reason = str(error) if isinstance(error, ValueError) else "it nests too deep"
+                reason = str(error) if isinstance(error, ValueError) else "it is nested too deeply"
                 reading.forget(statement, reason)
                 yield statement.lineno, Unconverted(_called(statement), reason[:300])
                 if isinstance(error, EndOfReading):
@@ -181,7 +181,7 @@ class TensorProgram:
         reading = _Reading(self, {**dict(zip(names, args, strict=False)), **kwargs})
         self._set_defaults(function, reading)
         if self._depth >= MOST_DEPTH:
-            raise ValueError("its functions call each other too deep")
+            raise ValueError("its functions call each other too deeply")
         self._depth += 1
         try:
             reading.block(function.body)

@@ -93,11 +93,11 @@ def _only_file(archive: Path, folder: Path) -> Path:
     if not readable:
         others = _listed([file.relative_to(root) for file in files])
         raise UserError(
-            f"{archive} holds no readable file ({others})",
+            f"{archive} contains no readable file ({others})",
             "opgrip trace convert --formats lists which files of other tools are read",
         )
     names = [file.relative_to(root) for file in readable]
-    raise UserError(f"{archive} holds several readable files ({_listed(names)})", f"name one: {archive}/{names[0]}")
+    raise UserError(f"{archive} contains several readable files ({_listed(names)})", f"name one: {archive}/{names[0]}")
 
 
 def _files_in(folder: Path) -> list[Path]:

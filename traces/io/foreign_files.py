@@ -113,7 +113,7 @@ class ForeignFile:
         size = self.cut.size(count)
         if size > most and not self.unbounded:
             raise UserError(
-                f"{self.path} represents {count:,} cases, of which {most:,} are read at most",
+                f"{self.path} represents {count:,} cases, but at most {most:,} are read",
                 "take a part with --start and --stop, or some with --sample",
             )
         return self.cut.places(count)

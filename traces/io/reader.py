@@ -164,7 +164,7 @@ class TraceReader:
                 self._numbers |= {int(record.signature.min()), int(record.signature.max())}
             self._counts["duration_ns"] += exact_sum(record.duration_ns)
             if self._counts["duration_ns"] >= LIMIT:
-                raise Damage("its calls took more ns in all than 64 bits count")
+                raise Damage("its calls took more ns in total than 64 bits can count")
         elif isinstance(record, Signature):
             self._counts["signatures"] += 1
             self._largest = max(self._largest, record.number)

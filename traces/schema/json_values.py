@@ -110,7 +110,7 @@ def _plain_message(message: str, value: Json, place: str) -> str:
     if expected := _EXPECTED.fullmatch(text):
         names, bound = expected.groups()
         if str(LIMIT - 1) in bound or str(LIMIT) in bound or names == "int":
-            plain = "a 64-bit integer" if ">= 0" not in bound else "an integer from 0 on"
+            plain = "a 64-bit integer" if ">= 0" not in bound else "an integer of at least 0"
         else:
             plain = " or ".join(_PLAIN_TYPES.get(name, name) for name in names.split(" | "))
             plain += bound.replace(", got", "; its length is")
@@ -261,7 +261,7 @@ class SizeMeter:
     def check_unknown(self, count: int) -> None:
         """Raise an error if a file has too many records of unknown types."""
         if count > UNKNOWN_RECORDS:
-            raise self.refusal(f"more than {UNKNOWN_RECORDS:,} of its records are of types that no version has")
+            raise self.refusal(f"more than {UNKNOWN_RECORDS:,} of its records have unknown types")
 
     def refusal(self, reason: str) -> UserError:
         return UserError(

@@ -53,13 +53,16 @@ def check_made_of(spec: TensorSpec) -> None:
 
 def _check_coo(spec: TensorSpec, coo: Coo) -> None:
     _ask(spec.layout is torch.sparse_coo, "indices of another layout's tensor")
-    _ask(len(coo.indices.shape) == 2 and coo.indices.dtype == torch.int64, "indices that are no (N, nnz) int64 tensor")
+    _ask(
+        len(coo.indices.shape) == 2 and coo.indices.dtype == torch.int64,
+        ("indices that are not an (N, nnz) int64 tensor"),
+    )
     sparse, nnz = coo.indices.shape
-    _ask(sparse <= len(spec.shape), "more sparse dimensions than there are")
+    _ask(sparse <= len(spec.shape), "more sparse dimensions than the tensor has dimensions")
     _ask(len(coo.rows) == sparse, "value models of other rows than the indices have")
     _check_values(spec, coo.values, (nnz, *spec.shape[sparse:]))
     places = prod(spec.shape[:sparse])
-    _ask(nnz <= places or (places > 0 and not coo.coalesced), "more elements than there are places")
+    _ask(nnz <= places or (places > 0 and not coo.coalesced), "more elements than the tensor has positions")
 
 
 def _check_compressed(spec: TensorSpec, made_of: Compressed) -> None:
@@ -70,14 +73,14 @@ def _check_compressed(spec: TensorSpec, made_of: Compressed) -> None:
     batch, nnz = plain.shape[:-1], plain.shape[-1]
     first = len(batch)
     _ask(spec.shape[:first] == batch == compressed.shape[:-1], "indices of another batch")
-    _ask(len(spec.shape) >= first + 2, "compressed indices of less than a matrix")
+    _ask(len(spec.shape) >= first + 2, "compressed indices of a tensor with fewer than two dimensions")
     block = values.shape[first + 1 : first + 3] if spec.layout in BLOCKED else (1, 1)
-    _ask(len(block) == 2 and 0 not in block, "blocks that are none")
+    _ask(len(block) == 2 and 0 not in block, "blocks of an invalid size")
     height, width = spec.shape[first : first + 2]
-    _ask(height % block[0] == width % block[1] == 0, "blocks that do not fill the matrix")
+    _ask(height % block[0] == width % block[1] == 0, "blocks that do not divide the matrix")
     rows, columns = compressed_grid(spec)
     _ask(compressed.shape[-1] == rows + 1, "compressed indices of another number of rows")
-    _ask(nnz <= rows * columns, "more elements than there are places")
+    _ask(nnz <= rows * columns, "more elements than the tensor has positions")
     dense = spec.shape[first + 2 :]
     _check_values(spec, values, (*batch, nnz, *(block if spec.layout in BLOCKED else ()), *dense))
 
@@ -113,7 +116,7 @@ def _check_nested(spec: TensorSpec, nested: Nested) -> None:
     for size, stride, offset in items:
         _ask(len(size) == len(stride) == dimensions, "a nested tensor of other dimensions")
         end = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True)) + 1
-        _ask(0 in size or end <= nested.buffer.shape[0], "a nested tensor that its buffer does not hold")
+        _ask(0 in size or end <= nested.buffer.shape[0], "a nested tensor that exceeds its buffer")
     _ask(spec.shape == bounding_shape(nested.sizes, dimensions + 1), "nested tensors of another shape")
 
 

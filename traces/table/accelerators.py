@@ -47,8 +47,9 @@ def time_doubts(contended: float, slow_memory: float) -> Iterator[str]:
         )
     if slow_memory >= SLOW:
         yield (
-            f"the machine was slow to provide memory, which took {slow_memory:.0%} of the calls' time: these calls are "
-            "marked and count without it, by an estimate; a second capture, or more warm-up, is closer"
+            f"the machine was slow to provide memory, which took {slow_memory:.0%} of the calls' time: "
+            "these calls are marked, and their times are reduced by an estimate; capture again, or "
+            "with more warm-up steps, for better times"
         )
 
 

@@ -191,18 +191,18 @@ def _with_groups(model: Any, outputs: Any) -> Any:
 
 
 _COUNT = "the count of elements that are not zero is the output's size"
-_GROUPS = "as many boxes are kept as lie apart; each costs a pass"
-_CLASH = "indices that are equal or near to each other decide how writes collide and what the cache holds"
-_NEAR = "indices that are equal or near to each other decide what the cache holds"
+_GROUPS = "the more boxes do not overlap, the more are kept; each kept box costs a pass"
+_CLASH = "equal or neighbouring indices determine how often writes collide, and what the cache contains"
+_NEAR = "equal or neighbouring indices determine what the cache contains"
 _ALIKE = "a sort treats equal and sorted elements as special cases"
-_EXACT = "read as sizes and places in memory"
+_EXACT = "they are read as sizes and positions in memory"
 
 _SUM = "their sum is the output's size"
 _UNSORTED = "a search in unsorted values has no meaningful result"
-_SPREAD = "what spread the eigenvalues have sets the iterations"
-_IMAGE = "outside of the image nothing is read"
+_SPREAD = "the spread of the eigenvalues determines the number of iterations"
+_IMAGE = "outside of the image, nothing is read"
 _CLASS = "an invalid class ends the process"
-_ZERO = "a zero on the diagonal divides: inf and nan"
+_ZERO = "a zero on the diagonal is a divisor: inf and nan"
 
 NEEDS = (
     # outputs whose size depends on values
@@ -210,7 +210,7 @@ NEEDS = (
     ValueNeed("aten.nonzero_static*", "self", "", "this number of positions is written, and the rest filled"),
     ValueNeed("aten.where.default", "condition", "", _COUNT, refine=_with_true),
     ValueNeed("aten._to_sparse*|aten.to_sparse*", "self", "", _COUNT),
-    ValueNeed("aten.count_nonzero*", "self", "", "the share of zeros decides branches on a CPU", varies=False),
+    ValueNeed("aten.count_nonzero*", "self", "", "the share of zeros determines branches on a CPU", varies=False),
     ValueNeed("aten.masked_select*", "mask", "booleans", _COUNT),
     ValueNeed("aten.*index.Tensor*", "indices", "booleans", _COUNT, of="bool"),
     ValueNeed("aten.*index_put*", "indices", "booleans", "values of one row for each true element", of="bool"),
@@ -222,15 +222,17 @@ NEEDS = (
     ValueNeed("aten.repeat_interleave.self_Tensor", "repeats", "integers", _SUM),
     ValueNeed("aten.bincount*", "self", "integers", "the largest value is the output's size; " + _CLASH),
     ValueNeed("aten.one_hot*", "self", "integers", "the largest value is the output's size"),
-    ValueNeed("aten._local_scalar_dense*", "self", "", "the program branches on the values it reads", varies=False),
+    ValueNeed(
+        "aten._local_scalar_dense*", "self", "", "the program branches on the values that it reads", varies=False
+    ),
     # boxes
     ValueNeed("mmcv._ext:nms|mmcv._ext:softnms", "boxes|0", "boxes", _GROUPS, refine=_with_groups),
     ValueNeed("mmcv._ext:nms_*", "dets|0", "", _GROUPS),
     ValueNeed("torchvision.nms*", "dets", "boxes", _GROUPS, refine=_with_groups),
     ValueNeed("torchvision::nms", "dets|0", "boxes", _GROUPS, refine=_with_groups),
     ValueNeed("mmcv._ext:*nms*", "scores|1", "", "kept in their order", varies=False),
-    ValueNeed("mmcv._ext:*roi_*", "rois|1", "boxes", "an image's index, and a size that sets the work"),
-    ValueNeed("torchvision.*roi_*", "rois", "boxes", "an image's index, and a size that sets the work"),
+    ValueNeed("mmcv._ext:*roi_*", "rois|1", "boxes", "an image's index, and a size that determines the work"),
+    ValueNeed("torchvision.*roi_*", "rois", "boxes", "an image's index, and a size that determines the work"),
     # indices
     ValueNeed("aten.embedding*|aten._embedding_bag*|aten.*index.Tensor*", "indices", "integers", _NEAR, of="int"),
     ValueNeed("aten.gather*|aten.index_select*", "index", "integers", _NEAR, of="int"),
@@ -239,17 +241,30 @@ NEEDS = (
     ValueNeed("aten.*_embedding*_backward*|aten.embedding*_backward*", "indices", "integers", _CLASH, of="int"),
     ValueNeed("aten.index_add*|aten.index_copy*|aten.index_fill*", "index", "integers", _CLASH, of="int"),
     ValueNeed("aten.index_reduce*|aten.scatter*|aten.put*", "index", "integers", _CLASH, of="int"),
-    ValueNeed("aten.histc*|aten.histogram*", "self", "floats", "elements in one bin collide"),
+    ValueNeed("aten.histc*|aten.histogram*", "self", "floats", "elements in the same bin collide"),
     # pieces of different lengths
-    ValueNeed("aten.*embedding_bag*", "offsets", "offsets", "they ascend; the lengths of bags set the load's balance"),
-    ValueNeed("aten.*segment_reduce*", "offsets", "offsets", "they ascend; segments' lengths set the load's balance"),
-    ValueNeed("aten.*segment_reduce*", "lengths", "integers", "they add up to the rows"),
+    ValueNeed(
+        "aten.*embedding_bag*",
+        "offsets",
+        "offsets",
+        ("they ascend; the lengths of bags determine the balance of the load"),
+    ),
+    ValueNeed(
+        "aten.*segment_reduce*",
+        "offsets",
+        "offsets",
+        ("they ascend; the lengths of segments determine the balance of the load"),
+    ),
+    ValueNeed("aten.*segment_reduce*", "lengths", "integers", "they add up to the number of rows"),
     ValueNeed(
         "aten._nested_view_from_jagged*|aten._jagged_to_padded*|aten._padded_dense_to_jagged*",
         *("offsets", "offsets", _EXACT),
     ),
     ValueNeed(
-        "aten.*attention*", "cu_seqlens_*|cum_seq_*", "offsets", "they ascend; lengths of sequences set the work"
+        "aten.*attention*",
+        "cu_seqlens_*|cum_seq_*",
+        "offsets",
+        ("they ascend; the lengths of sequences determine the work"),
     ),
     ValueNeed("aten.*sparse_cs*", "crow_indices|ccol_indices", "offsets", "they ascend, " + _EXACT),
     ValueNeed("aten.*sparse_compressed*", "compressed_indices", "offsets", "they ascend, " + _EXACT),
@@ -260,7 +275,7 @@ NEEDS = (
     ValueNeed("aten.searchsorted*", "sorted_sequence", "floats", _UNSORTED),
     ValueNeed("aten.bucketize*", "boundaries", "floats", _UNSORTED),
     ValueNeed(
-        "aten.searchsorted*|aten.bucketize*", "self", "floats", "sorted keys take the same way through the cache"
+        "aten.searchsorted*|aten.bucketize*", "self", "floats", ("searches for sorted keys access the cache in order")
     ),
     ValueNeed("aten.sort*|aten.argsort*|aten.msort*|aten.topk*|aten.kthvalue*", "self", "", _ALIKE),
     ValueNeed("aten.*median*|aten.mode*", "self", "", _ALIKE),
@@ -269,29 +284,42 @@ NEEDS = (
     ValueNeed("aten.*nll_loss*", "target", "integers", f"{_CLASS}; ignored ones are passed over", False),
     ValueNeed("aten.cross_entropy_loss*|aten.multi*_margin_loss*", "target", "integers", _CLASS, False),
     ValueNeed("aten.*ctc_loss*", "targets", "integers", _CLASS, False),
-    ValueNeed("aten.*ctc_loss*", "input_lengths|target_lengths", "integers", "lengths set the work"),
+    ValueNeed("aten.*ctc_loss*", "input_lengths|target_lengths", "integers", "lengths determine the work"),
     ValueNeed("mmcv._ext:*focal_loss*", "target|1", "integers", "an invalid class reads memory out of bounds", False),
     # probabilities
-    ValueNeed("aten.multinomial*", "self", "probabilities", "rows below zero, or of nothing but zeros, are refused"),
-    ValueNeed("aten.bernoulli*", "self|p", "floats", "chances outside of 0 to 1 are refused", False),
-    ValueNeed("aten.binomial*", "count|prob", "floats", "the sampling's method goes by them"),
-    ValueNeed("aten.poisson*", "self", "floats", "below zero refused; the sampling's method goes by it"),
+    ValueNeed("aten.multinomial*", "self", "probabilities", "rows below zero, or rows of zeros only, are rejected"),
+    ValueNeed("aten.bernoulli*", "self|p", "floats", "probabilities outside of 0 to 1 are rejected", False),
+    ValueNeed("aten.binomial*", "count|prob", "floats", "they determine the method of sampling"),
+    ValueNeed(
+        "aten.poisson*", "self", "floats", ("values below zero are rejected; they determine the method of sampling")
+    ),
     # positions in images
-    ValueNeed("aten.*grid_sampler*", "grid", "floats", "outside of -1 to 1 nothing is read; near ones share the cache"),
+    ValueNeed(
+        "aten.*grid_sampler*",
+        "grid",
+        "floats",
+        ("outside of -1 to 1, nothing is read; neighbouring values share the cache"),
+    ),
     ValueNeed("mmcv._ext:deform_conv_forward", "offset|2", "floats", _IMAGE),
     ValueNeed("mmcv._ext:modulated_deform_conv*", "offset|4", "floats", _IMAGE),
     ValueNeed("mmcv._ext:ms_deform_attn*", "sampling_loc|3", "floats", _IMAGE),
     ValueNeed("mmcv._ext:ms_deform_attn*", "*spatial_shapes|*level_start_index|1|2", "exact", _EXACT, of="int"),
     # matrices
-    ValueNeed("aten.cholesky.*|aten.linalg_cholesky*", "self", "factorable", "others have no factor: an error", False),
+    ValueNeed(
+        "aten.cholesky.*|aten.linalg_cholesky*",
+        "self",
+        "factorable",
+        ("other matrices cannot be factorized: an error"),
+        False,
+    ),
     ValueNeed("aten.cholesky_solve*", "input2", "triangular", _ZERO, False),
     ValueNeed("aten.cholesky_inverse*", "self", "triangular", _ZERO, False),
     ValueNeed("aten.linalg_solve_triangular*", "self", "triangular", "solutions overflow: inf and nan", False),
     ValueNeed("aten.triangular_solve*", "A", "triangular", "solutions overflow: inf and nan", False),
     ValueNeed("aten._linalg_eigh*", "A", "factorable", _SPREAD),
-    ValueNeed("aten.linalg_inv_ex*|aten._linalg_solve_ex*", "A", "factorable", "singular ones are refused", False),
-    ValueNeed("aten.linalg_inv_ex*|aten._linalg_solve_ex*", "A", "triangular", "singular ones are refused", False),
-    ValueNeed("aten._linalg_svd*", "A", "", "what spread the singular values have sets the iterations"),
+    ValueNeed("aten.linalg_inv_ex*|aten._linalg_solve_ex*", "A", "factorable", "singular matrices are rejected", False),
+    ValueNeed("aten.linalg_inv_ex*|aten._linalg_solve_ex*", "A", "triangular", "singular matrices are rejected", False),
+    ValueNeed("aten._linalg_svd*", "A", "", "the spread of the singular values determines the number of iterations"),
     ValueNeed("aten.linalg_eig*", "self", "", _SPREAD),
     ValueNeed("aten.linalg_lu_solve*", "pivots", "integers", "rows to swap, " + _EXACT, False),
     # the meaning of arguments of third-party functions is unknown; integers and booleans are usually indices

@@ -1,4 +1,4 @@
-"""Writing signatures of a corpus as one trace with one case each."""
+"""Writer of signatures of a corpus as a single trace with one case per signature."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ PAGE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Surrounding:
-    """How many recorded calls are written for a signature, and how many calls before each of them.
+    """Number of recorded calls that are written for a signature, and number of calls before each of them.
 
     Attributes
     ----------
-    places : calls of the signature to write, evenly spaced over all its calls
-    before : preceding calls to write with each of them, because the caches that they leave behind affect its time
+    places : number of calls of the signature to write, evenly spaced over all of its calls
+    before : number of preceding calls to write before each of them, because they affect its time through the caches
     """
 
     places: int = 1
@@ -120,7 +120,7 @@ class _Numbering:
 
 
 class _CaseRecords:
-    """Converter from the signatures of one trace to records of the new trace.
+    """Converts signatures of one trace to records of the new trace.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ class _CaseRecords:
             yield Observed(own_number, renumbered, _without_values(item.outputs))
 
     def _values(self, numbers: Iterable[int | None]) -> tuple[list[Record], list[int | None]]:
-        """Return records of the numbered value models, and the new number of each."""
+        """Return records of the value models with these numbers, and the new number of each."""
         numbers, own = list(numbers), {}
         known = dict.fromkeys(number for number in numbers if number is not None and number in self._trace.values)
         for number in known:
@@ -208,7 +208,7 @@ class _CaseRecords:
         return block
 
     def _memory(self, calls: pd.DataFrame) -> list[int]:
-        """Return storage numbers that no other block uses, since allocations between blocks are unknown."""
+        """Return storage numbers that no other block uses, because allocations between blocks are unknown."""
         numbers = {NO_STORAGE: NO_STORAGE}
         memory: list[int] = []
         for first, tensors in zip(calls["first_storage"].tolist(), calls["tensors"].tolist(), strict=True):
@@ -226,7 +226,7 @@ def _without_values(outputs: Any) -> Any:
 def _stretches(
     calls: pd.DataFrame, wanted: Mapping[int, object], surrounding: Surrounding
 ) -> Iterator[tuple[pd.DataFrame, list[bool]]]:
-    """Yield runs of consecutive calls of a thread, with a flag for each call that is a case.
+    """Yield runs of consecutive calls of a thread, with a list that is True for calls that are cases.
 
     A run contains selected calls of wanted signatures and the calls that precede them.
     """

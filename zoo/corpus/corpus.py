@@ -118,7 +118,7 @@ def read_corpus(
 
 
 def weighted(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with its column `weight`, which gives all models of a source the same total.
+    """Return the table with the column `weight` added; the weights of each model of a source have the same total.
 
     The traces of a model share its weight equally. If no trace of a model has times, as with files of one operator
     each, each trace is weighted by its number of calls.

@@ -48,7 +48,7 @@ def write_table(table: pd.DataFrame, path: Path, force: bool, facts: Mapping[str
 
 
 def facts_of(corpus: Corpus, summary: Summary | None = None) -> dict[str, Any]:
-    """Return the traces of a corpus, and how many rows all models share or only one model has."""
+    """Return facts about a corpus: its traces, and how many rows all models share or only one model has."""
     members = [
         {name: getattr(member, name) for name in ("name", "source", "model", "run", "library", "family")}
         for member in corpus.members
@@ -64,7 +64,7 @@ def facts_of(corpus: Corpus, summary: Summary | None = None) -> dict[str, Any]:
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a table as plain values, with None for missing ones."""
+    """Return the rows of a table as plain values; missing values are None."""
     plain = table.astype(object).where(table.notna(), None)
     return [{str(name): cell for name, cell in row.items()} for row in plain.to_dict("records")]
 
@@ -78,7 +78,7 @@ def _markdown(table: pd.DataFrame) -> Iterator[str]:
 
 
 def _cell(name: str, cell: Any) -> str:
-    """Return a cell as text without characters that would end the cell."""
+    """Return a cell as text without characters that would end the table cell."""
     if isinstance(cell, float):
         return f"{cell:.2%}" if name.endswith("share") else f"{cell:,.1f}"
     if isinstance(cell, int):

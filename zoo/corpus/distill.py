@@ -1,4 +1,4 @@
-"""Choosing a few cases that represent many traces, and checking the times that they predict."""
+"""Choice of a few cases that represent many traces, and a check of the times that they predict."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ Wholes = NDArray[np.int64]
 MOST_CANDIDATES = 3000
 """maximum number of candidates per group; those with the largest weights are kept"""
 MOST_PAIRS = 250_000_000
-"""maximum number of similarities kept, at 4 bytes each; with very many points, this allows fewer candidates"""
+"""maximum number of similarities in memory, at 4 bytes each; with very many points, this allows fewer candidates"""
 AT_ONCE = 256
-"""candidates that are compared with all points of their group at a time"""
+"""number of candidates that are compared with all points of their group at a time"""
 
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Points to choose from.
+    """Points of which representative ones are chosen.
 
     Attributes
     ----------
     numbers : (N, D) coordinates
     kinds : (N,) category of each point
-    apart : distance between two points that differ only in kind
+    apart : additional distance between two points of different kind
     """
 
     numbers: Floats
@@ -57,7 +57,7 @@ class Points:
 def choose(points: Points, groups: Wholes, weights: Floats, count: int) -> list[int]:
     """Return the indices of the chosen points, the most representative first.
 
-    Greedy facility location: each step chooses the point that adds most weighted similarity.
+    The method is greedy facility location: each step chooses the point that adds most weighted similarity.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def choose(points: Points, groups: Wholes, weights: Floats, count: int) -> list[
 
 
 class _Part:
-    """The points of a group, and how well the chosen ones represent them.
+    """The points of a group, and the similarity of each to the nearest chosen point.
 
     Attributes
     ----------
@@ -123,7 +123,7 @@ class _Part:
 
 
 def distances(points: Points, others: Points) -> Floats:
-    """Return the (N, M) distances between points and others."""
+    """Return the distances, (N, M), between N points and M others."""
     own, theirs = points.numbers, others.numbers
     squares = (own**2).sum(axis=1)[:, None] + (theirs**2).sum(axis=1)[None, :] - 2 * own @ theirs.T
     squares += points.apart**2 * (points.kinds[:, None] != others.kinds[None, :])
@@ -152,7 +152,7 @@ class Distilled:
     ----------
     keys : keys of the cases, the most representative first
     sources : for each key, the trace that spends most time on it and whose calls are written
-    times_us : for each key, the time of one call in that trace, which `weights_us` refers to
+    times_us : for each key, the time of one call in that trace, on which `weights_us` is based
     weights_us : by trace and key, the total time of the trace's calls that the case represents. The predicted
         time of a trace on another machine is the sum over cases of this weight times the case's time there,
         divided by its `times_us`.
@@ -166,14 +166,17 @@ class Distilled:
     likeness: float
 
     def predicted_us(self, trace: str, times_us: Mapping[str, float]) -> float:
-        """Return the predicted time of a trace for these case times; cases without a time scale with the others."""
+        """Return the predicted time of a trace, given the times of cases; cases without a time are assumed to scale
+        like the others.
+        """
         weights = self.weights_us[trace]
         timed = [(weight, times_us[key] / self.times_us[key]) for key, weight in weights.items() if key in times_us]
         whole, there = sum(weights.values()), sum(weight for weight, _ in timed)
         return sum(weight * ratio for weight, ratio in timed) * (whole / there) if there else float("nan")
 
     def field(self, corpus: Corpus, base: str = "") -> dict[str, Any]:
-        """Return the header field of the distilled trace: its source traces, and the time each case represents in them.
+        """Return the header field of the distilled trace: its source traces, and the time that each case represents in
+        them.
 
         Parameters
         ----------
@@ -208,7 +211,7 @@ def named_by_files(corpus: Corpus) -> Corpus:
 
 
 def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Corpus:
-    """Return the corpus with other case times, given by trace and key; cases without one are dropped.
+    """Return the corpus with other times of cases, given by trace and key; cases without a time are dropped.
 
     Raises
     ------
@@ -227,7 +230,7 @@ def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Cor
 
 
 def distill(corpus: Corpus, count: int) -> Distilled:
-    """Return the cases that represent a corpus by time and by variety.
+    """Return cases that represent the time and the variety of a corpus.
 
     Raises
     ------
@@ -268,7 +271,9 @@ def _cases(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _points(cases: pd.DataFrame) -> Points:
-    """Return points of the logarithms of time and tensor sizes, (cases, 1 + SHAPES), with dtypes as kinds."""
+    """Return points with the logarithms of time and tensor sizes as coordinates, (cases, 1 + SHAPES), and dtypes as
+    kinds.
+    """
     sizes = np.zeros((len(cases), SHAPES))
     for row, shapes in enumerate(cases["shapes"]):
         for column, shape in enumerate(SHAPE.findall(shapes)[:SHAPES]):
@@ -321,7 +326,7 @@ class Check:
 
     @property
     def is_held(self) -> bool:
-        """Return True if the error is at most `HELD`."""
+        """Return True if the relative error is at most `HELD`."""
         return abs(self.error) <= HELD
 
 

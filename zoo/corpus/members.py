@@ -50,7 +50,7 @@ class Member:
         return self.source == TRACE
 
     def told_by(self, header: Mapping[str, Any]) -> Member:
-        """Return the member with unknown fields filled in from the header of its file."""
+        """Return the member with unknown fields taken from the header of its file."""
         if self.model:
             return self
         source = _text(header.get("converted_from")) or TRACE

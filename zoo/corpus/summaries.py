@@ -29,9 +29,9 @@ BY: Mapping[str, Sequence[str]] = {
 }
 """columns that identify a row, by the kind of row"""
 USUAL = 3
-"""number of the most frequent shapes and dtypes of an operator that are named"""
+"""number of shapes and dtypes that are listed for an operator, most frequent first"""
 ALL = -1
-"""as many models as a source has"""
+"""value that means the number of models of a source"""
 QUANTILES = {"elements_p10": 0.1, "elements_p50": 0.5, "elements_p90": 0.9}
 
 
@@ -59,21 +59,21 @@ class Summary:
 
     @property
     def tells_models(self) -> bool:
-        """Return True if a row can belong to several models, so that the table counts them."""
+        """Return True if a row can belong to several models, so that the table has a column with their number."""
         return self.by in (OP, SHAPE, DTYPE, SIGNATURE, FAMILY)
 
     def of_models(self, least: int, most: int | None) -> Summary:
-        """Return the rows that `least` to `most` models have; None as `most` means no upper limit."""
+        """Return the rows that occur in `least` to `most` models; None as `most` means no upper limit."""
         counts = self.table["models"]
         flags = counts >= self.table["source"].map(self.models) if least == ALL else counts >= least
         return replace(self, table=self.table[flags if most is None else flags & (counts <= most)])
 
     def common(self, source: str) -> pd.DataFrame:
-        """Return the rows that all models of a source have."""
+        """Return the rows that occur in all models of a source."""
         return self._of(source, self.models[source])
 
     def unique(self, source: str) -> pd.DataFrame:
-        """Return the rows that only one model of a source has."""
+        """Return the rows that occur in only one model of a source."""
         return self._of(source, 1)
 
     def _of(self, source: str, models: int) -> pd.DataFrame:
@@ -148,7 +148,7 @@ def _distribution(own: pd.DataFrame) -> dict[str, object]:
 
 
 def usual(own: pd.DataFrame, column: str) -> str:
-    """Return the most frequent values of a column with their shares: `[2,3] 80%; [4] 20%`."""
+    """Return the most frequent values of a column with their shares, such as `[2,3] 80%; [4] 20%`."""
     sums = own.groupby(column)["weighted"].sum().sort_values(ascending=False, kind="stable")
     whole = float(sums.sum()) or 1.0
     words = [f"{str(name) or '-'} {share / whole:.0%}" for name, share in sums.head(USUAL).items()]
@@ -158,7 +158,7 @@ def usual(own: pd.DataFrame, column: str) -> str:
 def _own_operators(frame: pd.DataFrame) -> pd.DataFrame:
     """Return, by source and model, the number of operators and the share of signatures.
 
-    Operators count if no other model has them, signatures if another model has them too.
+    Only operators that no other model has are counted, and only signatures that another model has too.
     """
     pairs = frame[["source", "model", "op"]].drop_duplicates()
     alone = pairs.groupby(["source", "op"])["model"].transform("size") == 1
@@ -178,7 +178,7 @@ _VENDORS = re.compile(r"(cudnn|miopen|mkldnn|mps|fbgemm|xnnpack)_")
 
 
 def category_of(name: str) -> str:
-    """Return the category of an operator: `aten.relu` is an activation.
+    """Return the category of an operator, such as activation for `aten.relu`.
 
     Operators of one vendor's library and copying variants of views have separate categories, since programs do not call
     them by name.

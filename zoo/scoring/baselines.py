@@ -5,7 +5,7 @@
     {"format": 1, "about": {...}, "traces": {"NAME": {"model": ..., "trace_hash": ..., "cases": [
         ["<key>", <count>, <median_us>, <deviation of its logarithm>], ...]}}}
 
-A case without a time has null in its place.
+A case without a time has null instead of a list.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from opgrip.zoo.scoring.spread import MOST_DEVIATION, deviation_of
 
 FORMAT = 1
 SHIPPED = ("baseline.json.zst", "baseline.json")
-"""names of the zoo's baseline, in the folder of the manifest's module"""
+"""names of the zoo's baseline in the folder of the manifest's module"""
 MOST_BYTES = 1 << 25
 """size limit of a decompressed baseline: a hundred traces need five million bytes, and reading takes twenty times as
 much memory
@@ -40,7 +40,7 @@ much memory
 LEAST_US, MOST_US = 1e-6, 1e15
 """limits of times in us; the upper one also limits numbers of calls"""
 OF_MACHINE = ("machine", "processor", "processors", "threads", "system", "python", "versions")
-"""fields that a baseline keeps of the environment of its results"""
+"""environment fields of results that a baseline contains"""
 Key = tuple[str, int]
 """a case's key, and its index among the cases of its trace with the same key"""
 
@@ -81,7 +81,7 @@ class BaselineTrace:
 
     @property
     def total_us(self) -> float:
-        """Return the predicted time of the program: the time of all its calls."""
+        """Return the predicted time of the program: the total time of all of its calls."""
         return sum(case.total_us for case in self.cases.values())
 
 
@@ -108,7 +108,7 @@ class Baseline:
 
 
 def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:
-    """Yield the rows of one trace and variant, each with the key that joins it with rows of other runs."""
+    """Yield the rows of one trace and variant, each with the key by which rows of other runs are matched."""
     seen: Counter[str] = Counter()
     for row in rows:
         name = row.key or f"{row.op} {row.shapes}"
@@ -164,7 +164,7 @@ def added(baseline: Baseline, more: Baseline) -> Baseline:
 
 
 def unusual_in(results: Results) -> list[str]:
-    """Return the options of a run that change its times and are not columns of its rows, in words."""
+    """Return descriptions of the options that change a run's times and are not columns of its rows."""
     settings = results.header.get(SETTINGS) or {}
     words = [f"{name} {value}" for name, value in settings.items() if name not in ("seed", "pin", "processors")]
     return words + [str(word) for word in results.header.get(UNUSUAL) or ()]

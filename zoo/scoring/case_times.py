@@ -23,7 +23,7 @@ class Measured:
 
     Attributes
     ----------
-    way : the mode and further differences from the recorded call: `compile, 2 threads`
+    way : mode and other differences from the recorded call, such as `compile, 2 threads`
     machine : processor, device, torch version and threads in short
     device : name of the device
     torch : version of torch
@@ -49,9 +49,7 @@ def measured_of(results: Results, way: str, rows: Iterable[Result]) -> Measured:
 
 
 def way_of(row: Result, unusual: Sequence[str]) -> str:
-    """Return the description of a row's variant: mode, device unless it is the CPU, and last what all rows of its run
-    share.
-    """
+    """Return a description of a row's variant: mode, device unless it is the CPU, and options of the whole run."""
     device = "" if row.device == CPU else row.device
     return ", ".join(filter(None, (row.mode, device, row.variant, *unusual)))
 
@@ -61,7 +59,7 @@ Times = Mapping[tuple[str, str], float]
 
 
 def times_of(results: Results) -> Times:
-    """Return the times of results of several traces, run as recorded, with the median for equal keys.
+    """Return the times in results of several traces that were run as recorded; for equal keys, their median.
 
     Raises
     ------
@@ -97,7 +95,7 @@ def _variant_of(results: Results) -> str:
 
 
 def times_of_baseline(baseline: Baseline) -> Times:
-    """Return the times of a baseline, with the median for equal keys."""
+    """Return the times in a baseline; for equal keys, their median."""
     return _medians(
         (name, key, case.median_us)
         for name, trace in baseline.traces.items()
@@ -120,7 +118,7 @@ def is_plain_but_threads(row: Result) -> bool:
 
 
 def is_replay_of(times: Times, others: Times) -> bool:
-    """Return True if most times that both have are equal up to rounding, so that they come from the same replay."""
+    """Return True if most times in both are equal up to rounding, which means that they come from the same replay."""
     shared = [(time, others[pair]) for pair, time in times.items() if pair in others]
     # two replays have a few equal times by chance, and a baseline rounds to five digits
     return 2 * sum(isclose(*pair, rel_tol=1e-4) for pair in shared) > len(shared)

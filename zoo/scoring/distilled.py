@@ -1,4 +1,4 @@
-"""The score from the few cases that represent many models."""
+"""The score of a distilled trace, whose few cases represent many models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from opgrip.zoo.scoring.spread import Uncertainty, deviation_of, of_ratio, of_su
 
 
 def distilled_scores(results: Results, baseline: Results | None = None) -> list[Score]:
-    """Return one score per variant in which distilled cases were run; none for results of other traces.
+    """Return one score per variant in which distilled cases were run; an empty list for results of other traces.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def _check_same_trace(baseline: Results, results: Results) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Times that the cases of a distilled trace represent, from its header.
+    """The times that the cases of a distilled trace represent, as stored in its header.
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ def _trace(
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A case that is ok, its reference, and the time that it represents in both."""
+    """A case that is ok, its reference time, and the total time that it represents."""
 
     row: Result
     reference: CaseReference

@@ -16,9 +16,9 @@ CHARGE = 2.0
 WHOLE = 0.95
 """share of the baseline's time that must be supported; a score below it is partial"""
 UTMOST = 1e9
-"""limit of a plausible speed ratio, in both directions"""
+"""maximum plausible speed ratio; its inverse is the minimum"""
 Z = 1.96
-"""standard deviations around the mean that contain 95 % of a normal distribution"""
+"""number of standard deviations around the mean that contain 95 % of a normal distribution"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class TraceScore:
     left_out_us : the baseline's time of selected cases that are left out, see `is_left_out`
     pace : speed on other traces, used for a trace without any ok case
     uncertainty : uncertainty of the logarithm of the score
-    problem : why the trace was not replayed or compared; empty otherwise
+    problem : reason why the trace was not replayed or compared, or empty
     """
 
     origin: Origin
@@ -77,9 +77,9 @@ class TraceScore:
 
     @property
     def score(self) -> float | None:
-        """Return the ratio of the baseline's time to the time here, charging for cases that are not ok.
+        """Return the ratio of the baseline's time to the time here, including a cost for cases that are not ok.
 
-        The result is None if no case of the baseline was run, or without a pace to charge by.
+        The result is None if no case of the baseline was run, or if this cost is unknown.
         """
         speed = self.speed or self.pace
         if speed is None or not self.base_us or not self.statuses:
@@ -153,7 +153,7 @@ class ModelScore:
 
     @property
     def is_partial(self) -> bool:
-        """Return True if too small a share is supported."""
+        """Return True if the supported share is below `WHOLE`."""
         return (self.supported or 0.0) < WHOLE
 
 
@@ -237,7 +237,7 @@ class Score:
 
     @property
     def is_partial(self) -> bool:
-        """Return True if too small a share is supported, or if a model of the baseline has no score."""
+        """Return True if the supported share is below `WHOLE`, or if a model of the baseline has no score."""
         return (self.supported or 0.0) < WHOLE or any(
             model.score is None and any(trace.whole_us for trace in model.traces) for model in self.models
         )
@@ -251,7 +251,7 @@ def _mean_share(shares: Iterable[tuple[ModelScore, float | None]]) -> float | No
 
 
 def weights_of(models: Sequence[ModelScore]) -> list[tuple[ModelScore, float]]:
-    """Return each model with its weight: equal for all families, and shared equally within a family."""
+    """Return each model with its weight: all families have the same weight, which their models share equally."""
     members = Counter(_family(model) for model in models)
     return [(model, 1 / len(members) / members[_family(model)]) for model in models]
 

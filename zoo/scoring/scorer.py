@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ZooScorer:
-    """Scores of distilled traces by the times in their header, and of several traces by a baseline."""
+    """Scores distilled traces relative to the times in their header, and several traces relative to a baseline."""
 
     def check(self, header: Mapping[str, Any]) -> None:
         """Raise `UserError` if the header of a distilled trace is damaged."""

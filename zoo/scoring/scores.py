@@ -62,7 +62,7 @@ def check_ways(ways: int, traces: int) -> None:
 
 
 def is_counted(row: Result) -> bool:
-    """Return True if a row enters a score: forward, with the recorded batch, one at a time, and from a named trace."""
+    """Return True if a row counts for a score: forward, recorded batch, one case at a time, and from a named trace."""
     return bool(row.trace) and is_of_program(row)
 
 
@@ -75,8 +75,8 @@ OF_DEVICE = (
 
 
 def is_left_out(row: Result) -> bool:
-    """Return True if a case enters no score: its operator is a kernel of another kind of device, and has no equivalent
-    here.
+    """Return True if a case counts for no score, because its operator is a kernel of another kind of device without
+    equivalent here.
     """
     if row.status != UNSUPPORTED or not row.op.startswith("aten."):
         return False
@@ -85,7 +85,7 @@ def is_left_out(row: Result) -> bool:
 
 
 def _problems(results: Results) -> Iterable[tuple[str, tuple[Origin, str]]]:
-    """Yield the traces that were not replayed, and why, from the header."""
+    """Yield the traces that were not replayed, and the reasons, from the header."""
     traces = results.header.get("traces")
     for name, about in traces.items() if isinstance(traces, Mapping) else ():
         if isinstance(about, Mapping) and about.get("problem"):
@@ -95,7 +95,7 @@ def _problems(results: Results) -> Iterable[tuple[str, tuple[Origin, str]]]:
 def _other_recordings(
     results: Results, baseline: Baseline, origins: Mapping[str, Origin]
 ) -> Iterator[tuple[str, tuple[Origin, str]]]:
-    """Yield the traces whose baseline comes from another file, since its numbers of calls may differ."""
+    """Yield the traces whose baseline was measured with another file, because its numbers of calls may differ."""
     traces = results.header.get("traces")
     for name, about in traces.items() if isinstance(traces, Mapping) else ():
         base = baseline.traces.get(name)

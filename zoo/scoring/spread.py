@@ -13,9 +13,9 @@ from opgrip.replay.comparison.priors import DRIFT, SHORT_US, USUAL, estimate
 from opgrip.replay.results.results import Result
 
 RESAMPLES, SEED = 10_000, 0
-"""bootstrap samples of the models for the interval, and their random seed"""
+"""number of bootstrap samples of the models, and their random seed"""
 DRAWN_AT_ONCE = 1 << 20
-"""models drawn at a time, since an untrusted results file can name any number of models"""
+"""number of models drawn at a time, because an untrusted results file can contain any number of models"""
 MOST_DEVIATION = 10.0
 """limit of the deviation of a logarithm; no measurement exceeds it"""
 
@@ -23,7 +23,7 @@ MOST_DEVIATION = 10.0
 def deviation_of(row: Result) -> float:
     """Return the standard deviation of the logarithm of a row's median.
 
-    It is estimated from the row's repeats and shrunk towards the usual deviation of cases. For a row without repeats,
+    It is estimated from the row's repeats, weighted with the usual deviation of cases. For a row without repeats,
     it combines the usual deviation between replays with the spread of its runs.
     """
     estimated = estimate(row)
@@ -44,7 +44,7 @@ class Uncertainty:
     ----------
     own : for each measured time, the change of the logarithm per standard deviation of that time. Different times
         are independent; a time that enters several sums is one entry.
-    drift : deviation that all cases of a run share: the machine's pace
+    drift : standard deviation that all cases of a run share, from changes in the machine's speed
     """
 
     own: Mapping[Hashable, float] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Uncertainty:
 
     @property
     def deviation(self) -> float:
-        """Return the standard deviation from the own parts and the drift together."""
+        """Return the standard deviation of `own` and `drift` together."""
         return sqrt(fsum(part**2 for part in self.own.values()) + self.drift**2)
 
 

@@ -171,7 +171,7 @@ class Collector(ItemTable):
         if isinstance(thing, ModuleType):
             return self.add_refused(f"the module {thing.__name__} is used as a value")
         if meaning.treatment is Treatment.IMPORT:
-            return self.add_refused(f"{name} of {module_of(thing)} cannot be imported by a name")
+            return self.add_refused(f"{name} of {module_of(thing)} cannot be imported by name")
         return self._value(thing, name, piece, meaning.attribute_count)
 
     def function(self, thing: Any, name: str, attributes: tuple[str, ...] = ()) -> SampleItem:
@@ -197,7 +197,7 @@ class Collector(ItemTable):
 
     def _take_function(self, item: FunctionItem, thing: Any) -> None:
         if hasattr(thing, "registry") and hasattr(thing, "dispatch"):
-            item.refuse(f"{item.name} is of functools.singledispatch, whose functions register themselves")
+            item.refuse(f"{item.name} uses functools.singledispatch, whose functions register themselves")
             return
         try:
             definition = find_definition(thing)
@@ -274,7 +274,7 @@ class Collector(ItemTable):
         try:
             express(value, self.referring(item))
         except Inexpressible as error:
-            item.refuse(f"{what} of {item.name} is {error}, which has no literal")
+            item.refuse(f"{what} of {item.name} is {error}, which cannot be written as source")
 
     def referring(self, user: SampleItem) -> Refer:
         """Return a function that returns the name of a class, function or module, and adds it to the needs of item

@@ -105,7 +105,7 @@ def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
             command, capture_output=True, text=True, timeout=_SECONDS, env=environment, cwd=path.parent
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"{path.name} could not be tried in a fresh Python", str(error)) from error
+        raise UserError(f"{path.name} could not be tried in a new Python process", str(error)) from error
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
         raise UserError(f"{path.name} does not run without its project", reason)

@@ -275,7 +275,7 @@ def _reason(said: str, status: int) -> str:
     """Return the reason why a batch has no report: the errors that ncu printed, or its last lines of output."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     if any(NO_KERNELS in line for line in lines):
-        return "its cases launched no kernel"
+        return "its cases launched no kernels"
     errors = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
     ended = f"status {status}" if status >= 0 else f"signal {-status}"
     return "; ".join((errors or lines or [ended])[-LAST_LINES:])
@@ -284,7 +284,7 @@ def _reason(said: str, status: int) -> str:
 def _summarize(batches: Sequence[Batch], ncu: Ncu, say: Callable[[str], None]) -> None:
     outside = sum(batch.outside for batch in batches)
     if outside:
-        say(f"{outside} kernels in the reports belong to no row")
+        say(f"{outside} kernels in the reports do not belong to a row")
     if batches:
         numbers = [batch.number for batch in batches]
         say(f"open them in Nsight Compute: {report_path(ncu, min(numbers))} and so on to batch {max(numbers)}")

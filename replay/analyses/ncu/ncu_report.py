@@ -121,7 +121,9 @@ def kernels_of_csv(text: str, requested_metrics: Sequence[str]) -> Iterator[NcuK
     start = next((place for place, line in enumerate(lines) if line.lstrip("\ufeff").startswith(f'"{FIRST}"')), None)
     if start is None:
         if any(line.strip() and not line.startswith("==") for line in lines):
-            raise UserError("ncu prints its report in a form that opgrip does not know", "use another version of ncu")
+            raise UserError(
+                "opgrip does not know the form in which this ncu prints its report", "use another version of ncu"
+            )
         return
     rows = csv.reader(lines[start:])
     heading = [name.lstrip("\ufeff") for name in next(rows)]

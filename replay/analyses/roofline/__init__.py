@@ -188,13 +188,13 @@ def print_roofline(rows: Sequence[Result], file: IO[str]) -> None:
         TableColumn("bound", "bound"),
         TableColumn("gain", "gain", ".1%"),
     ]
-    print_table(columns, entries, file, "how near the machine's limit")
+    print_table(columns, entries, file, "how near the times are to the machine's limit")
     us, limit = sum(item.us for item in entries), sum(item.limit_us for item in entries)
     bounds = Counter[str]()
     for item in entries:
         bounds[item.bound] += item.share  # type: ignore[assignment]
     bounds_text = ", ".join(f"{share:.0%} {bound}" for bound, share in bounds.most_common())
-    print_line(f"{limit / us:.2f} of the limit in all; bound by {bounds_text}", file)
+    print_line(f"{limit / us:.2f} of the limit in total; limited by {bounds_text}", file)
 
 
 def _nearness(name: str, rows: Sequence[Result], total: float) -> Nearness:
@@ -273,7 +273,7 @@ class RooflineAnalysis(Analysis):
         device, reporter = self.session.device, self.session.reporter
         ceilings = read_cached_ceilings(device)
         if ceilings is None:
-            with reporter.following("measuring what this machine gives at most") as tell:
+            with reporter.following("measuring the peaks of this machine") as tell:
                 ceilings = measure(device, tell)
-            reporter.say(f"peaks kept in {keep(ceilings, device)}; opgrip machine shows them")
+            reporter.say(f"the peaks are stored in {keep(ceilings, device)}; opgrip machine shows them")
         return ceilings

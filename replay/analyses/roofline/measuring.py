@@ -81,7 +81,7 @@ def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
     try:
         ceilings = _measure(device, tell)
     except NOT_THERE as error:
-        problem = f"what {device} gives at most cannot be measured: {cause_of(error)}"
+        problem = f"the peaks of {device} cannot be measured: {cause_of(error)}"
         raise UserError(problem, "leave --roofline out, or measure another device") from error
     if implausible := find_implausible_rate(ceilings):
         raise UserError(f"the peaks of {device} were measured wrongly: {implausible}", "measure again")

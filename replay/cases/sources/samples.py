@@ -80,7 +80,7 @@ def gripped_calls(trace: Trace, selection: Selection, folders: Sequence[Path]) -
     samples = {sample.origin: sample for sample in read_folders(folders)}
     names = _function_calls(trace)["op"]
     if names.empty:
-        raise UserError("the trace holds no gripped calls", "capture it with opcapture --grip")
+        raise UserError("the trace contains no gripped calls", "capture it with opcapture --grip")
     cases = _cases(trace, samples, selection)
     if not cases:
         raise no_match(names, list(samples), "--samples")
@@ -267,11 +267,11 @@ def _nothing_selected(target: str, patterns: Sequence[str], tags: Sequence[str])
         return UserError(f"{target} is a folder without samples", hint + (JOINED if trace is not None else ""))
     if not patterns and not tags:
         hint = f"name a folder that grip wrote, or replay {_folders(target)[0] / CALLS} as a trace"
-        return UserError(f"{target} holds no sample whose calls were recorded", hint)
+        return UserError(f"{target} contains no sample with recorded calls", hint)
     if not any(matches(name, patterns) for name in names):
         near = ", ".join(nearest(patterns[0], names))
         return UserError(f"no sample matches --op {' '.join(patterns)}", f"the nearest in {target} are {near}")
-    return UserError(f"{target} holds no sample of these names and tags", "opgrip samples list shows what ships")
+    return UserError(f"{target} contains no sample with these names and tags", "opgrip samples list shows what ships")
 
 
 def _trace_in(folder: Path) -> Path | None:
@@ -315,7 +315,7 @@ def _note(target: str, count: int) -> str:
     if not name:
         found = counted(count, "sample")
         return f"the local folder {target} contains {found}, which run in addition to those of the package"
-    hidden = f", not the sample of that name that ships, which is {PREFIX}{name}" if name in samples() else ""
+    hidden = f"; the shipped sample of that name is {PREFIX}{name}" if name in samples() else ""
     return f"{target} is read as the local folder{hidden}"
 
 

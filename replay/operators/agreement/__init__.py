@@ -181,7 +181,7 @@ def check_agreement(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
     try:
         for name, actual, expected in both(*checks, own_memory(*outputs))(call):
             if actual != expected:
-                raise Unsupported(f"its sizes do not agree: {name} has {actual} where {expected} fits")
+                raise Unsupported(f"its sizes do not match: {name} has {actual} instead of {expected}")
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError, ZeroDivisionError) as error:
         raise Unsupported(f"its sizes cannot be compared ({error})") from error
 

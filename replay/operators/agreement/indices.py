@@ -36,7 +36,7 @@ def _up_to(size: Callable[[Call], int]) -> Bound:
 def _clamp(index: Tensor, last: int) -> Tensor:
     if last < 0:
         # clamping to -1 would address memory before the first element
-        raise IndexError("an index into nothing")
+        raise IndexError("an index into a dimension of size 0")
     return index.clamp(0, last)
 
 
@@ -184,7 +184,7 @@ UNCHECKED: Mapping[str, Mapping[str, Bound]] = {
 """functions that limit index arguments which operators do not check, by operator and argument"""
 
 
-NO_BOUNDS = "its indices cannot be brought into bounds"
+NO_BOUNDS = "its indices cannot be clamped to valid values"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ def bounded_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, An
 def check_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raise `Unsupported` if indices are out of bounds."""
     rules = _rules_of(function)
-    with _refusing("a call that it makes has indices that have no bounds"):
+    with _refusing("a call that it makes has indices that cannot be checked"):
         if rules is not None and any(not torch.equal(index, bounded) for _, index, bounded in rules.of(args, kwargs)):
             raise Unsupported("a call that it makes has indices out of bounds")
 

@@ -1,4 +1,4 @@
-"""Control channel of ranks: exchange of data outside replayed collectives, and a common end if one rank ends."""
+"""Control channel of ranks: exchange of data outside replayed collectives, and end of all ranks if one ends."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ BEAT_S = 0.5
 SILENT_S = 4 * BEAT_S
 """seconds without a heartbeat after which a rank counts as ended once its collective has failed"""
 _turns = count()
-"""numbers of the replays in this process, the same in all ranks; each replay has separate keys in the store"""
+"""numbers of the replays in this process, equal in all ranks; each replay uses separate keys in the store"""
 
 
 class Control:
     """Process group of the ranks of a replay, with a thread that sends heartbeats.
 
-    timeout_s : time in seconds after which a silent rank ends all ranks
+    timeout_s : time in seconds without heartbeats of one rank after which all ranks end
     Raises `UserError` if the ranks do not find each other.
     """
 
@@ -87,12 +87,12 @@ class Control:
         return [int(number) for number in tensor]
 
     def share(self, plain: Any) -> list[Any]:
-        """Return the JSON value of each rank, exchanged between all ranks."""
+        """Exchange JSON values between all ranks; return the value of each rank."""
         text = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
         return [json.loads(bytes(part.numpy())) for part in self.share_tensors(text)]
 
     def share_tensors(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return the flat tensor of each rank; lengths may differ."""
+        """Exchange flat tensors between all ranks; return the tensor of each rank. Lengths may differ."""
         length = torch.tensor([len(tensor)])
         lengths = [torch.empty_like(length) for _ in range(self.launch.world_size)]
         self._waiting_for_others(lambda: distributed.all_gather(lengths, length))
@@ -104,7 +104,7 @@ class Control:
         return [part[:count] for part, count in zip(parts, counts, strict=True)]
 
     def together(self, do: Callable[[], T]) -> T:
-        """Run a function in each rank without a time limit and return its result.
+        """Run a function in all ranks without a time limit, and return its result.
 
         If it fails, rank 0 raises the first rank's `UserError` and the other ranks exit.
         """
@@ -123,7 +123,10 @@ class Control:
         return result  # type: ignore[return-value]
 
     def refuse(self, reason: str) -> NoReturn:
-        """End all ranks because this one cannot continue; the first to report raises `UserError`, the others exit."""
+        """End all ranks because this one cannot continue.
+
+        The first rank to report raises `UserError`, the others exit.
+        """
         self._is_ending = True
         if not self._life.is_first_to_tell():
             raise SystemExit(USAGE_ERROR)
@@ -133,7 +136,7 @@ class Control:
         )
 
     def lost(self, error: Exception) -> NoReturn:
-        """End this rank because others ended: raise `UserError` if it is the first to report, else `SystemExit`."""
+        """End this rank because others ended: raise `UserError` if it is the first to report, else exit."""
         self._is_ending = True
         silent = self._life.silent_ranks(SILENT_S)
         if not self._life.is_first_to_tell():
@@ -147,7 +150,7 @@ class Control:
             self.lost(error)
 
     def _end_at_once(self, silent: Sequence[int], was_told: bool) -> None:
-        """End this process from the heartbeat thread; the main thread may be waiting for a rank that has ended."""
+        """End this process from the heartbeat thread, because the main thread may wait for a rank that has ended."""
         if self._is_ending:
             # the main thread reports the end, or knows that another rank does
             return
@@ -158,7 +161,7 @@ class Control:
 
 
 def _words(silent: Sequence[int], timeout_s: float, error: str) -> tuple[str, str]:
-    """Return the message and the hint for ranks that have ended or time out."""
+    """Return the message and the hint about ranks that have ended or exceeded the time limit."""
     if silent:
         which = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
         has, does = ("has", "does") if len(silent) == 1 else ("have", "do")
@@ -173,9 +176,9 @@ def _words(silent: Sequence[int], timeout_s: float, error: str) -> tuple[str, st
 class _Life(threading.Thread):
     """Thread that sends heartbeats, watches for heartbeats of other ranks, and notices when torchrun ends this process.
 
-    It is a thread because a process that waits in a collective runs no Python code in its main thread.
+    This needs a thread, because a process that waits in a collective runs no Python code in its main thread.
 
-    end : called with the silent ranks and with True if a signal is the cause
+    end : function called with the ranks that sent no heartbeats, and with True if a signal is the cause
     """
 
     def __init__(
@@ -225,7 +228,7 @@ class _Life(threading.Thread):
             os.close(end)
 
     def meet(self) -> None:
-        """Wait until all ranks have called this, without a time limit as long as they send heartbeats."""
+        """Wait until all ranks have called this; there is no time limit while they send heartbeats."""
         self._meetings += 1
         key = f"{self._prefix}/here/{self._meetings}"
         with self._lock:
@@ -236,14 +239,14 @@ class _Life(threading.Thread):
                 here = self._store.add(key, 0)
 
     def silent_ranks(self, seconds: float) -> list[int]:
-        """Return the ranks without a new heartbeat for this many seconds, after waiting that long."""
+        """Wait for `seconds`; return the ranks that sent no heartbeat during this time."""
         try:
             return self._listen(seconds, waits=True)
         except RuntimeError:
             return [0]
 
     def is_first_to_tell(self) -> bool:
-        """Return True if no other rank has reported the end yet."""
+        """Return True if no other rank has reported the end of the replay yet."""
         try:
             with self._lock:
                 return self._store.add(f"{self._prefix}/told", 1) == 1
@@ -255,7 +258,7 @@ class _Life(threading.Thread):
         return os.read(self._awake, 64) if ready else b""
 
     def _listen(self, seconds: float, waits: bool) -> list[int]:
-        """Return the ranks without a new heartbeat for this many seconds; if `waits`, listen that long first."""
+        """Return the ranks without a heartbeat in the last `seconds`; if `waits` is True, wait that long first."""
         until = monotonic() + (seconds if waits else 0)
         while True:
             silent = self._exchange(seconds)

@@ -1,4 +1,4 @@
-"""Plan of a step that several ranks replay: each rank's calls, and which of their collectives match."""
+"""Plan for a step that several ranks replay: each rank's calls, and which collectives belong together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HINT = "merge the traces of all ranks: opgrip trace merge step.rank*.jsonl -o st
 
 
 def recorded_ranks(trace: Trace) -> dict[int, int | None]:
-    """Return the process number in a merged trace by rank, or None for unmerged traces.
+    """Return the number of each rank's process in a merged trace; None in traces that were not merged.
 
     Raises `UserError` if the trace does not record ranks.
     """
@@ -93,7 +93,7 @@ def _source_of(trace: Trace, process: int | None) -> CallSource:
 
 
 def exchanges_alone(trace: Trace) -> Trace:
-    """Return a trace with only the collectives of a rank and the operators that pass on their results."""
+    """Return a trace with only the collectives of a rank, and the operators that pass on their results."""
     numbers = {item.number for item in trace.signatures if is_exchange(item) or item.op in LOCAL}
     calls = trace.calls[trace.calls["signature"].isin(numbers)]
     signatures = [item for item in trace.signatures if item.number in numbers]
@@ -101,14 +101,14 @@ def exchanges_alone(trace: Trace) -> Trace:
 
 
 def wait_points(flow: ProgramFlow, places: Sequence[int], kept: Sequence[int] | None = None) -> dict[int, list[int]]:
-    """Return the places of the collectives that must be done before a call, by the call's place.
+    """Return, for each call, the collectives that must be done before it, all as indices of calls.
 
     A trace does not record where a program waited for an asynchronous collective. It must have waited before the first
     call that uses the collective's memory.
 
-    places : places of the collectives
-    kept : places of the calls that run, which are renumbered from 0; a wait before any other call moves to the next one
-    that runs
+    places : indices of the collectives
+    kept : indices of the calls that are run, which are renumbered from 0; a wait before another call moves to the next
+        one that is run
     """
     place_of_kept = {place: number for number, place in enumerate(range(len(flow.calls)) if kept is None else kept)}
     collectives, due = set(places), list[int]()
@@ -137,7 +137,7 @@ _Line: TypeAlias = tuple[GroupKey, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Description of equal collectives of one rank; other ranks must agree with it.
+    """Description of equal collectives of one rank; it must match the descriptions of other ranks.
 
     reason : why the collectives cannot run; empty if they can
     """
@@ -162,12 +162,12 @@ class Offer:
 
     @property
     def group(self) -> GroupKey:
-        """Key of the collective's group, the same in all ranks."""
+        """Key of the collective's group, which is the same in all ranks."""
         return self.ranks, self.name
 
     @property
     def line(self) -> _Line:
-        """Key of the ordered collectives that this one belongs to."""
+        """Key of the sequence of collectives to which this one belongs."""
         if self.kind not in MESSAGES:
             return self.group, -1, -1
         assert self.peer is not None, "read with the operator"
@@ -176,7 +176,7 @@ class Offer:
 
 
 def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
-    """Return the offer of a collective; one that cannot run keeps its position in the group's order."""
+    """Return the description of a collective; one that cannot run keeps its position in the group's order."""
     if isinstance(collective, str):
         return Offer("", "", (), 0, "", None, 0, "", None, collective)
     group = collective.group
@@ -196,10 +196,10 @@ def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Calls of several ranks that form one collective.
+    """A collective, which consists of calls of several ranks.
 
-    places : index among each rank's collectives, by rank
-    bytes : size that bandwidths refer to
+    places : index of the call among the rank's collectives, by rank
+    bytes : size by which bandwidths are computed
     """
 
     kind: str
@@ -213,11 +213,11 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """Plan that all ranks agreed on, the same in each rank.
+    """The plan of a step, which is equal in all ranks.
 
-    groups : present members of the groups to create, in the same order in all ranks
+    groups : available members of the groups to create, in the same order in all ranks
     meetings : collectives that run
-    left_out : for each rank, why a collective does not run, by its place
+    left_out : for each rank, reason why a collective is not run, by index
     """
 
     groups: dict[GroupKey, tuple[int, ...]]
@@ -226,17 +226,17 @@ class RankPlan:
 
 
 Table: TypeAlias = tuple[Sequence[Offer], Sequence[int]]
-"""distinct offers of a rank, and for each of its collectives in order the index of its offer"""
+"""distinct descriptions of a rank's collectives, and for each of its collectives the index of its description"""
 
 
 def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
-    """Return the plan of which collectives run.
+    """Return the plan, which says which collectives are run.
 
     Calls match by group and by their order in the group. If ranks disagree about a collective, it and all later ones of
     the group are left out, since they cannot be matched.
 
-    tables : offers of each present rank
-    scale : run groups with absent members among their present members
+    tables : descriptions of the collectives of each available rank
+    scale : True to run collectives of groups with absent members among the available ones
     """
     lines: dict[_Line, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     left_out: list[dict[int, str]] = [{} for _ in tables]
@@ -267,7 +267,7 @@ def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
 
 
 def _members(line: _Line, world_size: int) -> tuple[int, ...]:
-    """Return the present ranks that take part in a group's collectives or in the messages of a pair."""
+    """Return the available ranks that take part in a group's collectives, or in the messages of a pair."""
     (ranks, _), sender, receiver = line
     both = ranks if sender < 0 else (ranks[sender], ranks[receiver])
     return tuple(rank for rank in both if rank < world_size)
@@ -286,13 +286,13 @@ def _why_not(line: _Line, members: Sequence[int], world_size: int, scale: bool) 
 
 
 def _turns(places: Mapping[int, list[int]]) -> Iterator[dict[int, int]]:
-    """Yield the places of matching calls by rank, one collective after another."""
+    """Yield, for one collective after another, the index of the matching call of each rank."""
     for turn in range(max(map(len, places.values()))):
         yield {rank: own[turn] for rank, own in sorted(places.items()) if turn < len(own)}
 
 
 def _disagreement(offers: Mapping[int, Offer], members: Sequence[int]) -> str:
-    """Return why calls do not match, or an empty string if they do."""
+    """Return the reason why calls do not match, or an empty string if they do."""
     absent = sorted(set(members) - set(offers))
     if absent:
         return f"rank {absent[0]} has recorded fewer of its group"
@@ -302,7 +302,7 @@ def _disagreement(offers: Mapping[int, Offer], members: Sequence[int]) -> str:
         return "" if len(sizes) == 1 else "the two sides recorded other sizes"
     shared = {_terms(offer) for offer in offers.values()}
     if len(shared) > 1:
-        return "the ranks of its group recorded different collectives in its turn"
+        return "the ranks of its group recorded different collectives at this position"
     if first.kind == ALL_TO_ALL and any(offer.splits for offer in offers.values()):
         return _uneven(offers)
     return ""
@@ -314,7 +314,9 @@ def _terms(offer: Offer) -> tuple[Any, ...]:
 
 
 def _uneven(offers: Mapping[int, Offer]) -> str:
-    """Return why an uneven all-to-all does not match, or an empty string if each rank sends what the other receives."""
+    """Return the reason why an uneven all-to-all does not match; empty if each rank receives what the other
+    one sends.
+    """
     for offer in offers.values():
         for other in offers.values():
             assert offer.splits is not None

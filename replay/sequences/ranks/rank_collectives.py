@@ -38,7 +38,7 @@ from opgrip.traces.schema.tensor_specs import contiguous
 NAMESPACES = ("c10d", "_c10d_functional")
 """namespaces of the operators that ranks run"""
 LOCAL = frozenset({"_c10d_functional.wait_tensor.default", "_c10d_functional._wrap_tensor_autograd.default"})
-"""operators that pass on the result of a collective; the first one waits for it"""
+"""operators that pass on the result of a collective; the first one also waits for it"""
 MOST_MEMBERS = 1 << 20
 SUM = "SUM"
 UNKNOWN_GROUP = "the trace does not contain the ranks of its group"
@@ -46,10 +46,10 @@ UNKNOWN_GROUP = "the trace does not contain the ranks of its group"
 
 @dataclass(frozen=True, slots=True)
 class ReplayedCollective:
-    """Exchange that calls of a signature perform.
+    """The collective or message that calls of a signature perform.
 
     reduction : torch's name in upper case; empty if the kind has none
-    peer : place in the group of the root, or of the other side of a message
+    peer : rank within the group of the root, or of the other side of a message
     form : how the tensors hold the members' parts: `flat`, `lists`, or empty
     makes_result : True if it returns new tensors, as functional collectives do, instead of writing into arguments
     is_async : True if the program continued before the collective was done
@@ -76,7 +76,7 @@ def is_exchange(signature: Signature) -> bool:
 
 
 def read_collective(signature: Signature) -> ReplayedCollective:
-    """Return the collective that calls of a signature run.
+    """Return the collective that calls of a signature perform.
 
     Raises `Unsupported` for an unknown operator or group, and for sizes that contradict each other.
     """
@@ -119,7 +119,7 @@ def tensor_arguments(signature: Signature) -> tuple[Any, ...]:
 
 
 def as_tensors_alone(signature: Signature) -> Signature:
-    """Return the signature with only its tensors; the function that runs it knows all other arguments."""
+    """Return the signature with its tensors only; the function that runs the collective knows all other arguments."""
     results = [leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec)]
     return replace(signature, args=tensor_arguments(signature), kwargs={}, outputs=results)
 
@@ -175,16 +175,16 @@ def _elements(spec: TensorSpec) -> int:
 
 
 def _disagree() -> Unsupported:
-    return Unsupported("the collective's tensors do not fit each other in size")
+    return Unsupported("the sizes of the collective's tensors do not match")
 
 
 def _check_whole(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Check tensors that are exchanged as a whole, and return their bytes."""
+    """Check tensors that are exchanged completely, and return their number of bytes."""
     return 0 if collective.kind == BARRIER else _bytes(trees[0])
 
 
 def _check_flat(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Check an all-gather or reduce-scatter that uses one tensor, and return the bytes of one part."""
+    """Check an all-gather or reduce-scatter on one tensor, and return the number of bytes of one part."""
     is_gather = collective.kind == ALL_GATHER
     if collective.makes_result:
         sizes = sum(map(_elements, trees[0]))
@@ -202,7 +202,7 @@ def _check_flat(collective: ReplayedCollective, trees: list[list[Any]], members:
 
 
 def _check_lists(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Check lists with one tensor for each member, and return the bytes of one part."""
+    """Check lists with one tensor for each member, and return the number of bytes of one part."""
     lists, parts = trees if collective.kind in (ALL_GATHER, GATHER) else trees[::-1]
     # only the root passes a list to gather or scatter
     lists = [item for item in lists if item]
@@ -216,7 +216,7 @@ def _check_lists(collective: ReplayedCollective, trees: list[list[Any]], members
 
 
 def _check_exchange(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Check an all-to-all, and return the bytes that this rank sends."""
+    """Check an all-to-all, and return the number of bytes that this rank sends."""
     if collective.form == LISTS:
         received, sent = trees
         if len(received) != members or len(sent) != members:

@@ -31,9 +31,9 @@ from opgrip.traces.analysis.ranks.collectives import bus_factor
 
 @dataclass(frozen=True, slots=True)
 class RankOutcome:
-    """Results of one rank.
+    """Results of a step replay in one rank.
 
-    totals : totals of its step, as in a file of results
+    totals : totals of its step, as in a result file
     left_out : number of collectives that did not run, by reason
     """
 
@@ -45,7 +45,7 @@ class RankOutcome:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """Results of all ranks.
+    """Results of a step replay in all ranks.
 
     recorded : number of ranks in the trace
     collectives : times over all ranks, slowest collectives first
@@ -57,7 +57,7 @@ class StepOutcome:
     collectives: list[CollectiveTimes]
 
     def plain(self) -> dict[str, Any]:
-        """Return the results in the form for a file."""
+        """Return the results in the form for a result file."""
         return {
             "recorded": self.recorded,
             "ranks": [
@@ -114,9 +114,9 @@ ROUNDS = 20
 
 
 def clock_offsets_ns(control: Control) -> list[int]:
-    """Return by how many ns each rank's clock is ahead of rank 0's; ranks of one machine share a clock.
+    """Return the number of ns by which each rank's clock is ahead of rank 0's.
 
-    The error is at most half of the round trip.
+    Ranks on the same machine share a clock. The error is at most half of the round trip.
     """
     machines = control.share(machine())
     offsets = [0] * len(machines)
@@ -130,14 +130,14 @@ def clock_offsets_ns(control: Control) -> list[int]:
 
 
 def machine() -> str:
-    """Return an identifier of this machine that is valid until its next boot."""
+    """Return an identifier of this machine that is valid until it is restarted."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
 
 
 def ask_clock(control: Control, rank: int) -> int:
-    """Return in rank 0 by how many ns another rank's clock is ahead; both ranks must call this."""
+    """Return in rank 0 the number of ns by which another rank's clock is ahead; both ranks must call this."""
     if control.launch.rank not in (0, rank):
         return 0
     message = torch.zeros(1, dtype=torch.int64)
@@ -166,13 +166,13 @@ Times: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 class CollectiveTimes:
     """Times of the collectives of one kind, group and size over all timed passes.
 
-    group, ranks : name of the group, and the ranks that take part
+    group, ranks : name of the group, and ranks that take part
     bytes : size as nccl-tests define it
     calls : number of calls in a pass
     median_us, p10_us, p90_us : time from the arrival of the last rank to the end of the last rank
     algorithm_gb_per_s, bus_gb_per_s : bandwidths at the median time; None if no data is moved
     wait_us : median time that the first rank waited for the last
-    last_rank, last_share : the rank that most often arrived last, and in which share of the calls
+    last_rank, last_share : rank that most often arrived last, and share of the calls in which it did
     """
 
     kind: str
@@ -206,7 +206,7 @@ class RankTotals:
 
 
 def share_stamps(control: Control, stamps: Sequence[Stamps]) -> list[list[Stamps]]:
-    """Return the stamps of each pass for every rank, exchanged between all ranks."""
+    """Exchange the times of collectives between all ranks; return those of each rank and pass."""
     numbers = [
         number
         for one in stamps
@@ -227,8 +227,8 @@ def _unpacked(numbers: list[int]) -> list[Stamps]:
 
 @dataclass(slots=True)
 class _Samples:
-    """Times in us of collectives that are summarized together, for each occurrence and pass; `waits` and `helds` by
-    rank.
+    """Times in us of collectives that are summarized together, for each call and pass; `waits` and `helds` are
+    by rank.
     """
 
     meeting: Meeting
@@ -243,8 +243,8 @@ class _Samples:
 class CollectiveStepTimes:
     """Times of the collectives of all ranks.
 
-    meetings : collectives that ran
-    stamps : stamps by rank and pass
+    meetings : collectives that were run
+    stamps : times of the collectives, by rank and pass
     signatures : for each rank, the signature of each of its exchanges
     offsets_ns : time by which each rank's clock is ahead of rank 0's
     """
@@ -295,7 +295,7 @@ class CollectiveStepTimes:
         return sorted(rows, key=lambda row: -row.median_us * row.calls)
 
     def own(self, rank: int, signature: int) -> RankColumns | None:
-        """Return the times of one rank's calls of a signature, or None if none ran."""
+        """Return the times of one rank's calls of a signature, or None if none were run."""
         samples = self._own.get((rank, signature))
         if samples is None:
             return None
@@ -318,7 +318,7 @@ class CollectiveStepTimes:
 
 
 def _clocks(stamps: Sequence[Stamps], offset_ns: int) -> Mapping[int, tuple[Times, Times, Times]]:
-    """Return arrival, end and blocked time of each collective in each pass, by place of the collective."""
+    """Return arrival, end and blocked time of each collective in each pass, by index of the collective."""
     places = set(stamps[0].places).intersection(*(one.places for one in stamps)) if stamps else set()
     passes = [
         {place: values for place, *values in zip(one.places, one.arrived_ns, one.done_ns, one.held_ns, strict=True)}

@@ -35,20 +35,20 @@ from opgrip.traces.analysis.ranks.collectives import (
 Work: TypeAlias = Any
 """a `torch.distributed.Work`"""
 Started: TypeAlias = tuple[list[Tensor], list[Work]]
-"""results of a collective, and the work to wait for before they are ready"""
+"""results of a collective, and the work objects to wait for until they are ready"""
 GLOO = "gloo"
 PREMUL_SUM = "PREMUL_SUM"
-"""reduction by a sum with a factor that traces do not record"""
+"""reduction that multiplies by a factor before adding; traces do not record the factor"""
 AVG = "AVG"
 """reduction that gloo lacks; it is replaced by a sum, which moves as many bytes"""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMembers:
-    """Members of a recorded group in this replay.
+    """The available members of a recorded group in this replay.
 
     size : number of recorded members
-    present : places in the recorded group of the members that are present; `ranks` are their ranks
+    present : ranks within the recorded group of the available members; `ranks` are their global ranks
     """
 
     group: distributed.ProcessGroup
@@ -59,11 +59,11 @@ class GroupMembers:
 
     @property
     def is_whole(self) -> bool:
-        """True if all members are present."""
+        """True if all members are available."""
         return len(self.present) == self.size
 
     def rank_of(self, place: int | None) -> int:
-        """Return the rank of a recorded member, or that of the first present member if it is absent."""
+        """Return the global rank of a recorded member; if it is not available, that of the first available one."""
         return self.ranks[self.present.index(place)] if place in self.present else self.ranks[0]
 
 
@@ -73,18 +73,18 @@ _scatter_flat = getattr(distributed, "reduce_scatter_single", distributed.reduce
 
 
 def backend_for(device: str) -> str:
-    """Return the backends for tensors on a device, including gloo; raise `UserError` if torch has none for it."""
+    """Return the backends for tensors on a device, including gloo; raise `UserError` if torch has no backend for it."""
     kind = torch.device(device).type
     if kind == "cpu":
         return GLOO
     try:
         return f"cpu:{GLOO},{kind}:{distributed.get_default_backend_for_device(kind)}"
     except ValueError as error:
-        raise UserError(f"torch has no library of collectives for {kind}", "replay on another --device") from error
+        raise UserError(f"torch has no collectives backend for {kind}", "replay on another --device") from error
 
 
 def why_not(collective: ReplayedCollective, on_gloo: bool) -> str:
-    """Return why a group cannot run a collective, or an empty string if unknown reason.
+    """Return the reason why a group cannot run a collective; empty if no reason is known.
 
     This check comes first because gloo fails only while a collective runs, with messages like those for a rank that has
     ended.
@@ -126,24 +126,24 @@ class _Call:
         return self.root == distributed.get_rank()
 
     def own(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensors of present members from a list with one tensor for each recorded member."""
+        """Return the tensors of available members, from a list with one tensor per recorded member."""
         return [parts[place] for place in self.members.present]
 
     def flat(self, whole: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the part of a flat tensor that present members fill, and a flat view of one member's part."""
+        """Return the part of a flat tensor that available members fill, and a flat view of one member's part."""
         if self.members.is_whole:
             return whole, part
         return whole.view(-1)[: whole.numel() // self.members.size * len(self.members.present)], part.view(-1)
 
 
 def _word_of(reduction: str, on_gloo: bool) -> str:
-    """Return the reduction that replaces a recorded one."""
+    """Return the name of the reduction that is used in place of the recorded one."""
     return SUM if reduction == PREMUL_SUM or (on_gloo and reduction == AVG) else reduction
 
 
 @cache
 def _gloo_refuses(reduction: str, dtype: str) -> str:
-    """Return gloo's error for elements of a dtype, found by a trial in a group of only this process."""
+    """Return gloo's error for elements of a dtype, found by a trial in a group that only contains this process."""
     try:
         element = torch.empty(1, dtype=getattr(torch, dtype))
         store = distributed.HashStore()  # type: ignore[attr-defined]
@@ -267,13 +267,13 @@ _STARTS: Mapping[tuple[str, str], Callable[..., Started]] = {
 
 
 class RankExchange:
-    """Collectives of a pass, which this object starts and waits for.
+    """Starts the collectives of a pass, and waits for them.
 
-    waits : collectives that must be done before a call, by place of the call
-    synchronize : waits for the accelerator
+    waits : collectives that must be done before a call, by index of the call
+    synchronize : function that waits for the accelerator
     on_device : True for an accelerator: each collective is waited for at once, so that its time includes no other work
-    lost : called with the error if another rank has ended
-    arrived_ns, done_ns, held_ns : start, end, and time that this thread was blocked, by place of the collective
+    lost : function called with the error if another rank has ended
+    arrived_ns, done_ns, held_ns : start, end, and time for which this thread was blocked, by index of the collective
     """
 
     def __init__(
@@ -303,9 +303,9 @@ class RankExchange:
     def start(
         self, place: int, starter: Callable[..., Started], arguments: Sequence[Any], is_async: bool
     ) -> list[torch.Tensor]:
-        """Start the collective at a place and return its results, which may not be ready.
+        """Start the collective with an index, and return its results, which may not be ready yet.
 
-        Raises `Unsupported` if the group's backend cannot run it; all its ranks then raise this.
+        Raises `Unsupported` if the group's backend cannot run it; all ranks of the group raise it then.
         """
         self._synchronize()
         start = perf_counter_ns()
@@ -330,7 +330,7 @@ class RankExchange:
             self._wait(place)
 
     def _note_ends(self, place: int) -> None:
-        """Record the end of a collective when it happens, since the program may wait for it later."""
+        """Record the end of a collective when it happens, because the program may wait for it later."""
         notes: list[int] = []
         # works of gloo's messages have no future: they are done when waited for
         with suppress(RuntimeError):

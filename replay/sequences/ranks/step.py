@@ -58,9 +58,11 @@ from opgrip.traces.values import ValueModel
 
 @dataclass(frozen=True, slots=True)
 class Stamps:
-    """Times at which a rank arrived at its collectives in a pass, when they were done, and how long they blocked it.
+    """Times of a rank's collectives in a pass: when the rank arrived, when they were done, and how long they blocked
+    the rank.
 
-    places : indices of the collectives that ran, in the rank's list of exchanges; the other attributes have one entry
+    places : indices of the collectives that were run, in the rank's list of collectives; the other attributes have one
+        entry
     for each of them
     """
 
@@ -74,8 +76,8 @@ class Stamps:
 class RankStep:
     """Results of the step in one rank.
 
-    plan : which collectives ran, and with which ranks
-    signatures : signature of each exchange, in the order of the rank's calls
+    plan : plan that says which collectives were run, and with which ranks
+    signatures : signature of each collective, in the order of the rank's calls
     left_out : number of collectives that did not run, by reason
     stamps : times of each kept pass
     """
@@ -138,7 +140,7 @@ def replay_step(
 
 
 def _read(part: Trace) -> dict[int, ReplayedCollective | str]:
-    """Return, by signature number, the collective of each signature that has one, or why it cannot run."""
+    """Return, for each signature of a collective, the collective or the reason why it cannot be run."""
     return {signature.number: _read_one(signature) for signature in filter(is_exchange, part.signatures)}
 
 
@@ -169,7 +171,10 @@ def _agree(
     options: RankOptions,
     control: Control,
 ) -> RankPlan:
-    """Return the plan of which collectives run; all ranks exchange their offers and compute the same plan."""
+    """Return the plan of the collectives that are run.
+
+    All ranks exchange descriptions of their collectives and compute the same plan.
+    """
     numbers = list(exchanges)
     number_of = {signature: number for number, signature in enumerate(numbers)}
     offers = [offer_of(exchanges[number], reasons.get(number, "")) for number in numbers]
@@ -179,7 +184,7 @@ def _agree(
 
 
 def _make_groups(plan: RankPlan, device: str, control: Control) -> dict[GroupKey, GroupMembers]:
-    """Create the planned groups and return the ones of this rank; every rank creates all groups, in the same order."""
+    """Create the groups of the plan, and return those of this rank; every rank creates all groups in the same order."""
     backend = backend_for(device)
     groups: dict[GroupKey, GroupMembers] = {}
     try:
@@ -220,8 +225,9 @@ class RankDryRun(DryRun):
 
     exchanges : signature numbers of calls that exchange data between processes
     collectives, starters : collectives that run and the functions that start them, by signature number
-    left_out : why a collective does not run, by place of the call; calls that a group's backend cannot run are added
-    waits : collectives that must be done before a call, by place of the call
+    left_out : reason why a collective is not run, by index of the call; calls that a group's backend cannot run are
+        added
+    waits : collectives that must be done before a call, by index of the call
     exchange : collectives of the current pass
     """
 
@@ -251,20 +257,22 @@ class RankDryRun(DryRun):
         return self.control.most(*numbers)
 
     def begins_pass(self, more: bool, begin: Callable[[], None]) -> bool:
-        """Restore the state before the first call and return True, if rank 0 wants another pass.
+        """Return True, after restoring the state before the first call, if rank 0 wants another pass.
 
-        A pass begins when all ranks have arrived here.
+        A pass begins when all ranks have called this.
         """
         begin()
         return bool(self.control.most(int(more and self.is_first))[0])
 
     def begin(self) -> None:
-        """Restore all memory after the last collective that writes into it is done."""
+        """Restore all memory, once the last collective that writes into it is done."""
         self.exchange.begin()
         super().begin()
 
     def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """Wait for the collectives that must be done before a call, and run it with the other ranks if it is one."""
+        """Wait for the collectives that must be done before a call; if the call is a collective, run it with the other
+        ranks.
+        """
         self.exchange.before(self.place_of(call))
         if not self.runs_with_others(call):
             return False
@@ -273,7 +281,7 @@ class RankDryRun(DryRun):
                 self.redraw(call, plan)
             self.hand_on(call, plan, self.meet(call, plan))
         except Unsupported as error:
-            self.control.refuse(f"{call.op} ran before, and cannot now: {error}")
+            self.control.refuse(f"{call.op} ran before, but fails now: {error}")
         return True
 
     def finish(self) -> None:
@@ -281,7 +289,7 @@ class RankDryRun(DryRun):
         self.exchange.finish()
 
     def runs_with_others(self, call: FlowingCall) -> bool:
-        """Return True if a call is a collective that runs."""
+        """Return True if a call is a collective that is run."""
         return call.signature in self._starters and self.place_of(call) not in self.left_out
 
     def place_of(self, call: FlowingCall) -> int:

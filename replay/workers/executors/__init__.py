@@ -1,6 +1,6 @@
-"""Executors, which run the cases of a replay in workers of this machine or of a cluster, and their options.
+"""Executors, which run the cases of a replay in worker processes on this machine or on a cluster, and their options.
 
-An executor is a file of this package, or an entry point `opgrip.engines` of another package.
+An executor is a module of this package, or an entry point `opgrip.engines` of another package.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROCESSES = "processes"
 
 
 class ExecutorLostError(UserError):
-    """Error if no machine can run cases any more; a command that replays several traces ends and keeps its rows."""
+    """No machine can run cases any more; a command that replays several traces ends and keeps its rows."""
 
 
 class Executor(Protocol):
@@ -52,7 +52,7 @@ class Executor(Protocol):
         """Return facts about machines and devices for the header of results, after the cases have run."""
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        """Compile the rows that need a compiler, of the cases that are not done.
+        """Compile the rows that need a compiler, for cases that are not finished.
 
         may_fork : True if this process has not used torch yet, so that it can be forked
         """
@@ -60,7 +60,7 @@ class Executor(Protocol):
     def run(
         self, workload: Workload, done: Collection[int], cached_rows: CachedRows, may_fork: bool
     ) -> Iterator[list[Result]]:
-        """Yield the rows of each case that is not done, in any order, each case once."""
+        """Yield the rows of each case that is not finished, in any order, each case once."""
 
 
 StartExecutor = Callable[["EngineOptions"], AbstractContextManager[Executor]]
@@ -72,7 +72,7 @@ executors: Registry[StartExecutor] = Registry("opgrip.replay.workers.executors",
 
 @contextmanager
 def start_executor(args: argparse.Namespace) -> Iterator[Executor]:
-    """Start the executor that a command line requests; it ends with the block.
+    """Start the executor that a command line requests, and end it with the block.
 
     Raises `UserError` if it cannot be started, or options are not valid for it.
     """
@@ -150,7 +150,7 @@ class EngineOptions:
     )
 
     def check(self, devices: Sequence[str] = (), pin: Sequence[int] = ()) -> None:
-        """Raise `UserError` if an option is for another executor.
+        """Raise `UserError` if an option is only valid for another executor.
 
         devices, pin : names of the requested devices, and numbers of the requested processors
         """
@@ -160,7 +160,7 @@ class EngineOptions:
             if len(devices) > 1 or any(device.partition(":")[2] not in {"", "0"} for device in devices):
                 raise UserError(f"{self.engine} spreads cases over devices itself", "give --device without a number")
             if pin:
-                raise UserError("--pin is for this machine", "give workers their processors by --processors")
+                raise UserError("--pin is for this machine", "give workers their processors with --processors")
             return
         if self.sandbox:
             # not needed to print the help
@@ -173,7 +173,7 @@ class EngineOptions:
 
 
 class LocalExecutor:
-    """Executor of cases in worker processes of this machine."""
+    """Runs cases in worker processes on this machine."""
 
     runs_here = True
 
@@ -185,9 +185,8 @@ class LocalExecutor:
         check_equal(workload.devices)
 
     def machine_kind(self, workload: Workload) -> str:
-        """Return the kind of this machine without its device, because asking for the device creates a context.
-
-        The header names the device.
+        """Return the kind of this machine without its device, which is in the header; asking for the device would
+        create a context.
         """
         from opgrip.replay.results.origins import this_machine
 

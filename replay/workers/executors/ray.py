@@ -1,4 +1,4 @@
-"""Executor on a Ray cluster: each worker has a device or pinned processors, and all machines are of one kind."""
+"""Executor on a Ray cluster. Each worker has a device or pinned processors, and all machines are of one kind."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from opgrip.replay.workers.ray_worker import RayTask
 
 REACH_S = 10.0
-"""seconds within which the head of a cluster must answer"""
+"""time in seconds within which the head of a cluster must answer"""
 OBJECT_STORE_BYTES = 128 << 20
-"""object store size of a cluster that is started here; it holds traces and rows"""
+"""size in bytes of the object store of a cluster that is started here; it holds traces and rows"""
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -45,9 +45,9 @@ variable) and with a secret token, and workers at normal priority instead of Ray
 
 
 class RayExecutor:
-    """Executor of cases on the workers of a cluster, which stay the same for all workloads of a command.
+    """Runs cases on the workers of a cluster; all workloads of a command use the same workers.
 
-    The cluster receives the request and the files of a workload once, under a number.
+    The request and the files of a workload are sent to the cluster once.
     """
 
     runs_here = False
@@ -61,7 +61,7 @@ class RayExecutor:
         self._bundle: Any = None
 
     def pool(self, device: str) -> Pool:
-        """Return the workers with this device; they start on the first request."""
+        """Return the workers for a device; they are started on the first request."""
         from opgrip.replay.workers.ray_pool import Pool
 
         if device not in self._pools:
@@ -163,12 +163,12 @@ class RayExecutor:
                 yield rows
 
     def _begin(self, workload: Workload) -> None:
-        """Record which workload runs; workers load the trace of each workload once."""
+        """Record the workload that is run now; workers load the trace of each workload once."""
         if self._workload is not workload:
             self._workload, self._number, self._homes, self._bundle = workload, self._number + 1, {}, None
 
     def _windows(self, workload: Workload, pool: Pool, done: Collection[int]) -> list[RayTask]:
-        """Return the cases that are not done, in windows that workers measure side by side."""
+        """Return the cases that are not finished, in windows of cases that a worker measures side by side."""
         from opgrip.replay.run.measure import CASES, windows
         from opgrip.replay.workers.ray_worker import RayTask
 
@@ -209,11 +209,13 @@ def _window_size(pool: Pool, cases: int, most: int) -> int:
 
 
 MOST_COMPILED = 16
-"""maximum cases in one compile task"""
+"""maximum number of cases in one compile task"""
 
 
 def _files_of(workload: Workload) -> Mapping[str, bytes]:
-    """Return the trace's own file, then its files of full values; empty for folders, samples and operators."""
+    """Return the contents of the trace's file and of its files of full values; empty for folders, samples and
+    operators.
+    """
     from opgrip.traces.io.shipped_traces import trace_file
 
     try:

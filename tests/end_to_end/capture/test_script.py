@@ -63,7 +63,7 @@ def test_module_runs_by_its_name(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--",), "nothing to run follows --"),
+        (("--",), "there is no script after --"),
         (("--", "nowhere.py"), "nowhere.py does not exist"),
         (("--run", "train", "--", "train.py"), "--run is for models"),
     ],

@@ -28,7 +28,7 @@ def test_gpu_trace_info_shows_device_and_driver(kept: Path) -> None:
     assert "cuda:0: NVIDIA H100 80GB HBM3" in shown
     assert "driver 580.159.04" in shown
     assert "calls       10,224" in shown
-    assert "times are of the device for calls that worked on one" in shown
+    assert "times are device times for calls that ran on a device" in shown
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ def lines_of(rows: list[Result], *words: str) -> list[str]:
         (["--backward"], RAN, "nothing ran with --backward: no case is of a forward call"),
         (["--mode", "eager,jit"], replace(LACKING, mode="jit"), "nothing ran with --mode jit: it cannot"),
         (["--dtype", "float64"], replace(LACKING, dtype="float64"), "nothing ran with --dtype float64: it cannot"),
-        (["--threads", "2,4"], replace(RAN, threads=2), "nothing ran with --threads 4: no row is of it"),
+        (["--threads", "2,4"], replace(RAN, threads=2), "nothing ran with --threads 4: no row belongs to it"),
         (["--batch-scale", "1,4"], replace(LACKING, batch_scale=4), "nothing ran with --batch-scale 4: it cannot"),
         (
             ["--values", "recorded,zeros"],
@@ -37,7 +37,11 @@ def lines_of(rows: list[Result], *words: str) -> list[str]:
         ),
         (["--streams", "1,2"], replace(LACKING, streams=2), "nothing ran with --streams 2: it cannot"),
         (["--cache", "program,cold"], replace(LACKING, cache="cold"), "nothing ran with --cache cold: it cannot"),
-        (["--mode", "eager,tvm", "--tune", "4"], replace(RAN, mode="tvm"), "nothing ran with --tune: no row is of it"),
+        (
+            ["--mode", "eager,tvm", "--tune", "4"],
+            replace(RAN, mode="tvm"),
+            "nothing ran with --tune: no row belongs to it",
+        ),
         (["--energy"], RAN, "nothing ran with --energy: no row has an energy"),
         (["--nsys"], RAN, "nothing ran with --nsys: it added nothing to any row"),
         (["--roofline"], RAN, "nothing ran with --roofline: it added nothing to any row"),

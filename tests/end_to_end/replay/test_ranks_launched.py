@@ -338,11 +338,11 @@ def test_error_common_to_all_ranks_is_reported_in_one_line(two_ranks: Path) -> N
     assert "AttributeError" not in done.stderr
     done = launch(two_ranks, 2, "-m", "opgrip.replay", "ddp.jsonl", "--sequence", "--device", "meta")
     assert [line for line in done.stderr.splitlines() if line.startswith("opreplay: error: ")] == [
-        "opreplay: error: torch has no library of collectives for meta: replay on another --device"
+        "opreplay: error: torch has no collectives backend for meta: replay on another --device"
     ]
     assert "ValueError" not in done.stderr
     done = launch(two_ranks, 2, "-m", "opgrip.replay", "ddp.jsonl", "--top", "1")
-    assert "each of 2 processes would replay the same: add --shard auto, or --sequence for a step" in done.stderr
+    assert "each of 2 processes would replay all cases: add --shard auto, or --sequence for a step" in done.stderr
 
 
 def test_rank_options_are_refused_without_ranks(two_ranks: Path) -> None:
@@ -384,7 +384,7 @@ def test_failing_collective_in_a_timed_pass_ends_all_with_one_line(two_ranks: Pa
     done = launch(two_ranks, 2, "fail.py")
     assert done.returncode != 0
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("opreplay: error: ")]
-    assert "rank 1: c10d.allreduce_.default ran before, and cannot now: the backend is broken" in line
+    assert "rank 1: c10d.allreduce_.default ran before, but fails now: the backend is broken" in line
 
 
 def rank_of(launcher: int, rank: int) -> int:

@@ -255,7 +255,7 @@ def test_cluster_options_are_refused_without_ray() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--pin", "0"), "--pin is for this machine: give workers their processors by --processors"),
+        (("--pin", "0"), "--pin is for this machine: give workers their processors with --processors"),
         (("--device", "cuda:1"), "ray spreads cases over devices itself: give --device without a number"),
         (("--device", "cuda:0,cuda:1"), "ray spreads cases over devices itself: give --device without a number"),
     ],

@@ -42,7 +42,7 @@ def test_exclude_op_removes_operators_and_units(tiny_trace: Path, words: list[st
 
 
 def test_excluding_all_cases_is_an_error(tiny_trace: Path) -> None:
-    with pytest.raises(UserError, match="exclude_op= leaves no case"):
+    with pytest.raises(UserError, match="exclude_op= excludes all cases"):
         replay(tiny_trace, exclude_op="*")
 
 

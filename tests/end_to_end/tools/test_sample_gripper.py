@@ -235,10 +235,10 @@ def test_sample_is_written_once_it_has_its_calls(tmp_path: Path) -> None:
     [
         (lambda: grip("a:b"), "does not decorate a function"),
         (lambda: grip.this(), "without a function pattern"),
-        (lambda: grip.this("delta2bbox"), "is not a function pattern"),
+        (lambda: grip.this("delta2bbox"), "is not a pattern for functions"),
         (lambda: grip(class_entry="go"), "no parameter class_entry: write entry="),  # type: ignore[call-overload]
         (lambda: grip(call=1), "no parameter call: did you mean calls="),  # type: ignore[call-overload]
-        (lambda: grip(calls=0), "0 calls are not enough for a sample"),
+        (lambda: grip(calls=0), "0 calls are too few for a sample"),
         (lambda: grip(tags=["Fast"]), "unknown tag 'Fast'"),
         (lambda: grip(name="no name"), "is not a valid sample name"),
         (lambda: grip(entry="go")(gripping.Coder), "Coder has no method go"),

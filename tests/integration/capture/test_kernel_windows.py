@@ -26,7 +26,7 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_device")
 def test_program_may_profile_itself(tmp_path: Path) -> None:
     large = torch.ones(LARGE)
-    with pytest.warns(RuntimeWarning, match=r"lacks times of kernels: the program started its profiler"):  # noqa: SIM117
+    with pytest.warns(RuntimeWarning, match=r"lacks the times of kernels: the program started its profiler"):  # noqa: SIM117
         with Capture(tmp_path / "t.jsonl", device_time="kernels"):
             large.sin()
             with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as own:
@@ -39,7 +39,7 @@ def test_program_may_profile_itself(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_device")
 def test_program_may_emit_nvtx_ranges(tmp_path: Path) -> None:
     large = torch.ones(LARGE)
-    with pytest.warns(RuntimeWarning, match=r"lacks times of kernels: the program started its profiler"):  # noqa: SIM117
+    with pytest.warns(RuntimeWarning, match=r"lacks the times of kernels: the program started its profiler"):  # noqa: SIM117
         with Capture(tmp_path / "t.jsonl"):
             large.sin()
             with torch.autograd.profiler.emit_itt():
@@ -186,7 +186,9 @@ def timed_by_events(path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
 @pytest.mark.usefixtures("_device")
 def test_events_time_the_calls_under_another_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "7")
-    with pytest.warns(RuntimeWarning, match="timed by events, not by their kernels: nsys profiles the program"):
+    with pytest.warns(
+        RuntimeWarning, match="timed with events, not with records of their kernels: nsys profiles the program"
+    ):
         assert timed_by_events(tmp_path / "t.jsonl", monkeypatch)
 
 
@@ -226,7 +228,7 @@ def test_kernel_records_of_a_long_step_are_taken_in_parts(tmp_path: Path, monkey
 @pytest.mark.usefixtures("_device")
 def test_profile_without_records_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProfileOnCpu, "stop", lambda self: self._profile.__exit__(None, None, None) or [])
-    with pytest.warns(RuntimeWarning, match=r"lacks times of kernels: torch's profiler returned no records"):  # noqa: SIM117
+    with pytest.warns(RuntimeWarning, match=r"lacks the times of kernels: torch's profiler returned no records"):  # noqa: SIM117
         with Capture(tmp_path / "t.jsonl"):
             torch.ones(LARGE).sin()
     assert load(tmp_path / "t.jsonl", partial=False).calls["device_ns"].isna().all()

@@ -178,7 +178,7 @@ def test_profile_that_cannot_start_loses_only_the_times(tmp_path: Path, monkeypa
         raise RuntimeError("Profiler is already enabled on this thread")
 
     monkeypatch.setattr(ProfileOnCpu, "start", fail)
-    with pytest.warns(RuntimeWarning, match=r"lacks times of kernels: .*already enabled"):  # noqa: SIM117
+    with pytest.warns(RuntimeWarning, match=r"lacks the times of kernels: .*already enabled"):  # noqa: SIM117
         with Capture(tmp_path / "t.jsonl", device_time="kernels"):
             torch.ones(LARGE).sin()
     assert load(tmp_path / "t.jsonl", partial=False).calls["device_ns"].isna().all()

@@ -352,7 +352,7 @@ def test_unwritable_recording_does_not_affect_the_program(own_sockets: Path) -> 
 def test_recording_names_contain_host_process_rank_and_number(tmp_path: Path) -> None:
     path = recording_path(str(tmp_path / "a-%h-%p-%r-%n%%.jsonl"), 7)
     assert path.name == f"a-{socket.gethostname()}-{os.getpid()}-0-7%.jsonl"
-    for pattern, reason in {"%q.jsonl": "%q", "t.txt": "not a trace file name"}.items():
+    for pattern, reason in {"%q.jsonl": "%q", "t.txt": "not a valid name of a trace file"}.items():
         with pytest.raises(UserError, match=reason):
             check_pattern(pattern)
     host = socket.gethostname()

@@ -63,7 +63,7 @@ def test_invalid_arguments_are_reported_in_python_terms(tmp_path: Path) -> None:
         capture(TinyNet(), path, INPUTS, batch_size=3)
     with pytest.raises(TypeError, match="unexpected keyword argument 'step': did you mean 'steps'"):
         capture(TinyNet(), path, INPUTS, step=3)
-    with pytest.raises(UserError, match="tinynet fails in its step"):
+    with pytest.raises(UserError, match="tinynet fails while it runs a step"):
         capture(TinyNet(), path, INPUTS[:1])
     assert not path.exists()
     path.write_text("mine")

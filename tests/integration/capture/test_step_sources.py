@@ -72,7 +72,11 @@ def test_module_calls_are_steps_if_no_optimizer_steps(tmp_path: Path, loop: str,
 @pytest.mark.parametrize(
     ("words", "loop", "reason"),
     [
-        ((), NO_MODULE, "no module was called, and no optimizer stepped: call opgrip.capture.step() after each step"),
+        (
+            (),
+            NO_MODULE,
+            "no module was called, and no optimizer made a step: call opgrip.capture.step() after each step",
+        ),
         (("--step-module", "Other"), TRAINING, "no module of a class Other was called, but "),
         ((), f"import opgrip.capture\nopgrip.capture.step()\n{TRAINING}", "has not called opgrip.capture.step() again"),
     ],

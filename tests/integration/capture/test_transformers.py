@@ -108,7 +108,7 @@ def test_each_model_type_has_a_default_head() -> None:
             {"cfg_options": ("hidden_size=a",)},
             "the config of BertForMaskedLM cannot be built with these settings",
         ),
-        ("bert", {"cfg_options": ("vocab_size.x=8",)}, "vocab_size of BertConfig has no separate settings"),
+        ("bert", {"cfg_options": ("vocab_size.x=8",)}, "vocab_size of BertConfig has no settings below it"),
         ("bert", {"cfg_options": ("hidden_size=12000000",)}, "GB of memory are free"),
         ("bert", {"new_tokens": 3}, "--new-tokens is for --run generate"),
     ],

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     [
         (
             "train.py --epochs 1",
-            "'train.py' is one argument too many: put a script after --, as in opcapture -- train.py: see",
+            "unexpected argument: 'train.py': put a script after --, as in opcapture -- train.py: see",
         ),
         ("--bach-size 2", "unknown option --bach-size: did you mean --batch-size?"),
         ("-- python train.py", "opcapture starts python itself: leave out python, name a script"),
@@ -40,21 +40,27 @@ def folder(tmp_path: Path) -> Path:
         ("-m train", "no model 'train': for a config, name the file train.py; for a factory, train.py:NAME"),
         (
             "-m train.py",
-            "train.py is not a config of a model: it sets no `model`; to run a script: opcapture -- train.py",
+            "train.py is not a config of a model: it does not set `model`; run a script with: opcapture -- train.py",
         ),
         ("-m opinfo", "no model 'opinfo': opinfo:all has all operators"),
         ("-m faster_rcnn", "no model 'faster_rcnn': did you mean builtin:faster_rcnn?"),
         ("-m builtin:faster-rcnn", "no built-in model 'faster-rcnn': did you mean builtin:faster_rcnn?"),
         ("-m nets.py:smal", "no factory 'smal' in nets.py: did you mean small?"),
         ("-m net.py:small", "no file net.py: did you mean nets.py"),
-        ("-m nets.py:small --checkpoint object.pth", "no file of weights object.pth: did you mean objects.pth?"),
+        (
+            "-m nets.py:small --checkpoint object.pth",
+            "the file of weights object.pth does not exist: did you mean objects.pth?",
+        ),
         (
             "-m nets.py:small --checkpoint nets.py",
             "nets.py is not a file of weights: save a state_dict with torch.save",
         ),
-        ("-m nets.py:small --checkpoint objects.pth", "objects.pth is not a file of weights: it holds pathlib."),
-        ("-m nets.py:small -o t.txt", "t.txt is not a trace file name: end it in .jsonl, .jsonl.gz, .jsonl.zst"),
-        ("-o t.gz -- train.py", "t.gz is not a trace file name: end it in .jsonl, .jsonl.gz, .jsonl.zst"),
+        ("-m nets.py:small --checkpoint objects.pth", "objects.pth is not a file of weights: it contains pathlib."),
+        (
+            "-m nets.py:small -o t.txt",
+            "t.txt is not a valid name of a trace file: end it in .jsonl, .jsonl.gz, .jsonl.zst",
+        ),
+        ("-o t.gz -- train.py", "t.gz is not a valid name of a trace file: end it in .jsonl, .jsonl.gz, .jsonl.zst"),
         ("--input-size 20x", "argument --input-size: '20x' is not a size such as 800x1333"),
         ("--batch-size 999999999", "builtin:faster_rcnn failed: out of memory: "),
     ],

@@ -91,9 +91,21 @@ def test_collective_is_read_from_its_signature() -> None:
 @pytest.mark.parametrize(
     ("operator", "args", "reason"),
     [
-        ("c10d._allgather_base_.default", (tensor(15), tensor(8), PAIR), "do not fit each other in size"),
-        ("c10d.allgather_.default", ([[tensor(8)]], [tensor(8)], PAIR), "do not fit each other in size"),
-        ("c10d.alltoall_base_.default", (tensor(8), tensor(8), PAIR, [4, 4], [4, 3]), "do not fit each other in size"),
+        (
+            "c10d._allgather_base_.default",
+            (tensor(15), tensor(8), PAIR),
+            "the sizes of the collective's tensors do not match",
+        ),
+        (
+            "c10d.allgather_.default",
+            ([[tensor(8)]], [tensor(8)], PAIR),
+            "the sizes of the collective's tensors do not match",
+        ),
+        (
+            "c10d.alltoall_base_.default",
+            (tensor(8), tensor(8), PAIR, [4, 4], [4, 3]),
+            "the sizes of the collective's tensors do not match",
+        ),
         ("c10d.broadcast_.default", ([tensor(8)], PAIR, 2, 0), "root is not in its group"),
         ("c10d.allreduce_.default", ([tensor(8)], replace(PAIR, rank=5)), "invalid ranks"),
         ("_c10d_functional.all_reduce.default", (tensor(8), "sum", "0"), "does not contain the ranks"),
@@ -314,7 +326,7 @@ def test_launcher_is_recognized_by_its_variables() -> None:
 def test_trace_of_one_process_has_no_part_for_a_rank() -> None:
     from opgrip.replay.cases.sources import NO_TRACE
 
-    with pytest.raises(UserError, match="of one process"):
+    with pytest.raises(UserError, match="is of one process"):
         recorded_ranks(NO_TRACE)
     merged = replace(NO_TRACE, header={"processes": [{"rank": 0}, {"rank": 1}]})
     with pytest.raises(UserError, match="2 ranks are in the trace, and 3 were started"):

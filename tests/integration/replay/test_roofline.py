@@ -281,9 +281,9 @@ def test_opreplay_prints_and_draws_the_roofline(detector_trace: Path, tmp_path: 
     output = tmp_path / "roofline.svg"
     shown = succeed("opreplay", detector_trace, *FAST, "--top", "40", "--roofline", "-o", output, env=measured)
     assert "measuring" not in shown.stderr
-    table = shown.stdout.split("how near the machine's limit")[1]
+    table = shown.stdout.split("how near the times are to the machine's limit")[1]
     assert "aten.convolution.default" in table
-    assert "of the limit in all; bound by" in table
+    assert "of the limit in total; limited by" in table
     dots = parts(ElementTree.parse(output).getroot(), "dot")
     assert f"{len(dots)} cases: {len(dots)} ok" in shown.stderr
 
@@ -326,7 +326,7 @@ def test_invalid_roofline_output_or_input_is_reported_in_one_line(
 def test_opgrip_machine_prints_cached_measurements(tmp_path: Path, measured: dict[str, str]) -> None:
     output = tmp_path / "machine.json"
     shown = run_command("opgrip", "machine", "-o", output, env=measured)
-    assert (shown.returncode, shown.stderr) == (0, f"opgrip machine: wrote the machine's limits to {output}\n")
+    assert (shown.returncode, shown.stderr) == (0, f"opgrip machine: wrote the machine's peaks to {output}\n")
     assert "a processor" in shown.stdout
     assert "1.00 us, a view 0.50 us" in shown.stdout
     assert from_json(json.loads(output.read_text())) == CEILINGS

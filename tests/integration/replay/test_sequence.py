@@ -522,7 +522,7 @@ def test_inner_calls_of_an_untrusted_call_are_checked(tmp_path: Path) -> None:
     norm = TensorSpec((1,), (1,), torch.float32, "cpu")
     signature = Signature(0, "operator", "aten._weight_norm.default", (weight, norm), {}, weight)
     result = hostile(tmp_path, signature, [3, 4, 5])
-    assert "its sizes do not agree: g has 1 where 64 fits" in told(result)["aten._weight_norm.default"]
+    assert "its sizes do not match: g has 1 instead of 64" in told(result)["aten._weight_norm.default"]
 
 
 @given(

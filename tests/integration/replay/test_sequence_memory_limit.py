@@ -131,7 +131,7 @@ def test_step_without_a_complete_pass_has_no_ok_rows_and_a_reason(
     monkeypatch.setattr(sequence, "run_call", failing)
     trace = load(tiny_trace)
     result = replay_sequence(trace, SETTINGS)
-    reason = "none of 20 passes came to its end, the last for aten.relu_.default: RuntimeError: planted"
+    reason = "all 20 passes failed, the last one in aten.relu_.default: RuntimeError: planted"
     assert (result.repeats, result.failure) == (0, reason)
     assert totals_of(result)["replayed_ms"] is None
     rows = rows_of(result, make_cases(trace), workload_for(RunRequest(), trace))

@@ -105,7 +105,7 @@ def test_step_with_only_contended_passes_is_contended(tiny_trace: Path, machine:
     text = shown(result, rows)
     assert "in these calls, replayed contended (3 passes)" in text
     assert text.count("replayed contended") == 3
-    assert "the step is contended: other processes used the cores in all passes, and its time counts nowhere: " in text
+    assert "the step is contended: other processes used the cores in all passes, so its time is not used: " in text
     assert f"{len(rows)} rows are contended: " in text
     result, _ = replayed(tiny_trace, repeats=None, precision=1e9)
     assert (result.repeats, result.is_contended) == (MOST_DROPPED, True)

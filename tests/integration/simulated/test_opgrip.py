@@ -258,7 +258,7 @@ def test_device_peaks_are_measured_and_limit_its_rows(tmp_path: Path) -> None:
 def test_device_that_cannot_be_measured_is_reported_in_one_line(tmp_path: Path) -> None:
     os.environ["OPGRIP_CACHE"] = str(tmp_path)
     make_measuring_quick()
-    with pytest.raises(UserError, match=r"what sim:1 gives at most cannot be measured: .*planted failure: leave "):
+    with pytest.raises(UserError, match=r"the peaks of sim:1 cannot be measured: .*planted failure: leave "):
         measuring.measure("sim:1")
 
 
@@ -289,7 +289,7 @@ def test_table_names_the_clock_of_its_times(tmp_path: Path) -> None:
     assert opreplay([str(tmp_path / "t.jsonl"), "--budget", "0.01", "-o", str(out)]) == 0
     text = out.read_text()
     assert "| captured us | captured host us | replayed us |" in text
-    assert "captured times are of the device for calls that worked on one" in text
+    assert "captured times are device times for calls that ran on a device" in text
     assert "replayed ones are by the device's clock" in text
 
 

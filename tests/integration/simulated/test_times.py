@@ -61,7 +61,7 @@ def test_commands_report_that_times_are_device_times(tmp_path: Path) -> None:
     for verb in (("trace", "info"), ("longtail", "--bandwidth", "1000"), ("trace", "graph")):
         words = [*verb[:2], str(tmp_path / "t.jsonl")] if verb[0] == "trace" else [*verb, str(tmp_path / "t.jsonl")]
         text[verb] = printed(words)
-        assert "times are of the device for calls that worked on one" in text[verb]
+        assert "times are device times for calls that ran on a device" in text[verb]
     assert "host us" in text["trace", "info"]
     assert "host ms" in text["longtail", "--bandwidth", "1000"]
 

@@ -67,7 +67,7 @@ def test_file_in_an_archive_is_selected_by_path(tmp_path: Path) -> None:
 
 def test_archive_without_a_readable_file_is_refused_with_its_files(tmp_path: Path) -> None:
     path = pack(tmp_path / "a.tar.gz", {"notes.md": b"hello", "x.csv": b"M,N\n1,2\n"})
-    assert "a.tar.gz holds no readable file (notes.md, x.csv)" in refusal("opreplay", path, in_one_line=True)
+    assert "a.tar.gz contains no readable file (notes.md, x.csv)" in refusal("opreplay", path, in_one_line=True)
 
 
 def test_nested_archives_are_read_down_to_a_depth(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_nested_archives_are_read_down_to_a_depth(tmp_path: Path) -> None:
         name = f"{depth}.zip"
         if depth <= archives.MOST_NESTED:
             assert len(load(tmp_path / name).calls) == 3
-    with pytest.raises(UserError, match="holds no readable file"):
+    with pytest.raises(UserError, match="contains no readable file"):
         load(tmp_path / "3.zip")
 
 

@@ -51,7 +51,7 @@ BOMBS = {
     "one line": ([HEADER, *[MEGABYTE] * 40], "a line is longer than 16 MB"),
     "no header": ([MEGABYTE] * 40, "a line is longer than 16 MB"),
     "values": ([HEADER, b'{"type":"zz","x":[', b"[]," * 4_000_000, b"[]]}\n"], "a line holds more than"),
-    "records of no use": ([HEADER, b'{"type":"z"}\n' * (UNKNOWN_RECORDS + 1)], "are of types that no version has"),
+    "records of no use": ([HEADER, b'{"type":"z"}\n' * (UNKNOWN_RECORDS + 1)], "have unknown types"),
     "records alike": ([HEADER, b'{"type":"thread","id":0,"name":""}\n' * 70_000], "to more than .* records"),
     "values in all": ([HEADER, *[b'{"type":"zz","x":[' + b"[]," * 9_999 + b"[]]}\n"] * 80], "to more than .* values"),
 }

@@ -74,7 +74,7 @@ def test_merged_trace_is_not_merged_again(tmp_path: Path) -> None:
 def test_copy_of_a_recording_is_not_merged_with_it(tmp_path: Path) -> None:
     train_tiny_net(tmp_path / "rank.jsonl")
     (tmp_path / "copy.jsonl").write_bytes((tmp_path / "rank.jsonl").read_bytes())
-    with pytest.raises(UserError, match=r"copy\.jsonl and \S*rank\.jsonl are of the same recording: name one"):
+    with pytest.raises(UserError, match=r"copy\.jsonl and \S*rank\.jsonl are from the same recording: name one"):
         merge([tmp_path / "rank.jsonl", tmp_path / "copy.jsonl"], tmp_path / "all.jsonl")
     assert not (tmp_path / "all.jsonl").exists()
 

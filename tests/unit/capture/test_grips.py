@@ -226,7 +226,7 @@ def test_gripping_does_not_change_random_numbers() -> None:
     torch.set_rng_state(second.random_state)
     assert torch.equal(gripping.noisy(*second.args), second.results)
     assert "Random" in tags_of(grips, "noisy")
-    assert lost_of(grips, "drawn_by_numpy") == ["it draws random numbers that are not torch's"]
+    assert lost_of(grips, "drawn_by_numpy") == ["it draws random numbers with a generator other than torch's"]
 
 
 def test_torch_settings_are_kept() -> None:
@@ -449,7 +449,7 @@ def test_two_grips_of_one_function_end_in_any_order() -> None:
 
 @pytest.mark.parametrize("text", ["delta2bbox", ":f", "module:", "a:b:c", ""])
 def test_invalid_function_pattern_is_an_error(text: str) -> None:
-    with pytest.raises(UserError, match="is not a function pattern"):
+    with pytest.raises(UserError, match="is not a pattern for functions"):
         parse_pattern(text)
 
 

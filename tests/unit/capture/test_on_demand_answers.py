@@ -93,7 +93,7 @@ def test_socket_folder_of_another_owner_is_refused(folder: Path) -> None:
         ({"answer": DONE, "file": "t.jsonl"}, "steps is missing"),
         ({"answer": ARMED, "position": "far"}, "position cannot be 'far'"),
         (b"\xff\n", "cannot be read"),
-        (b"[1]\n", "a message is an object"),
+        (b"[1]\n", "a message must be a JSON object"),
     ],
 )
 def test_malformed_answer_is_reported_in_one_line(folder: Path, answer: Any, reason: str) -> None:
@@ -119,5 +119,5 @@ def test_answer_of_a_process_cannot_control_the_terminal(folder: Path, capsys: p
 @pytest.mark.parametrize("word", [TELL, STOP])
 def test_unresponsive_process_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
     monkeypatch.setattr(client, "TELL_S", 0.1)
-    with answering(folder) as here, pytest.raises(UserError, match="does not answer any more"):
+    with answering(folder) as here, pytest.raises(UserError, match="no longer responds"):
         list(converse(here, word))

@@ -60,7 +60,7 @@ def test_process_name_means_the_process_that_started_the_others(
 ) -> None:
     listed(monkeypatch, process(11, 1), process(12, 11), process(13, 11))
     assert pids_asked("train") == [11]
-    assert "which do not record: to record one, give its PID: 12, 13" in capsys.readouterr().err
+    assert "which are not recorded: to record one, give its PID: 12, 13" in capsys.readouterr().err
     assert pids_asked("13") == [13]
     listed(monkeypatch, process(11, 1), process(12, 1))
     with pytest.raises(UserError, match="2 processes are called train"):

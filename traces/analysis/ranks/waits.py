@@ -71,10 +71,10 @@ def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> Ra
     ranks.drop_others()
     if len(ranks.processes) < 2:
         hint = "join the traces of its ranks with opgrip trace merge"
-        raise UserError(f"{path} has the calls of one process", hint)
+        raise UserError(f"{path} has the calls of only one process", hint)
     meetings = ranks.match()
     if not len(meetings):
-        raise UserError(f"{path} has no collective that several of its ranks took part in", "see opgrip trace info")
+        raise UserError(f"{path} has no collective in which several of its ranks took part", "see opgrip trace info")
     return _waits(ranks, meetings)
 
 

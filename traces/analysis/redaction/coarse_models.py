@@ -169,7 +169,7 @@ class IntegerMap:
                 self._images[size * sign] = before * sign
 
 
-PLACES = "sizes and positions in memory: others would be out of bounds"
+PLACES = "sizes and positions in memory: other values would be out of bounds"
 ARRANGED = "the order of equal values decides the outputs' sizes: other values in that order"
 GROUPED = "how boxes overlap decides how many are kept, and these are too few for a model"
 """reasons why the values of a tensor, or their order, stay in the trace"""

@@ -157,7 +157,7 @@ _RULES: dict[str, Callable[[TableRedactor, Any], Any]] = {
     "stop reason": TableRedactor.stop_reason,
 }
 _REASONS = {
-    "device": ("device", "devices set the times"),
+    "device": ("device", "devices determine times"),
     "run": ("run", OWN),
     "model": ("name", OWN),
 }

@@ -136,7 +136,7 @@ class RedactionReport:
 
     def add_values(self, data: object) -> None:
         """Add the exact values of a tensor."""
-        why = "sizes and places in memory, or values in the order of others: see `values`"
+        why = "sizes and positions in memory, or values in the order of others: see `values`"
         self._add(Remaining("values.data", "exact values", str(data), why))
 
     def rows(self) -> Iterator[tuple[str, str, int, str]]:

@@ -118,7 +118,7 @@ def test_launches_without_a_unique_capture_are_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", EXECUTION)
     other = joined(path, write(tmp_path / "other.json", captured(first="abs")))
     assert [(item.op, item.reason, item.count) for item in other.end.dropped] == [
-        ("graph launch", "its 2 kernels fit none of the captured graphs", 2)
+        ("graph launch", "its 2 kernels match none of the captured graphs", 2)
     ]
     assert other.doubts[0].startswith("96 % of the device's time is in graph launches")
     later = [{**item, "ts": item["ts"] + 1000} for item in captured()]
@@ -126,7 +126,7 @@ def test_launches_without_a_unique_capture_are_counted(tmp_path: Path) -> None:
         {**item, "args": {**item["args"], "Input Dims": [[9]]}} if "aten" in item["name"] else item for item in later
     ]
     several = joined(path, write(tmp_path / "several.json", [*captured(), *large]))
-    assert several.end.dropped[0].reason == "its 2 kernels fit 2 different of the captured graphs"
+    assert several.end.dropped[0].reason == "its 2 kernels match 2 different of the captured graphs"
 
 
 def test_graphs_of_equal_calls_are_launched_in_turn(tmp_path: Path) -> None:

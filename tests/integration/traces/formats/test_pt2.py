@@ -184,7 +184,7 @@ def test_older_archive_layout_is_read(tmp_path: Path) -> None:
 def test_archive_without_a_program_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
         archive.writestr("archive/data/aotinductor/model/model.so", b"")
-    with pytest.raises(UserError, match=r"holds no exported program: write one with torch\.export\.save"):
+    with pytest.raises(UserError, match=r"contains no exported program: write one with torch\.export\.save"):
         load(tmp_path / "a.pt2")
 
 

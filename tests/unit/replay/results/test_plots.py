@@ -290,11 +290,11 @@ def test_plot_command_writes_images(saved: Path) -> None:
     [
         (
             "one.json --kind modes -o x.gif",
-            "x.gif is not the name of a picture file: end it in one of .svg, .pdf, .png",
+            "x.gif does not end in the suffix of an image format: end it in one of .svg, .pdf, .png",
         ),
         (
             "one.json --kind modes -o one.json",
-            "one.json is not the name of a picture file: end it in one of .svg, .pdf, .png",
+            "one.json does not end in the suffix of an image format: end it in one of .svg, .pdf, .png",
         ),
         ("one.json --kind history -o x.svg", "--kind history needs several runs: name 2 or more"),
         ("one.json plain.json --kind roofline -o x.svg", "--kind roofline draws 1 run, not 2: draw one at a time"),
@@ -319,7 +319,7 @@ def test_plot_command_writes_images(saved: Path) -> None:
         ),
         (
             "plain.json --kind roofline -o x.svg",
-            "the results do not hold the machine's limits: replay with --roofline",
+            "the results do not contain the machine's peaks: replay with --roofline",
         ),
         (
             "one.json plain.json --kind history -o x.svg",

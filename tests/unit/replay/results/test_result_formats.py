@@ -84,7 +84,7 @@ def test_parquet_results_are_readable_by_pandas(tmp_path: Path) -> None:
 def test_damaged_file_is_reported_in_one_line(suffix: str, tmp_path: Path) -> None:
     path = written(tmp_path / f"r{suffix}", make_run(1, cases=3))
     path.write_bytes(path.read_bytes()[:300])
-    with pytest.raises(UserError, match="does not hold results of opreplay"):
+    with pytest.raises(UserError, match="does not contain results of opreplay"):
         read_run(path)
 
 
