@@ -9,7 +9,7 @@ import torch
 from opgrip.capture.models.operators import torch_tables
 from opgrip.capture.torch_compat import accelerator_private, compiler_private, registrations
 from opgrip.capture.torch_compat import torch_private as of_capture
-from opgrip.platform import activity_records
+from opgrip.platform import activity_records, precisions
 from opgrip.replay.operators import torch_private as of_replay
 
 
@@ -23,6 +23,7 @@ def main() -> None:
             ("capture", registrations.private_places()),
             ("capture", torch_tables.private_places()),
             ("both", activity_records.private_places()),
+            ("both", precisions.private_places()),
             ("replay", of_replay.private_places()),
         )
         for name, state in places.items()
