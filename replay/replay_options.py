@@ -282,9 +282,8 @@ def options_of(args: argparse.Namespace) -> RunRequest:
     )
     request.timing.check()
     request.modes.check(request.tuning, in_graph=request.timing.exec_mode == GRAPH)
-    if request.candidates.confirm and not request.candidates.all:
-        raise UserError("--confirm is for candidates", "add --candidate")
-    if request.candidates.all:
+    request = replace(request, candidates=request.candidates.read())
+    if request.candidates.candidate:
         request = _with_candidates(request)
     # fill in defaults, so that giving a default value does not change the request
     timing = replace(request.timing, cache=request.timing.caches)
@@ -298,6 +297,5 @@ def _with_candidates(request: RunRequest) -> RunRequest:
     """
     if request.selection.op:
         raise UserError("--candidate selects the calls of its operator", "leave --op out")
-    request.candidates.check()
     modes = replace(request.modes, mode=(*request.modes.mode, CANDIDATE))
     return replace(request, modes=modes, selection=replace(request.selection, op=request.candidates.operators))

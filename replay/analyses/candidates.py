@@ -27,7 +27,7 @@ class CandidatesAnalysis(UnaskedAnalysis):
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
         workload = self.session.workload
-        if not workload.candidates.all:
+        if not workload.candidates.candidate:
             return list(rows)
         in_trace = workload.source_cases.are_calls
         export = f"opgrip trace export-case {shlex.quote(workload.request.trace)}" if in_trace else ""

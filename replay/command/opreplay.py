@@ -14,7 +14,6 @@ from opgrip.cli.options import from_arguments
 from opgrip.cli.progress import Reporter, loading
 from opgrip.errors import UserError
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.modes.candidate import CandidateOptions
 from opgrip.replay.replay_options import OutputOptions, ScoreOptions, make_parser
 from opgrip.replay.results.judgement import judged_steps
 from opgrip.replay.results.results import RAN, Result, summarize
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
         from opgrip.replay.outcome import scorers
 
     reporter, output = Reporter("opreplay"), from_arguments(OutputOptions, args)
-    if output.gate and not from_arguments(CandidateOptions, args).all:
+    if output.gate and not (args.candidate or args.candidates):
         raise UserError("--gate is for candidates", "add --candidate, or compare results by opgrip compare --gate")
     gates = [parse_candidate_gate(text) for text in output.gate]
     launch, baseline_file = launch_of(), from_arguments(ScoreOptions, args).baseline

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,15 @@ class Candidate:
     def __str__(self) -> str:
         return f"{self.op}={self.source}:{self.function}"
 
+    def hash_of_file(self) -> str:
+        """Return the hash of the source if it is a file, otherwise an empty text; raise `UserError` if it is absent."""
+        if self.source == IN_PROCESS or module_of(self.source) == self.source:
+            return ""
+        try:
+            return hashlib.blake2b(Path(self.source).read_bytes(), digest_size=16).hexdigest()
+        except OSError as error:
+            raise UserError(f"{self.source} cannot be read", str(error.strerror)) from error
+
     def load(self) -> Callable[..., Any]:
         """Return the function; its module is imported.
 
@@ -65,34 +75,25 @@ def parse_candidate(text: str) -> Candidate:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not OPERATOR=FILE.py:FUNCTION, such as aten._softmax.default=my_kernels.py:softmax"
         )
-    source = extension_of(match["source"])
-    return Candidate(match["op"], source, match["function"], _digest(source) if module_of(source) != source else "")
+    return Candidate(match["op"], extension_of(match["source"]), match["function"])
 
 
-def parse_folder(text: str) -> tuple[Candidate, ...]:
+def _in_folder(folder: Path) -> list[Candidate]:
     """Return the candidates in a folder of BackendBench's layout, `<op>/<op>_implementation_v1.py`.
 
     A folder `add` is for all overloads of `aten.add`, `add__Tensor` for one. Its function is `<op>_kernel_impl`, in the
-    first file by name.
+    first file by name. Raises `UserError` if there are none.
     """
     found = []
-    for folder in sorted(Path(text).glob("*/")):
-        files = sorted(folder.glob(f"{folder.name}_implementation*.py"))
+    for own in sorted(folder.glob("*/")):
+        files = sorted(own.glob(f"{own.name}_implementation*.py"))
         if files:
-            name, _, overload = folder.name.rpartition("__")
-            op = f"aten.{name}.{overload}" if name and overload else f"aten.{folder.name}.*"
-            source = extension_of(str(files[0]))
-            found.append(Candidate(op, source, f"{folder.name}_kernel_impl", _digest(source)))
+            name, _, overload = own.name.rpartition("__")
+            op = f"aten.{name}.{overload}" if name and overload else f"aten.{own.name}.*"
+            found.append(Candidate(op, extension_of(str(files[0])), f"{own.name}_kernel_impl"))
     if not found:
-        raise argparse.ArgumentTypeError(f"{text} has no files such as add/add_implementation_v1.py")
-    return tuple(found)
-
-
-def _digest(source: str) -> str:
-    try:
-        return hashlib.blake2b(Path(source).read_bytes(), digest_size=16).hexdigest()
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{source} cannot be read: {error.strerror}") from error
+        raise UserError(f"{folder} has no candidates", "put them into files such as add/add_implementation_v1.py")
+    return found
 
 
 def candidate_of(op: str, function: Callable[..., Any]) -> Candidate:
@@ -117,16 +118,15 @@ class CandidateOptions:
         role=RUN,
         common=True,
     )
-    candidates: tuple[Candidate, ...] = option(
-        (),
+    candidates: Path | None = option(
+        None,
         "judge all implementations in a folder of BackendBench's layout: add/add_implementation_v1.py for all "
         "overloads of aten.add, add__Tensor for one",
-        parse=parse_folder,
+        parse=Path,
         metavar="FOLDER",
         only=("single cases",),
         role=RUN,
     )
-
     confirm: bool = option(
         False,
         "with --candidate: also replay the whole step with and without the candidates, and print the measured saving",
@@ -135,26 +135,31 @@ class CandidateOptions:
     )
 
     @property
-    def all(self) -> tuple[Candidate, ...]:
-        """All candidates, the ones that are named one by one first."""
-        return (*self.candidate, *self.candidates)
-
-    @property
     def operators(self) -> tuple[str, ...]:
         """Names and patterns of the operators that have a candidate."""
-        return tuple(dict.fromkeys(item.op for item in self.all))
+        return tuple(dict.fromkeys(item.op for item in self.candidate))
 
     def find(self, op: str) -> Candidate | None:
         """Return the first candidate of an operator, or None."""
-        return next((item for item in self.all if fnmatchcase(op, item.op)), None)
+        return next((item for item in self.candidate if fnmatchcase(op, item.op)), None)
 
-    def check(self) -> None:
-        """Raise `UserError` if an operator has several candidates, or functions of this process should be confirmed."""
-        if self.confirm and any(item.source == IN_PROCESS for item in self.all):
-            raise UserError("confirm runs candidates in other processes", "name them as text: my_kernels.py:softmax")
-        for op in self.operators:
-            if sum(item.op == op for item in self.all) > 1:
+    def read(self) -> CandidateOptions:
+        """Return the options with all candidates and the hashes of their files in `candidate`.
+
+        Raises `UserError` if a file cannot be read, an operator has several candidates, or functions of this process
+        should be confirmed.
+        """
+        found = [*self.candidate, *(_in_folder(self.candidates) if self.candidates is not None else ())]
+        for op, count in Counter(item.op for item in found).items():
+            if count > 1:
                 raise UserError(f"{op} has several candidates", "give one --candidate for each operator")
+        if self.confirm and not found:
+            raise UserError("--confirm is for candidates", "add --candidate")
+        if self.confirm and any(item.source == IN_PROCESS for item in found):
+            raise UserError("confirm runs candidates in other processes", "name them as text: my_kernels.py:softmax")
+        return replace(
+            self, candidate=tuple(replace(item, digest=item.hash_of_file()) for item in found), candidates=None
+        )
 
 
 @mode(CANDIDATE, differentiable=True, ahead=False)
