@@ -77,12 +77,14 @@ def print_table(
     title: str = "",
     style: Callable[[Any], str | None] = lambda row: None,
 ) -> None:
-    """Print a table that fits the terminal; in a pipe, columns are as wide as their text.
+    """Print a table that fits the terminal, or nothing without rows; in a pipe, columns are as wide as their text.
 
     Parameters
     ----------
     style : returns the rich style of a row
     """
+    if not rows:
+        return
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text

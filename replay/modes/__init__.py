@@ -176,7 +176,8 @@ def find_mode(text: str) -> tuple[Mode, str]:
     lacking = [package for package in named_mode.needs if not _is_installed(package)]
     if lacking:
         hint = install_command(named_mode.extra) or "install it"
-        raise UserError(f"the mode {name} needs {', '.join(lacking)}, which is not installed", hint)
+        are = "is" if len(lacking) == 1 else "are"
+        raise UserError(f"the mode {name} needs {', '.join(lacking)}, which {are} not installed", hint)
     if argument and argument not in named_mode.arguments():
         arguments = named_mode.arguments()
         hint = did_you_mean(argument, arguments, f"choose from {', '.join(arguments)}")

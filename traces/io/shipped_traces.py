@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -67,6 +68,8 @@ def hint_for_missing(path: Path) -> str:
     if NAME_OF_MODEL.fullmatch(str(path)):
         model = f"a model is recorded first: opcapture --model {shlex.quote(str(path))}"
         return f"; {model}; names that are not files are trace:NAME, zoo:NAME and sample:NAME"
+    if path.parent.is_dir() and (near := did_you_mean(path.name, os.listdir(path.parent))):
+        return f": {near}"
     name = path.name.partition(".")[0]
     if name in shipped_traces():
         return f", and {PREFIX}{name} is one that ships"

@@ -29,10 +29,12 @@ def test_shipped_trace_is_found_from_any_folder(tmp_path: Path) -> None:
         ("trace:fster_rcnn", "opgrip ships no trace 'fster_rcnn': did you mean faster_rcnn?"),
         ("gpt2", "no such file or directory, and zoo:gpt2.generate is one of the zoo"),
         ("traces/faster_rcnn.jsonl", "no such file or directory, and trace:faster_rcnn is one that ships"),
+        ("stp.jsonl", "no such file or directory: did you mean step.jsonl?"),
         ("opinfo:all", "a model is recorded first: opcapture --model opinfo:all; names that are not files are trace:"),
     ],
 )
 def test_missing_shipped_trace_is_answered_with_a_suggestion(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "step.jsonl").touch()
     assert message in refusal("opreplay", name, cwd=tmp_path)
 
 

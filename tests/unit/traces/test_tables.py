@@ -135,3 +135,7 @@ def test_numbers_and_nouns_agree() -> None:
 def test_word_without_separators_is_broken_next_to_its_numbers() -> None:
     assert fold("abcdefgh1234xyz", 10) == ["abcdefgh", "1234xyz"]
     assert fold("float32[2,64,64] [1,1] False", 12) == ["float32[2,", "64,64] [1,1]", "False"]
+
+
+def test_table_without_rows_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert printed(COLUMNS, [], 80, monkeypatch) == []
