@@ -5,16 +5,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from math import fsum
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.analyses import UnaskedAnalysis, analyses
-from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.selection import FORWARD
 from opgrip.replay.results.judgement import VERDICTS, CandidateColumns, JudgedStep, judge_rows, judged_steps
 from opgrip.replay.results.results import WRONG, Result
-from opgrip.replay.run.workload import Workload
+
+if TYPE_CHECKING:
+    from opgrip.replay.run.workload import Workload
 
 MOST_ROWS = 60
 """maximum signatures in the table, worst verdicts first"""
@@ -39,6 +40,8 @@ class CandidatesAnalysis(UnaskedAnalysis):
 
 def step_us(workload: Workload) -> float | None:
     """Return the captured time of all calls of the trace in us; None for samples and for calls without times."""
+    from opgrip.replay.cases.cases import make_cases
+
     if not workload.source_cases.are_calls:
         return None
     return fsum(case.captured_total_us for case in make_cases(workload.trace)) or None

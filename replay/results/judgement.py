@@ -10,9 +10,7 @@ from statistics import fmean, stdev
 from opgrip.replay.cases.selection import FORWARD
 from opgrip.replay.modes import CANDIDATE
 from opgrip.replay.results.columns import Columns, column
-from opgrip.replay.results.ratios import base_place, repeats_of
 from opgrip.replay.results.results import FAILED, OK, RAN, SKIPPED, WRONG, Result
-from opgrip.replay.timing.samples import quantile
 
 SLOWER, FASTER, EQUAL, UNDECIDED = "slower", "faster", "equal", "undecided"
 VERDICTS = (WRONG, FAILED, SLOWER, UNDECIDED, EQUAL, FASTER)
@@ -86,6 +84,10 @@ def paired_ratio(row: Result, base: Result | None) -> PairedRatio | None:
     """Return a row's time divided by the operator's; None if one of the two has no valid time."""
     if base is None or OK not in (row.status, base.status) or not row.ratio or not row.ratio_p50:
         return None
+    # loads torch, which declarations of options must not
+    from opgrip.replay.results.ratios import repeats_of
+    from opgrip.replay.timing.samples import quantile
+
     pairs = zip(repeats_of(row), repeats_of(base), strict=False)
     runs = zip(row.times_us or (), base.times_us or (), strict=False)
     paired = sorted(log(ours / theirs) for ours, theirs in runs if ours > 0 and theirs > 0)
@@ -130,6 +132,8 @@ def judge_rows(rows: Sequence[Result], reference: str, step_us: float | None, ex
     step_us : captured time of all calls of the step; None if the rows are of no step
     export : command that exports a case, without its number
     """
+    from opgrip.replay.results.ratios import base_place
+
     judged = list(rows)
     by_case: dict[tuple[object, ...], list[int]] = {}
     for place, row in enumerate(rows):
