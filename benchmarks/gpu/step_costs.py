@@ -131,7 +131,7 @@ def _note_calls(place: Place, path: Path, steps: int) -> None:
 
 
 def _note_waits(place: Place, step: Callable[[], object], observer: str, make: Callable[[], Any]) -> None:
-    """Note the waits for the device in later steps: those that torch warns of, and calls of `synchronize`."""
+    """Count the waits for the device in later steps: warnings of torch about them, and calls of `synchronize`."""
     waits: list[int] = []
     calls: Counter[str] = Counter()
 

@@ -145,7 +145,7 @@ class StepMemory:
         """Return a tensor in the storage of a number; raise `Unsupported` if the storage is missing."""
         storage = self.live.get(number)
         if storage is None:
-            raise Unsupported(self.unmade.get(number, "no call returned the memory that it takes"))
+            raise Unsupported(self.unmade.get(number, "no recorded call returned the memory that it reads"))
         assert spec.stride is not None, "checked when the call was prepared"
         empty = torch.empty(0, dtype=spec.dtype, device=storage.device)
         return as_recorded(empty.set_(storage, spec.offset, spec.shape, spec.stride), spec)

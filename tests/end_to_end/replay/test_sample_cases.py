@@ -92,10 +92,7 @@ def test_shipped_sample_has_a_name_that_no_folder_hides(folder_of_samples: Path)
 @pytest.mark.slow
 def test_folder_that_hides_a_shipped_sample_is_reported(folder_of_samples: Path) -> None:
     local = succeed("opreplay", "samples/nms", *FAST, "-o", "local.json", cwd=folder_of_samples)
-    notice = (
-        "opreplay: samples/nms is read as the local folder, not the sample of that name that ships, which is "
-        "sample:nms\n"
-    )
+    notice = "opreplay: samples/nms is read as the local folder; the shipped sample of that name is sample:nms\n"
     assert notice in local.stderr
     assert len(load_results(folder_of_samples / "local.json")) == 1
 
@@ -127,4 +124,4 @@ def test_folder_with_an_ordinary_trace_is_refused_as_a_sample(tmp_path: Path, ti
     (folder / "calls.jsonl").write_bytes(tiny_trace.read_bytes())
     error = refusal("opreplay", "x", cwd=tmp_path, in_one_line=True)
     hint = "name a folder that grip wrote, or replay x/calls.jsonl as a trace"
-    assert error == f"opreplay: error: x holds no sample whose calls were recorded: {hint}\n"
+    assert error == f"opreplay: error: x contains no sample with recorded calls: {hint}\n"

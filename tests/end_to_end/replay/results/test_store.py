@@ -124,7 +124,7 @@ def test_unwritable_store_does_not_lose_results(tiny_trace: Path, tmp_path: Path
     (tmp_path / "file").touch()
     environment = os.environ | {"OPGRIP_STORE": str(tmp_path / "file")}
     done = succeed("opreplay", tiny_trace, *FAST, env=environment)
-    assert "the results are not kept: " in done.stderr
+    assert "the results are not stored: " in done.stderr
     done = run_command("opreplay", tiny_trace, *FAST, "--store", tmp_path / "file")
     assert (done.returncode, "cannot be written" in done.stderr) == (2, True)
 
@@ -146,7 +146,7 @@ def test_parts_are_concatenated_and_repeats_are_merged(tmp_path: Path) -> None:
     parts = [Results(whole.rows[:2], HEADER), Results(whole.rows[2:], HEADER)]
     with pytest.raises(UserError, match="two of the files are the same run"):
         merge_runs([whole, make_run(1, cases=4, repeats=1)])
-    with pytest.raises(UserError, match="do not describe what was timed"):
+    with pytest.raises(UserError, match="do not contain the facts that identify what was timed"):
         merge_runs([replace(part, header={}) for part in parts])
     assert list(merge_runs(parts).rows) == list(whole.rows)
     other = make_run(2, cases=4, repeats=2)

@@ -115,7 +115,7 @@ def test_only_requested_cases_of_ten_million_are_generated(tmp_path: Path) -> No
 
 def test_too_many_cases_are_refused_with_their_count_and_options(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(ten_million()))
-    message = f"represents 10,000,000 cases, of which {MOST_CASES:,} are read at most: .*--start and --stop.*--sample"
+    message = f"represents 10,000,000 cases, but at most {MOST_CASES:,} are read: .*--start and --stop.*--sample"
     with pytest.raises(UserError, match=message):
         load(tmp_path / "config.json")
     done = run_command("opgrip", "trace", "info", tmp_path / "config.json")

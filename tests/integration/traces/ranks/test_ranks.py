@@ -109,12 +109,12 @@ def test_slow_rank_is_the_one_that_others_wait_for(tmp_path: Path) -> None:
 def test_ranks_verb_prints_and_writes_its_tables(tmp_path: Path) -> None:
     paths = ranks_of(tmp_path, 2, slow=1)
     error = refusal("opgrip", "trace", "ranks", paths[0], cwd=tmp_path)
-    assert "has the calls of one process: join the traces of its ranks with opgrip trace merge" in error
+    assert "has the calls of only one process: join the traces of its ranks with opgrip trace merge" in error
     done = run_command("opgrip", "trace", "merge", *paths, "-o", "all.jsonl", cwd=tmp_path)
     assert "2 traces" in done.stderr
     done = run_command("opgrip", "trace", "ranks", "all.jsonl", "-o", "w.json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "opgrip trace ranks: wrote 2 ranks to w.json\n")
-    assert "who waits for whom (1 pairs in all)" in done.stdout
+    assert "waiting times between ranks (1 pairs in total)" in done.stdout
     tables = json.loads((tmp_path / "w.json").read_text())
     assert [row["last"] for row in tables["ranks"]] == [0, 20]
     done = run_command("opgrip", "trace", "ranks", "all.jsonl", "--json", cwd=tmp_path)
@@ -241,7 +241,7 @@ def test_invented_processes_of_a_trace_are_not_ranks(tmp_path: Path) -> None:
     thread = '"name":"MainThread"'
     for number in (10**18, -1, 1):
         path.write_text(text.replace(thread, f'{thread},"process":{number}'))
-        with pytest.raises(UserError, match="has the calls of one process"):
+        with pytest.raises(UserError, match="has the calls of only one process"):
             find_waits(path)
 
 
