@@ -60,6 +60,8 @@ DOUBTFUL = ("times and shares are doubtful", "slow to provide memory")
 """warnings of captures on a machine that runs other tests"""
 MEASURED = ("opgrip compare", "opgrip results")
 """Commands that print measurements or dates, which are not compared; their gates may fail."""
+WRONG = "my_kernels_wrong.py"
+"""name of a candidate that is wrong, for which a command must end with exit status 1"""
 CRASHES = "crash.jsonl"
 """name of the trace of a program that crashes"""
 NOT_THERE = {
@@ -296,7 +298,8 @@ def run_pasted(pasted: Pasted, folder: Path, cache: Path) -> str:
     if "--opgrip-compare-fail" in pasted.command and ": not decided: " in done.stdout:
         # the machine's speed changed between the two runs, which fails a test of pytest
         return ""
-    if done.returncode and CRASHES not in pasted.command:
+    expected = 1 if WRONG in pasted.command else 0
+    if done.returncode != expected and CRASHES not in pasted.command:
         return f"line {pasted.line}: {pasted.command}: status {done.returncode}\n{done.stdout[-2000:]}"
     difference = compare(pasted.shown, done.stdout.splitlines()) if pasted.shown else ""
     return f"line {pasted.line}: {pasted.command}\n{difference}" if difference else ""
