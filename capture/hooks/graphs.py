@@ -19,7 +19,7 @@ from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.scope_table import Epochs
 from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadMode
 from opgrip.errors import raise_if_from_program
-from opgrip.traces.schema.records import Graph
+from opgrip.traces.schema.accelerator_records import Graph
 
 Launch = tuple[Epochs, int, int, int, Callable[..., Any]]
 """epochs of the recording and number of its current one, signature and pair numbers, function that runs a launch"""

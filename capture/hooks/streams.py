@@ -19,7 +19,7 @@ from opgrip.capture.program.accelerators import accelerators, current_stream, is
 from opgrip.capture.program.patches import Patches
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.errors import raise_if_from_program
-from opgrip.traces.schema.records import Wait
+from opgrip.traces.schema.accelerator_records import Wait
 
 Note = Callable[..., None]
 """function that notes what a function did; receives its result and its arguments"""

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from opgrip.capture.timing.kernel_windows import WrittenCalls
-from opgrip.traces.schema.records import Graph, Record
+from opgrip.traces.schema.accelerator_records import Graph
+from opgrip.traces.schema.records import Record
 
 if TYPE_CHECKING:
     from opgrip.capture.recording.thread_mode import ThreadMode

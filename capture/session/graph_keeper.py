@@ -24,7 +24,8 @@ from opgrip.capture.recording.graph_templates import KeptGraph, kept_graphs
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.writing.blocks import Blocks
 from opgrip.errors import raise_if_from_program
-from opgrip.traces.schema.records import Context, Graph, Scope, Signature
+from opgrip.traces.schema.accelerator_records import Graph
+from opgrip.traces.schema.records import Context, Scope, Signature
 
 
 class GraphKeeper:

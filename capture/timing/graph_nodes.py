@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 from opgrip.capture.timing.kernel_windows import Window, WrittenCalls, innermost_calls, nodes_in
 from opgrip.platform.activity_records import LaunchedWork
-from opgrip.traces.schema.records import Graph, GraphTimes, Record
+from opgrip.traces.schema.accelerator_records import Graph, GraphTimes
+from opgrip.traces.schema.records import Record
 
 GraphLaunch: TypeAlias = tuple[int, int, int]
 """signature of a launch, its thread, and its position among the thread's calls"""

@@ -31,7 +31,8 @@ from opgrip.platform.activity_records import (
     recorded_activities,
     running_profile,
 )
-from opgrip.traces.schema.records import DeviceTimes, Kernels, Record
+from opgrip.traces.schema.accelerator_records import DeviceTimes, Kernels
+from opgrip.traces.schema.records import Record
 
 FOREVER_NS = (1 << 63) - 1
 MOST_CALLS_OF_WINDOW = 100_000

@@ -10,13 +10,13 @@ from opgrip.capture.torch_compat.torch_private import without_functions, without
 from opgrip.capture.writing.blocks import ThreadCalls
 from opgrip.traces.analysis.redaction import Policy, Redaction
 from opgrip.traces.io.writer import encode_line
+from opgrip.traces.schema.accelerator_records import Graph
 from opgrip.traces.schema.arguments import numbers_of
 from opgrip.traces.schema.records import (
     EXTENSION,
     Calls,
     Context,
     Entered,
-    Graph,
     Observed,
     Record,
     Scope,

@@ -207,9 +207,7 @@ class Flusher:
         self.recorder.observations.set_learning(learning)
 
     def problem_with(self, path: str | Path) -> UserError | None:
-        """Return an error that says why a trace is incomplete and where its written part is; None if writing has not
-        failed.
-        """
+        """Return an error with the cause and path of an incomplete trace; None if writing has not failed."""
         if self.failure is None:
             return None
         reason = reason_of(self.failure)
@@ -228,9 +226,7 @@ class Flusher:
 
     @property
     def signatures(self) -> int:
-        """Number of signatures, without `record_function` labels, in the file, or in the recording if the file gets all
-        of them.
-        """
+        """Number of signatures in the file without labels, or in the recording if the file gets all of them."""
         signatures = self.recorder.signatures
         if self._held is None or not (self._learns or self.reached is not None):
             return len(signatures) - len(signatures.marks)

@@ -160,9 +160,7 @@ def _room(item: Difference, margin: float, quantile: float) -> float:
 
 
 def _more_runs(item: Difference, room: float) -> int | None:
-    """Return the number of further repeats of each run that reduce the variance to the limit; None if there are too
-    many.
-    """
+    """Return the further repeats of each run that reduce the variance to the limit; None if too many."""
     return _missing(2 * item.variance, room, min(item.base_runs, item.new_runs))
 
 

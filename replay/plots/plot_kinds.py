@@ -79,9 +79,7 @@ def _series(request: PlotRequest) -> dict[str, list[tuple[Result, float]]]:
 
 
 def _first_ways(rows: list[Result]) -> list[Result]:
-    """Return the first row of each case, because other variants, such as other thread counts, represent the
-    same calls.
-    """
+    """Return the first row of each case; its other variants represent the same calls."""
     from opgrip.replay.results.results import VARIANT_COLUMNS
 
     cases: dict[tuple[object, ...], Result] = {}
@@ -106,9 +104,7 @@ multiples
 
 
 def draw_modes(request: PlotRequest) -> Figure:
-    """Return a plot of the speed-up of each group and mode: the geometric mean, with a bar that covers the middle 80 %
-    of cases.
-    """
+    """Return a plot of the speed-up of each group and mode: geometric mean, and a bar over the middle 80 %."""
     series, reference = _rows_by_group(request)
     totals: dict[str, float] = {}
     for rows_by_group in series.values():
@@ -189,9 +185,7 @@ def _label_major(axis: Axis, locator: Locator, form: str) -> None:
 
 
 def draw_history(request: PlotRequest) -> Figure:
-    """Return a plot over several runs with one line per mode, for the cases timed in all runs, and a band from p10 to
-    p90.
-    """
+    """Return a plot over several runs: a line and a p10 to p90 band per mode, for cases timed in all runs."""
     runs = sorted(((_moment(name, run), run) for name, run in request.runs.items()), key=lambda pair: pair[0])
     moments = [moment for moment, _ in runs]
     by_mode: dict[str, list[dict[object, Result]]] = {}
@@ -360,9 +354,7 @@ def draw_shapes(request: PlotRequest) -> Figure:
 
 
 def _draw_points(axes: Axes, place: int, label: str, rows: Sequence[Result], column: str) -> None:
-    """Draw the points of a series; an empty series is drawn too, because the legend of the first panel must list all
-    series.
-    """
+    """Draw the points of a series, also of an empty one: the first panel's legend lists all series."""
     style = marked(place) | {"linestyle": "", "label": literal(label, 40), "alpha": 0.8}
     medians = [row.median_us or 0.0 for row in rows]
     bands = [_band(row) for row in rows]

@@ -15,6 +15,7 @@ from opgrip.cli.option_types import matches
 from opgrip.errors import UserError
 from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.io.reader import TraceReader
+from opgrip.traces.schema.accelerator_records import Graph
 from opgrip.traces.schema.arguments import numbers_of, tensors
 from opgrip.traces.schema.operator_arguments import written
 from opgrip.traces.schema.records import (
@@ -23,7 +24,6 @@ from opgrip.traces.schema.records import (
     OPERATOR,
     Effects,
     End,
-    Graph,
     Header,
     Observed,
     Scope,

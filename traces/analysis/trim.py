@@ -28,24 +28,26 @@ from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter
+from opgrip.traces.schema.accelerator_records import (
+    DeviceTimes,
+    Graph,
+    GraphTimes,
+    Kernels,
+    Wait,
+)
 from opgrip.traces.schema.json_values import LATEST_NS
 from opgrip.traces.schema.records import (
     NO_STORAGE,
     Context,
-    DeviceTimes,
     Effects,
     End,
-    Graph,
-    GraphTimes,
     Header,
-    Kernels,
     Observed,
     Record,
     Scope,
     Signature,
     Thread,
     Values,
-    Wait,
 )
 from opgrip.traces.table.call_source import selected
 from opgrip.traces.table.profiler_labels import is_operator

@@ -12,6 +12,13 @@ from hashlib import blake2b
 from typing import Any
 
 from opgrip.traces.codec.call_blocks import calls_from_json, calls_to_json, json_keys_of_calls
+from opgrip.traces.schema.accelerator_records import (
+    DeviceTimes,
+    Graph,
+    GraphTimes,
+    Kernels,
+    Wait,
+)
 from opgrip.traces.schema.arguments import (
     FormatError,
     Json,
@@ -30,14 +37,10 @@ from opgrip.traces.schema.records import (
     MINOR,
     Calls,
     Context,
-    DeviceTimes,
     Effects,
     End,
     Entered,
-    Graph,
-    GraphTimes,
     Header,
-    Kernels,
     Observed,
     OpenedSignature,
     Record,
@@ -45,7 +48,6 @@ from opgrip.traces.schema.records import (
     Signature,
     Thread,
     Values,
-    Wait,
 )
 from opgrip.traces.values import value_model_from_json, value_model_to_json, value_models
 

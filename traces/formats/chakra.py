@@ -209,9 +209,7 @@ def _value_of(attribute: Any) -> Any:
 
 
 def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> Node:
-    """Return a node. If it is a part of an operator that the converter split around its kernels, move it into the first
-    part.
-    """
+    """Return a node; a part of an operator that was split around its kernels moves into the first part."""
     match = PART.fullmatch(node.name)
     if match is None or not node.record:
         return node

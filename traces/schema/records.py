@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeAlias
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeAlias
 import torch
 from msgspec import Meta
 
+from opgrip.traces.schema.accelerator_records import DeviceTimes, Graph, GraphTimes, Kernels, Wait
 from opgrip.traces.schema.arguments import Opaque
 from opgrip.traces.schema.json_values import ALWAYS, ID, AnyValue, Argument, Count, Int64, Name, Share, TensorKey
 from opgrip.traces.schema.privacy import (
@@ -74,13 +74,6 @@ PHASES = ("forward", "backward", "optimizer")
 
 HIGHER_ORDER = "torch.ops.higher_order:"
 """prefix of operators that take functions as arguments; their calls have the kind `function`"""
-
-_LAUNCH = re.compile(r"torch\.\w{1,32}:\w{0,32}Graph\.replay")
-
-
-def is_graph_launch(op: str) -> bool:
-    """Return True for the name of the launches of a graph, such as `torch.cuda:CUDAGraph.replay`."""
-    return _LAUNCH.fullmatch(op) is not None
 
 
 ON_META, ON_FAKE = "on meta tensors", "on fake tensors"
@@ -265,84 +258,6 @@ class Calls:
     streams: Public[list[Int64]] = field(default_factory=list)
     perturbed: Public[list[tuple[Count, Count]]] = field(default_factory=list)
     slow_memory: Public[list[tuple[Count, Count]]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceTimes:
-    """Device times of calls that became known only after the calls were written.
-
-    first : position of the first call among the calls of its thread, in the order of the trace
-    device_ns : times of this call and the following ones, as in `Calls`
-    """
-
-    thread: Public[Int64]
-    first: Public[Count]
-    device_ns: Public[list[Int64]]
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """A stream of an accelerator waits for what another one was given to do until some time.
-
-    at_ns, until_ns : when the wait began and until when it includes the other stream's work, relative to the start of
-        the capture
-    device, stream : the stream that waits, by its number as in `Calls`
-    on_device, on_stream : the other stream
-    """
-
-    at_ns: Public[Int64]
-    device: Public[Name]
-    stream: Public[Int64]
-    on_device: Public[Name]
-    on_stream: Public[Int64]
-    until_ns: Public[Int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """Kernels, copies and fills that the calls of a signature ran on an accelerator. A signature can have several such
-    records, which add up.
-
-    names : names reported by the accelerator's driver
-    launches, device_ns : number of launches and total time of each
-    """
-
-    signature: Public[Int64]
-    names: Annotated[list[Name], hashed("kernel")]
-    launches: Public[list[Count]]
-    device_ns: Public[list[Count]]
-
-
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """The calls that each launch of a graph runs again, recorded once, while the graph was captured.
-
-    Each launch is a call, in the blocks of calls, of a signature that only this graph has.
-
-    signature : number of the signature of the graph's launches
-    calls, scope : numbers of the signature and scope of each call in the graph, in start order
-    tensors, storages : as in `Calls`
-    captured : False if the graph was captured before the recording began, so that its calls are not known
-    """
-
-    signature: Public[Count]
-    calls: Public[list[Count]] = field(default_factory=list)
-    scope: Public[list[Count]] = field(default_factory=list)
-    tensors: Public[list[Count]] = field(default_factory=list)
-    storages: Public[list[Int64]] = field(default_factory=list)
-    captured: Public[bool] = True
-
-
-@dataclass(frozen=True, slots=True)
-class GraphTimes:
-    """Time of the kernels that each call in a graph ran, summed over launches. Several records add up.
-
-    signature : number of the signature of the graph's launches
-    device_ns : time of each call, in the order of the graph
-    """
-
-    signature: Public[Count]
-    device_ns: Public[list[Count]]
 
 
 if TYPE_CHECKING:

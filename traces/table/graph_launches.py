@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opgrip.traces.codec.call_blocks import CallBlock, Integers, perturbed_flags
+from opgrip.traces.schema.accelerator_records import Graph, GraphTimes
 from opgrip.traces.schema.arguments import tensors
-from opgrip.traces.schema.records import Graph, GraphTimes, Signature
+from opgrip.traces.schema.records import Signature
 
 Weights = NDArray[np.float64]
 

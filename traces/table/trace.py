@@ -17,17 +17,16 @@ from opgrip.display.figures import as_html, in_style
 from opgrip.errors import UserError
 from opgrip.traces.codec.call_blocks import Integers
 from opgrip.traces.io.reader import TraceReader
+from opgrip.traces.schema.accelerator_records import Kernels, Wait
 from opgrip.traces.schema.records import (
     FUNCTION,
     Effects,
     End,
     Entered,
-    Kernels,
     Observed,
     Scope,
     Signature,
     Thread,
-    Wait,
 )
 from opgrip.traces.table.accelerators import doubt_of_events
 from opgrip.traces.table.call_source import CallSource

@@ -7,23 +7,25 @@ from typing import Any
 from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.io.tensor_file import files_beside
+from opgrip.traces.schema.accelerator_records import (
+    DeviceTimes,
+    Graph,
+    GraphTimes,
+    Kernels,
+    Wait,
+)
 from opgrip.traces.schema.records import (
     Context,
-    DeviceTimes,
     Effects,
     End,
     Entered,
-    Graph,
-    GraphTimes,
     Header,
-    Kernels,
     Observed,
     Record,
     Scope,
     Signature,
     Thread,
     Values,
-    Wait,
 )
 from opgrip.traces.table.accelerators import merge_facts
 from opgrip.traces.table.call_source import CallSource

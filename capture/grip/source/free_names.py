@@ -162,9 +162,7 @@ def bind(node: ast.AST, scope: NameScope) -> None:
 
 
 def names_of(node: ast.AST, is_method: bool = False) -> FreeNames:
-    """Return the free names of a definition, statement or expression; with `is_method`, the first parameter is `self`
-    or `cls`.
-    """
+    """Return the free names of a definition, statement or expression, or of a method if `is_method`."""
     walker = _Walker()
     if is_method and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         first = [*node.args.posonlyargs, *node.args.args][:1]

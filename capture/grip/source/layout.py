@@ -71,9 +71,7 @@ class Edits:
 
 
 def edits_of(piece: Piece, names: Mapping[SampleItem, str], keeps: Callable[[Annotation], bool]) -> Edits:
-    """Return the changes that a piece of source needs in a sample, except indentation and the name of what it
-    defines.
-    """
+    """Return the changes of a piece of source for a sample, except its indentation and its own name."""
     edits = Edits(piece.file)
     _rename(edits, piece.links, names)
     for decorator in piece.dropped:
@@ -121,9 +119,7 @@ def _string_around(file: SourceFile, node: ast.AST) -> ast.AST | None:
 
 
 def _unparse_with_names(string: ast.AST, renamed: Iterable[tuple[ast.expr, str]]) -> str:
-    """Return an f-string with changed names; this is needed because its inner nodes have no positions before Python
-    3.12.
-    """
+    """Return an f-string with changed names; before Python 3.12 its inner nodes have no positions."""
     changed = copy.deepcopy(string)
     copies = {id(old): new for old, new in zip(ast.walk(string), ast.walk(changed), strict=True)}
     for node, name in renamed:
@@ -375,9 +371,7 @@ class Layout:
         return lines or ["    pass"]
 
     def _class_docstring(self, item: ClassItem, node: ast.stmt) -> str:
-        """Return a class's docstring; for helper classes only its first line, because the rest may describe omitted
-        parts.
-        """
+        """Return a class's docstring; of a helper class only the first line."""
         edits = Edits(item.file)
         summary, paragraph, rest = item.file.segment(node).partition("\n\n")
         quotes = summary.lstrip("rRbBuU")[:3]

@@ -17,7 +17,7 @@ from opgrip.capture.on_demand import session
 from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.tools.opgrip import main as opgrip
 from opgrip.traces import load, read
-from opgrip.traces.schema.records import Graph
+from opgrip.traces.schema.accelerator_records import Graph
 
 
 def info_of(trace: Path) -> str:

@@ -15,12 +15,11 @@ from opgrip.tools.opgrip import main as opgrip
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.codec.record_forms import from_json
+from opgrip.traces.schema.accelerator_records import DeviceTimes, Kernels
 from opgrip.traces.schema.records import (
     FUNCTION,
     Calls,
-    DeviceTimes,
     End,
-    Kernels,
     Record,
     Scope,
     Signature,
