@@ -59,7 +59,7 @@ def test_more_threads_than_processors_are_reported(tiny_trace: Path) -> None:
     processors = len(os.sched_getaffinity(0))
     assert PointOptions(threads=(processors,)).notes == ()
     (note,) = PointOptions(threads=(1, processors + 1)).notes
-    assert note.startswith(f"{processors + 1} threads share ")
+    assert note.startswith(f"{processors + 1} threads would share ")
     done = run_command("opreplay", tiny_trace, *FAST.split(), "--threads", processors + 1)
     assert note in done.stderr
 

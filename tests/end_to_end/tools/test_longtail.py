@@ -53,7 +53,7 @@ def test_higher_bandwidth_increases_the_savings(detector_trace: Path, tmp_path: 
         (["-o", "rows.xlsx"], "rows.xlsx is neither"),
         (["-o", ".json"], ".json is neither"),
         (["--bandwidth", "-3"], "GB/s"),
-        (["--top", "0"], "from 1"),
+        (["--top", "0"], "at least 1"),
     ],
 )
 def test_invalid_arguments_are_refused_in_one_line(detector_trace: Path, arguments: list[str], message: str) -> None:

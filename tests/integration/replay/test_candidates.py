@@ -70,6 +70,7 @@ def verdicts_of(trace: Path, candidate: Callable[..., Any], op: str = SOFTMAX) -
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 def test_signature_that_a_candidate_slows_down_by_a_fifth_is_named(tmp_path: Path) -> None:
     with Capture(tmp_path / "step.jsonl"):
         for rows in range(1, SIGNATURES + 1):
@@ -261,6 +262,7 @@ def test_sample_is_judged(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_saving_is_confirmed_by_replays_of_the_whole_step(tmp_path: Path) -> None:
     with Capture(tmp_path / "step.jsonl"):
         for _ in range(3):
