@@ -226,7 +226,9 @@ def request_of(args: argparse.Namespace) -> RunRequest:
         refuse_options(args, option_classes(), ("one trace",), f"leave it out with --engine {args.engine}")
     if not source.in_program:
         if PROGRAM in args.cache:
-            raise UserError(f"{target} has no surrounding program for --cache program", "use warm or cold")
+            raise UserError(
+                f"--cache program needs a trace of a program, which {target} is not", "use --cache warm or cold"
+            )
         args.cache = args.cache or (WARM,)
     return replace(options_of(args), trace=target, shard=from_arguments(EngineOptions, args).shard)
 

@@ -144,7 +144,7 @@ def check_request(request: Mapping[str, Any]) -> str:
     """
     if request.get("protocol") != PROTOCOL:
         raise ValueError(
-            f"this process uses protocol {PROTOCOL}, but the request another: use the same version of opgrip"
+            f"the request does not use protocol {PROTOCOL}, as this process does: use one version of opgrip for both"
         )
     word = request.get("do")
     if word not in REQUESTS:

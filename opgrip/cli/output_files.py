@@ -72,7 +72,10 @@ def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -
     if path is None:
         return
     if suffixes and (path.name in suffixes or not path.name.endswith(tuple(suffixes))):
-        raise UserError(f"{path} is neither {', '.join(suffixes[:-1])} nor {suffixes[-1]}", "name one of these")
+        raise UserError(
+            f"{path} is not the name of a {', '.join(suffixes[:-1])} or {suffixes[-1]} file",
+            "choose a name with one of these suffixes",
+        )
     check_writable(path, force)
 
 
@@ -264,7 +267,7 @@ def read_chunks(path: Path) -> Iterator[bytes]:
     UserError : if the file cannot be opened
     """
     if path.is_fifo():
-        raise UserError(f"{path} is a pipe", "name a file: it is read more than once")
+        raise UserError(f"{path} is a pipe", "name a file, because the data is read more than once")
     try:
         with path.open("rb") as raw:
             yield from _decompress(raw, path.name)

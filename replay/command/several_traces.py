@@ -79,7 +79,7 @@ class Unmatched:
 
     def error(self) -> UserError:
         """Return the error for a selection that matches no case of any trace."""
-        return NothingSelectedError(self.line(), f"opgrip corpus --by op lists their operators{self._advice}")
+        return NothingSelectedError(self.line(), f"opgrip corpus --by op lists the traces' operators{self._advice}")
 
 
 MakeReplay = Callable[[argparse.Namespace, Origin], TraceReplay]

@@ -304,7 +304,7 @@ def _remove(folder: Path, output: OutputOptions) -> None:
         hint = "continue with --resume, or start again with --force"
         raise UserError(f"{folder} holds the rows of an interrupted replay", hint)
     if not (folder / ABOUT).is_file():
-        raise UserError(f"{folder} is not the folder of an interrupted replay", "remove it")
+        raise UserError(f"{folder} is not the folder of an interrupted replay", "remove that folder")
     shutil.rmtree(folder)
 
 

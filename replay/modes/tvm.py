@@ -185,7 +185,9 @@ def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> N
         )
     # the database has 1e10 seconds for a program that does not build or run
     if not any(min(map(float, record.run_secs)) < 1e9 for record in database.get_all_tuning_records()):
-        raise RuntimeError("no program of the search ran: see logs/ next to its database")
+        raise RuntimeError(
+            "none of the programs that the tuning tried could be run: see logs/ next to the tuning database"
+        )
     (folder / DONE).write_text(str(task.tuning.trials))
 
 

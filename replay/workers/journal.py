@@ -34,7 +34,7 @@ def measured_row(cells: Mapping[str, Any]) -> Result:
     columns = _measured_columns()
     unknown = cells.keys() - columns.keys()
     if unknown:
-        raise ValueError(f"no row has {quoted(min(unknown))}")
+        raise ValueError(f"rows of results have no column {quoted(min(unknown))}")
     try:
         return Result.from_plain({name: checked_cell(columns[name], cell) for name, cell in cells.items()})
     except TypeError as error:

@@ -72,7 +72,9 @@ class Processors:
             return
         usable = sorted(os.sched_getaffinity(0))
         if count > len(usable):
-            raise UserError(f"this machine has {len(usable)} processors, not {count}", "set --processors to fewer")
+            raise UserError(
+                f"this machine has {len(usable)} processors, not {count}", f"set --processors to at most {len(usable)}"
+            )
         folder = Path(tempfile.gettempdir()) / f"opgrip-processors-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
         end = monotonic() + wait_s
@@ -80,7 +82,7 @@ class Processors:
             if monotonic() > end:
                 raise UserError(
                     f"fewer than {count} processors are free, because other workers use them",
-                    "set --processors to fewer",
+                    "set --processors to a smaller number",
                 )
             sleep(POLL_S)
         os.sched_setaffinity(0, self.numbers)

@@ -130,7 +130,7 @@ def span(text: str) -> tuple[int, int | None]:
     first, colon, last = text.partition(":")
     numbers = [number for number in (first, last) if number]
     if not numbers or not all(number.isdecimal() and len(number) < 10 for number in numbers):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 2, a range such as 2: or all")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number ('2'), a range ('2:') or 'all'")
     least, most = int(first or 1), int(last) if last else (None if colon else int(first))
     if most is not None and not 1 <= max(least, 1) <= most:
         raise argparse.ArgumentTypeError(f"{text!r}: no row is shared by this number of models")

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if ceilings is None:
         with reporter.following(f"measuring the peaks of {device}") as tell:
             ceilings = measure(device, tell)
-        reporter.say(f"kept in {keep(ceilings, device)}")
+        reporter.say(f"saved the peaks of {device} in {keep(ceilings, device)}")
     _print(ceilings, sys.stdout)
     if args.output is not None:
         write(ceilings, args.output, args.force)

@@ -164,7 +164,9 @@ def _format_of_name(path: Path) -> str:
     names = ", ".join(_written())
     if (suffix := path.suffix.removeprefix(".")) in set(formats.names()) - set(_written()):
         raise UserError(f"{path} cannot be written: .{suffix} files can only be read", f"choose one of {names}")
-    raise UserError(f"{path} has an unknown suffix", f"use .jsonl for a trace, or one of --to: {names}")
+    raise UserError(
+        f"{path} has an unknown suffix", f"name a .jsonl file to write a trace, or give the format with --to ({names})"
+    )
 
 
 class _ListFormats(argparse.Action):

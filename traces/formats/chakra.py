@@ -89,7 +89,7 @@ SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
 METADATA, COMPUTE = 1, 4
 """Chakra's codes for types of nodes"""
 MOST_TEXT = 1 << 20
-"""maximum number of characters of a list, each of which may cost half a KB to parse"""
+"""maximum number of characters in the text of a list; parsing may take half a KB of memory for each"""
 PART = re.compile(r"(\w+::\w+)\(\d{1,9}\)")
 """pattern of the name of one part of an operator, such as `aten::copy_(1)`"""
 
@@ -187,7 +187,7 @@ def _records_of_graph(file: ForeignFile) -> Iterator[Record]:
                 op = part[1] if part else op
                 # an operator is split around its kernels
                 if OPERATOR_NAME.fullmatch(op) and (part is None or part[0].endswith("(0)")):
-                    file.losses.skip(op.replace("::", "."), "the file does not have its arguments")
+                    file.losses.skip(op.replace("::", "."), "the file does not have the arguments of the call")
     except TooLong:
         raise file.refusal("a node is longer than 16 MB") from None
     except FormatError as error:
@@ -269,7 +269,7 @@ def parse_list(text: str) -> list[Any]:
     if not text:
         return []
     if len(text) > MOST_TEXT:
-        raise FormatError(f"a list has more than {MOST_TEXT:,} characters")
+        raise FormatError(f"the text of a list has more than {MOST_TEXT:,} characters")
     try:
         value = _literal(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

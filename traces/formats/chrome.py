@@ -106,7 +106,7 @@ def _value(inputs: EventInputs, place: int, parameter: Any) -> Any:
     if name == "ListType" and expected.getElementType().kind() in ("TensorType", "OptionalType"):
         # the types of its tensors are not in the file
         if kind != "TensorList" or not isinstance(shape, list) or not isinstance(stride, list):
-            raise ValueError(f"the file does not have its argument {parameter.name}")
+            raise ValueError(f"the file has no value for the argument {parameter.name}")
         element = next((item for item in inputs.types if isinstance(item, str) and item in DTYPE_OF), "float")
         return [_tensor(element, *item) for item in zip(shape, stride, strict=True)]
     if not isinstance(text, str) or not isinstance(kind, str) or kind in DTYPE_OF or kind == "TensorList":
@@ -117,11 +117,11 @@ def _value(inputs: EventInputs, place: int, parameter: Any) -> Any:
         # the profiler writes no text for it
         if parameter.has_default_value() and isinstance(parameter.default_value, str):
             return parameter.default_value
-        raise ValueError(f"the file does not have its argument {parameter.name}")
+        raise ValueError(f"the file has no value for the argument {parameter.name}")
     # files without texts do not distinguish a list from None
     if optional and kind == "" and (inputs.has_texts or name != "ListType"):
         return None
-    raise ValueError(f"the file does not have its argument {parameter.name}")
+    raise ValueError(f"the file has no value for the argument {parameter.name}")
 
 
 def _tensor(kind: Any, shape: Any, stride: Any) -> TensorSpec:

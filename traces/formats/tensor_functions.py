@@ -131,7 +131,7 @@ def operated(function: Callable[..., Any], *operands: Any) -> Any:
         return function(*operands)
     if function is operator.add and all(isinstance(operand, list | tuple) for operand in operands):
         if sum(map(len, operands)) > MOST_ITEMS:
-            raise ValueError(f"it joins lists of more than {MOST_ITEMS:,} elements")
+            raise ValueError(f"a concatenation of lists has more than {MOST_ITEMS:,} elements")
     elif not all(isinstance(operand, bool | int | float | complex) for operand in operands):
         raise ValueError("unsupported: an operator on values that are not numbers")
     elif function in (operator.pow, operator.lshift) and isinstance(operands[1], int) and abs(operands[1]) > 64:

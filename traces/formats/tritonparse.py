@@ -111,7 +111,7 @@ def _add_launch(
         raise ValueError(TRIED)
     arguments, metadata, grid = (event.get(key) for key in ("extracted_args", "compilation_metadata", "grid"))
     if not isinstance(arguments, dict) or not isinstance(metadata, dict):
-        raise ValueError("the file does not have its arguments")
+        raise ValueError("the file does not have the arguments of the call")
     if not isinstance(grid, list) or not 1 <= len(grid) <= MOST_DIMENSIONS:
         raise ValueError("its grid cannot be read")
     if not all(type(size) is int and 0 <= size <= LARGEST for size in grid):
@@ -146,7 +146,7 @@ def _value(name: str, form: Any) -> Any:
             return DTYPES[text]
         case {"type": str() as kind}:
             raise ValueError(f"the file does not have the value of its argument {name[:60]}, a {kind[:60]}")
-    raise ValueError("the file does not have its arguments")
+    raise ValueError("the file does not have the arguments of the call")
 
 
 def _memory_of(tensor: TensorSpec, address: Any) -> int | None:

@@ -289,7 +289,7 @@ def read_header(path: str | Path, unbounded: bool = False) -> Header:
     for record in TraceReader(path, unbounded):
         assert isinstance(record, Header)
         return record
-    raise AssertionError("a reader that yields nothing raises")
+    raise AssertionError("the reader yielded no record and raised no error")
 
 
 def refuse_constant(name: str) -> None:

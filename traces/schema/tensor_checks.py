@@ -37,9 +37,14 @@ from opgrip.traces.schema.tensor_specs import (
 def check_made_of(spec: TensorSpec) -> None:
     """Raise `FormatError` if a sparse, quantized or nested tensor cannot be created from its parts or quantizer."""
     for part in spec.parts:
-        _ask(part.layout is torch.strided and part.stride is not None, "a part of a tensor that has no strides")
-        _ask(part.cls is None, "a part of a tensor that is not a plain tensor")
-        _ask(part.device == spec.device, "a part of a tensor on another device")
+        _ask(
+            part.layout is torch.strided and part.stride is not None,
+            "a part of a sparse or nested tensor that has no strides",
+        )
+        _ask(part.cls is None, "a part of a sparse or nested tensor that is not a plain tensor")
+        _ask(
+            part.device == spec.device, "a part of a sparse or nested tensor that is on another device than the tensor"
+        )
     match spec.made_of:
         case Coo() as coo:
             _check_coo(spec, coo)
@@ -145,7 +150,7 @@ def _named(kind: str, values: Mapping[str, Any]) -> Callable[[Json], Any]:
 
 def _read_part(body: Json) -> TensorSpec:
     if isinstance(body, dict) and "made_of" in body:
-        raise FormatError("a part of a tensor that is itself made of parts")
+        raise FormatError("a part of a sparse or nested tensor that has parts itself")
     return read_tensor(body)
 
 

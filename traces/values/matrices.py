@@ -56,7 +56,7 @@ class Factorable:
         checks.finite(self.diagonal, "a diagonal")
         checks.finite(self.spread, "a spread")
         if self.diagonal <= 0 or self.spread < 0:
-            raise FormatError("positive definite matrices without a diagonal")
+            raise FormatError("a model of positive definite matrices with an invalid diagonal or spread")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return products of random matrices with their transposes, mixed with the identity."""
@@ -118,7 +118,7 @@ class Triangular:
             checks.finite(value, "an element of triangular matrices")
         checks.share(self.negative, "a share of negative elements")
         if not 0 < self.low <= self.high or self.spread < 0:
-            raise FormatError("triangular matrices without a diagonal")
+            raise FormatError("a model of triangular matrices with an invalid diagonal or spread")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return triangular matrices whose linear systems have bounded solutions, which random triangular matrices do

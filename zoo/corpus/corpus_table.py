@@ -23,7 +23,10 @@ WRITTEN = (".json", ".csv", ".md", ".parquet")
 def check_form(path: Path) -> None:
     """Raise `UserError` if the file format of `path` is unknown."""
     if path.suffix not in WRITTEN:
-        raise UserError(f"{path} is neither {', '.join(WRITTEN[:-1])} nor {WRITTEN[-1]}", "name one of these")
+        raise UserError(
+            f"{path} is not the name of a {', '.join(WRITTEN[:-1])} or {WRITTEN[-1]} file",
+            "choose a name with one of these suffixes",
+        )
 
 
 def write_summary(corpus: Corpus, summary: Summary, path: Path, force: bool) -> None:

@@ -249,7 +249,7 @@ def _read(path: Path) -> Baseline:
         document = json.loads(content)
         check_nesting(content, document)
         if document["format"] > FORMAT:
-            raise UserError(f"{path} was written by a newer opgrip", "install that")
+            raise UserError(f"{path} was written by a newer opgrip", "install a newer version of opgrip")
         traces = {str(name): _trace(str(name), plain) for name, plain in document["traces"].items()}
         return Baseline(dict(document.get("about") or {}), traces)
     except (Damage, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:

@@ -30,7 +30,7 @@ def distilled_scores(results: Results, baseline: Results | None = None) -> list[
 
     Raises
     ------
-    UserError : if the trace, which may be untrusted, does not contain what its cases represent, or if the
+    UserError : if the trace, which may be untrusted, does not say which original cases its cases represent, or if the
         baseline is of another trace
     """
     standing = standing_of(results.header)
@@ -98,7 +98,8 @@ def standing_of(header: Mapping[str, Any]) -> Standing | None:
         return Standing(keys, str(field.get("base") or CAPTURED)[:MOST_NAME], weights)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
-            "the trace does not list the cases that its cases represent", "write it again with opgrip corpus distill"
+            "the trace does not say which original cases each of its cases represents",
+            "write it again with opgrip corpus distill",
         ) from error
 
 

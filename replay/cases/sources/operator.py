@@ -252,7 +252,7 @@ def _tensor(form: Any, name: str) -> TensorSpec:
         raise ValueError(f"{name} must have as many strides as sizes")
     dtype = DTYPES.get(form["dtype"]) if isinstance(form.get("dtype"), str) else _usual_dtype(name)
     if dtype is None or not isinstance(form.get("dtype", ""), str):
-        raise ValueError(f"{name} has no dtype of torch")
+        raise ValueError(f"the dtype of {name} is not a dtype of torch")
     device = str(_device(form.get("device", "cpu")))
     return TensorSpec(shape, stride, dtype, device)
 

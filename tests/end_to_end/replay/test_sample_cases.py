@@ -53,7 +53,7 @@ def test_calls_of_a_trace_have_no_jax_implementation(detector_trace: Path, tmp_p
         ("samples --tag Fast", "unknown tag 'Fast': choose from ForLoop, "),
         ("samples --op no_such", "no sample matches --op no_such: the nearest in samples are "),
         ("samples --module x", "--module is for traces: "),
-        ("samples --cache program", "samples has no surrounding program for --cache program: "),
+        ("samples --cache program", "--cache program needs a trace of a program, which samples is not: "),
         ("some.jsonl --tag Reduce", "--tag is for samples: "),
     ],
 )

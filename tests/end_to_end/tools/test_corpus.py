@@ -127,10 +127,10 @@ def test_corpus_page_works_in_a_browser(page: Path) -> None:
     [
         (["no.jsonl"], "no.jsonl does not exist"),
         (["zoo:nothing"], "no trace of the zoo"),
-        (["small.jsonl", "--models", "some"], "is not a number such as 2"),
+        (["small.jsonl", "--models", "some"], "is not a number ('2')"),
         (["small.jsonl", "--models", "0"], "no row is shared by this number of models"),
         (["small.jsonl", "--models", "1", "--by", "model"], "cannot be used with"),
-        (["small.jsonl", "-o", "corpus.txt"], "is neither"),
+        (["small.jsonl", "-o", "corpus.txt"], "corpus.txt is not the name of"),
     ],
 )
 def test_invalid_arguments_are_refused_in_one_line(folder: Path, words: list[str], message: str) -> None:

@@ -50,8 +50,8 @@ def test_higher_bandwidth_increases_the_savings(detector_trace: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-o", "rows.xlsx"], "rows.xlsx is neither"),
-        (["-o", ".json"], ".json is neither"),
+        (["-o", "rows.xlsx"], "rows.xlsx is not the name of"),
+        (["-o", ".json"], ".json is not the name of"),
         (["--bandwidth", "-3"], "GB/s"),
         (["--top", "0"], "at least 1"),
     ],

@@ -336,7 +336,7 @@ def test_opgrip_machine_prints_cached_measurements(tmp_path: Path, measured: dic
 @pytest.mark.slow
 def test_machine_is_measured_again_and_the_file_is_kept(tmp_path: Path, measured: dict[str, str]) -> None:
     shown = succeed("opgrip", "machine", "--again", env=measured)
-    assert "kept in" in shown.stderr
+    assert "saved the peaks of cpu in" in shown.stderr
     found = read_cached_ceilings("cpu")
     assert found is not None
     assert found != replace(CEILINGS, time=found.time)

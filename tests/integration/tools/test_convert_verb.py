@@ -36,7 +36,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("out.csv",), "one of --to: opgrip, backendbench, "),
+        (("out.csv",), "give the format with --to (opgrip, backendbench, "),
         (("out.onnx",), "files can only be read"),
         (("out.pt2",), "files can only be read"),
         ((".",), "is a folder: write a file"),

@@ -152,7 +152,7 @@ def _number(form: dict[str, Any], draw: ArgumentDraw) -> Any:
         return _plain_number(form["value"])
     bounds = form.get("value_range")
     if not isinstance(bounds, list) or len(bounds) != 2:
-        raise ValueError("a number has neither a value nor a value_range of two numbers")
+        raise ValueError("a number needs a `value`, or a `value_range` of two numbers")
     low, high = map(_plain_number, bounds)
     if form["type"] in ("int", "long"):
         if not all(type(bound) is int for bound in (low, high)) or low > high:

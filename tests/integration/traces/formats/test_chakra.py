@@ -217,7 +217,7 @@ def test_operators_of_a_workload_graph_are_counted(tmp_path: Path) -> None:
         ("c10d.broadcast_", 1),
         ("aten.mm", 1),
     }
-    assert {item.reason for item in trace.end.dropped} == {"the file does not have its arguments"}
+    assert {item.reason for item in trace.end.dropped} == {"the file does not have the arguments of the call"}
 
 
 def test_other_files_are_not_detected_as_chakra(tmp_path: Path) -> None:

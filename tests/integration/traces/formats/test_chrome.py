@@ -208,9 +208,9 @@ def test_calls_with_unknown_arguments_are_counted(tmp_path: Path) -> None:
     trace = load(profiled(tmp_path / "a.json", function))
     assert trace.end is not None
     assert {item.op: item.reason for item in trace.end.dropped} == {
-        "aten.index": "the file does not have its argument indices",
-        "aten.div": "the file does not have its argument rounding_mode",
-        "aten.view": "the file does not have its argument size",
+        "aten.index": "the file has no value for the argument indices",
+        "aten.div": "the file has no value for the argument rounding_mode",
+        "aten.view": "the file has no value for the argument size",
     }
 
 
@@ -307,9 +307,9 @@ def test_call_with_arguments_missing_in_an_old_profile_is_dropped(tmp_path: Path
     assert [row.op for row in trace.calls.itertuples()] == ["aten.neg.default"]
     assert trace.end is not None
     assert {item.reason for item in trace.end.dropped} == {
-        "the file does not have its argument min",
-        "the file does not have its argument max",
-        "the file does not have its argument dim",
+        "the file has no value for the argument min",
+        "the file has no value for the argument max",
+        "the file has no value for the argument dim",
     }
 
 
