@@ -25,9 +25,9 @@ class Extent:
     ----------
     steps : number of recorded steps; None for all steps that begin within `seconds`
     seconds : time in seconds after the start of the first step during which more steps may begin
-    warmup : number of steps before them in which the capture examines signatures without recording calls
-    begins_at : number of the step (counted by the program) from which the first recorded step may begin; None for the
-        next step
+    warmup : number of steps before the recorded ones in which the capture examines signatures without recording calls
+    begins_at : position of the program, see `session.position`, at which the first recorded step may begin; None for
+        the next step
     """
 
     steps: int | None = 3
@@ -59,7 +59,7 @@ class StepRecording:
     cut : number of steps that were unfinished when the recording or their thread ended
     refused : number of steps that could not be recorded, by reason
     done : event that is set when nothing more will be recorded
-    began_at : number of the first step, counted by the program
+    began_at : position of the program when the first recorded step began, see `session.position`
     first_call_ns : start of the first recorded step, by `perf_counter_ns`
     """
 

@@ -59,8 +59,8 @@ class _Table(Generic[Key]):
 
     Attributes
     ----------
-    least_ns : shortest duration at each call site, which is disturbed the least
-    first : number of the first call at each call site that had only one
+    least_ns : shortest duration in ns at each call site, which is that of its least disturbed call
+    first : for each call site with a single call so far, how many calls the signature had up to that call
     """
 
     __slots__ = ("_dull_from_ns", "_dull_to_ns", "_dull_until", "first", "least_ns")
@@ -71,7 +71,7 @@ class _Table(Generic[Key]):
         self._forget_dull()
 
     def add(self, place: Key, duration_ns: int, call: int) -> bool:
-        """Add a call at a place; return True if this may change a recurring call site."""
+        """Add a call at a call site; return True if this may change a recurring call site."""
         least_ns = self.least_ns.get(place)
         if least_ns is None:
             if self._dull_from_ns <= duration_ns <= self._dull_to_ns and call < self._dull_until:

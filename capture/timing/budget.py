@@ -58,14 +58,14 @@ class WorkDone:
 
 
 class Spends(Protocol):
-    """An object that knows how much time a capture has taken."""
+    """An object that knows by how much time a capture has delayed the program."""
 
     @property
     def steps(self) -> StepTimes:
         """Times of the program's steps."""
 
     def ns(self) -> float:
-        """Return the time taken from the program so far, in ns."""
+        """Return by how many ns the capture has delayed the program so far."""
 
     def begin_step(self, is_recorded: bool | None) -> None:
         """Report that a step starts in this thread; None means that a time outside of steps starts."""
@@ -155,7 +155,7 @@ PRIOR, SPREAD = 3.0, 2.0
 whose code and tables are in the caches. SPREAD: factor by which this ratio differs between programs
 """
 LEAST, MOST = 1.0, 30.0
-"""limits of that ratio"""
+"""limits of the ratio that `PRIOR` estimates"""
 MEMORY = 64
 """approximate number of recent steps that a mean covers"""
 ENOUGH = 8

@@ -183,7 +183,7 @@ class Flights:
         return self._flight.dump(reason, always) if self._flight is not None and self._is_active else None
 
     def dump_for_error(self, error: BaseException, always: bool = False) -> None:
-        """Write the latest calls because of an error that leaves a step or the program; once per error."""
+        """Write the latest calls because an error ended a step or the program; each error is handled only once."""
         # for an exception raised by a signal's handler, such as Ctrl-C, the calls were already written for the signal
         is_of_signal = self._was_signalled and isinstance(error, KeyboardInterrupt | SystemExit)
         if is_of_signal or not _is_failure(error):

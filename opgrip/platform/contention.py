@@ -71,7 +71,7 @@ class Contention:
     Parameters
     ----------
     proc : folder of the proc file system
-    threads : number of threads that run at once; None for the threads of one operator
+    threads : number of threads that run at the same time; None for the number that torch uses for one operator
     ignored : native id of a thread whose waits do not count
     """
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ResultDifference:
-    """The elements of one result that differ from the reference's by more than the tolerance.
+    """The elements of one result that differ from the reference's result by more than the tolerance.
 
     place : the result, such as `output 1`
     max_abs, max_rel : largest errors of the elements that differ; `max_rel` is inf for a zero reference
@@ -42,12 +42,12 @@ class ResultDifference:
 
 @dataclass(frozen=True, slots=True)
 class ResultVerdict:
-    """The verdict on results: whether they are correct, and their distance from the reference's.
+    """The verdict on results: whether they are correct, and how far they are from the reference's results.
 
     The columns `max_abs` and `max_rel` and the row's text are derived from this object.
-    right_abs, right_rel : largest errors of correct results, `right_rel` over elements with a non-zero reference; None
-    if nothing can be subtracted, as with random numbers
-    faults : differences, and other reasons as text
+    right_abs, right_rel : largest absolute and relative error of correct results, the relative one over elements with a
+    non-zero reference; None if the results cannot be compared by subtraction, as with random numbers
+    faults : why the results are wrong: differences from the reference, or other reasons as text
     notes : further remarks to report
     """
 

@@ -36,9 +36,9 @@ MOST_PLACES = 1 << 60
 
 
 def fitting_lengths(lengths: torch.Tensor, most: int, total: int) -> torch.Tensor:
-    """Return valid row lengths that are as close to the drawn ones as possible.
+    """Return valid row lengths that are as close to `lengths` as possible.
 
-    lengths : (..., rows) int64
+    lengths : (..., rows) int64, random numbers
     most : maximum length
     total : sum over the rows; at most rows * most
     """
@@ -58,10 +58,10 @@ def fitting_lengths(lengths: torch.Tensor, most: int, total: int) -> torch.Tenso
 
 
 def distinct_in_rows(drawn: torch.Tensor, lengths: torch.Tensor, most: int) -> torch.Tensor:
-    """Return ascending, distinct columns in each row.
+    """Return distinct column numbers for each row, in ascending order; a repeated one is replaced by an unused one.
 
-    drawn : (elements,) int64
-    lengths : (rows,) int64, at most `most`; their sum is the number of elements
+    drawn : (elements,) int64, random column numbers of all rows, one row after another
+    lengths : (rows,) int64, number of elements in each row, at most `most`
     most : number of columns
     """
     if drawn.numel() == 0:
@@ -79,9 +79,9 @@ def distinct_in_rows(drawn: torch.Tensor, lengths: torch.Tensor, most: int) -> t
 
 
 def distinct_places(drawn: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
-    """Return distinct indices in ascending order.
+    """Return distinct indices in ascending order; an index that occurs again is replaced by an unused one.
 
-    drawn : (dimensions, elements) int64, each within its size
+    drawn : (dimensions, elements) int64, random indices, each less than the size of its dimension
     sizes : size of each dimension
     """
     if not sizes or drawn.shape[1] == 0:

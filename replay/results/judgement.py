@@ -42,7 +42,7 @@ class CandidateColumns(Columns):
         heading="verdict",
     )
     ratio_low: float | None = column("lower end of the 95 % interval of the candidate's time over the operator's")
-    ratio_high: float | None = column("upper end of that interval")
+    ratio_high: float | None = column("upper end of the 95 % interval of the candidate's time over the operator's")
     step_share: float | None = column("share of the step's captured time that the row's calls take", "1")
     step_saving: float | None = column(
         "share of the step's captured time that the candidate saves in the row's calls; negative if it is slower", "1"
@@ -56,7 +56,7 @@ class PairedRatio:
     """The time of a candidate over that of the operator, from alternating runs of both.
 
     log : natural logarithm of the ratio
-    error : its standard error
+    error : standard error of `log`
     chance : probability that as many pairs of runs are slower, or faster, if both take the same time
     """
 
@@ -192,12 +192,12 @@ class JudgedStep:
 
     @property
     def ratio_low(self) -> float:
-        """Lower end of the 95 % interval of the time of the judged operators with the candidates, over that without."""
+        """Lower end of the 95 % interval of the judged operators' time with the candidates over their time without."""
         return 1 - (self.saving + self.error) / self.share if self.share else 0.0
 
     @property
     def ratio_high(self) -> float:
-        """Upper end of that interval."""
+        """Upper end of the 95 % interval of the judged operators' time with the candidates over their time without."""
         return 1 - (self.saving - self.error) / self.share if self.share else inf
 
     @property

@@ -39,7 +39,7 @@ FAR = 1e3
 
 @dataclass(frozen=True, slots=True)
 class _Flowing:
-    """Placeholder among arguments for a tensor in memory that an earlier call produced."""
+    """Placeholder in a call's arguments for a tensor that uses the memory of earlier calls' results."""
 
     index: int
     spec: TensorSpec
@@ -52,7 +52,7 @@ Filling: TypeAlias = Callable[[StepMemory, tuple[int, ...]], Any]
 class PreparedCall:
     """An operator with arguments, some of which are taken from the results of earlier calls.
 
-    drawn : indices of the tensors that have separate memory and drawn values
+    drawn : indices of the tensors that have separate memory, with values drawn by value models
     values, place, seed : as for `Inputs`
     Raises `Unsupported` if arguments cannot be created.
     """
@@ -97,7 +97,7 @@ class PreparedCall:
     def arguments(self, memory: StepMemory, takes: tuple[int, ...]) -> Arguments:
         """Return positional and named arguments; indices that the operator does not check are clamped.
 
-        takes : storage number of each tensor
+        takes : for each tensor, the number of the storage that it uses
         Raises `Unsupported` if indices cannot be clamped.
         """
         if self._positional is None:
@@ -188,7 +188,7 @@ class DrawnValues:
 
 
 def never_flowing(signature: Signature, takes: tuple[TensorSpec, ...], values: Mapping[int, ValueModel]) -> set[int]:
-    """Return the indices of the tensors of a signature that are always drawn.
+    """Return the indices of a signature's tensors whose values are always drawn by value models.
 
     Functions of extensions read memory at unchecked indices, which can be integers or columns of floats. Therefore they
     only take tensors from earlier calls that cannot be indices.

@@ -26,12 +26,12 @@ SETTLED, STEADY = 6, 0.1
 
 
 class Samples:
-    """Times of runs in strata: groups of runs with the same values and the same memory state.
+    """Times of runs, grouped into strata: a stratum has the runs with the same values and the same memory state.
 
-    Each stratum counts by its share of the program's calls, not by its number of runs.
+    The weight of a stratum is its share of the program's calls, and does not depend on its number of runs.
     shares : share of each stratum, above 0
     alike : True if each run has the same weight
-    in_order : times of all runs in ns, in order
+    in_order : times of all runs in ns, in the order of the runs
     dropped : number of runs that were not kept because the processor was slowed down
     slowed : number of runs that were kept although the processor was slowed down
     contended : runs during which other processes used the cores; they only count if `is_contended`
@@ -114,7 +114,8 @@ class Samples:
 
     @property
     def weights(self) -> list[float] | None:
-        """Return the share of the program's calls that each run represents, in order; None if all are equal.
+        """Return the share of the program's calls that each run represents, in the order of the runs; None if all
+        are equal.
 
         A run represents at most a third, so that the median is never the time of a single run.
         """
@@ -184,9 +185,7 @@ class Samples:
         return any(share > MAIN and len(self.times[stratum]) < LEAST for stratum, share in self.shares.items())
 
     def _select_strata(self) -> list[Hashable]:
-        """Return the strata that have runs; strata that represent no calls of the program only if there are no
-        others.
-        """
+        """Return the strata that have runs. If any of them represent calls of the program, the others are left out."""
         timed_strata = [stratum for stratum, times in self.times.items() if times]
         return [stratum for stratum in timed_strata if self.shares[stratum]] or timed_strata
 
@@ -245,7 +244,7 @@ def like_with_like(
 ) -> tuple[list[float], list[float]]:
     """Return the times of two subjects, paired by run within each stratum.
 
-    If they have no strata in common, runs are paired by input set.
+    If the two subjects have no stratum in common, runs are paired by input set.
     """
     if {stratum for stratum, _ in runs}.isdisjoint(stratum for stratum, _ in base):
         runs, base = ([(stratum[0], time) for stratum, time in of] for of in (runs, base))  # type: ignore[index]

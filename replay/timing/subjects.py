@@ -48,16 +48,16 @@ class Subject:
     label, category : name of its ranges in a profiler: the operator, and words that distinguish the rows of the case
     mutates : True if runs change the arguments, which are then restored before each run
     fresh : share of the program's calls with results in new pages; None if irrelevant or unknown
-    enter : function that converts arguments for `function`, which is not timed
+    enter : function that converts arguments for `function`; the conversion is not timed
     enters_each_run : True to call `enter` before each run; False to call it once, unless runs change the arguments
     row : index of the row among those of the case
-    shares : share of the program's calls of each input set; empty if all are equal
+    shares : share of the program's calls that each input set represents; empty if all are equal
     places : positions in the program of some of its calls
     profiled : name of the profiler that is used, or empty
     in_torch : True if it uses torch's streams
     runs : stratum and time in ns of each kept run, in order
     failure : error of a run
-    recorded : work that each of some runs after the timed ones gave the device
+    recorded : for each of some runs after the timed ones, the work that it gave the device
     """
 
     number: int
@@ -221,7 +221,7 @@ class Subject:
         return max(1, min(COPIES, COPIED_BYTES // size))
 
     def _graph_of(self, index: int, stopwatch: Stopwatch) -> Any:
-        """Return the runs of an input set as a CUDA graph on their memory, which is restored for each run."""
+        """Return a CUDA graph of the runs with one input set; it uses the memory of these inputs."""
         if index not in self._graphs:
             self._graphs[index] = stopwatch.capture(self.function, self._arguments(self.input_sets[index], self._size))
         return self._graphs[index]

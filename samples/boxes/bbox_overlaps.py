@@ -8,7 +8,7 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, first: int, second: int, mode: str = "iou", is_aligned: bool = False) -> Arguments:
-    """Return two lists of boxes of an image; if aligned, each box of the second is near the same box of the first."""
+    """Return two lists of boxes of an image; if aligned, boxes with the same index in the lists are close together."""
     others = draw.boxes(second)
     boxes = draw.near(others, grad=True) if is_aligned else draw.boxes(first)
     return boxes, others, mode, is_aligned

@@ -18,7 +18,7 @@ CONFIGURATIONS = {
 
 
 def inputs(draw: Draw, images: int, classes: int, side: int, channels: tuple[int, int]) -> Arguments:
-    """Return features of a student and its teacher, and the classes of the pixels at eight times their size."""
+    """Return features of a student and its teacher, and a class for each pixel of images eight times as large."""
     student, teacher = (draw.normal(images, count, side, side) for count in channels)
     labels = label_maps(draw, images, (8 * side, 8 * side), classes)
     return student.requires_grad_(), teacher, labels.unsqueeze(1), classes

@@ -1,4 +1,4 @@
-"""The page's views of a trace, its launches, and a corpus."""
+"""The page's views of a trace, of its kernel launches, and of a corpus."""
 
 from __future__ import annotations
 

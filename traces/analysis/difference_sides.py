@@ -187,7 +187,7 @@ memory
 
 
 def write_day(side: Side, path: Path) -> None:
-    """Write a side to a file, replacing an existing one."""
+    """Write the calls and times of a day, as a side of later comparisons, to a file; an existing file is replaced."""
     form = {
         "opgrip_shapes": VERSION,
         "header": side.header,
@@ -209,13 +209,13 @@ def write_day(side: Side, path: Path) -> None:
 
 
 def read_day(path: Path) -> Side:
-    """Read a side from a file; raise `UserError` if the file is damaged or of another kind."""
+    """Return the side in a file of `write_day`; raise `UserError` if the file is damaged or of another kind."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise FormatError(f"it has more than {MOST_BYTES >> 20} MB")
         form = json.loads(path.read_bytes())
         if not isinstance(form, dict) or form.get("opgrip_shapes") != VERSION:
-            raise FormatError(f"it is not a file of shapes of version {VERSION}")
+            raise FormatError(f'it does not contain "opgrip_shapes": {VERSION}')
         check_finite(form)
         return _side(form)
     except OSError as error:
@@ -246,7 +246,7 @@ PATTERN = "*?["
 def paths_of(side: Path) -> list[Path]:
     """Return the trace files of a side, sorted by name; raise `UserError` if there are none.
 
-    `side` is a trace file or a folder.
+    `side` is a trace file, a folder of trace files, or a pattern of file names.
     """
     # a folder can also be the trace of another tool
     if side.is_dir() and format_of(side) is None:
@@ -257,7 +257,7 @@ def paths_of(side: Path) -> list[Path]:
     if not side.exists() and any(letter in side.name for letter in PATTERN):
         paths = sorted(side.parent.glob(side.name))
         if not paths:
-            raise UserError(f"no file matches {side}", "name a trace, a folder of them, or a pattern")
+            raise UserError(f"no file matches {side}", "name a trace, a folder of traces, or a pattern of file names")
         return paths
     return [side]
 

@@ -146,7 +146,7 @@ _OWN = ("format", "version", "rank", "distilled", HEADER_FIELD)
 
 @dataclass(slots=True)
 class _Numbers:
-    """Numbers in the merged trace of the records of one file, by their numbers in that file."""
+    """For the records of one file, their numbers in the merged trace, by their numbers in that file."""
 
     signatures: dict[int, int] = field(default_factory=dict)
     scopes: dict[int, int] = field(default_factory=dict)

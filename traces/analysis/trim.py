@@ -149,7 +149,7 @@ def _header(outline: Outline, part: TracePart, trimmed: Trimmed, same_folder: bo
 
 class _Writing:
     """Decides which records belong to a part of a trace; records about several calls are reduced to the
-    selected ones.
+    selected calls.
     """
 
     def __init__(self, outline: Outline, flags: Flags) -> None:
@@ -200,7 +200,7 @@ class _Writing:
         return kept
 
     def of(self, record: Record | CallBlock) -> Record | CallBlock | None:
-        """Return a record in the form for the part, or None if it is left out."""
+        """Return a record as it is written to the part of the trace, or None if it is left out."""
         match record:
             case Signature() | Scope() | Context() | Thread() | Values():
                 return record if record.number in self._numbers[type(record)] else None
@@ -278,8 +278,8 @@ def _scopes(outline: Outline, used: set[int]) -> set[int]:
 
 
 def _observed(outline: Outline, flags: Flags, signatures: set[int]) -> set[int]:
-    """Return the indices of records with values of later calls that stay; a record for a call site stays with
-    its call.
+    """Return the indices of the `Observed` records that are kept; one that was made for a call site is kept if the
+    call that it describes is selected.
     """
     memory = _first_memory(outline)
     places = set()

@@ -120,7 +120,7 @@ def value_of(cell: Any, parameter: Any, reading: Reading, first: tuple[int, ...]
 
 
 def shape_of(cell: Any) -> tuple[int, ...] | None:
-    """Return the sizes in a cell, or None if it is not a shape."""
+    """Return the shape that a cell of the table contains, or None if the cell is not a list of sizes."""
     if not isinstance(cell, list) or len(cell) > MOST_DIMENSIONS:
         return None
     sizes = [_whole(item) for item in cell]

@@ -65,7 +65,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(slots=True)
 class _Group:
-    """Columns of the rows that are not written yet, as one array per block."""
+    """Rows that are not written yet: for each column, a list with one entry for each block of calls."""
 
     rows: int = 0
     numbers: dict[str, list[Integers]] = field(default_factory=lambda: {name: [] for name in NUMBERS})
@@ -220,7 +220,7 @@ class ParquetTable:
         return texts.take(self._arrow.array(places, mask=places < 0))
 
     def _named(self, numbers: Integers, names: Sequence[str], of: Callable[[int], Sequence[Any]]) -> dict[str, Any]:
-        """Return columns with the values for each number; a value is looked up once per number."""
+        """Return columns with the values that the numbers identify; each distinct number is looked up once."""
         arrow = self._arrow
         unique, inverse = np.unique(numbers, return_inverse=True)
         rows = [of(number) for number in unique.tolist()]

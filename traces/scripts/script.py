@@ -259,7 +259,7 @@ def registered_operator(signature: Signature) -> Any:
 
 
 def operator_source(op: str) -> str:
-    """Return the source of a registered operator."""
+    """Return a Python expression for a registered operator."""
     source = "torch.ops"
     for part in op.split("."):
         source = f"getattr({source}, {part!r})" if keyword.iskeyword(part) else f"{source}.{part}"
@@ -271,7 +271,7 @@ def _named(kwargs: Mapping[str, Any], literals: Literals) -> str:
 
 
 def _results(signature: Signature) -> str | None:
-    """Return the source of the results' shapes and dtypes, or None if they are unknown."""
+    """Return Python source of a list of the results' shapes and dtypes, or None if they are unknown."""
     outputs = list(leaves(signature.outputs))
     specs = [leaf for leaf in outputs if isinstance(leaf, TensorSpec)]
     known = all(leaf is None or isinstance(leaf, TensorSpec | bool | int | float | complex) for leaf in outputs)

@@ -150,7 +150,7 @@ class Integers(Ordered):
             checks.whole(self.distinct, "a count of distinct values", 1)
         checks.finite(self.zipf, "an exponent")
         if not 0 <= self.zipf <= 16:
-            raise FormatError(f"an impossible exponent: {self.zipf}")
+            raise FormatError(f"an invalid exponent of a Zipf distribution: {self.zipf}")
         if self.total is not None:
             checks.whole(self.total, "a total")
         self.check_order()
@@ -235,7 +235,7 @@ def _range_without(low: int, high: int, values: Integers1D, frequent: set[int]) 
 
     Parameters
     ----------
-    low, high : range of all elements, which a sample may have missed
+    low, high : smallest and largest of all elements; they may be missing in `values` if those are from a sample
     values : distinct values in ascending order
     """
     few = len(frequent) + 1

@@ -62,7 +62,7 @@ class ValueNeed:
 
 
 def fit_argument(op: str, argument: str, tensor: torch.Tensor) -> ValueModel | None:
-    """Return the first model that fits an argument of an operator, or None for an empty tensor.
+    """Return the first value model that fits an argument of an operator, or None for an empty tensor.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def depends_on_values(op: str, argument: str, dtype: torch.dtype) -> bool:
 
 
 def requested_kinds(op: str, argument: str, dtype: torch.dtype) -> frozenset[str]:
-    """Return the names of the model kinds that an operator needs for an argument."""
+    """Return the names of the kinds of value models that an operator needs for an argument."""
     return frozenset(need.model for need in _needs(op, argument, dtype) if need.model)
 
 

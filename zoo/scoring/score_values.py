@@ -33,7 +33,7 @@ class TraceScore:
     compared : number of cases that are ok here and in the baseline
     base_us : the baseline's time of all selected cases that it contains
     ok_base_us : the baseline's time of the selected cases that are also ok here
-    ok_us : time here of the cases that are ok in both
+    ok_us : time here of the cases that are ok here and in the baseline
     whole_us : the baseline's time of all its cases
     left_out_us : the baseline's time of selected cases that are left out, see `is_left_out`
     pace : speed on other traces, used for a trace without any ok case
@@ -62,7 +62,7 @@ class TraceScore:
 
     @property
     def speed(self) -> float | None:
-        """Return the ratio of the baseline's time to the time here, over the cases that are ok in both."""
+        """Return the ratio of the baseline's time to the time here, over cases that are ok here and in the baseline."""
         return _credible(self.ok_base_us, self.ok_us)
 
     @property
@@ -120,12 +120,12 @@ class ModelScore:
 
     @property
     def speed(self) -> float | None:
-        """Return the speed over the cases that are ok in both."""
+        """Return the geometric mean of the runs' speed ratios, over cases that are ok here and in the baseline."""
         return _geometric((trace.speed, 1.0) for trace in self.scored if trace.speed)
 
     @property
     def selected(self) -> float | None:
-        """Return the mean selected share over the replayed runs."""
+        """Return the mean over the replayed runs of the share of the baseline's time that was selected."""
         shares = [trace.selected for trace in self.traces if trace.selected is not None]
         return fsum(shares) / len(shares) if shares else None
 
@@ -137,9 +137,9 @@ class ModelScore:
 
     @property
     def supported(self) -> float | None:
-        """Return the mean supported share over the runs that the baseline contains, or None if it contains none.
+        """Return the mean share of the selected baseline time whose cases are ok here, or None without baseline times.
 
-        A run that was not replayed counts as 0.
+        The mean is over the runs that the baseline contains; a run that was not replayed counts as 0.
         """
         shares = [trace.supported if trace.statuses else 0.0 for trace in self.traces if trace.whole_us]
         known = [share for share in shares if share is not None]
@@ -191,12 +191,12 @@ class Score:
 
     @property
     def score(self) -> float | None:
-        """Return the weighted geometric mean over models, or None if no model has a score."""
+        """Return the weighted geometric mean of the models' scores, or None if no model has a score."""
         return _geometric((model.score or 0.0, model.weight) for model in self.scored)
 
     @property
     def speed(self) -> float | None:
-        """Return the weighted geometric mean over models, counting only cases that are ok in both."""
+        """Return the models' weighted geometric mean speed ratio, over cases that are ok here and in the baseline."""
         return _geometric((model.speed, model.weight) for model in self.scored if model.speed)
 
     @property
@@ -206,9 +206,9 @@ class Score:
 
     @property
     def covered(self) -> float | None:
-        """Return the share of the baseline's time that was replayed of all requested traces, or None without times.
+        """Return the mean over the requested traces of the share of the baseline's time that was selected.
 
-        A trace without a selected case, or that was not replayed, counts as 0.
+        The result is None without baseline times. A trace that was not replayed, or has no selected case, counts as 0.
         """
         known = [model for model in self.models if any(trace.whole_us for trace in model.traces)]
         share = _mean_share((model, model.selected or 0.0) for model in known)
@@ -244,7 +244,7 @@ class Score:
 
 
 def _mean_share(shares: Iterable[tuple[ModelScore, float | None]]) -> float | None:
-    """Return the weighted mean of the known shares, or None without one."""
+    """Return the weighted mean of the known shares, or None if no share is known."""
     known = [(model, share) for model, share in shares if share is not None]
     weights = weights_of([model for model, _ in known])
     return fsum(weight * share for (_, weight), (_, share) in zip(weights, known, strict=True)) if known else None

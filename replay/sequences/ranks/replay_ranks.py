@@ -48,7 +48,7 @@ class StepOutcome:
     """Results of a step replay in all ranks.
 
     recorded : number of ranks in the trace
-    collectives : times over all ranks, slowest collectives first
+    collectives : times of collectives by kind, group and size, over all ranks and passes, largest total first
     """
 
     recorded: int
@@ -169,7 +169,7 @@ class CollectiveTimes:
     group, ranks : name of the group, and ranks that take part
     bytes : size as nccl-tests define it
     calls : number of calls in a pass
-    median_us, p10_us, p90_us : time from the arrival of the last rank to the end of the last rank
+    median_us, p10_us, p90_us : time from the arrival of the last rank until all ranks have finished
     algorithm_gb_per_s, bus_gb_per_s : bandwidths at the median time; None if no data is moved
     wait_us : median time that the first rank waited for the last
     last_rank, last_share : rank that most often arrived last, and share of the calls in which it did
@@ -197,7 +197,7 @@ class RankTotals:
     """Totals of one rank in the median pass.
 
     held_ms : time that collectives blocked its thread
-    waited_ms : time between its arrival at collectives and that of the last rank
+    waited_ms : time from its arrival at collectives to the arrival of the last rank
     """
 
     collectives: int = 0
@@ -245,7 +245,7 @@ class CollectiveStepTimes:
 
     meetings : collectives that were run
     stamps : times of the collectives, by rank and pass
-    signatures : for each rank, the signature of each of its exchanges
+    signatures : for each rank, the signature of each of its collectives
     offsets_ns : time by which each rank's clock is ahead of rank 0's
     """
 
@@ -290,7 +290,7 @@ class CollectiveStepTimes:
                 totals.waited_ms, totals.held_ms = float(np.median(waited[rank])), float(np.median(held[rank]))
 
     def together(self) -> list[CollectiveTimes]:
-        """Return the times over all ranks, slowest collectives first."""
+        """Return the times of collectives by kind, group and size, over all ranks and passes, largest total first."""
         rows = [_collective_times(samples) for samples in self._together.values()]
         return sorted(rows, key=lambda row: -row.median_us * row.calls)
 

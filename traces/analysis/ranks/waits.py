@@ -52,7 +52,7 @@ class RankWaits:
     unmatched: int
 
     def as_json(self) -> dict[str, Any]:
-        """Return the tables as JSON-compatible lists of rows."""
+        """Return each of the three tables as a JSON-compatible list of rows, and the number of unmatched calls."""
         tables = {name: getattr(self, name).to_dict("records") for name in ("ranks", "pairs", "places")}
         return {**tables, "unmatched": self.unmatched}
 

@@ -265,7 +265,7 @@ def _fit(values: torch.Tensor, requested: frozenset[str]) -> ValueModel | None:
 
 
 def _without_marks(model: ValueModel, values: torch.Tensor) -> ValueModel:
-    """Return the model without quantiles, since these are single values, but with the number of distinct values."""
+    """Return the model with the number of distinct values, but without quantiles, which are elements of the tensor."""
     match model:
         case Floats():
             distinct = len(set(map(str, values.reshape(-1).tolist()))) if not values.is_complex() else None
