@@ -141,7 +141,7 @@ class ExtensionWatch(ModuleWatch):
 
 
 class _Pointer:
-    """A library function that records its calls; its argument and result types can be read and set as usual."""
+    """A function of a ctypes library that records its calls; `argtypes` and `restype` work as on the original."""
 
     def __init__(self, function: Any, recorded: Callable[..., Any]) -> None:
         self.__dict__.update(_function=function, _recorded=recorded)

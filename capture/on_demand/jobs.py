@@ -94,7 +94,7 @@ def record_together(
             return results
         distance_s *= 2
     raise UserError(
-        "the ranks begin each step before the request has reached all of them", "name a later one with --at"
+        "the steps are so short that the request does not reach all ranks in time", "name a later step with --at"
     )
 
 

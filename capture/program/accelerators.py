@@ -83,7 +83,7 @@ _own = threading.local()
 
 @contextmanager
 def in_stream(stream: Any) -> Iterator[None]:
-    """Make a stream of the capture this thread's current one in the block."""
+    """Make a stream that the capture created for its own work this thread's current stream inside the block."""
     _own.is_active = True
     try:
         with getattr(torch, stream.device.type).stream(stream):
@@ -93,7 +93,7 @@ def in_stream(stream: Any) -> Iterator[None]:
 
 
 def is_own_stream() -> bool:
-    """Return True if this thread uses a stream of the capture."""
+    """Return True if this thread's current stream is one that the capture created for its own work."""
     return getattr(_own, "is_active", False)
 
 

@@ -154,7 +154,7 @@ class SignatureTable:
         since_ns: int | None = None,
         storage: int | None = None,
     ) -> Callable[[Any], None]:
-        """Observe the values of a later call before it runs; return a function that records the call's result.
+        """Observe the values of a later call of a signature before it runs; return a function that records its result.
 
         Parameters
         ----------
@@ -189,8 +189,9 @@ class SignatureTable:
     def read_again(
         self, number: int, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None]:
-        """Read values that were missing from a later call before it runs; return a function that takes the call's
-        result.
+        """Read values that could not be read at the first call of a signature, from a later call before it runs.
+
+        Return a function to call with the result of the later call.
         """
         try:
             with self._lock, self._own_calls.lock, without_modes(), without_functions():
@@ -253,7 +254,11 @@ class SignatureTable:
         return number
 
     def _refine(self, signature: Signature, name: Hashable) -> Signature:
-        """Return a signature whose value models include the facts that its outputs reveal."""
+        """Return the signature with the value models of its arguments refined by what its outputs show about them, such
+        as how many elements are not zero.
+
+        name : operator
+        """
         try:
             with self._own_calls.lock, without_modes(), without_functions():
                 signature = self._fitter.refine_by_outputs(signature, name)

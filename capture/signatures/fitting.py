@@ -91,7 +91,7 @@ class Fitter:
         return *described, alike
 
     def refine_by_outputs(self, signature: Signature, name: Hashable) -> Signature:
-        """Return the signature with value models refined by its outputs."""
+        """Return the signature with the value models of its arguments refined by what its outputs show about them."""
         if not is_refined(signature.op):
             return signature
 
@@ -133,7 +133,10 @@ class Fitter:
         self._deferred.forget()
 
     def is_unread(self, numbers: Iterable[int | None]) -> bool:
-        """Return True if the values of a tensor with one of these model numbers could not be read yet."""
+        """Return True if one of these value models belongs to a tensor whose values could not be read yet.
+
+        numbers : numbers of value models, as in `TensorSpec.values`
+        """
         return bool(self._unread) and any(number in self._unread for number in numbers)
 
     def read_again(

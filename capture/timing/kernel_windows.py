@@ -14,7 +14,7 @@ from opgrip.traces.formats.profiler_events import LAUNCH as KERNEL_LAUNCH
 
 CLOCK_READINGS = 20
 CUT_NS = 1_000_000_000
-"""time without a launch at the end of a window from which its records are incomplete"""
+"""if a window ends with a longer time without a launch, its records are considered incomplete"""
 
 
 def nodes_in(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
@@ -52,7 +52,10 @@ class WrittenCalls:
 def innermost_calls(
     blocks: Iterable[WrittenCalls], launched: Iterable[LaunchedWork]
 ) -> Iterator[tuple[WrittenCalls, int, LaunchedWork]]:
-    """Yield block and index of the innermost call around each launch of a thread; add the work's time to all around."""
+    """Yield block and index of the innermost call around each launch of a thread, with the launched work.
+
+    The time of the work is added to the device time of all calls around the launch.
+    """
     blocks = list(blocks)
     calls = sorted(
         (start, -end, number, place)
@@ -87,8 +90,9 @@ class Window:
     ----------
     profile : owner of the events' memory
     events : events of torch's profiler
-    distance_ns : offset of the events' clock from `perf_counter_ns`
-    last_ns : time at which the capture last waited for the accelerator, which is the last launch in complete records
+    distance_ns : time by the events' clock minus time by `perf_counter_ns`
+    started_ns, ended_ns : times at which the profiler's collection of records began and ended
+    last_ns : time just before the capture waited for the accelerator at the end of the window
     has_own_kernels : True if the capture launched kernels when the window began, before any call
     """
 
@@ -104,7 +108,7 @@ class Window:
         return launched_by(self.events, self.distance_ns)
 
     def complete_from_ns(self, launched: Iterable[LaunchedWork]) -> int:
-        """Return the time from which there are records: torch's profiler loses some at the start of a window.
+        """Return the time from which the records are complete: torch's profiler loses some at the start of a window.
 
         With CUDA 12.6 to 13.0 the first kernels have invalid times, for which torch drops their records
         (https://github.com/pytorch/pytorch/issues/192021).
@@ -114,7 +118,7 @@ class Window:
         return max(self.started_ns, min((item.at_ns for item in launched), default=self.ended_ns))
 
     def complete_until_ns(self) -> int:
-        """Return the time until which there are records: torch's profiler may stop collecting them early."""
+        """Return the time until which the records are complete: torch's profiler may stop collecting them early."""
         if not self.events:
             return self.ended_ns
         latest = self.started_ns

@@ -88,7 +88,7 @@ def _print_steps(steps: Sequence[JudgedStep], file: IO[str]) -> None:
         )
         print_line(
             f"mean over {len(with_share)} traces: saves {100 * saving:.2f} % of the step "
-            f"(of {100 * share:.2f} % in this operator)",
+            f"(the judged operators take {100 * share:.2f} % of it)",
             file,
         )
 

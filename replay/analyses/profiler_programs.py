@@ -113,7 +113,7 @@ def arguments_in(path: Path, flags: Flags) -> list[str]:
         raise UserError(f"{path} holds no arguments: {error}", "write arguments as on a command line") from error
     if any(name == flags.output for name, _, _ in flags.read(words, ())):
         problem = f"{path} sets {flags.output}, which only opgrip may set"
-        raise UserError(problem, "name the report by opreplay's --output")
+        raise UserError(problem, "set the path of the report with opreplay's --output")
     return words
 
 

@@ -94,11 +94,13 @@ def named_tensors(signature: Signature) -> Iterator[tuple[TensorSpec, str]]:
 
 
 PASSES = 8
-"""maximum number of traversals; facts learned from later calls about earlier ones are used in the next traversal"""
+"""maximum number of traversals; what a call shows about earlier calls is used in the next traversal"""
 
 CALL, OUTSIDE = "call", "outside"
 Origin: TypeAlias = tuple[str, int]
-"""origin that decides whether a tensor grows: a size in a signature, or a storage from before the first call"""
+"""where a tensor's values come from, which decides whether it grows: `CALL` with the number of a signature that takes
+sizes, or `OUTSIDE` with a storage that exists before the first call
+"""
 Key: TypeAlias = tuple[int, int]
 """a tensor, identified by its storage and a number for shape, strides and offset"""
 
@@ -161,7 +163,10 @@ class BatchScale:
         return self._shapes.setdefault((spec.shape, spec.stride, spec.offset), len(self._shapes))
 
     def _batch(self) -> int:
-        """Return the batch size: the first size of the data of the network's first operator, or 0 if there is none."""
+        """Return the batch size, or 0 if it is unknown.
+
+        It is the size of dimension 0 of the data argument of the first forward call of an operator in `ANCHORS`.
+        """
         for phased in self._calls:
             call = phased.call
             place = ANCHORS.get(call.op)
@@ -260,7 +265,9 @@ class BatchScale:
     def _anchored(
         self, going: _Pass, phased: Phased, signature: Signature, keys: Sequence[Key], growths: Sequence[Growth]
     ) -> tuple[tuple[int, Growth], ...]:
-        """Return the data arguments of an operator in `ANCHORS` that should grow with the batch but do not yet."""
+        """Return, as (index, growth), the data argument of an operator in `ANCHORS` that should grow with the batch but
+        does not yet.
+        """
         place = ANCHORS.get(signature.op)
         if place is None or phased.phase != "forward" or growths[place] != PLAIN:
             return ()
@@ -277,7 +284,10 @@ class BatchScale:
         return ((place, growth_of(spec, batch_dimensions[:1])),) if batch_dimensions else ()
 
     def _ask(self, going: _Pass, key: Key, growth: Growth, signature: Signature, place: int) -> None:
-        """Mark a tensor as growing with the batch in this traversal, and its origin from the next traversal on."""
+        """Mark a tensor as growing with the batch in this traversal, and its origins from the next traversal on.
+
+        key, place : the tensor, and its index among the tensor arguments of the signature
+        """
         origins = going.origins.get(key, ())
         going.begun = True
         going.growths[key] = growth

@@ -40,11 +40,15 @@ grown
 
 
 class Contradiction(Exception):
-    """A call is not possible with a larger batch and these arguments."""
+    """A call fails if the given arguments grow with the batch, or does not show how its results grow."""
 
 
 def with_growth(signature: Signature, growths: Sequence[Growth], choice: ArgumentChoice, factor: int) -> Signature:
-    """Return a signature with arguments for a batch `factor` times as large; the recorded results do not change."""
+    """Return the signature with arguments for a batch `factor` times as large; its recorded results stay as they are.
+
+    growths : growth of each tensor argument
+    choice : other arguments that grow
+    """
     numbers = _with_steps(signature, choice.numbers)
     of_tensor, place = iter(growths), -1
 
@@ -62,8 +66,12 @@ def with_growth(signature: Signature, growths: Sequence[Growth], choice: Argumen
 
 
 def outcome(signature: Signature, growths: Sequence[Growth], choice: ArgumentChoice, batch: int) -> tuple[Growth, ...]:
-    """Return how the results of a call grow; raise `Contradiction` if the call fails or its results grow in another
-    way.
+    """Return how the results of a call grow if its tensor arguments grow by `growths`, and others by `choice`.
+
+    The call is run with a larger batch on the meta device. Raise `Contradiction` if the call fails, or if the shapes of
+    its results do not show how they grow.
+
+    batch : recorded size of the batch
     """
     function = operator_of(signature)
     if function is None:
@@ -175,7 +183,10 @@ def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, gr
 
 
 def _with_steps(signature: Signature, numbers: frozenset[int]) -> frozenset[int]:
-    """Return argument positions extended by the positions of the strides that belong to these sizes."""
+    """Return the positions of growing sizes, extended by the positions of the strides that grow with these sizes.
+
+    numbers : positions among all values in the arguments, as in `ArgumentChoice`
+    """
     lists = [(place, arg) for place, arg in enumerate(signature.args) if isinstance(arg, list | tuple)]
     function = operator_of(signature)
     if len(lists) < 2 or not numbers or function is None:
@@ -207,7 +218,9 @@ def _meta_leaf(leaf: Any) -> Any:
 
 
 FEW, MOST_TRIED = 12, 40
-"""maximum number of dimensions that are tried in pairs, and that are tried at all, if another dimension must grow"""
+"""if more dimensions of a call's arguments must grow: maximum number of candidates up to which pairs of them are tried,
+and maximum number of candidates that are tried alone
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +319,7 @@ class Judge:
     def _missing(
         self, signature: Signature, growths: tuple[Growth, ...], candidates: Sequence[ArgumentChoice]
     ) -> tuple[tuple[int, Growth], ...]:
-        """Return the tensor arguments that must also grow for the call to be possible."""
+        """Return, as (index, growth), the tensor arguments that must also grow for the call to be possible."""
         specs = tensors_of(signature)
         open_to = [
             (place, growth_of(spec, [at]))
@@ -330,6 +343,6 @@ def tensors_of(signature: Signature) -> list[TensorSpec]:
 
 
 def with_asked(growths: tuple[Growth, ...], asks: Sequence[tuple[int, Growth]]) -> tuple[Growth, ...]:
-    """Return the growths with the ones in `asks` replaced."""
+    """Return the growths of a call's tensors, where each (index, growth) in `asks` replaces the growth at its index."""
     changed = dict(asks)
     return tuple(changed.get(place, growth) for place, growth in enumerate(growths))

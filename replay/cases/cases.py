@@ -41,7 +41,9 @@ MOST_INPUT_SETS = 8
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A case: a signature (or one timing cluster of it) with everything needed to replay its calls.
+    """A case: a signature, or one timing cluster of it, with everything needed to replay its calls.
+
+    A timing cluster is a group of calls of one signature whose times differ from those of the other calls.
 
     values : value models of the signature's tensors, or the values themselves
     captured_us : median time of the calls in the program: device time if they ran on a device, else host time
@@ -60,7 +62,7 @@ class Case:
     reference : the operator whose results are the reference under every mode; None for the case itself under the
     reference mode
     unused : indices of results that the program does not use (see `with_unused_results`)
-    part_of : number of the trace's signature, if the case is one timing cluster of it
+    part_of : number of the signature in the trace, if the case is one timing cluster of that signature
     load : function that completes the case in the process that runs it; None if it is complete
     """
 
@@ -197,11 +199,11 @@ def _with_single(distinct: pd.DataFrame, looked_at: pd.DataFrame) -> pd.DataFram
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The calls that become one case: a signature, or one timing cluster of it.
+    """The calls that become one case: those of a signature, or of one timing cluster of it.
 
     number : number of the signature in the trace
-    signature : the signature, with the number of the case
-    calls : indices of its calls; None for all calls of the signature
+    signature : copy of the signature whose number is the number of the case
+    calls : indices of the case's calls; None for all calls of the signature
     """
 
     number: int

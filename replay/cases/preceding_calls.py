@@ -26,15 +26,15 @@ from opgrip.traces.table.profiler_labels import own_calls
 BEFORE = 4
 """number of preceding calls that are run before a call"""
 FLUSHING_BYTES = 64 << 20
-"""memory use in bytes of a call that evicts everything from a cache, so that calls before it need not be run"""
+"""number of bytes whose use evicts all older data from a cache; preceding calls before that use are not run"""
 MOST_PLACES = 32
 """maximum number of calls of a case whose preceding calls are used"""
 MOST_CALLS = 300_000
 RECENT_BYTES = 8 << 20
-"""number of bytes that may be used after a tensor before it leaves a CPU's cache"""
+"""number of bytes that a program may use between two uses of a tensor if the tensor is to stay in a CPU's cache"""
 SHARE_OF_CACHE = 0.5
-"""share of an accelerator's last-level cache that may be used after a tensor before it leaves the cache, because the
-two halves of a large cache may contain the same data
+"""share of an accelerator's last-level cache that a program may use between two uses of a tensor that is to stay in it:
+one half, because the two halves of a large cache may contain the same data
 """
 MOST_RECENT_BYTES = 1 << 30
 
@@ -44,7 +44,7 @@ class CallPosition:
     """A call with the calls before it.
 
     position : index in its thread's calls
-    before : signatures of the preceding calls, in order
+    before : signature numbers of the preceding calls, in order
     recent : indices of its argument tensors that were used shortly before
     used_bytes : for each of these tensors, number of bytes that calls have used since
     """
@@ -86,7 +86,7 @@ class PrecedingCalls:
 
 
 def recent_bytes(device: str) -> int:
-    """Return how many bytes may be used after a tensor before it leaves the device's cache.
+    """Return how many bytes a program may use between two uses of a tensor if the tensor is to stay in the cache.
 
     This queries the device, so only the process that runs cases on it may call this.
     """
@@ -101,7 +101,8 @@ def make_preceding_calls(
     """Return the preceding calls of all cases of a trace.
 
     everything : all cases of the trace, or None to create them
-    measured : cases to measure; for timing clusters in this list, preceding calls are determined separately
+    measured : cases to measure; if several of them are timing clusters of one signature, each gets its own preceding
+    calls
     """
     if everything is None:
         with warnings.catch_warnings():
@@ -129,8 +130,8 @@ def make_preceding_calls(
 
 
 def _before(order: np.ndarray, index: int, used_bytes: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the signatures of the calls to run before a call, back to the last one whose data may still be in
-    a cache.
+    """Return the signature numbers of the calls to run before a call, from the earliest one whose data may still be
+    in a cache.
     """
     before: list[int] = []
     used = 0
@@ -170,7 +171,10 @@ def _numbers_of_cases(calls: pd.DataFrame, measured: Sequence[Case]) -> pd.Serie
 
 
 def _chosen(cases: np.ndarray) -> set[int]:
-    """Return some calls of each case, evenly spaced over all of its calls."""
+    """Return the indices of some calls of each case, evenly spaced over all of its calls.
+
+    cases : case number of each call
+    """
     chosen: set[int] = set()
     by_case = np.argsort(cases, kind="stable")
     _, first, count = np.unique(cases[by_case], return_index=True, return_counts=True)
@@ -188,7 +192,9 @@ def _recent(
     used_bytes: Mapping[int, int],
     chosen: set[int],
 ) -> dict[int, dict[int, int]]:
-    """Return, for each chosen call, its recently used argument tensors and the number of bytes used since."""
+    """Return, for each chosen call, the indices of its argument tensors that were used shortly before, each with the
+    number of bytes that calls have used since.
+    """
     argument_counts = {number: len(list(tensors([item.args, item.kwargs]))) for number, item in signatures.items()}
     result_counts = {number: len(list(tensors(item.outputs))) for number, item in signatures.items()}
     last_use: dict[int, int] = {}

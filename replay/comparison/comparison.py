@@ -39,7 +39,9 @@ OF_RUN = {
     "cache": "",
     "method": "",
 }
-"""columns in which two runs may differ as a whole and still be compared, with the meaning of an empty cell"""
+"""columns that may have one value in all rows of a run and another in all rows of the other run, with the meaning of an
+empty cell
+"""
 SAID = ("seed", "exec_mode")
 """settings that are not listed, because a header field or a column already contains them"""
 
@@ -69,9 +71,7 @@ def _facts(base: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def run_columns(base: Results, new: Results) -> list[str]:
-    """Return the columns that have a single value per case in each run and can therefore only differ between
-    the runs.
-    """
+    """Return the columns that have a single value for each case of a run, so that cases can be joined without them."""
     columns: list[str] = []
     for name in ("device", *OF_RUN):
         if all(_count(run, [*columns, name]) == _count(run, columns) for run in (base, new)):
@@ -275,9 +275,10 @@ class Comparison:
 def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
     """Compare two runs case by case.
 
-    Cases are joined by operator, shapes, dtypes, settings and mode, not by their numbers in a trace. The runs as a
-    whole may differ in dtype, tuning, threads, values, caches or method; `differs` lists these settings. Repeats
-    (`--repeats`) show how much a case varies from one replay to the next.
+    Cases are joined by operator, shapes, recorded dtypes, settings and mode, not by their numbers in a trace. The runs
+    may have been made with different options, such as `--dtype`, `--tune` or `--threads`, if each of them applied to
+    a whole run: `differs` lists these options. Repeats (`--repeats`) show how much a case varies from one replay to
+    the next.
 
     margin : largest relative difference at which times count as the same
     """

@@ -160,13 +160,13 @@ def _room(item: Difference, margin: float, quantile: float) -> float:
 
 
 def _more_runs(item: Difference, room: float) -> int | None:
-    """Return the further repeats of each run that reduce the variance to the limit; None if too many."""
+    """Return how many further repeats of each run reduce the ratio's variance to `room`; None if too many."""
     return _missing(2 * item.variance, room, min(item.base_runs, item.new_runs))
 
 
 def _more_new_runs(item: Difference, room: float) -> int | None:
-    """Return the number of further repeats of the new run that reduce the variance to the limit; None if that is
-    impossible.
+    """Return how many further repeats of the new run alone reduce the ratio's variance to `room`; None if too many, or
+    if no number does.
     """
     return _missing(item.variance, room - item.variance / item.base_runs, item.new_runs)
 

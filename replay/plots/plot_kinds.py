@@ -1,4 +1,4 @@
-"""Plots of times: by operator, by mode, over stored runs, over threads, batch sizes or streams, and by work."""
+"""Plots of times: by operator, by mode, over stored runs, over threads, batch sizes or streams, and rooflines."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ OPERATOR_GROUPS = ("op", "family", "module")
 MOST_GROUPS = 20
 """maximum number of groups that are drawn, those with the longest time first"""
 LEAST_SHARE = 0.001
-"""minimum share of the total time of a group that is drawn"""
+"""smallest share of the total time at which a group is drawn"""
 TOGETHER = 0.8
-"""share of a group's height that its bars take together"""
+"""share of the height of a group's place in the plot that its bars take together"""
 CAPTURED = "captured"
 """name of the series of captured times"""
 

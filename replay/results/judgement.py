@@ -171,7 +171,7 @@ class JudgedStep:
     trace : name of the trace, if there are several
     rows : rows of the candidates
     verdicts : number of signatures by verdict
-    share : share of the step's captured time in the judged operators; None if the rows are of no step
+    share : share of the step's captured time that the judged operators take; None if the rows are of no step
     saving, error : share of the step that the candidates save, and half of its 95 % interval
     untimed : number of signatures that are right and have no valid time
     phases : saving by phase
@@ -213,8 +213,8 @@ class JudgedStep:
         if self.share is not None:
             does = "saves" if self.saving >= 0 else "costs"
             saving = f"{100 * abs(self.saving):.1f} % ± {100 * self.error:.1f}"
-            what = "this operator" if len({row.op for row in self.rows}) == 1 else "these operators"
-            parts.append(f"{does} {saving} of the step (of {100 * self.share:.1f} % in {what})")
+            what = "this operator takes" if len({row.op for row in self.rows}) == 1 else "these operators take"
+            parts.append(f"{does} {saving} of the step ({what} {100 * self.share:.1f} % of it)")
         else:
             parts.append(f"faster on {self.verdicts[FASTER]} {of}")
         if len(self.phases) > 1:

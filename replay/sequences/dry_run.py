@@ -158,7 +158,9 @@ class DryRun:
         return more
 
     def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """Run a call together with the other ranks and return True; return False if this process runs it alone."""
+        """Run a call together with the other ranks and return True; return False, without running the call, if it
+        does not need the other ranks.
+        """
         return False
 
     def finish(self) -> None:

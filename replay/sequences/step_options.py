@@ -99,8 +99,9 @@ class RankOptions:
 
 @dataclass(frozen=True, slots=True)
 class SequenceColumns(Columns):
-    """Columns on how the calls of a row were run, if some could not use the results of earlier calls, and on their host
-    time.
+    """Columns that describe how the calls of a row were run, with their host time.
+
+    A call can lack the results of earlier calls: its arguments are then generated, or it does not run.
     """
 
     substituted: int | None = column(

@@ -99,7 +99,7 @@ class SequenceResult:
     signatures : times of each signature, in the order of their first calls
     in_eager : number of calls that ran in eager because the mode cannot run them or returns other results
     failure : reason why nothing was measured; empty if something was measured
-    slowed_passes, dropped_passes : number of slowed passes that were kept; number of passes that were repeated
+    slowed_passes, dropped_passes : number of slowed passes that were kept; number of passes that were not kept
     is_contended : True if others used the cores in all timed passes, so that the totals are unreliable
     streams : number of streams of the device that the calls used
     graphs, between_graphs : number of graphs in which the calls ran, and of calls between them; `replayed_ms` is then
@@ -351,13 +351,14 @@ def _signatures(
 def _with_times(
     row: SignatureTimes, times_us: Times, is_contended: Flags, is_slowed: Flags, kept: int
 ) -> SignatureTimes:
-    """Return the row with the times of its calls that were not contended.
+    """Return the row with the times of its calls during which no other process used the cores.
 
-    Calls of contended passes count only if there are too few others. If there are still too few, the row is contended
-    and includes all times.
+    Such calls of contended passes count only if the kept passes have too few of them. If all passes together have too
+    few, the row is marked as contended, and all times count.
 
-    times_us, is_contended : (passes, calls), kept passes followed by contended ones
-    is_slowed : (passes,)
+    times_us : (passes, calls) float, the kept passes of `Passes` followed by its contended ones
+    is_contended : (passes, calls) bool, True if another process used the cores during the call
+    is_slowed : (passes,) bool, True if the processor was slowed down in the pass
     kept : number of kept passes
     """
     least = min(LEAST, kept * times_us.shape[1])

@@ -6,7 +6,10 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, levels: list[tuple[int, int]], images: int) -> Arguments:
-    """Return the shapes of the levels, and the unpadded share of each image; the first image has no padding."""
+    """Return the shapes of the levels, and the unpadded share of each level's width and height for each image.
+
+    The first image has no padding.
+    """
     shapes = torch.tensor(levels)
     content = draw.uniform(images, 1, 2, low=0.6)
     content[0] = 1
@@ -26,14 +29,17 @@ def inputs(draw: Draw, levels: list[tuple[int, int]], images: int) -> Arguments:
     url="https://arxiv.org/abs/2010.04159",
 )
 def deformable_reference_points(shapes: Tensor, valid_ratios: Tensor) -> Tensor:
-    """Return the centre of each position of each level, relative to the unpadded image, in units of each level.
+    """Return the centre of each position of all levels, as a fraction of the padded width and height of each level.
+
+    A centre is computed as a fraction of the unpadded image, and multiplied by the unpadded share of each level.
 
     Parameters
     ----------
     shapes : (levels, 2) int64, height and width of each level
     valid_ratios : (B, levels, 2) float, unpadded share of each level's width and height
 
-    Returns (B, positions of all levels, levels, 2) float, x y, level by level and row by row
+    Returns (B, positions of all levels, levels, 2) float, x y: positions level by level and row by row, each of them
+    relative to every level
     Source: Zhu et al. 2021, "Deformable DETR", section 4.1.
     """
     points = []

@@ -7,7 +7,7 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 EPS = 1e-5
 RATIOS = (1.05, 21.0)
-"""Least and greatest ratio of all steps to positives, from which weights are computed."""
+"""Limits of the ratio of the number of all scores to that of positive ones, from which weights are computed."""
 
 
 def inputs(draw: Draw, videos: int, length: int) -> Arguments:
@@ -54,9 +54,9 @@ def bmn_loss(
     ----------
     pred_bm : (B, 2, D, T) float, scores of segments by duration and start, for regression of the overlap and
     classification
-    pred_start, pred_end : (B, T) float, scores of each step
+    pred_start, pred_end : (B, T) float, scores of each position in time as start and as end of an action
     gt_iou_map : (B, D, T) float, overlap of each segment with an action
-    gt_start, gt_end : (B, T) float, overlap of each step with the start or end of an action
+    gt_start, gt_end : (B, T) float, overlap of each position in time with the start and with the end of an action
     bm_mask : (D, T) float, 1 for the segments that end within the video
     weight_tem, weight_pem_reg, weight_pem_cls : weights of the parts
 
@@ -77,7 +77,7 @@ def bmn_loss(
 
 
 def _boundary_loss(scores: Tensor, truth: Tensor) -> Tensor:
-    """Return the loss of the boundary scores of all steps."""
+    """Return the loss of the boundary scores, over all positions in time of all videos."""
     truth = truth.view(-1)
     there = (truth > 0.5).float()
     return _balanced_log_loss(scores.contiguous().view(-1), there, 1.0 - there, len(truth))
@@ -100,7 +100,11 @@ def _count(mask: Tensor) -> Tensor | int:
 
 
 def _regression_loss(scores: Tensor, overlaps: Tensor, mask: Tensor, high: float = 0.7, low: float = 0.3) -> Tensor:
-    """Return the squared error of segments with a high overlap, and of about as many with a medium and a low one."""
+    """Return half of the mean squared error of the scores of chosen segments.
+
+    Chosen are all segments whose overlap with an action is high, and at random about as many with a medium overlap, and
+    as many with a low one.
+    """
     well = (overlaps > high).float()
     half = ((overlaps <= high) & (overlaps > low)).float()
     hardly = ((overlaps <= low) & (overlaps > 0.0)).float() * mask

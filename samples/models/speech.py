@@ -90,7 +90,11 @@ def masked(spectrogram: Tensor, widest: int = 20) -> Tensor:
 
 
 def read(scores: Tensor, frames: Tensor) -> list[Tensor]:
-    """Return the best letter of each frame (T, B, letters), without repetitions and blanks."""
+    """Return the letters of each recording: the best one of each frame, without repetitions and blanks.
+
+    scores : (T, B, letters) float
+    frames : (B,) int64, number of frames of each recording; later ones are padding
+    """
     letters = []
     for best, count in zip(scores.argmax(dim=-1).unbind(1), frames.tolist(), strict=True):
         runs = torch.unique_consecutive(best[:count])

@@ -88,7 +88,9 @@ def read_options(config: pytest.Config) -> Options:
 
 def _checked(name: str) -> str:
     if not name or Path(name).name != name:
-        raise pytest.UsageError(f"{name!r} is not a name of a baseline: set the folder with --opgrip-store")
+        raise pytest.UsageError(
+            f"{name!r} is not a name of a baseline: give a name only, and its folder with --opgrip-store"
+        )
     return name
 
 

@@ -124,7 +124,10 @@ def _write(table: pd.DataFrame, corpus: Corpus, args: argparse.Namespace) -> Non
 
 
 def span(text: str) -> tuple[int, int | None]:
-    """Parse a range of numbers of models: `2`, `2:`, `:3`, `2:5`, or `all`."""
+    """Return the smallest and largest number of models in which a row must occur; None for no upper limit.
+
+    text : `2`, `2:`, `:3`, `2:5` (5 included), or `all`
+    """
     if text == "all":
         return ALL, None
     first, colon, last = text.partition(":")

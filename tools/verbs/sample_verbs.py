@@ -220,7 +220,7 @@ def run_show(args: argparse.Namespace) -> int:
     print(f"name      {sample.name}, in {sample.family}")
     print(f"tags      {' '.join(sorted(tag.value for tag in sample.tags)) or 'none'}")
     print(f"source    {sample.project}, {sample.url}")
-    print(f"jax       {'yes' if sample.has_jax() else 'no'}")
+    print(f"in JAX    {'yes' if sample.has_jax() else 'no'}")
     for configuration in sample.configurations:
         print(f"inputs    {configuration}: {_outline(sample, configuration)}")
     print(f"run it    opreplay {PREFIX}{sample.name} --mode eager,compile\n")

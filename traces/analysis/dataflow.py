@@ -166,7 +166,7 @@ class Dataflow:
                     writers.pop(number, None)
 
     def _note(self, own: pd.DataFrame, memory: Integers) -> None:
-        """Record the size and the last use of the storages of some calls."""
+        """Update the size and the last use of each storage that some calls use."""
         counts = own["tensors"].to_numpy(dtype=np.int64)
         before = np.cumsum(counts) - counts
         place = np.arange(counts.sum()) - np.repeat(before, counts)
@@ -207,7 +207,7 @@ class _Shape:
 
     Attributes
     ----------
-    extents : extent of each tensor as a rank (see `_Shapes`), `UNKNOWN` for a tensor that the signature lacks
+    extents : extent number of each tensor (see `_Shapes`), `UNKNOWN` for a tensor that the signature lacks
     """
 
     argument_count: int
@@ -218,9 +218,10 @@ class _Shape:
 class _Shapes:
     """Sizes of the tensors of all signatures of a trace.
 
-    The extent of a tensor is the number of bytes up to its end in memory. Extents are stored as ranks, which grow with
-    them. All arguments have higher ranks than all results, because the arguments are the same in all calls of a
-    signature, whereas the results are known for its first call only.
+    The extent of a tensor is the number of bytes from the start of its storage to the tensor's end. It is stored as an
+    extent number: a larger extent has a larger number, but every argument has a larger number than every result. So the
+    largest number of a storage is that of an argument, if it holds one: the extents of arguments are the same in all
+    calls of a signature, whereas those of results are known for its first call only.
     """
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
@@ -261,7 +262,7 @@ class _Shapes:
         return places
 
     def extents(self, signatures: Integers, counts: Integers, place: Integers) -> Integers:
-        """Return the extents, as ranks, of all tensors of some calls.
+        """Return the extent numbers of all tensors of some calls.
 
         Parameters
         ----------
@@ -276,7 +277,7 @@ class _Shapes:
         return numbers
 
     def extent(self, number: int) -> int:
-        """Return the extent in bytes for a rank, 0 if unknown."""
+        """Return the extent in bytes for an extent number, 0 if it is unknown."""
         return 0 if number == UNKNOWN else self._sizes[number % len(self._sizes)]
 
 

@@ -148,7 +148,8 @@ class TraceDifference:
     ----------
     facts : header fields that differ: name, before, after
     rows : all signatures, largest change of time first
-    unit, units : unit per which calls are counted (`step`, `trace`, `call`), and number of units on each side
+    names : names of the two sides in the output
+    unit, units : what calls are counted per (`step`, `trace` or `call`), and how many of these each side has
     operators : operators whose share of time or calls changed
     by_call : True if strides, settings and values were ignored, which the file of another tool on one side lacks
     """
@@ -201,7 +202,10 @@ def compare_traces(
 def compare_sides(
     before: Side, after: Side, names: tuple[str, str], tolerances: Tolerances = Tolerances()
 ) -> TraceDifference:
-    """Return the differences between two sides."""
+    """Return the differences between two sides of a comparison, each of which sums up one or more traces.
+
+    names : names of the two sides in the output
+    """
     by_call = before.header.get("converted_from") != after.header.get("converted_from")
     if by_call:
         before, after = before.by_call(), after.by_call()

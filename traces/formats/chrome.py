@@ -250,7 +250,8 @@ def _calls_in_graphs(table: EventTable, file: ForeignFile) -> Iterable[tuple[str
     graphs = captured_graphs(captured, file.losses.skip)
     if not graphs:
         raise UserError(
-            f"{file.capture} holds no capture of a graph", "profile the program while it captures its graphs"
+            f"{file.capture} does not contain the capture of a CUDA graph",
+            "profile the program while it captures its CUDA graphs",
         )
     calls = GraphCalls(table, graphs, file.losses.skip)
     file.losses.doubts += doubts_of(share * (1 - calls.matched))

@@ -65,7 +65,7 @@ def _nodes_of(file: ForeignFile, facts: dict[str, Any], cuts: list[str]) -> Call
 
 
 def _facts(name: str, value: Any) -> dict[str, Any]:
-    """Return the facts for a trace's header in a member of the file's outer JSON object."""
+    """Return the fields that a trace's header gets from a member, with this name, of the file's top-level object."""
     match name, value:
         case "schema", str():
             return {"schema": value[:100]}

@@ -158,7 +158,7 @@ def _literal(value: Any) -> str:
             return str(value)
         case torch.device():
             return f"torch.device({str(value)!r})"
-    raise NoForm(f"the format has no {type(value).__name__} of this kind")
+    raise NoForm(f"the format cannot hold this value of type {type(value).__name__}")
 
 
 def _outputs(tree: Any) -> Iterator[tuple[str, TensorSpec]]:
@@ -171,7 +171,7 @@ def _outputs(tree: Any) -> Iterator[tuple[str, TensorSpec]]:
 def _dtype(tensor: TensorSpec) -> str:
     name = plain_name(tensor.dtype)
     if name not in DTYPES:
-        raise NoForm(f"the format has no {name}")
+        raise NoForm(f"the format has no dtype {name}")
     if tensor.layout != torch.strided or tensor.cls is not None or tensor.made_of is not None:
         raise NoForm("unsupported: tensor that is sparse, quantized or of a subclass")
     return name

@@ -228,7 +228,7 @@ def _form(name: str, value: Any) -> dict[str, Any]:
             return {**about, "requires_grad": value.requires_grad}
         case TensorSpec(layout=torch.strided, made_of=None, cls=None):
             raise ValueError(f"the format has no tensors of {str(value.dtype).removeprefix('torch.')}")
-    raise ValueError(f"the format has no {type(value).__name__} of this kind")
+    raise ValueError(f"the format cannot hold this value of type {type(value).__name__}")
 
 
 def _code(name: str, value: Any) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def _code(name: str, value: Any) -> dict[str, Any]:
     for code, item in CODES.get(name.removeprefix("out_"), {}).items():
         if item == value:
             return {"type": "int", "value": code, "name": name}
-    raise ValueError(f"the format has no {value}")
+    raise ValueError(f"the format has no code for {value}")
 
 
 def _lost(signature: Signature) -> Iterator[str]:

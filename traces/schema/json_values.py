@@ -1,5 +1,5 @@
 """Types for the fields of records, conversion of untrusted JSON values to these types, and limits for untrusted files.
-The limits prevent that reading a file fills the memory or takes minutes.
+The limits keep a file from filling the memory, or from taking minutes to read.
 """
 
 from __future__ import annotations

@@ -62,10 +62,10 @@ if TYPE_CHECKING:
 else:
 
     class AnyMadeOf(metaclass=AnyValue):
-        """Type of the parts of a sparse, quantized or nested tensor."""
+        """Type of the description of a sparse, quantized or nested tensor's components."""
 
     class AnyPart(metaclass=AnyValue):
-        """Type of a tensor that is part of another tensor."""
+        """Type of a tensor that is a component of another tensor, such as the indices of a sparse tensor."""
 
 
 @dataclass(frozen=True, slots=True)

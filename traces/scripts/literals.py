@@ -204,8 +204,9 @@ class ValueSource:
         tail = shape[max(0, len(shape) - TAIL.get(name, 1)) :] if len(shape) > 1 else ()
         if prod(tail) * dtype.itemsize > DECIDING_BYTES:
             raise UserError(
-                f"a row of a tensor has more than {DECIDING_BYTES >> 20} MB of values that only opgrip can generate",
-                "opreplay",
+                "a script cannot generate the values of a tensor, and would have to contain a row of "
+                f"more than {DECIDING_BYTES >> 20} MB",
+                "replay it with opreplay",
             )
         rows = max(1, min(prod(shape[: len(shape) - len(tail)]), SAMPLE_BYTES // (prod(tail) * dtype.itemsize)))
         return self._data(self._draw(model, (rows, *tail), dtype), shape, dtype, "sampled")

@@ -296,10 +296,11 @@ def _starts_of(reader: TraceReader, steps: range) -> StepStarts:
         raise UserError(f"{steps} is not a range of consecutive steps", "count them from 0, as in range(3, 5)")
     starts = find_step_starts(lambda: reader.again().columns())
     if starts is None:
-        raise UserError("the trace does not contain its number of steps", "choose by phase or module")
+        raise UserError("the trace does not contain its number of steps", "select calls by phase or module")
     if not starts.begins:
         raise UserError(
-            "its steps cannot be separated: no operator was called exactly once per step", "choose by phase or module"
+            "its steps cannot be separated: no operator was called exactly once per step",
+            "select calls by phase or module",
         )
     count = max(map(len, starts.begins.values()))
     if steps.start >= count:

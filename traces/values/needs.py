@@ -179,13 +179,13 @@ def _with_runs(model: Any, outputs: Any) -> Any:
 
 
 def _with_total(model: Any, outputs: Any) -> Any:
-    """Return the model of repeats with a sum equal to the number of rows of the output."""
+    """Return the model of the numbers of repeats, with their sum set to the number of rows in the output."""
     rows = _size(outputs)
     return replace(model, total=rows) if isinstance(model, Integers) and rows is not None else model
 
 
 def _with_groups(model: Any, outputs: Any) -> Any:
-    """Return the model with as many groups of boxes as the output has boxes."""
+    """Return the model of the input boxes with one group of overlapping boxes for each box in the output."""
     rows = _size(outputs)
     return replace(model, groups=rows) if isinstance(model, Boxes) and rows else model
 

@@ -27,11 +27,11 @@ BY: Mapping[str, Sequence[str]] = {
     SIGNATURE: ("key",),
     ROW: ("trace", "signature"),
 }
-"""columns that identify a row, by the kind of row"""
+"""columns that identify a row, for each kind of row"""
 USUAL = 3
 """number of shapes and dtypes that are listed for an operator, most frequent first"""
 ALL = -1
-"""value that means the number of models of a source"""
+"""lower limit that means the number of all models of a source"""
 QUANTILES = {"elements_p10": 0.1, "elements_p50": 0.5, "elements_p90": 0.9}
 
 
@@ -43,13 +43,13 @@ class Summary:
     ----------
     by : the kind of row, a key of `BY`
     table : one row per source and value of `BY[by]`, by falling share in each source.
-        All tables have the columns source, the columns of `BY[by]`, models and traces (number of those with such
-        calls), calls, signatures (number of distinct ones), time_us and share (of the time: each model of a
-        source has the same weight, and the shares of a source sum to 1).
-        By operator, also quantiles of `elements` (of a call's largest tensor) and the usual `shapes` and
-        `dtypes`, with the same weight for each trace.
-        By model, also the number of its operators, of operators that no other model has, and the share of its
-        signatures that other models have too.
+        All tables have the columns source, the columns of `BY[by]`, models and traces (how many of them have such
+        calls), calls, signatures (how many distinct ones), time_us and share (share of the source's time: each model
+        of a source has the same weight, and the shares of a source sum to 1).
+        A table by operator also has quantiles of the number of elements of a call's largest tensor, and the usual
+        shapes and dtypes, with the same weight for each trace.
+        A table by model also has `operators` (how many operators the model calls), `own_operators` (how many of them
+        no other model calls) and `alike` (the share of its signatures that other models have too).
     models : number of models of each source
     """
 
@@ -156,9 +156,8 @@ def usual(own: pd.DataFrame, column: str) -> str:
 
 
 def _own_operators(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return, by source and model, the number of operators and the share of signatures.
-
-    Only operators that no other model has are counted, and only signatures that another model has too.
+    """Return, by source and model, how many operators no other model has, and which share of the signatures other
+    models have too.
     """
     pairs = frame[["source", "model", "op"]].drop_duplicates()
     alone = pairs.groupby(["source", "op"])["model"].transform("size") == 1
@@ -218,8 +217,8 @@ def plain_operator(name: str) -> str:
 
 
 def cover(corpus: Corpus) -> pd.DataFrame:
-    """Return one row per operator of torch: op, category, is_public, is_covered, and for each source models and
-    signatures.
+    """Return one row per operator of torch: op, category, is_public, is_covered, and for each source the number of
+    models and of signatures with the operator.
 
     Further rows are operators of the corpus that are not public ones of torch: internal ones and operators of
     other packages.
@@ -239,8 +238,10 @@ def cover(corpus: Corpus) -> pd.DataFrame:
 
 
 def summarize_coverage(table: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per category: category, operators (of torch), covered, share (covered ones), missing (their
-    names).
+    """Return one row per category of torch's public operators.
+
+    The columns are category, operators (number of operators in it), covered (how many of them are covered), share
+    (covered / operators) and missing (names of the operators that are not covered).
     """
     public = table[table["is_public"]]
     groups = public.groupby("category")

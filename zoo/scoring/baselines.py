@@ -278,9 +278,9 @@ def _trace(name: str, plain: Mapping[str, Any]) -> BaselineTrace:
 def _checked_case(count: Any, median_us: Any, deviation: Any) -> BaselineCase:
     numbers: Sequence[Any] = [count, deviation or 0.0, 1.0 if median_us is None else median_us]
     if any(isinstance(item, bool) or not isinstance(item, int | float) for item in numbers):
-        raise ValueError("no number")
+        raise ValueError("a count, time or deviation is not a number")
     if any(not isfinite(item) for item in numbers) or not 0 <= numbers[1] <= MOST_DEVIATION:
-        raise ValueError("a number that is not a measurement")
+        raise ValueError("a count, time or deviation is not finite, or a deviation is negative or too large")
     if not 0 <= count < MOST_US or not is_time(numbers[2]):
-        raise ValueError("a number that is not a time")
+        raise ValueError("a count or time is too small or too large")
     return BaselineCase(int(count), None if median_us is None else float(median_us), float(deviation or 0.0))

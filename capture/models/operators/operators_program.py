@@ -235,7 +235,7 @@ def _entries_of_trace(operators: Operators, runner: SampleRunner, trace: Trace, 
     functions = {str(function): function for function in runner.operators_of(operators.entries)}
     entries = list(trace_entries(trace, functions, runner.coverage))
     if not entries:
-        raise UserError(f"{path} does not call these operators", f"opgrip trace info {path} has its")
+        raise UserError(f"{path} does not call these operators", f"list those that it calls: opgrip trace info {path}")
     return entries
 
 

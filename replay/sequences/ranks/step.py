@@ -270,8 +270,8 @@ class RankDryRun(DryRun):
         super().begin()
 
     def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """Wait for the collectives that must be done before a call; if the call is a collective, run it with the other
-        ranks.
+        """Wait for the collectives that must end before a call; run the call with the other ranks and return True if it
+        is a collective, else return False.
         """
         self.exchange.before(self.place_of(call))
         if not self.runs_with_others(call):
@@ -289,7 +289,7 @@ class RankDryRun(DryRun):
         self.exchange.finish()
 
     def runs_with_others(self, call: FlowingCall) -> bool:
-        """Return True if a call is a collective that is run."""
+        """Return True if a call is a collective that this replay runs."""
         return call.signature in self._starters and self.place_of(call) not in self.left_out
 
     def place_of(self, call: FlowingCall) -> int:

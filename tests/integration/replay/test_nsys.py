@@ -132,7 +132,7 @@ def test_arguments_of_a_file_are_parsed_as_in_a_shell(tmp_path: Path) -> None:
 def test_arguments_file_must_not_name_the_report(tmp_path: Path, text: str) -> None:
     path = tmp_path / "arguments"
     path.write_text(text, encoding="utf-8")
-    message = "sets --output, which only opgrip may set: name the report by opreplay's --output"
+    message = "sets --output, which only opgrip may set: set the path of the report with opreplay's --output"
     with pytest.raises(UserError, match=message):
         arguments_in(path, nsys.FLAGS)
 

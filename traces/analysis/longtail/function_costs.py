@@ -57,7 +57,7 @@ class FunctionTimes:
     calls : typical time of a call on the host, by signature and scope
     device_calls : typical time of a call on an accelerator, by signature and scope
     clean : typical gap, by pair of consecutive calls, among gaps in which the capture recorded nothing new
-    typical : gap assumed for pairs without such a gap
+    typical : gap assumed for pairs of calls that have no gap in `clean`
     """
 
     cost: CaptureCost
@@ -192,7 +192,7 @@ def _low(times: Gaps) -> float:
 IS_USED_ELSEWHERE, IS_READ = 1, 2
 """flags of a storage: another function uses it; a call reads it"""
 USES = 4
-"""multiplier in the integer that encodes the use of a storage: number of the function that created it * USES + flags"""
+"""multiplier in the integer that encodes the use of a storage: index of the function that created it * USES + flags"""
 
 
 class Traffic:
@@ -225,9 +225,12 @@ class Traffic:
     def cross(self, call: MadeCall, borders: Borders) -> None:
         """Add the bytes that a call moves into and out of the function around it.
 
-        Memory that the function created can stay inside one kernel, so it does not count. Memory that other functions
-        created is read once. Memory that other functions use later, that no recorded call reads, or that existed before
-        the function is written once.
+        For a storage that the function did not create, bytes that the call reads and bytes that it writes are added.
+        For a storage that the function created, written bytes are added if other functions use the storage or no
+        recorded call reads it. Otherwise nothing is added, because the storage can stay inside one kernel.
+        Bytes that several calls of the function read or write count once.
+
+        borders : bytes that the earlier calls of the function moved
         """
         borders.pass_by(call)
         operation = call.operation
@@ -251,11 +254,13 @@ class Traffic:
 
 @dataclass(slots=True)
 class Borders:
-    """Bytes that enter and leave a function: by storage, bytes read of each tensor, extent in memory, and bytes
-    written.
+    """Bytes that enter and leave a function.
 
     Attributes
     ----------
+    reads : bytes read from each tensor, by storage and shape
+    extents : bytes from the start of a storage to the end of the last tensor that is read, by storage
+    writes : bytes written, by storage
     has_dataflow : True if the trace records the storages of a call of the function
     first, last : bytes of the arguments of the first call that moves data, and of the results of the last one
     """
@@ -286,7 +291,7 @@ class Borders:
 
     @property
     def bytes(self) -> int:
-        """Total bytes read and written; without recorded storages, the bytes at the first and last call."""
+        """Total bytes read and written; without recorded storages, `first` + `last`."""
         if not self.has_dataflow:
             return (self.first or 0) + self.last
         inwards = sum(min(sum(sizes.values()), self.extents[storage]) for storage, sizes in self.reads.items())

@@ -143,7 +143,9 @@ def test_graphs_of_equal_calls_are_launched_in_turn(tmp_path: Path) -> None:
 
 def test_other_files_are_refused_as_captures(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", EXECUTION)
-    with pytest.raises(UserError, match="holds no capture of a graph: profile the program while it captures"):
+    with pytest.raises(
+        UserError, match="does not contain the capture of a CUDA graph: profile the program while it captures"
+    ):
         joined(path, path)
     (tmp_path / "a.txt").write_text("Operator: aten.relu.default\ncnt: 3, ((T([8], f32),), {})\n")
     with pytest.raises(UserError, match="is not a profile with launches of graphs: remove --capture"):
