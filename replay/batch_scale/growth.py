@@ -17,7 +17,7 @@ from opgrip.traces.schema.records import Signature
 class Growth:
     """How a tensor grows with the batch: which of its sizes, strides and offset are multiplied.
 
-    sizes, steps : dimensions whose size, or whose stride, is multiplied
+    sizes, steps : dimensions whose size is multiplied; dimensions whose stride is multiplied
     outer : for each dimension in `sizes`, how often it contains the whole batch: 1 if all rows of one element of the
     batch are adjacent, T in a dimension of size T * B that was made of (T, B)
     offset : True if the offset is multiplied
@@ -200,8 +200,9 @@ def _sliced(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice |
 
 
 def _put_back(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice | None:
-    """Return the full size in the backward of a slice as growing argument, which the meta device does not check; None
-    for other calls.
+    """Return the full size that the backward of a slice takes as a growing argument; None for other calls.
+
+    The meta device does not check this size.
     """
     if signature.op not in ("aten.select_backward.default", "aten.slice_backward.default") or not growths[0].sizes:
         return None

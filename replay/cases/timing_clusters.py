@@ -33,11 +33,11 @@ COLUMNS = [
 
 @dataclass(frozen=True, slots=True)
 class TimingCluster:
-    """One timing cluster.
+    """A timing cluster: calls of one signature, at one or more call sites, that take similar times.
 
     signature : the signature with the values and results of one call of the cluster
     calls : indices of the selected calls; for a long trace, of a sample of them
-    captured_us : median time of these calls, or of all calls of the cluster if `calls` is empty
+    captured_us : median time of the calls in `calls`, or of all calls of the cluster if `calls` is empty
     place : module, function and line of the call with these values
     """
 
@@ -284,7 +284,7 @@ def captured_times(
 def weights_of(captured: Mapping[int, CapturedTimes], signatures: Mapping[int, Signature]) -> dict[int, float]:
     """Return the time of each case's calls, or their estimated cost if no call has a time.
 
-    signatures : signatures for which costs are estimated; for others, each call has the same cost
+    signatures : signatures whose cost is estimated, by case number; calls of all other cases have the same cost
     """
     times = {number: item.count * item.median_us for number, item in captured.items()}
     if any(times.values()):

@@ -182,7 +182,8 @@ class Total:
     """Total time of the calls of several cases.
 
     name : name of the group
-    cases, base_us, new_us : number of cases, and their time in each run
+    cases : number of cases in the group
+    base_us, new_us : total time of the calls of these cases in each run
     """
 
     name: str
@@ -197,9 +198,10 @@ class Comparison:
     """Result of comparing two runs.
 
     base, new : headers of the runs
-    differs : settings that differ: name, value in base, value in new
+    differs : settings that differ, as (name, value in base, value in new)
     pairs : cases timed in both runs, largest loss of time first
-    broken, mended : cases with correct results only in the base; cases with correct results only in the new run
+    broken : cases whose results are correct only in the base
+    mended : cases whose results are correct only in the new run
     untimed : other cases without a time in at least one run
     changed : cases that were ok in the base and have different results in the new run
     missing, added : rows that exist in only one run
@@ -277,7 +279,7 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
 
     Cases are joined by operator, shapes, recorded dtypes, settings and mode, not by their numbers in a trace. The runs
     may have been made with different options, such as `--dtype`, `--tune` or `--threads`, if each of them applied to
-    a whole run: `differs` lists these options. Repeats (`--repeats`) show how much a case varies from one replay to
+    a whole run: `differs` lists them. Repeats (`--repeats`) show how much a case varies from one replay to
     the next.
 
     margin : largest relative difference at which times count as the same

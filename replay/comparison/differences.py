@@ -53,7 +53,7 @@ class Difference:
     """Difference of the logarithms of two medians, with the uncertainties from which a verdict is derived.
 
     log_ratio : logarithm of the ratio new to base
-    variance : variance of a single repeat
+    variance : variance of the logarithm of a run's median from repeat to repeat
     freedom : degrees of freedom of that variance
     base_runs, new_runs : number of repeats of each run
     drift : standard deviation of the change in the machine's speed between runs, which repeats within a run do not show
@@ -246,7 +246,7 @@ def compare_rows(timed: Sequence[tuple[Result, Result]]) -> list[Compared | None
 class _Chosen:
     """Estimates chosen for a case's two rows.
 
-    missed : if fastest runs are compared, how much more the medians differ
+    missed : if fastest runs are compared, by how much the log ratio of the medians exceeds that of the fastest runs
     """
 
     base: Estimate

@@ -79,7 +79,7 @@ def _series(request: PlotRequest) -> dict[str, list[tuple[Result, float]]]:
 
 
 def _first_ways(rows: list[Result]) -> list[Result]:
-    """Return the first row of each case; its other variants represent the same calls."""
+    """Return the first row of each case; other rows of a case are variants of the same calls."""
     from opgrip.replay.results.results import VARIANT_COLUMNS
 
     cases: dict[tuple[object, ...], Result] = {}

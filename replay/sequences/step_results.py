@@ -81,14 +81,14 @@ class SequenceResult:
     results
     unsupported : number of calls that did not run
     redrawn : number of replayed calls with some drawn values, because earlier results were outside the recorded range
-    not_replayed : reasons, most calls first
+    not_replayed : calls that were not replayed, by operator, status and reason, most frequent first
     captured_ms : sum of the times of all calls, by the device's clock for calls that ran on a device
-    captured_host_ms, captured_wall_ms : sum of the times on the host; time from the first start to the last end
+    captured_host_ms, captured_wall_ms : sum of the calls' host times; time from the first call to the end of the last
     captured_device_ms : time that an accelerator was busy; None if the trace lacks it
     unsupported_ms, unsupported_host_ms : parts of `captured_ms` and `captured_host_ms` due to calls that did not run
     replayed_ms : sum of the calls' times in each pass, on an accelerator by its clock; with several streams the time
     from the first to the last call over all of them
-    replayed_host_ms, replayed_wall_ms : the same as for the capture, for each pass that the host's clock timed
+    replayed_host_ms, replayed_wall_ms : the same times as in the capture, for each pass that the host's clock timed
     outside_bytes : memory that exists before the first call
     captured_peak_bytes, replayed_peak_bytes : peak of all other memory; on CUDA the allocator's figure, which includes
     workspaces
@@ -100,10 +100,10 @@ class SequenceResult:
     in_eager : number of calls that ran in eager because the mode cannot run them or returns other results
     failure : reason why nothing was measured; empty if something was measured
     slowed_passes, dropped_passes : number of slowed passes that were kept; number of passes that were not kept
-    is_contended : True if others used the cores in all timed passes, so that the totals are unreliable
+    is_contended : True if other processes used the cores in all timed passes, so that the totals are unreliable
     streams : number of streams of the device that the calls used
-    graphs, between_graphs : number of graphs in which the calls ran, and of calls between them; `replayed_ms` is then
-    the time of the whole pass by the device's clock
+    graphs, between_graphs : number of graphs in which calls ran, and number of calls that ran between graphs; with
+    graphs, `replayed_ms` is the time of the whole pass by the device's clock
     """
 
     device: str
@@ -199,11 +199,11 @@ class Passes:
     """Timed passes of a step.
 
     kept : passes whose times count
-    contended : passes during which others used the cores; only their undisturbed calls count
+    contended : passes in which other processes used the cores; of these, only calls that were not affected can count
     is_contended : True if `kept` contains contended passes because there are no others
     waited_ns : time spent waiting for other processes to leave the cores
     dropped : number of slowed passes that were repeated
-    failures, failure : number of passes that failed, and the last reason
+    failures, failure : number of passes that failed, and the reason of the last failure
     """
 
     kept: list[Pass] = field(default_factory=list)

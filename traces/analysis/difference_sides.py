@@ -37,8 +37,10 @@ class Cases:
     Attributes
     ----------
     time_ns : total time in ns, computed with the median time of each signature
-    call_of_profile : outline without the details that profiles lack
+    call : outline of the call with its arguments
     models : tensors of the first signature of these calls, with their value models
+    times_us : for each signature, median time of a call and number of calls
+    call_of_profile : outline of the call without the details that profiles lack
     """
 
     op: str = ""
@@ -128,7 +130,7 @@ class Side:
 
 
 def unit_of(before: Side, after: Side) -> str:
-    """Return the unit per which calls are counted when two sides are compared: step, trace or call."""
+    """Return what calls are counted per when two sides are compared: step, trace or call."""
     if before.steps and after.steps:
         return STEP
     return TRACE if before.traces == after.traces == 1 else CALL
@@ -263,7 +265,7 @@ def paths_of(side: Path) -> list[Path]:
 
 
 def load_side(paths: list[Path], partial: bool, unbounded: bool) -> Side:
-    """Return the sums over traces, which are read one after another."""
+    """Return a side with the sums over the traces in some files, which are read one after another."""
     side = Side()
     for path in paths:
         if path.name.endswith(SUFFIX):

@@ -57,8 +57,8 @@ def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
 def changed_statistics(before: Statistics, after: Statistics, tolerance: float) -> dict[str, tuple[float, float]]:
     """Return the statistics that changed, with their values before and after.
 
-    A mean or spread counts as changed if it differs by more than `tolerance` times the spread, a bound by ten times
-    that, and a share by more than `tolerance`.
+    A mean or spread counts as changed if it differs by more than `tolerance` times the spread, the lowest or highest
+    value if it differs by more than ten times that, and a share if it differs by more than `tolerance`.
     """
     changed = {}
     spread = max(before.get("std", 0.0), after.get("std", 0.0))
@@ -90,9 +90,10 @@ class Tolerances:
     ----------
     counts : difference in the number of calls, relative to the larger number; per step if steps are known
     shares : difference in the share of the total time, 0 to 1
-    values : difference in statistics of values, relative to their spread; for shares of zeros, nan and infinities,
-        absolute
-    least : smallest share of the time for which an added, removed, or more or less often called signature is reported
+    values : difference in statistics of values, relative to the spread of the values; for zeros, nan
+        and infinities, difference in their share
+    least : smallest share of the time at which a signature is reported that is new, is gone, or is called more or less
+        often
     """
 
     counts: float = 0.0
@@ -110,10 +111,10 @@ class Row:
     key : key of the signature, the same in all traces
     call : short form of the call with its arguments
     counts : number of calls in each trace
-    shares : share of the time of each trace, 0 to 1
+    shares : share of each trace's time that the signature's calls take, 0 to 1
     median_us : median time of a call in each trace, or None
-    values : changed statistics: index of the tensor, statistic, before, after
-    kinds : kinds of differences
+    values : statistics that changed, as (index of the tensor, name of the statistic, value before, value after)
+    kinds : kinds of differences, out of `KINDS`
     """
 
     key: str
@@ -132,7 +133,8 @@ class OperatorRow:
 
     Attributes
     ----------
-    shares, call_shares : shares of the time and of the calls of each side, 0 to 1
+    shares : share of each side's time that the operator's calls take, 0 to 1
+    call_shares : share of each side's calls that are calls of the operator, 0 to 1
     """
 
     op: str
@@ -146,7 +148,7 @@ class TraceDifference:
 
     Attributes
     ----------
-    facts : header fields that differ: name, before, after
+    facts : header fields that differ, as (name, value before, value after)
     rows : all signatures, largest change of time first
     names : names of the two sides in the output
     unit, units : what calls are counted per (`step`, `trace` or `call`), and how many of these each side has

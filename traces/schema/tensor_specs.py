@@ -224,8 +224,8 @@ def memory_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def stored_elements(spec: TensorSpec) -> int:
-    """Return the number of elements in memory; an expanded dimension counts once, a sparse or nested tensor by its
-    values.
+    """Return the number of elements in memory: an expanded dimension counts once; a sparse or nested tensor has as many
+    elements as its values.
     """
     if spec.parts:
         return prod(spec.parts[-1].shape)
@@ -265,7 +265,8 @@ def map_values(function: Callable[[int | None], int | None], spec: TensorSpec) -
 def compressed_grid(spec: TensorSpec) -> tuple[int, int]:
     """Return the number of compressed rows of a sparse tensor, and the number of blocks in each.
 
-    For layouts compressed by column, these are columns. In layouts without blocks, a block is one element.
+    In layouts that are compressed by column, columns take the place of rows. In layouts without blocks, a block is one
+    element.
     """
     assert isinstance(spec.made_of, Compressed), "the caller's business"
     plain, values = spec.made_of.plain, spec.made_of.values

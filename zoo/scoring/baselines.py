@@ -62,7 +62,7 @@ class BaselineCase:
 
     @property
     def total_us(self) -> float:
-        """Return the time of all its calls."""
+        """Return the total time of the case's calls."""
         return self.count * (self.median_us or 0.0)
 
 
@@ -151,7 +151,7 @@ def about_of(results: Results) -> dict[str, Any]:
 
 
 def added(baseline: Baseline, more: Baseline) -> Baseline:
-    """Return a baseline with the traces of both; if both contain a trace, `more` provides it.
+    """Return a baseline with the traces of two baselines; a trace that both contain is taken from `more`.
 
     Raises
     ------

@@ -58,12 +58,11 @@ from opgrip.traces.values import ValueModel
 
 @dataclass(frozen=True, slots=True)
 class Stamps:
-    """Times of a rank's collectives in a pass: when the rank arrived, when they were done, and how long they blocked
-    the rank.
+    """Times of the collectives that a rank ran in a pass; each attribute has one entry for each of them.
 
-    places : indices of the collectives that were run, in the rank's list of collectives; the other attributes have one
-        entry
-    for each of them
+    places : index of the collective in the list of the rank's collectives
+    arrived_ns, done_ns : time at which the rank arrived at the collective, and time at which the collective was done
+    held_ns : how long the collective blocked the rank
     """
 
     places: list[int]
@@ -79,7 +78,7 @@ class RankStep:
     plan : plan that says which collectives were run, and with which ranks
     signatures : signature of each collective, in the order of the rank's calls
     left_out : number of collectives that did not run, by reason
-    stamps : times of each kept pass
+    stamps : times of the collectives, for each kept pass
     """
 
     result: SequenceResult
