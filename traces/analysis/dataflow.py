@@ -218,10 +218,10 @@ class _Shape:
 class _Shapes:
     """Sizes of the tensors of all signatures of a trace.
 
-    The extent of a tensor is the number of bytes from the start of its storage to the tensor's end. It is stored as an
-    extent number: a larger extent has a larger number, but every argument has a larger number than every result. So the
-    largest number of a storage is that of an argument, if it holds one: the extents of arguments are the same in all
-    calls of a signature, whereas those of results are known for its first call only.
+    The extent of a tensor is the number of bytes from the start of its storage to the tensor's end. It is kept as an
+    extent number: a larger extent has a larger number, but every argument has a larger number than every result. So
+    the tensor with the largest number in a storage is an argument, if the storage holds one. Arguments have the same
+    extents in all calls of a signature, whereas the extents of results are known for its first call only.
     """
 
     def __init__(self, signatures: Sequence[Signature]) -> None:

@@ -235,7 +235,9 @@ def _entries_of_trace(operators: Operators, runner: SampleRunner, trace: Trace, 
     functions = {str(function): function for function in runner.operators_of(operators.entries)}
     entries = list(trace_entries(trace, functions, runner.coverage))
     if not entries:
-        raise UserError(f"{path} does not call these operators", f"list those that it calls: opgrip trace info {path}")
+        raise UserError(
+            f"{path} does not call these operators", f"see the operators that it calls with opgrip trace info {path}"
+        )
     return entries
 
 

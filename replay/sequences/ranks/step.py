@@ -183,7 +183,10 @@ def _agree(
 
 
 def _make_groups(plan: RankPlan, device: str, control: Control) -> dict[GroupKey, GroupMembers]:
-    """Create the groups of the plan, and return those of this rank; every rank creates all groups in the same order."""
+    """Create the groups of the plan, and return the groups of this rank.
+
+    Every rank creates all groups, in the same order.
+    """
     backend = backend_for(device)
     groups: dict[GroupKey, GroupMembers] = {}
     try:
