@@ -71,7 +71,7 @@ class ResultVerdict:
 
     @property
     def reason(self) -> str | None:
-        """All faults as one line of text, or None."""
+        """All faults as one line of text, or None if the results are correct."""
         return "; ".join(map(str, self.faults)) or None
 
     @property

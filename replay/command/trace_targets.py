@@ -220,7 +220,7 @@ def hash_of(about: Any) -> str | None:
 ABOUT = "about.json"
 """file in the folder that describes the run"""
 HASHES = "trace_hashes"
-"""key of the trace hashes in that file"""
+"""key of the trace hashes in the file `ABOUT`"""
 
 
 class OtherMachinesError(UserError):

@@ -62,7 +62,7 @@ class Trimmed:
     ----------
     calls, of_calls : number of calls in the part and in the whole trace, counted as in `opgrip trace info`
     signatures, of_signatures : number of signatures in the part and in the whole trace
-    producers : number of calls that were added because others read their results
+    producers : number of calls that were added because selected calls read their results, directly or indirectly
     cut_edges : how often a call reads memory that an omitted call made
     losses : facts that are missing in the source file if another tool wrote it
     """

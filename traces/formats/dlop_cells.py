@@ -54,7 +54,7 @@ class CellTensor:
         return fit_values(torch.tensor(self.data, dtype=self.dtype).reshape(self.shape))
 
     def spec(self, values: int | None = None) -> TensorSpec:
-        """Return its metadata, with the number of a value model."""
+        """Return the tensor's metadata, with the number of its value model."""
         return TensorSpec(self.shape, contiguous(self.shape), self.dtype, "cpu", values=values)
 
 

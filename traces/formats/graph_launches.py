@@ -147,9 +147,9 @@ class GraphCalls:
             joined_ns += sum(ordered[place][1] for _, launches in graph.calls for place in launches)
             self._launches.append(_Launch(start_ns - table.first_ns, table.thread_name(thread), graph, ordered))
         self.share = joined_ns / max(device_ns, 1)
-        """share of the device's time in launches that is of these calls"""
+        """share of the device's time in launches that belongs to these calls"""
         self.matched = matched_ns / max(device_ns, 1)
-        """share of that time that is in launches of the captured graphs"""
+        """share of the device's time in launches that is spent in launches of the captured graphs"""
 
     def __iter__(self) -> Iterator[tuple[str, ProfiledCall]]:
         """Yield the calls of each launch, each with a thread name."""

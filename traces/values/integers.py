@@ -76,8 +76,8 @@ class Integers(Ordered):
     Attributes
     ----------
     frequent : (value, count) of at most 64 values, the most frequent first
-    low, high : smallest and largest of the other elements; None if there are none
-    others : number of other elements
+    low, high : smallest and largest element that is not a frequent value; None if there is none
+    others : number of elements that are not frequent values
     ascending : True if the elements are sorted, as in offsets and sorted keys
     distinct : number of distinct values, including frequent ones; None in old traces
     zipf : exponent z such that the r-th most frequent of the other values occurs about in proportion to r**-z
@@ -223,7 +223,7 @@ def _with(frequent: list[list[int]], wanted: list[list[int]]) -> list[list[int]]
 
 
 def _places(values: Integers1D, queries: list[int]) -> Integers1D:
-    """Return the positions of the queries in the sorted distinct values; queries that do not occur are left out."""
+    """Return the indices of the queries in the sorted `values`; queries that do not occur there are left out."""
     wanted = np.array(queries, dtype=np.int64)
     places = np.searchsorted(values, wanted).clip(max=len(values) - 1)
     there: Integers1D = places[values[places] == wanted]

@@ -132,7 +132,7 @@ def _captured(rows: Mapping[str, Result]) -> dict[str, CaseReference]:
 def _rebased(standing: Standing, baseline: Results) -> tuple[Standing, dict[str, CaseReference]]:
     """Convert the time that each case represents to the machine of a baseline.
 
-    Return the converted times, and the time of each case in the baseline. Cases that are not ok there are left out.
+    Return the converted times, and the time of each case in the baseline, without cases that are not ok there.
     """
     rows: dict[str, Result] = {}
     for row in baseline:

@@ -33,7 +33,7 @@ from opgrip.traces.analysis.ranks.collectives import bus_factor
 class RankOutcome:
     """Results of a step replay in one rank.
 
-    totals : totals of its step, as in a result file
+    totals : totals of the rank's step, as in a result file
     left_out : number of collectives that did not run, by reason
     """
 
@@ -73,7 +73,7 @@ def replay_ranks(
 ) -> StepOutcome | None:
     """Replay this rank's part of a trace together with the other ranks; return the results in rank 0, else None.
 
-    Raises `UserError` if the trace has another number of ranks, or if a rank ends.
+    Raises `UserError` if the numbers of ranks in the trace and in this run differ, or if a rank ends early.
     """
     settings = sequence_settings(workload)
     if settings.mode != EAGER:
