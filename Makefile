@@ -20,6 +20,8 @@ OLDEST := build/oldest
 MIDDLE := build/middle
 NEWEST := build/newest
 VERSIONS := $(OLDEST) $(MIDDLE) $(NEWEST)
+# on the torch that GPUs were measured with
+ON_SIMULATOR := tests/integration/simulated/test_graphs.py tests/integration/simulated/test_leads.py
 TESTING := pytest pytest-timeout pytest-xdist hypothesis pyte
 
 .PHONY: help demo test test-all test-versions smoke-versions fuzz coverage openmmlab runtimes browser docs lint types bench gpu-check zoo thresholds clean
@@ -53,6 +55,7 @@ smoke-versions: ## capture and replay once on the oldest, a middle and the newes
 	  $$pair/bin/python tests/support/runners/private_places.py && \
 	  $$pair/bin/opcapture --input-size 96 --batch-size 1 --force -o $$pair/trace.jsonl && \
 	  $$pair/bin/opreplay $$pair/trace.jsonl --top 5 --mode jit --strict && \
+	  { [ $$pair != $(MIDDLE) ] || $$pair/bin/python -m pytest -q $(ON_SIMULATOR); } && \
 	  rm -rf $$pair || exit 1; \
 	done
 

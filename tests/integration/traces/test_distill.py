@@ -337,10 +337,10 @@ def test_invalid_distilled_field_is_refused_in_one_line(results: Results) -> Non
         ([0], []),
     ):
         results.header[FIELD] = {"keys": keys, "traces": {"a": {"cases": cases, "us": us}}}
-        with pytest.raises(UserError, match="does not list the cases"):
+        with pytest.raises(UserError, match="does not say which original cases"):
             distilled_scores(results)
         # raised before any case runs
-        with pytest.raises(UserError, match="does not list the cases"):
+        with pytest.raises(UserError, match="does not say which original cases"):
             standing_of(results.header)
     about = {"a": {"cases": [0], "us": [1.0]}}
     for nonsense in (
@@ -348,7 +348,7 @@ def test_invalid_distilled_field_is_refused_in_one_line(results: Results) -> Non
         *({"keys": [["x"]], "traces": about}, {"keys": ["x", "x"], "traces": about}),
     ):
         results.header[FIELD] = nonsense
-        with pytest.raises(UserError, match="does not list the cases"):
+        with pytest.raises(UserError, match="does not say which original cases"):
             distilled_scores(results)
 
 
