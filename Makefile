@@ -21,7 +21,7 @@ MIDDLE := build/middle
 NEWEST := build/newest
 VERSIONS := $(OLDEST) $(MIDDLE) $(NEWEST)
 # on the torch that GPUs were measured with
-ON_SIMULATOR := tests/integration/simulated/test_graphs.py tests/integration/simulated/test_leads.py
+ON_SIMULATOR := tests/integration/simulated/test_device.py tests/integration/capture/test_kernels.py
 TESTING := pytest pytest-timeout pytest-xdist hypothesis pyte
 
 .PHONY: help demo test test-all test-versions smoke-versions fuzz coverage openmmlab runtimes browser docs lint types bench gpu-check zoo thresholds clean
