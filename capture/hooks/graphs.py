@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from opgrip.capture.hooks.wrapped_operators import timed_on
 from opgrip.capture.program.accelerators import graph_classes, with_index
 from opgrip.capture.program.patches import Patches
 from opgrip.capture.program.places import Location
@@ -128,10 +129,7 @@ class GraphWatch:
                 recorder.pending.add(Graph(number, captured=False) if kept is None else recorder.adopt(kept, number))
             epochs, epoch = recorder.epochs, recorder.epochs.current
             _, pair = recorder.scopes.point(number, mode.place, 0)
-            is_by_kernels = recorder.kernels is not None and recorder.kernels.expect(number, device, recorder.graphs)
-            timed = mode.device.with_stream if is_by_kernels else mode.device.timed
-            needs_none = is_by_kernels and not recorder.uses_streams
-            run = original if needs_none else timed(original, device, lambda: mode.launched)
+            run = timed_on(recorder, mode, number, original, device, lambda: mode.launched)
             launch = epochs, epoch, number, pair, run
             self._launches[id(graph), mode, mode.place, recorder.uses_streams] = launch
             return launch

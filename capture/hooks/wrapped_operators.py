@@ -51,12 +51,25 @@ def measured(
     tensors = tensors_in(values)
     device = accelerator_of(tensors, values) if on_device else None
     if device is not None:
-        if recorder.kernels is None or not recorder.kernels.expect(number, device, recorder.graphs):
-            return mode.device.timed(run, device, started)
-        return mode.device.with_stream(run, device, started) if recorder.uses_streams else run
+        return timed_on(recorder, mode, number, run, device, started)
     if may_need_pages(func, tensors, recorder.signatures.output_bytes(number)):
         return mode.faults.counted(run, started)
     return None
+
+
+def timed_on(
+    recorder: Recorder, mode: ThreadMode, number: int, run: Run, device: torch.device, started: Callable[[], int]
+) -> Run:
+    """Return a function that calls `run`, and measures its device time with events if kernel records will not give it;
+    it notes the stream if the program uses several.
+
+    Parameters
+    ----------
+    number, started : as for `measured`
+    """
+    if recorder.kernels is None or not recorder.kernels.expect(number, device, recorder.graphs):
+        return mode.device.timed(run, device, started)
+    return mode.device.with_stream(run, device, started) if recorder.uses_streams else run
 
 
 class _Watched:

@@ -12,28 +12,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from opgrip.capture.timing.kernel_windows import WrittenCalls
+from opgrip.capture.recording.thread_calls import ThreadCalls
+from opgrip.capture.timing.kernel_windows import FOREVER_NS, WrittenCalls
 from opgrip.traces.schema.accelerator_records import Graph
 from opgrip.traces.schema.records import Record
 
 if TYPE_CHECKING:
     from opgrip.capture.recording.thread_mode import ThreadMode
 
-FOREVER_NS = (1 << 63) - 1
 ENGINE = "autograd"
 """name of the threads in which autograd runs the backward pass that another thread captures"""
 
 Columns = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class GraphCalls:
-    """Calls that one thread made for a graph, as in `ThreadCalls`."""
-
-    mode: ThreadMode
-    calls: Columns
-    tensors: Columns
-    flows: Columns
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +42,7 @@ class GraphCapture:
     mode: ThreadMode
     started_ns: int
     ended_ns: int = FOREVER_NS
-    parts: list[GraphCalls] = field(default_factory=list)
+    parts: list[ThreadCalls] = field(default_factory=list)
 
     def contains(self, mode: ThreadMode, starts: Columns) -> NDArray[np.bool_]:
         """Return a mask of the calls of a thread that were made while the graph was captured."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from opgrip.capture.program.accelerators import KINDS, GraphCaptures, is_capturing, is_started, synchronize, with_index
 from opgrip.capture.program.patches import Patches
 from opgrip.capture.timing.graph_nodes import GraphLaunch, GraphNodes, KernelCounts, add_kernel
-from opgrip.capture.timing.kernel_windows import Window, WrittenCalls, clock_distance_ns, innermost_calls
+from opgrip.capture.timing.kernel_windows import FOREVER_NS, Window, WrittenCalls, clock_distance_ns, innermost_calls
 from opgrip.capture.torch_compat.accelerator_private import PREPARE_PROFILER
 from opgrip.errors import UserError, one_line, raise_if_from_program
 from opgrip.platform.activity_records import (
@@ -34,7 +34,6 @@ from opgrip.platform.activity_records import (
 from opgrip.traces.schema.accelerator_records import DeviceTimes, Kernels
 from opgrip.traces.schema.records import Record
 
-FOREVER_NS = (1 << 63) - 1
 MOST_CALLS_OF_WINDOW = 100_000
 """number of calls after which a new window begins, because torch's profiler stops collecting at 128 MiB of records"""
 

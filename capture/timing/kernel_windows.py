@@ -12,6 +12,8 @@ from typing import Any
 from opgrip.platform.activity_records import ID_BITS, ActivityProfile, LaunchedWork, is_launch, is_work, launched_by
 from opgrip.traces.formats.profiler_events import LAUNCH as KERNEL_LAUNCH
 
+FOREVER_NS = (1 << 63) - 1
+"""end of what has not ended"""
 CLOCK_READINGS = 20
 CUT_NS = 1_000_000_000
 """if a window ends with a longer time without a launch, its records are considered incomplete"""

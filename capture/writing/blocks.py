@@ -7,18 +7,19 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count, islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from opgrip.capture.recording.graph_templates import FOREVER_NS, GraphCalls
 from opgrip.capture.recording.observations import PlaceTimes
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.scope_table import FIRST_PAIR
+from opgrip.capture.recording.thread_calls import ThreadCalls
 from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadMode
 from opgrip.capture.signatures.predictions import CallPoint
+from opgrip.capture.timing.kernel_windows import FOREVER_NS
 from opgrip.capture.timing.page_faults import FEWEST, NONE_OPEN, Runs, runs_of
 from opgrip.traces.codec.call_blocks import perturbed_flags
 from opgrip.traces.schema.records import NO_STORAGE, Calls, Entered, Record, Thread
@@ -33,46 +34,6 @@ MOST_SEQUENCES = 1 << 18
 """maximum number of forward calls that wait for their backward calls"""
 UNKNOWN = -1
 """placeholder for the signature of a pair that was not looked up yet"""
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadCalls:
-    """Some calls of a thread.
-
-    Attributes
-    ----------
-    calls : (N, 4), pair number, start, end and sequence number of each call
-    tensors : number of tensors of each call
-    flows : storage numbers of these tensors, call after call
-    open_since_ns : start of the first call that had not ended when the last of these calls ended
-    """
-
-    mode: ThreadMode
-    calls: NDArray[np.int64]
-    tensors: NDArray[np.int64]
-    flows: NDArray[np.int64]
-    open_since_ns: int = NONE_OPEN
-
-    def __len__(self) -> int:
-        return len(self.calls)
-
-    def part(self, first: int, stop: int) -> ThreadCalls:
-        """Return the calls with indices from `first` to `stop - 1`."""
-        ends = np.concatenate([[0], np.cumsum(self.tensors)])
-        own, flows = slice(first, stop), slice(ends[first], ends[stop])
-        open_since_ns = min(self.open_since_ns, int(self.calls[stop:, 1].min(initial=NONE_OPEN)))
-        return ThreadCalls(self.mode, self.calls[own], self.tensors[own], self.flows[flows], open_since_ns)
-
-    def selected(self, flags: NDArray[np.bool_]) -> ThreadCalls:
-        """Return the flagged calls."""
-        flows = self.flows[np.repeat(flags, self.tensors)]
-        return replace(self, calls=self.calls[flags], tensors=self.tensors[flags], flows=flows)
-
-    def copied(self) -> ThreadCalls:
-        """Return a copy of these calls if their arrays are views of larger ones, so that the larger ones can
-        be freed.
-        """
-        return replace(self, calls=self.calls.copy(), tensors=self.tensors.copy(), flows=self.flows.copy())
 
 
 class Blocks:
@@ -132,22 +93,20 @@ class Blocks:
             count = len(mode.rows)
             whole, used = self._split(mode, mode.rows[:count], remaining_calls, open_since_ns)
             threads[:0] = [whole]
-            own = self._own(whole)
+            own, ran = self._own(whole), self._without_graphs(whole)
             with self._counting:
                 integers, calls = self._counted.pop(mode.number, (0, 0))
                 del mode.rows[:used]
+                self._in_flight += own if ran is whole else self._own(ran)
                 if integers > used:
                     self._counted[mode.number] = integers - used, calls - own
             self.recorder.work.calls += len(whole)
             self.recorder.work.integers += used
             if len(whole):
                 self._last[mode.number] = int(whole.calls[-1, 1]), int(whole.calls[-1, 2])
-            whole = self._without_graphs(whole)
-            with self._counting:
-                self._in_flight += self._own(whole)
             if remaining_calls is not None:
-                remaining_calls -= len(whole)
-            blocks[:0] = [whole.part(first, min(first + BLOCK, len(whole))) for first in range(0, len(whole), BLOCK)]
+                remaining_calls -= len(ran)
+            blocks[:0] = [ran.part(first, min(first + BLOCK, len(ran))) for first in range(0, len(ran), BLOCK)]
         # collect all forward calls before the first backward call is paired
         for block in threads:
             self._remember_forward(block)
@@ -173,7 +132,7 @@ class Blocks:
                 starts = part.calls[:, 1].tolist()
                 part.mode.faults.take(starts)
                 part.mode.device.forget(starts)
-                capture.parts.append(GraphCalls(part.mode, part.calls, part.tensors, part.flows))
+                capture.parts.append(part)
         return whole
 
     def _names_of(self, calls: NDArray[np.int64]) -> tuple[list[int], list[int]]:

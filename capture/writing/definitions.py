@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.thread_calls import ThreadCalls
 from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
-from opgrip.capture.writing.blocks import ThreadCalls
 from opgrip.traces.analysis.redaction import Policy, Redaction
 from opgrip.traces.io.writer import encode_line
 from opgrip.traces.schema.accelerator_records import Graph

@@ -11,8 +11,9 @@ from time import monotonic, perf_counter, perf_counter_ns, sleep, thread_time_ns
 
 from opgrip.capture.program.accelerators import describe_devices, started_devices
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.thread_calls import ThreadCalls
 from opgrip.capture.signatures.signatures import forget_outlines
-from opgrip.capture.writing.blocks import Blocks, ThreadCalls
+from opgrip.capture.writing.blocks import Blocks
 from opgrip.capture.writing.definitions import Definitions, RecordingLimits, parts_within
 from opgrip.cli.command import counted
 from opgrip.cli.output_files import reason_of
