@@ -20,12 +20,12 @@ from gpu.step import NotHereError, Place, Step, expect, expect_between
 from opgrip.capture import Capture
 from opgrip.capture.program.capture_choices import AUTO, EVENTS
 from opgrip.replay import replay
+from opgrip.replay.operators.devices import graph_class
 from opgrip.traces import Trace, load
 from opgrip.traces.table.graph_launches import BY_KERNELS
 
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "sim": "SIM_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 """variables that hide devices from a process that has not initialized them yet"""
-GRAPHS = ("CUDAGraph", "XPUGraph", "Graph")
 LAUNCHES = 20
 FLUSHED_S = 1.2
 """time in which a capture's thread wakes up twice"""
@@ -115,8 +115,8 @@ def check_graph(place: Place, device_time: str) -> None:
     the graph's calls once, each launch, and device times of both.
     """
     module, trace = place.module, place.folder / "graph.jsonl"
-    kinds = [getattr(module, name) for name in GRAPHS if hasattr(module, name)]
-    if not kinds:
+    kind = graph_class(place.device)
+    if kind is None:
         raise NotHereError(f"{place.kind} has no graphs")
     elements = 1 << (20 if place.kind == "cuda" else 12)
     x, unsorted = torch.ones(1000, device=place.device), torch.rand(elements, device=place.device)
@@ -127,7 +127,7 @@ def check_graph(place: Place, device_time: str) -> None:
             x.sin()
         unsorted.sort()
         module.synchronize()
-        graph = kinds[0]()
+        graph = kind()
         with module.graph(graph):
             y = x.sin()
             time.sleep(FLUSHED_S)

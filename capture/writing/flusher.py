@@ -30,9 +30,7 @@ ALIVE_S = 1.0
 """interval in seconds between checks whether the writing thread still runs"""
 PAUSE_S = 50e-6
 PATIENCE = 12
-"""length of pauses while values are fitted, relative to the time of fitting, because the program needs Python's
-interpreter lock to launch each operator
-"""
+"""length of pauses while values are fitted, relative to the fitting: each launch needs the interpreter's lock"""
 UNLIMITED = RecordingLimits()
 
 

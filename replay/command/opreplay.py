@@ -62,10 +62,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     if baseline_file is not None and not is_several and not is_ranks:
         raise UserError("--baseline is for several traces", "name a folder, zoo or zoo:PATTERN")
     # reject invalid requests before any case runs
-    if is_several:
-        printers = [scorer.against(baseline_file) for scorer in scorers.values()]
-    else:
-        printers = [scorer.print_scores for scorer in scorers.values()]
+    printers = [scorer.against(baseline_file) if is_several else scorer.print_scores for scorer in scorers.values()]
     again = shlex.join(["opreplay", *words, *(() if output.resume else ("--resume",))])
     outcome = perform(args, reporter, again=again, check=_check_scorers)
     if outcome is None:
@@ -94,14 +91,19 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     _report_details(outcome, reporter)
     if outcome.unmatched:
         reporter.say(outcome.unmatched)
-    if outcome.problems:
-        names, more = list(outcome.problems)[:NAMED], len(outcome.problems) - NAMED
-        words = ", ".join([*names, *([f"{more} more"] if more > 0 else [])])
-        reporter.say(f"{len(outcome.problems)} of {counted(outcome.traces, 'trace')} not replayed: {words}")
+    _report_problems(outcome, reporter)
     held = [hold_candidates(gate, judged_steps(outcome.results)) for gate in gates]
     for item in held:
         reporter.say(item.line)
     return _end(args, outcome, reporter) or exit_status(held)
+
+
+def _report_problems(outcome: ReplayOutcome, reporter: Reporter) -> None:
+    """Name the traces that could not be replayed."""
+    if outcome.problems:
+        names, more = list(outcome.problems)[:NAMED], len(outcome.problems) - NAMED
+        words = ", ".join([*names, *([f"{more} more"] if more > 0 else [])])
+        reporter.say(f"{len(outcome.problems)} of {counted(outcome.traces, 'trace')} not replayed: {words}")
 
 
 def _check_scorers(workload: Workload) -> None:

@@ -28,6 +28,9 @@ FEWEST_CYCLES_PER_US = 2_000
 CALIBRATION_CYCLES, CALIBRATIONS = 200_000, 5
 """number of cycles of a kernel, and number of kernels, from whose times the cycles per microsecond are determined"""
 
+GRAPHS = ("CUDAGraph", "XPUGraph", "Graph")
+"""names of the graph class in the modules of accelerators"""
+
 
 class DeviceLostError(BaseException):
     """A kernel failed, and this process can no longer use the device.
@@ -43,6 +46,12 @@ def is_accelerator(device: str) -> bool:
 def module_of(device: str) -> Any:
     """Return the module of torch for a kind of accelerator, such as `torch.cuda`."""
     return getattr(torch, torch.device(device).type)
+
+
+def graph_class(device: str) -> Any:
+    """Return the class of a device's graphs, such as `torch.cuda.CUDAGraph`, or None if it has none."""
+    module = module_of(device)
+    return next((getattr(module, name) for name in GRAPHS if hasattr(module, name)), None)
 
 
 def with_index(device: str) -> str:

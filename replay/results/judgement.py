@@ -164,6 +164,11 @@ def _judged(row: Result, base: Result | None, step_us: float | None, export: str
     return row.adding(CandidateColumns(ratio.verdict, *ratio.interval, share, saving, error))
 
 
+def saving_in_words(saving: float, error: float) -> str:
+    """Return a share that is saved, or costs more if negative, such as `saves 3.1 % ± 0.4`."""
+    return f"{'saves' if saving >= 0 else 'costs'} {100 * abs(saving):.1f} % ± {100 * error:.1f}"
+
+
 @dataclass(frozen=True, slots=True)
 class JudgedStep:
     """The saving of candidates in the step of one trace.
@@ -211,10 +216,10 @@ class JudgedStep:
         of = f"of {self.signatures} signature{'s' if self.signatures != 1 else ''}"
         parts = [f"{verdict} on {self.verdicts[verdict]} {of}" for verdict in (WRONG, FAILED) if self.verdicts[verdict]]
         if self.share is not None:
-            does = "saves" if self.saving >= 0 else "costs"
-            saving = f"{100 * abs(self.saving):.1f} % ± {100 * self.error:.1f}"
             what = "this operator takes" if len({row.op for row in self.rows}) == 1 else "these operators take"
-            parts.append(f"{does} {saving} of the step ({what} {100 * self.share:.1f} % of it)")
+            parts.append(
+                f"{saving_in_words(self.saving, self.error)} of the step ({what} {100 * self.share:.1f} % of it)"
+            )
         else:
             parts.append(f"faster on {self.verdicts[FASTER]} {of}")
         if len(self.phases) > 1:

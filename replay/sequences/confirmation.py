@@ -10,11 +10,11 @@ from statistics import fmean, median, pstdev
 from opgrip.cli.progress import Tell
 from opgrip.replay.modes import ModeOptions
 from opgrip.replay.modes.candidate import CandidateOptions
+from opgrip.replay.results.judgement import WITHIN_95, saving_in_words
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.sequences.step_replay import replay_apart
 from opgrip.replay.sequences.step_results import SequenceResult
 
-WITHIN_95 = 1.96
 OF_MEDIAN = 1.2533
 """standard error of a median over that of a mean"""
 
@@ -34,9 +34,8 @@ class Confirmation:
     @property
     def line(self) -> str:
         """The confirmation in one line."""
-        does = "saves" if self.saving >= 0 else "costs"
-        amount = f"{100 * abs(self.saving):.1f} % ± {100 * self.error:.1f}"
-        return f"confirmed by replays of the whole step: {does} {amount}, with {self.calls:,} calls of candidates"
+        saving = saving_in_words(self.saving, self.error)
+        return f"confirmed by replays of the whole step: {saving}, with {self.calls:,} calls of candidates"
 
 
 def confirm(workload: Workload, tell: Tell) -> Confirmation:

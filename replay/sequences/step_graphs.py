@@ -21,6 +21,7 @@ from opgrip.replay.cases.flow import FlowingCall
 from opgrip.replay.operators.devices import (
     DeviceLostError,
     check_use,
+    graph_class,
     make_event,
     module_of,
     synchronizer,
@@ -31,7 +32,6 @@ from opgrip.replay.sequences.call_timers import HostTimer, Slowdown
 from opgrip.replay.sequences.dry_run import REPLAYED, CallPlan, DryRun, switching, tensors_of
 from opgrip.replay.sequences.step_memory import reason_of
 from opgrip.replay.sequences.step_results import Pass, SequenceResult, SignatureTimes
-from opgrip.replay.timing.stopwatch import GRAPHS
 
 RunCall = Callable[[DryRun, FlowingCall, CallPlan, HostTimer], None]
 WAITING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -140,8 +140,8 @@ class StepGraphs:
     def _capture(self, dry_run: DryRun, device: str) -> None:
         """Capture all calls, and run them once."""
         module, synchronize = module_of(device), synchronizer(device)
-        kinds = [getattr(module, name) for name in GRAPHS if hasattr(module, name)]
-        if not kinds:
+        kind = graph_class(device)
+        if kind is None:
             raise UserError(f"{device} does not support graphs", "leave out --exec-mode graph")
         self._find_breaks(dry_run, device)
         handle = getattr(module, "graph_pool_handle", None)
@@ -156,7 +156,7 @@ class StepGraphs:
                     use(call.settings)
                     is_between = place in self.breaks
                     if graph is None and (not is_between or plan.redrawn):
-                        graph = kinds[0]()
+                        graph = kind()
                         graph.capture_begin(*pool)
                     if not is_between:
                         self.run_call(dry_run, call, plan, watch)

@@ -16,6 +16,7 @@ from opgrip.replay.operators.devices import (
     DeviceLostError,
     current_stream,
     delay,
+    graph_class,
     make_event,
     module_of,
     without_waiting,
@@ -100,8 +101,6 @@ TRIED, RETRIED = 2, 8
 """number of consecutive launches that may outlast the busy time, and number of runs after which a longer busy time is
 tried again
 """
-GRAPHS = ("CUDAGraph", "XPUGraph", "Graph")
-"""names of the graph class in the modules of accelerators"""
 
 
 def keep_busy(device: str, launch_ns: float) -> None:
@@ -202,15 +201,15 @@ class Stopwatch:
         reason, after which this process cannot capture again.
         """
         module = module_of(self.device)
-        kinds = [getattr(module, name) for name in GRAPHS if hasattr(module, name)]
-        if not kinds:
+        kind = graph_class(self.device)
+        if kind is None:
             raise Unsupported(f"{self.device} does not support CUDA graphs")
         try:
             with without_waiting(self.device):
                 _run_all(function, runs)
         except RuntimeError as error:
             raise Unsupported(f"the call waits for the device, which a CUDA graph cannot: {one_line(error)}") from error
-        graph = kinds[0]()
+        graph = kind()
         try:
             with module.graph(graph):
                 _run_all(function, runs)

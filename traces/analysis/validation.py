@@ -54,8 +54,7 @@ class Finding:
     ----------
     record : number of the record, counted from 1; the last record for problems of the whole file
     kind : `form` for an unreadable line, `schema`, `number` for a duplicate number, `reference` for a dangling
-    reference,
-        `time` for calls that overlap without nesting, `total` for a wrong total
+        reference, `time` for calls that overlap without nesting, `total` for a wrong total
     """
 
     record: int
