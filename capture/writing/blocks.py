@@ -123,7 +123,7 @@ class Blocks:
         return len(calls) - int(self._describe(calls.calls[:, 0])[:, 2].sum())
 
     def _without_graphs(self, whole: ThreadCalls) -> ThreadCalls:
-        """Return the calls that ran, and add those that the program made for a graph to its capture."""
+        """Return the calls that ran; add the other ones, which the program made for a graph, to the graph's capture."""
         for capture in reversed(self.recorder.templates.captures):
             is_for_graph = capture.contains(whole.mode, whole.calls[:, 1])
             is_for_graph &= self._describe(whole.calls[:, 0])[:, 4] > 0

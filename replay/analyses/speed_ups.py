@@ -151,7 +151,7 @@ def summarize_modes(results: Sequence[Result], reference: str) -> list[ModeSumma
     for row in results:
         rows_by_mode.setdefault(row.mode, []).append(row)
     rows_by_mode.pop(reference, None)
-    # candidates have verdicts of their own
+    # candidates get verdicts instead
     rows_by_mode.pop(CANDIDATE, None)
     return [
         ModeSummary(

@@ -372,7 +372,7 @@ class _Linker:
         return source
 
     def _varied(self, memory: int, spec: TensorSpec) -> Source | None:
-        """Return the result that differs from a tensor only in sizes, which its first call alone recorded, or None."""
+        """Return the result that differs from a tensor only in sizes (only the first call's are known), or None."""
         for result, result_spec in self._varying.get(memory, ()):
             if _alike(result_spec, spec) and len(result_spec.shape) == len(spec.shape):
                 return result

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 EXCLUDED = ("strict", "list", "candidate", "candidates", "gate")
-"""options of opreplay that are no keywords of `judge`"""
+"""options of opreplay that `judge` does not take"""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -165,8 +165,8 @@ def _more_runs(item: Difference, room: float) -> int | None:
 
 
 def _more_new_runs(item: Difference, room: float) -> int | None:
-    """Return how many further repeats of the new run alone reduce the ratio's variance to `room`; None if too many, or
-    if no number does.
+    """Return how many further repeats of the new run reduce the ratio's variance to `room`; None if too many, or if no
+    number does.
     """
     return _missing(item.variance, room - item.variance / item.base_runs, item.new_runs)
 

@@ -2,7 +2,7 @@
 
 All calls in a row that a graph can hold become one graph. Calls that wait for the device or use memory of the host,
 and calls that do not run on the results of earlier calls, run between two graphs. A graph reads and writes the
-addresses of its capture, so what a call between graphs returns is copied to where its first result was.
+addresses of its capture. Therefore the results of a call between graphs are copied into its results of the capture.
 """
 
 from __future__ import annotations
