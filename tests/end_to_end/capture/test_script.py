@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,10 @@ ENDS = {
 }
 
 
+OF_TRITON = re.compile(r"nanobind: | - (leaked|\.\.\.) |See https://nanobind\.")
+"""What the fork of a process that has imported triton may write at its end: objects that were not freed, by address."""
+
+
 @pytest.mark.parametrize("end", ENDS)
 def test_program_ends_as_without_opcapture(tmp_path: Path, end: str) -> None:
     imports = "import atexit, os, signal, subprocess, sys, threading, time, torch"
@@ -168,7 +173,8 @@ def test_program_ends_as_without_opcapture(tmp_path: Path, end: str) -> None:
     alone = run_python("ends.py", cwd=tmp_path, timeout=60)
     watched = run_command("opcapture", "-o", "t.jsonl", "--", "ends.py", cwd=tmp_path, timeout=60)
     assert (watched.returncode, watched.stdout) == (alone.returncode, alone.stdout), watched.stderr
-    assert [line for line in alone.stderr.splitlines() if line not in watched.stderr and "ends.py" not in line] == []
+    lost = [line for line in alone.stderr.splitlines() if line not in watched.stderr and "ends.py" not in line]
+    assert [line for line in lost if not OF_TRITON.match(line)] == []
     assert watched.stderr.count("run them again") <= 1
 
 
