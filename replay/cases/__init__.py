@@ -1,1 +1,3 @@
-"""Cases: the calls to replay, and what a trace contains about the calls around each case."""
+"""Cases (the units of replay, made from a trace's calls), and what the trace records about the calls around
+each case.
+"""

@@ -1,4 +1,4 @@
-"""The call sites of a case: the modules, phases and source lines that made its calls."""
+"""The call sites of a case: the module, phase and source line from which the program made each of its calls."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ Amount = tuple[int, float]
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """The calls of one case from one source line in one module and phase.
+    """The calls of one case that the program made from one source line, in one module and one phase.
 
     line : `file:line function`; empty if unknown
-    captured_us : sum of the calls' times in the program
+    count : number of these calls
+    captured_us : sum of the calls' times in the program, in microseconds
     """
 
     module: str
@@ -43,10 +44,10 @@ class CallSite:
 
 
 def count_call_sites(calls: pd.DataFrame, groups: pd.Series[int]) -> dict[int, tuple[CallSite, ...]]:
-    """Return the call sites of each group of calls, most calls first.
+    """Return the call sites of each group of calls, by group number, the call site with most calls first.
 
-    calls : rows of `Trace.calls` or `Trace.distinct_calls`, with `count`
-    groups : group number of each row
+    calls : rows of `Trace.calls` or `Trace.distinct_calls`, with the column `count`
+    groups : group number of each row of `calls`
     """
     import pandas as pd
 
@@ -76,8 +77,11 @@ def _add(totals: dict[Where, Amount], key: Where, one: Amount) -> None:
 
 
 def _capped(totals: Mapping[Where, Amount]) -> Mapping[Where, Amount]:
-    """Return at most `MOST_SITES` call sites plus one per phase, with the same sums; source lines are merged before
-    modules.
+    """Return at most `MOST_SITES` call sites, plus one per phase for the calls of all others; the sums of calls and
+    times stay the same.
+
+    Call sites with few calls are merged: first those in one module and phase, then, if that is not enough, whole
+    modules of one phase.
     """
     if len(totals) <= MOST_SITES:
         return totals
@@ -106,7 +110,9 @@ def _order(site: CallSite) -> tuple[int, str, str, str]:
 
 
 def to_text(sites: Iterable[CallSite]) -> str:
-    """Return call sites as compact JSON: phase, line and module, each with the number of calls and their time in us."""
+    """Return call sites as compact JSON, nested as {phase: {line: {module: [number of calls, sum of their times in
+    us]}}}.
+    """
     tree: dict[str, dict[str, dict[str, tuple[int, float]]]] = {}
     for site in sites:
         tree.setdefault(site.phase, {}).setdefault(site.line, {})[site.module] = site.count, site.captured_us
@@ -129,7 +135,7 @@ def from_text(text: str) -> tuple[CallSite, ...]:
 
 
 def module_of(sites: Sequence[CallSite]) -> str:
-    """Return the module of the call sites, or a pattern that matches all of their modules, such as
+    """Return the module path that all call sites share; if they differ, a pattern that matches all of them, such as
     `layers.*.linear1`.
     """
     paths = list(dict.fromkeys(site.module for site in sites))
@@ -142,7 +148,7 @@ def module_of(sites: Sequence[CallSite]) -> str:
 
 
 def _common(parts: Iterable[Sequence[str]]) -> list[str]:
-    """Return the longest common prefix of the paths."""
+    """Return the longest prefix that all paths share; each path is a list of names."""
     common = []
     for names in zip(*parts, strict=False):
         if len(set(names)) > 1:
@@ -152,6 +158,8 @@ def _common(parts: Iterable[Sequence[str]]) -> list[str]:
 
 
 def phase_of(sites: Sequence[CallSite]) -> str:
-    """Return the phase of the call sites, or a list of their phases such as `forward, backward`."""
+    """Return the phase of the call sites; if there are several, all of them in one text, such as `forward,
+    backward`.
+    """
     phases = {site.phase for site in sites}
     return ", ".join([*(phase for phase in PHASES if phase in phases), *sorted(phases - {*PHASES})])

@@ -1,4 +1,4 @@
-"""Cases: the calls to replay, made from a trace's signatures."""
+"""Cases, the units of replay: each one stands for the calls of one signature of a trace."""
 
 from __future__ import annotations
 
@@ -41,29 +41,33 @@ MOST_INPUT_SETS = 8
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A case: a signature, or one timing cluster of it, with everything needed to replay its calls.
+    """The calls of one signature, or of one timing cluster of it, with everything needed to replay them.
 
-    A timing cluster is a group of calls of one signature whose times differ from those of the other calls.
+    A timing cluster is a group of calls of one signature whose times differ from those of its other calls.
 
-    values : value models of the signature's tensors, or the values themselves
-    captured_us : median time of the calls in the program: device time if they ran on a device, else host time
-    captured_host_us : median host time, if `captured_us` is a device time
-    captured_spread : interquartile range of the calls' times, relative to their median; None for one call, and for
-        times that are estimated parts of a graph's launches
-    perturbed : number of calls that ran right after the capture's own work; they count like other calls
-    share : share of the time of all selected calls, with `captured_us` for each call
-    context : torch settings under which most calls ran
+    values : by number, the value model or the recorded values of each tensor in `signature` and `input_sets`
+    count : number of calls in the program
+    captured_us : median time of a call in the program: device time if the calls ran on a device, else host time
+    captured_total_us : sum of the calls' times in the program
+    captured_host_us : median host time of a call, if `captured_us` is a device time
+    captured_spread : interquartile range of the calls' times, relative to their median; None if there is only one call,
+        or if the times are estimated parts of a CUDA graph's launches
+    perturbed : number of calls that ran right after the capture's own work; they are included in `count`
+    share : part of the time of all selected calls that this case takes (from 0 to 1), if each of its calls takes
+        `captured_us`
+    context : torch settings, such as autocast, under which most calls ran
     phase : phase in which most calls ran
-    input_sets : further input sets: the signature with values and results of later calls
-    timing_clusters : the timing cluster of the signature and of each input set; empty if input sets are equally
-    frequent
-    fresh : share of calls whose results were in new pages; None if unknown or irrelevant
+    call_sites : the places in the program that made the calls
+    input_sets : further sets of inputs: copies of the signature with the values and results of later calls
+    timing_clusters : the timing clusters to which the signature and then each input set belong; empty if all input sets
+        are equally frequent
+    fresh : share of calls whose results were in newly mapped memory pages; None if unknown or irrelevant
     operator : the operator to call, if it differs from the signature's
-    reference : the operator whose results are the reference under every mode; None for the case itself under the
-    reference mode
+    reference : the operator whose results are the reference in every mode; None to use the case's own results in the
+        reference mode
     unused : indices of results that the program does not use (see `with_unused_results`)
     part_of : number of the signature in the trace, if the case is one timing cluster of that signature
-    load : function that completes the case in the process that runs it; None if it is complete
+    load : function that completes the case in the process that runs it; None if the case is complete
     """
 
     signature: Signature
@@ -89,7 +93,9 @@ class Case:
 
     @property
     def number(self) -> int:
-        """Number of the case: the number of its signature or, for a timing cluster, a number that no signature has."""
+        """Number that identifies the case: its signature's number in the trace or, for a timing cluster, a number that
+        no signature has.
+        """
         return self.signature.number
 
     @property
@@ -103,7 +109,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Key of the case, which is the same in all traces."""
+        """Text that identifies the case; equal calls have the same key in every trace."""
         key = key_of_case(self.signature, self.context)
         return key if self.part_of is None else key_of_part(key, *(item.place for item in self.timing_clusters))
 
@@ -111,13 +117,15 @@ class Case:
 def make_cases(
     trace: Trace, selection: Selection = Selection(), with_preceding_calls: bool = False, in_order: bool = False
 ) -> list[Case]:
-    """Return one case per signature, largest share of time first.
+    """Return one case per signature, the one with the largest share of time first.
 
-    Calls inside an extension function are part of that function; a gripped function is represented by the calls that it
-    made. Preceding calls of a distilled trace are left out.
+    Calls made inside an extension function are not cases, because they are part of that function. A gripped function is
+    represented by the operator calls that it made. A distilled trace also contains calls that only precede its cases;
+    they are left out.
+
     with_preceding_calls : True to include the preceding calls of a distilled trace
     in_order : True to keep the order of signatures if no call has a time
-    Raises `UserError` if a pattern selects nothing.
+    Raises `UserError` if a pattern of `selection` matches nothing.
     """
     looked_at = calls_looked_at(trace)
     placed = placed_calls(trace, looked_at)
@@ -179,10 +187,14 @@ def _cases(trace: Trace, calls: pd.DataFrame, kinds: Sequence[_Kind], in_order: 
 
 
 def _with_single(distinct: pd.DataFrame, looked_at: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per distinct call; for the signatures in `looked_at`, one row per call.
+    """Return rows of calls with their number `count`: one row per distinct call, but one row per single call for
+    signatures in `looked_at`.
 
-    Rows of single calls keep the call's index. If `looked_at` is a sample of the calls, each of them counts several
-    times.
+    Rows of single calls keep their index in the trace's call table. If `looked_at` contains only a sample of a
+    signature's calls, the numbers of the sampled calls add up to the number of all its calls.
+
+    distinct : one row per distinct call of the trace, with `count`
+    looked_at : single calls of some signatures (see `calls_looked_at`)
     """
     if looked_at.empty:
         return distinct
@@ -202,8 +214,10 @@ class _Kind:
     """The calls that become one case: those of a signature, or of one timing cluster of it.
 
     number : number of the signature in the trace
-    signature : copy of the signature whose number is the number of the case
-    calls : indices of the case's calls; None for all calls of the signature
+    signature : copy of the signature; its number is the number of the case
+    input_sets : copies of the signature with the values of other calls
+    timing_clusters : the clusters to which `signature` and then `input_sets` belong
+    calls : indices of the case's calls in the call table; None for all calls of the signature
     """
 
     number: int
@@ -244,14 +258,20 @@ def _numbers_of_cases(calls: pd.DataFrame, kinds: Iterable[_Kind]) -> pd.Series[
 
 
 def contexts_of(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]:
-    """Return the most frequent torch settings of each signature's calls."""
+    """Return, by signature number, the torch settings (such as autocast) under which most of the
+    signature's calls ran.
+    """
     context_of = {scope.number: scope.context for scope in trace.scopes}
     contexts = _most_frequent(calls, calls["scope"].map(context_of))
     return {signature: trace.contexts.get(int(number), {}) for signature, number in contexts.items()}
 
 
 def _most_frequent(calls: pd.DataFrame, values: pd.Series[Any]) -> dict[int, Any]:
-    """Return the most frequent known value of each signature's calls; the first one if several are equally frequent."""
+    """Return, by signature number, the value that occurs most often among the signature's calls, without missing
+    values; the first one if several are equally frequent.
+
+    values : one value for each row of `calls`
+    """
     pairs = pd.DataFrame({"signature": calls["signature"], "value": values, COUNT: counts_of(calls)}).dropna()
     counts = pairs.groupby(["signature", "value"], sort=False, observed=True)[COUNT].sum()
     most = counts.sort_values(ascending=False, kind="stable").reset_index().drop_duplicates("signature")

@@ -1,4 +1,6 @@
-"""The calls of a trace in order, with their storages and the new pages that they use."""
+"""The calls of a trace in order, with the storages that each of them uses, and the newly mapped memory pages that it
+touches.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,15 @@ from opgrip.traces.table.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class FlowingCall:
-    """A call with its storages.
+    """A call and the storages that its tensors use.
 
-    captured_ns : device time if the call ran on a device, else host time
-    captured_host_ns : host time; perturbed times are corrected in both
-    takes, gives : storage of each tensor argument and result; `NO_STORAGE` if unknown
-    over : storages that no later call uses
-    settings : torch settings; calls with equal settings share one object
+    signature : number of the signature
+    captured_ns : device time in the program if the call ran on a device, else host time; times that the capture
+        perturbed are corrected
+    captured_host_ns : host time in the program, corrected likewise
+    takes, gives : storage number of each tensor argument, and of each tensor result; `NO_STORAGE` if unknown
+    over : numbers of the storages that no later call uses
+    settings : torch settings of the call; calls with equal settings share one object
     """
 
     signature: int
@@ -46,10 +50,11 @@ class FlowingCall:
 
 @dataclass(slots=True)
 class StorageNeed:
-    """The size of a storage, and the tensors in it, as far as they are known from the calls.
+    """The size of a storage and the tensors in it, as far as the calls show them.
 
-    bytes : size up to the end of the last argument tensor in it, or of the last result if it contains no argument
-    views : argument tensors in it, of which each extended the known size
+    bytes : size up to the end of the last argument tensor in the storage; if no argument uses it, up to the end of the
+        last result
+    views : argument tensors in the storage that extended the known size, in call order
     """
 
     device: str
@@ -74,11 +79,14 @@ class StorageNeed:
 class ProgramFlow:
     """A trace's calls and the storages that they use.
 
+    calls : calls in the order in which they ran
+    signatures : signatures to replay, by number; operators that the device lacks are replaced
+    interfaces : tensor arguments and results of each signature, by signature number
     needs : size and views of each storage, by storage number
-    outside : storages from before the first call; their total size is `outside_bytes`
-    peak_bytes : maximum memory in use at once, without `outside`
+    outside : numbers of storages that existed before the first call; their total size is `outside_bytes`
+    peak_bytes : largest number of bytes in use at one time, without the storages in `outside`
     wall_ns : time from the start of the first call to the end of the last
-    critical_path : indices into `calls` of the slowest chain of calls that depend on each other
+    critical_path : indices into `calls` of the slowest chain of calls in which each depends on the one before
     """
 
     calls: list[FlowingCall]
@@ -93,9 +101,10 @@ class ProgramFlow:
 
 
 def make_flow(trace: Trace, device: str | None = None) -> ProgramFlow:
-    """Return the flow of the calls that a program made itself; calls inside an extension function are part of it.
+    """Return the calls that a program made itself, with their storages; calls made inside an extension function are
+    part of that function.
 
-    device : device of the replay; operators that it lacks are replaced by equivalent ones; None to replace none
+    device : device of the replay; operators that it lacks are replaced by equivalent ones. None to replace none.
     """
     graph = make_graph(trace)
     recorded = {signature.number: signature for signature in trace.signatures}
@@ -118,8 +127,8 @@ def make_flow(trace: Trace, device: str | None = None) -> ProgramFlow:
 
 
 def _equivalents(signatures: Mapping[int, Signature], device: str) -> Iterator[tuple[int, Equivalent]]:
-    """Yield equivalents for operators that the device lacks, by signature number; functions that write into arguments
-    are left out.
+    """Yield (signature number, equivalent) for operators that the device lacks; functions that write into their
+    arguments have no equivalent.
     """
     for number, signature in signatures.items():
         with suppress(Unsupported, MemoryError, torch.OutOfMemoryError):
@@ -129,7 +138,9 @@ def _equivalents(signatures: Mapping[int, Signature], device: str) -> Iterator[t
 
 
 def can_flow(spec: TensorSpec) -> bool:
-    """Return True if an argument is a strided view of plain memory, or a storage."""
+    """Return True if a replay can pass this tensor from call to call: it is a storage or an ordinary strided tensor,
+    not quantized and not on the meta device.
+    """
     odd = str(spec.dtype).startswith(("torch.q", "torch.bits")) or spec.device == "meta"
     return spec.cls in (None, STORAGE) and spec.layout is torch.strided and spec.stride is not None and not odd
 
@@ -180,8 +191,10 @@ def _note(needs: dict[int, StorageNeed], interface: Interface, takes: tuple[int,
 
 
 def _settings(trace: Trace) -> dict[int | None, Mapping[str, Any]]:
-    """Return torch settings by context number; equal ones are the same object. The key None is for calls without
-    settings.
+    """Return the torch settings of each recorded context, by context number; the key None is for calls without a
+    context.
+
+    Equal settings are the same object. The setting of gradients is left out, because a replay runs without them.
     """
     distinct: dict[str, Mapping[str, Any]] = {}
     settings_of_context: dict[int | None, Mapping[str, Any]] = {None: {}}
@@ -200,10 +213,10 @@ UNWRITTEN = ("aten.empty", "aten.new_empty")
 
 @dataclass(frozen=True, slots=True)
 class NewMemory:
-    """Large memory that a call allocated on the CPU.
+    """The large CPU memory blocks that a call allocated.
 
-    sizes : bytes of each block
-    fresh_bytes : bytes in new pages, of these blocks and of other memory that the call used
+    sizes : size of each block in bytes
+    fresh_bytes : number of bytes in newly mapped pages, in these blocks and in other memory that the call used
     """
 
     sizes: tuple[int, ...]
@@ -211,7 +224,9 @@ class NewMemory:
 
 
 def new_memory(trace: Trace, flow: ProgramFlow) -> dict[int, NewMemory]:
-    """Return the large memory that calls allocated, by index of the call; empty if page faults were not counted."""
+    """Return the large memory blocks that calls allocated on the CPU, by index of the call in `flow.calls`; empty if
+    the capture did not count page faults.
+    """
     page = page_size(trace.header)
     if page is None:
         return {}
@@ -237,9 +252,9 @@ def new_memory(trace: Trace, flow: ProgramFlow) -> dict[int, NewMemory]:
 
 
 def _faults(calls: pd.DataFrame) -> pd.Series[int]:
-    """Return the page faults of calls.
+    """Return the number of page faults of each call.
 
-    Page faults of perturbed calls are limited to the range of the signature's other calls.
+    Counts of calls that the capture perturbed are limited to the range of the signature's other calls.
     """
     counts = calls["page_faults"]
     others = counts.where(~calls["perturbed"]).groupby(calls["signature"])
@@ -252,7 +267,9 @@ def _is_large(flow: ProgramFlow, number: int) -> bool:
 
 
 def shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
-    """Return the share of calls whose results are in new pages, by signature, for signatures with large results."""
+    """Return, for each signature with large results, the share of its calls whose results are mostly in newly mapped
+    pages; empty if the capture did not count page faults.
+    """
     page = page_size(trace.header)
     if page is None:
         return {}

@@ -1,4 +1,4 @@
-"""Cases of Python functions."""
+"""Cases of Python functions: each replays one function with given arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ FunctionArguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class TensorValues:
-    """Values of a tensor as a source for draws: they are repeated or cut to fill another shape."""
+    """A source of input values that returns the elements of a given tensor, repeated or cut to fill the requested
+    shape.
+    """
 
     tensor: Tensor
 
@@ -46,10 +48,12 @@ def function_case(
     number: int = 0,
     trial: FunctionTrial | None = None,
 ) -> Case:
-    """Return the case of a function, which runs on copies of the tensors among its arguments.
+    """Return the case that replays a Python function on copies of the given arguments.
 
-    args, kwargs : lists, tuples and dicts of dense tensors and of other values, which are passed unchanged
-    name : name of the row; None for the function's own name
+    args, kwargs : lists, tuples and dicts of dense tensors, which are copied, and of other values, which are passed
+        unchanged
+    name : name of the case in results; None for the function's qualified name
+    number : number of the case
     trial : result of a run of the function on these arguments; None to run it in the process that measures the case
     """
     arguments = (tuple(args), dict(kwargs or {}))
@@ -61,9 +65,12 @@ def function_case(
 def described_case(
     operator: Operator, arguments: FunctionArguments, values: Mapping[int, Drawable], name: str, number: int
 ) -> Case:
-    """Return the case of a function.
+    """Return the case that replays a function, with the arguments described by their shapes, dtypes and layouts.
 
-    values : source of the values of each tensor argument, by index
+    operator : the function as an operator
+    arguments : positional and keyword arguments
+    values : source of the values of each tensor argument, by its index among them
+    name, number : name and number of the case
     """
     places = count()
     storages: dict[int, int] = {}
@@ -89,7 +96,7 @@ def described_case(
 
 
 class LazyOperator(Operator):
-    """An operator whose attributes are determined when they are first read."""
+    """Base class of operators whose attributes are determined when they are first read."""
 
     __slots__ = ()
 
@@ -105,8 +112,9 @@ class LazyOperator(Operator):
 class FunctionOperator(LazyOperator):
     """A Python function as an operator.
 
-    When `mutates` is first read, the function is called once on copies, to find out whether it writes into its
-    arguments. This happens in the process that measures the case, because a function may crash, hang or exit.
+    `mutates` is True if the function writes into its arguments. To find out, the first read of `mutates` calls the
+    function once on copies of the arguments. This happens in the process that measures the case, because a function may
+    crash, hang or exit.
     """
 
     __slots__ = ("_arguments", "_writes")
@@ -133,7 +141,9 @@ def _held(tensor: Tensor) -> TensorValues:
 class FunctionTrial:
     """Result of running a function once on copies of its arguments.
 
-    writes : True if the function wrote into its tensors, or failed
+    writes : True if the function wrote into its arguments, or raised an exception
+    results : the function's return value
+    failed : True if it raised an exception
     """
 
     writes: bool
@@ -142,7 +152,9 @@ class FunctionTrial:
 
 
 def try_function(function: Callable[..., Any], arguments: FunctionArguments) -> FunctionTrial:
-    """Run a function once on copies of its arguments. Errors are not raised, because the case's row reports them."""
+    """Run a function once on copies of its arguments and return what happened. Its exceptions are not raised, because
+    the case's result row reports them.
+    """
     args, kwargs = _copied(arguments)
     argument_tensors = tensors_in([args, kwargs])
     versions = [tensor._version for tensor in argument_tensors]
@@ -168,7 +180,7 @@ def _copied(arguments: Any) -> Any:
 
 
 def _same_values(one: Tensor, other: Tensor) -> bool:
-    """Return True if two tensors contain the same numbers, or if they cannot be compared."""
+    """Return True if all elements of two tensors are equal (NaN equals NaN), or if the tensors cannot be compared."""
     try:
         different = one != other
         if one.is_floating_point() or one.is_complex():

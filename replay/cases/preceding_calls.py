@@ -1,7 +1,7 @@
-"""The calls that precede a case's calls in the program, and tensors of the case that were used shortly before.
+"""The calls that run before a case's calls in the program, and the argument tensors that were used shortly before.
 
-A call's time depends on the calls before it. If one call is repeated in a loop, code and data are in the nearest cache;
-in the program, the cache contains data of earlier calls.
+A call's time depends on the calls before it. If one call is repeated in a loop, its code and data stay in the nearest
+cache; in the program, the cache contains the data of earlier calls.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ MOST_RECENT_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class CallPosition:
-    """A call with the calls before it.
+    """A call's position in the program, and the use of memory before it.
 
-    position : index in its thread's calls
-    before : signature numbers of the preceding calls, in order
+    position : index of the call among all calls, thread by thread
+    before : signature numbers of the calls to run before it, in order
     recent : indices of its argument tensors that were used shortly before
-    used_bytes : for each of these tensors, number of bytes that calls have used since
+    used_bytes : for each tensor in `recent`, the number of bytes that other calls have used since
     """
 
     position: int
@@ -55,17 +55,19 @@ class CallPosition:
     used_bytes: tuple[int, ...] = ()
 
     def within(self, cache_bytes: int) -> CallPosition:
-        """Return this call for a cache of `cache_bytes`: without the tensors that are no longer in the cache."""
+        """Return this position for a cache of `cache_bytes` bytes: `recent` keeps only the tensors that are still in
+        such a cache.
+        """
         recent = [(place, used) for place, used in zip(self.recent, self.used_bytes, strict=True) if used < cache_bytes]
         return replace(self, recent=tuple(place for place, _ in recent), used_bytes=tuple(used for _, used in recent))
 
 
 @dataclass(frozen=True, slots=True)
 class PrecedingCalls:
-    """The preceding calls of all cases.
+    """The calls that precede each case's calls in the program.
 
-    places : some calls of each case, by case number
-    cases : the case with all of a signature's calls, by signature number
+    places : positions of some calls of each case, by case number
+    cases : the case with all calls of a signature, by signature number
     """
 
     places: Mapping[int, Sequence[CallPosition]]
@@ -79,16 +81,17 @@ class PrecedingCalls:
         return places[0].position if places else 0
 
     def around(self, cases: Sequence[Case]) -> list[Case]:
-        """Return the cases that precede the given ones, without the given ones themselves."""
+        """Return the cases whose calls precede calls of the given cases, without the given cases themselves."""
         own = {case.number for case in cases}
         before = {number for case in cases for place in self.places.get(case.number, ()) for number in place.before}
         return [self.cases[number] for number in sorted(before - own) if number in self.cases]
 
 
 def recent_bytes(device: str) -> int:
-    """Return how many bytes a program may use between two uses of a tensor if the tensor is to stay in the cache.
+    """Return how many bytes a program may use between two uses of a tensor if the tensor is to stay in the device's
+    cache.
 
-    This queries the device, so only the process that runs cases on it may call this.
+    The function queries the device, so call it only in the process that runs cases on that device.
     """
     if torch.device(device).type == "cpu":
         return RECENT_BYTES
@@ -98,11 +101,11 @@ def recent_bytes(device: str) -> int:
 def make_preceding_calls(
     trace: Trace, everything: Sequence[Case] | None = None, measured: Sequence[Case] = ()
 ) -> PrecedingCalls:
-    """Return the preceding calls of all cases of a trace.
+    """Return the calls that precede each case of a trace.
 
     everything : all cases of the trace, or None to create them
-    measured : cases to measure; if several of them are timing clusters of one signature, each gets its own preceding
-    calls
+    measured : cases to measure. If several of them are timing clusters of one signature (groups of calls with similar
+        times), each cluster gets the calls before its own calls.
     """
     if everything is None:
         with warnings.catch_warnings():
@@ -130,8 +133,12 @@ def make_preceding_calls(
 
 
 def _before(order: np.ndarray, index: int, used_bytes: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the signature numbers of the calls to run before a call, from the earliest one whose data may still be
-    in a cache.
+    """Return the signature numbers of the calls to run before a call: at most `BEFORE` calls, starting with the
+    earliest one whose data may still be in a cache.
+
+    order : signature number of each call of the thread
+    index : index of the call in `order`
+    used_bytes : bytes that a call of each signature uses, by signature number
     """
     before: list[int] = []
     used = 0
@@ -171,7 +178,7 @@ def _numbers_of_cases(calls: pd.DataFrame, measured: Sequence[Case]) -> pd.Serie
 
 
 def _chosen(cases: np.ndarray) -> set[int]:
-    """Return the indices of some calls of each case, evenly spaced over all of its calls.
+    """Return the indices of at most `MOST_PLACES` calls of each case, evenly spaced over all of its calls.
 
     cases : case number of each call
     """
@@ -192,8 +199,14 @@ def _recent(
     used_bytes: Mapping[int, int],
     chosen: set[int],
 ) -> dict[int, dict[int, int]]:
-    """Return, for each chosen call, the indices of its argument tensors that were used shortly before, each with the
-    number of bytes that calls have used since.
+    """Return {call index: {argument index: bytes}}: for each chosen call, the tensor arguments that were used shortly
+    before, each with the number of bytes that calls have used since.
+
+    order, first_storage : for each call of a thread, its signature number and the index of its first storage in
+        `storages`
+    storages : storage numbers of all calls' tensors, arguments before results
+    used_bytes : bytes that a call of each signature uses, by signature number
+    chosen : indices of the calls to examine
     """
     argument_counts = {number: len(list(tensors([item.args, item.kwargs]))) for number, item in signatures.items()}
     result_counts = {number: len(list(tensors(item.outputs))) for number, item in signatures.items()}

@@ -1,4 +1,6 @@
-"""Selection of cases to replay; errors for a trace without cases; and variants, the run configurations of a case."""
+"""The options that select the cases to replay, errors for a trace without such cases, and the run configurations of a
+case.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ NO_CALL_WITHIN = "no call that --op and --module select is within --label", "see
 @titled("cases")
 @dataclass(frozen=True, slots=True)
 class Selection(Cut):
-    """Options that select calls of a trace, or samples, with shell patterns."""
+    """Options that select calls of a trace, or samples, by name patterns with wildcards."""
 
     unit: str = option(
         CALL,
@@ -117,7 +119,7 @@ class Selection(Cut):
 
     @property
     def selects_some(self) -> bool:
-        """Return True if patterns select only some calls, so that shares refer to the time of these calls."""
+        """Return True if patterns select only some calls; the cases' shares of time then refer to these calls."""
         return bool(self.op or self.exclude_op or self.module or self.label or self.tag)
 
     def excludes(self, name: str) -> bool:
@@ -151,7 +153,9 @@ def _matching(calls: pd.DataFrame, column: str, patterns: Sequence[str], flag: s
 
 
 def labeled_calls(trace: Trace, selection: Selection) -> pd.Index[int]:
-    """Return the calls inside the selected labels; raise `UserError` if the program has no such label."""
+    """Return the indices of the calls inside record_function labels that match `--label`; raise `UserError` if the
+    program has no such label.
+    """
     patterns = selection.label
     if not patterns:
         return trace.calls.index
@@ -162,7 +166,12 @@ def labeled_calls(trace: Trace, selection: Selection) -> pd.Index[int]:
 
 
 def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> NothingSelectedError:
-    """Return the error for patterns that match no name, with the nearest names."""
+    """Return the error for an option whose patterns match no name; its hint lists the names most similar to the first
+    pattern.
+
+    names : the names that exist; the name of the series says what they are, such as `op`
+    flag : the option, such as `--op`
+    """
     return _no_match(str(names.name), patterns, flag, names.dropna().unique())
 
 
@@ -186,8 +195,8 @@ MOST_REASONS = 3
 
 
 def unconverted(trace: Trace) -> str | None:
-    """Return a text about content of a converted file that did not become calls, with reasons; None if there
-    is none.
+    """Return a text about parts of a converted file that could not become calls, with the most frequent reasons; None
+    if everything was converted.
     """
     if "converted_from" not in trace.header or trace.end is None or not trace.end.dropped:
         return None
@@ -203,7 +212,9 @@ def unconverted(trace: Trace) -> str | None:
 
 
 def no_calls(trace: Trace) -> UserError:
-    """Return the error for a trace without calls, with the reason if it is known."""
+    """Return the error for a trace without calls; for a converted file, its hint says why the file's content could not
+    become calls.
+    """
     if lost := unconverted(trace):
         return UserError("no call of the file can be replayed", lost)
     return UserError("the trace contains no calls", "capture a program that runs some")
@@ -214,11 +225,11 @@ FORWARD, BACKWARD = "forward", "backward"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The values of the swept options: threads, batch scale and streams.
+    """One combination of values of `--threads`, `--batch-scale` and `--streams`.
 
     threads : threads of an operator; None to use the recorded number
     batch : factor by which the recorded batch size is multiplied
-    streams : number of cases that run concurrently, on threads or on streams of a device
+    streams : number of copies of a case that run concurrently, on threads or on streams of a device
     """
 
     threads: int | None = None
@@ -281,12 +292,14 @@ class PointOptions:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One run configuration of a case.
+    """One run configuration of a case; each one is a row of the results.
 
     number : index of this variant among those of the case
+    values : how input values are chosen, such as `recorded` or `random`
     direction : `forward`, or `backward` to compute gradients
-    mode : name, with the argument after a colon
-    cache : state of the caches before a run, if the case's variants differ in it
+    mode : name of the mode; if it has an argument, both are joined by a colon
+    point : number of threads, batch scale and number of streams
+    cache : state of the caches before each run; None if it is the same for all variants of the case
     """
 
     number: int
@@ -298,7 +311,9 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """Words that distinguish the variant, such as `compile backward random` or `eager 2 threads`."""
+        """Words that distinguish the variant from the usual one, such as `compile backward random` or `eager 2
+        threads`.
+        """
         usual = (FORWARD, RECORDED)
         words = [self.mode, *(word for word in (self.direction, self.values) if word not in usual)]
         if self.point.threads is not None:

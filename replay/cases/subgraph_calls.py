@@ -1,4 +1,4 @@
-"""Calls of subgraph cases: the runs of a subgraph in the trace, and the origin of each tensor that its calls take."""
+"""The runs of subgraphs (modules or functions) in a trace, and where each tensor that their calls take comes from."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Facts:
     """A signature, and properties derived from it.
 
     writes : for each tensor argument, True if a call may write into it
-    settings : arguments for which `is_setting` returns True
-    varies : True if the sizes of results depend on values
-    refusal : reason why such calls cannot run, if the signature shows one, else None
+    settings : arguments that depend on the device or dtype of the replay (see `is_setting`)
+    varies : True if the sizes of results depend on input values
+    refusal : reason why a subgraph cannot contain such calls; None if the signature shows none
     """
 
     signature: Signature
@@ -97,9 +97,8 @@ _Result: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class SubgraphCall:
-    """One call of a subgraph.
-
-    takes, gives : storages of arguments and results, numbered within the subgraph in order of use
+    """One call in a subgraph; `takes` and `gives` are the storages of its arguments and results, numbered
+    by first use.
     """
 
     signature: int
@@ -109,12 +108,11 @@ class SubgraphCall:
 
 @dataclass(frozen=True, slots=True)
 class SubgraphRun:
-    """One run of a subgraph: consecutive calls of one thread.
+    """One run of a subgraph: the consecutive calls that one thread made in one module or function.
 
-    escaping_results : results that calls after the run use, as (index of the call, index of the result)
-    time_ns, raw_ns : sums over its calls
-    contexts : numbers of the torch settings under which the calls ran
-    scope : scope number of its first call
+    escaping_results : results that calls after the run use, as (index of the call in the run, index of its result)
+    time_ns, raw_ns : sum of its calls' times in the program, with and without correction for the capture's own work
+    contexts, scope : number of the torch settings of each call; scope number of the first call
     """
 
     place: TimelinePlace
@@ -129,7 +127,9 @@ class SubgraphRun:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A call of the trace; `number` is its index in the table."""
+    """A call of the trace; `number` is its index in the call table, `place` its subgraph (None if it is not
+    selected).
+    """
 
     number: int
     place: TimelinePlace | None
@@ -146,9 +146,10 @@ class _Row:
 def make_runs(
     trace: Trace, places: Mapping[int, TimelinePlace], facts: Mapping[int, Facts], selected: Collection[int]
 ) -> list[SubgraphRun]:
-    """Return the runs of all subgraphs, in the order in which each thread made them.
+    """Return the runs of all subgraphs, thread by thread, in the order in which each thread made them.
 
-    selected : numbers of the selected calls
+    places : the subgraph of each scope, by scope number
+    selected : indices of the selected calls in the trace's call table
     """
     threads: dict[tuple[int, int], list[_Row]] = {}
     thread_rows = list(_rows(trace, places, facts, set(selected)))
@@ -159,7 +160,7 @@ def make_runs(
 
 
 def geometry(spec: TensorSpec) -> tuple[object, ...]:
-    """Return the properties by which two tensors in one storage are recognized as the same tensor."""
+    """Return the layout by which a storage's tensor is recognized: two tensors with equal layouts are the same."""
     return (spec.shape, spec.stride, spec.offset, spec.dtype, spec.layout, spec.conj, spec.neg)
 
 
@@ -185,9 +186,8 @@ def _rows(
 
 
 def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result, int]:
-    """Return the last call that uses each result.
-
-    If a call uses a tensor that no call returned in exactly this form, the last result in its storage counts as used.
+    """Return, for each result that a call uses, the index of the last call that uses it. If a call takes a tensor whose
+    layout no result has, the last result in the same storage counts as used.
     """
     shapes: dict[tuple[object, ...], int] = {}
     number = lambda spec: shapes.setdefault(geometry(spec), len(shapes))  # noqa: E731
@@ -233,14 +233,14 @@ def _run(rows: list[_Row], place: TimelinePlace, uses: Mapping[_Result, int]) ->
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Origin of a tensor: from outside the subgraph, with its index."""
+    """Origin of a tensor that comes from outside the subgraph, as its index in `Links.outside`."""
 
     place: int
 
 
 @dataclass(frozen=True, slots=True)
 class ResultOf:
-    """Origin of a tensor: a result of an earlier call, as index of the call and of the result."""
+    """Origin of a tensor that is a result of a call in the subgraph: index of the call, and of its result."""
 
     call: int
     place: int
@@ -248,7 +248,7 @@ class ResultOf:
 
 @dataclass(frozen=True, slots=True)
 class ViewOf:
-    """Origin of a tensor: another view of the storage of a result."""
+    """Origin of a tensor that is a view, with the layout `spec`, of the same storage as the result `base`."""
 
     base: ResultOf
     spec: TensorSpec
@@ -259,12 +259,12 @@ Source: TypeAlias = Outside | ResultOf | ViewOf
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The calls of a subgraph, with the origin of each tensor.
+    """The calls of a subgraph, and where each tensor that they take comes from.
 
-    outside : tensors from outside, without duplicates
-    settings : devices, floating-point dtypes and generators among the arguments, without duplicates; a replay may
-    change them
-    sources : for each call, the origins of its tensor arguments
+    outside : distinct tensors that come from outside the subgraph
+    settings : distinct devices, floating-point dtypes and generators among the arguments; a replay may change them
+    sources : for each call, the origin of each tensor argument
+    outputs : the results that the subgraph returns
     mutates : True if a call may write into a tensor from outside
     reason : reason why the calls cannot run as one function; None if they can
     """
@@ -285,10 +285,10 @@ class Links:
 def link(
     calls: Sequence[SubgraphCall], facts: Mapping[int, Facts], escaping_results: Sequence[tuple[int, int]]
 ) -> Links:
-    """Determine the origin of each tensor in the calls of a subgraph.
+    """Return the calls of a subgraph with the origin of each tensor that they take.
 
-    escaping_results : results that calls outside use; they become the outputs. If empty, the last call's results are
-        the outputs
+    escaping_results : results that calls outside use, as (index of the call, index of the result), which become the
+        outputs; if there are none, the last call's results are the outputs
     """
     own = tuple(facts[call.signature] for call in calls)
     linker = _Linker()
@@ -307,7 +307,7 @@ def _last(calls: Sequence[Facts]) -> tuple[ResultOf, ...]:
 
 
 class _Linker:
-    """Tracks storages through the calls of a subgraph."""
+    """Finds the origin of each tensor argument, by following the storages through the calls of a subgraph."""
 
     def __init__(self) -> None:
         self.mutates = False
@@ -322,7 +322,7 @@ class _Linker:
 
     @property
     def outside(self) -> tuple[TensorSpec, ...]:
-        """Return the tensors from outside; tensors that share a storage have the same storage number."""
+        """Return the distinct tensors from outside; those that share a storage have the same storage number."""
         times = Counter(number for number, _ in self._outside if number != NO_STORAGE)
         return tuple(replace(spec, storage=number if times[number] > 1 else None) for number, spec in self._outside)
 
@@ -372,7 +372,9 @@ class _Linker:
         return source
 
     def _varied(self, memory: int, spec: TensorSpec) -> Source | None:
-        """Return the result that differs from a tensor only in sizes (only the first call's are known), or None."""
+        """Return an earlier result in this storage that differs from `spec` only in sizes, which vary by
+        call, or None.
+        """
         for result, result_spec in self._varying.get(memory, ()):
             if _alike(result_spec, spec) and len(result_spec.shape) == len(spec.shape):
                 return result

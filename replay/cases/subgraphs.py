@@ -1,4 +1,6 @@
-"""Subgraph cases: all calls of a module or a Python function as one case, as a graph that compilers accept."""
+"""Subgraph cases: all calls of a module or a Python function as one case, whose calls form a graph that compilers
+accept.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +58,11 @@ from opgrip.traces.values import Drawable
 
 
 class SubgraphOperator(LazyOperator):
-    """The function of a subgraph case, created when it is first needed.
+    """The calls of a subgraph as one function, which is created when it is first needed.
 
-    Its arguments are the tensors from outside, then devices, floating-point dtypes and generators, because a replay may
-    run on another device or in another dtype. Raises `Unsupported` if the calls cannot run as one function.
+    Its arguments are the tensors from outside the subgraph, and then the devices, floating-point dtypes and generators
+    among the calls' arguments, because a replay may run on another device or in another dtype. Raises `Unsupported` if
+    the calls cannot run as one function.
     """
 
     __slots__ = ("_extensions", "_graph_module", "links")
@@ -82,7 +85,9 @@ class SubgraphOperator(LazyOperator):
 
 
 def make_graph_module(links: Links, extensions: Collection[str]) -> fx.GraphModule:
-    """Return the calls as a graph; raise `Unsupported` if they cannot run as one or an operator is missing."""
+    """Return the calls of a subgraph as a graph module; raise `Unsupported` if they cannot run as one function or an
+    operator is missing.
+    """
     if links.reason is not None:
         raise Unsupported(links.reason)
     return fx.GraphModule(torch.nn.Module(), _Builder(links, extensions).graph, "Unit")
@@ -144,7 +149,7 @@ class _Builder:
 
 
 def paths_of(tree: Any) -> list[tuple[Any, ...]]:
-    """Return, for each tensor in nested values, the indices and keys that lead to it."""
+    """Return, for each tensor in nested lists, tuples and dicts, the indices and keys that lead to it."""
     if isinstance(tree, TensorSpec):
         return [()]
     items: Any = ()
@@ -156,8 +161,9 @@ def paths_of(tree: Any) -> list[tuple[Any, ...]]:
 
 
 def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, TimelinePlace]:
-    """Return the module or function of each scope whose calls are selected.
+    """Return the module or function of each scope whose calls are selected, by scope number.
 
+    unit : `module` or `function`
     A backward call belongs to the module or function of the forward call that caused it, in a separate phase.
     """
     origin = origins(trace)
@@ -175,7 +181,10 @@ def module_types(trace: Trace) -> dict[str, str]:
 
 
 def unit_name(place: TimelinePlace, types: Mapping[str, str]) -> str:
-    """Return the name of a subgraph with its class and phase: `blocks.0 (Block) backward`."""
+    """Return the name of a subgraph with its class and phase, such as `blocks.0 (Block) backward`.
+
+    types : class name of each module, by module path
+    """
     kind, phase = types.get(place.name), "" if place.phase == FORWARD else place.phase
     return " ".join(filter(None, (place.name, f"({kind})" if kind else "", phase)))
 
@@ -191,8 +200,10 @@ def _module(types: Mapping[str, str], scope: Scope, phase: str, selection: Selec
 
 
 def _selected_path(path: str, patterns: Sequence[str]) -> str | None:
-    """Return the outermost module around a call that matches a pattern, which may be the call's own module; None
-    without one.
+    """Return the outermost module around a call that matches a pattern (the call's own module is the innermost), or
+    None if no module matches.
+
+    path : path of the call's own module, such as `layers.0.linear1`
     """
     parts = path.split(".") if path else []
     if "" in patterns or (not parts and matches("", patterns)):
@@ -222,13 +233,17 @@ def make_units(
     unit: str,
     extensions: Collection[str] = TRUSTED_EXTENSIONS,
 ) -> list[Case]:
-    """Return one case per distinct subgraph, largest share of time first.
+    """Return one case per distinct subgraph, the one with the largest share of time first.
 
-    A subgraph is an uninterrupted run of calls of one thread in one module or function; forward, backward and optimizer
-    are separate. Subgraphs with equal signatures and equal dataflow are one case. Its function takes the tensors from
-    outside and the settings, and returns the results that later calls take, or the results of its last call.
-    selection : `op` matches names of subgraphs, `module` matches paths. With `module`, the outermost matching module is
-    the subgraph of all calls in it; with `op`, the innermost matching function is.
+    A subgraph is an uninterrupted sequence of calls that one thread made in one module or function; forward, backward
+    and optimizer are separate subgraphs. Subgraphs with equal signatures and equal dataflow become one case. The
+    function of the case takes the tensors from outside and the settings, and returns the results that later calls of
+    the program take; if there are none, the results of its last call.
+
+    selection : `op` matches names of subgraphs, `module` matches module paths. With `module`, the outermost matching
+        module is the subgraph of all calls in it; with `op`, the innermost matching function is.
+    unit : `module` or `function`
+    extensions : modules that may register operators
     Raises `UserError` if a pattern selects nothing or the trace lacks storages.
     """
     calls = trace.own_calls
@@ -317,7 +332,7 @@ def _median_ns(runs: Sequence[SubgraphRun]) -> float:
 
 
 def _spread(runs: Sequence[SubgraphRun]) -> float | None:
-    """Return the interquartile range of the runs' times, relative to their median; None for a single run."""
+    """Return the interquartile range of the runs' times, divided by their median; None for a single run."""
     if len(runs) == 1:
         return None
     low, _, high = statistics.quantiles((run.time_ns for run in runs), n=4, method="inclusive")

@@ -1,4 +1,6 @@
-"""Times of a case's calls in the program, and clusters of calls of one signature whose times differ by call site."""
+"""Captured times of a case's calls, and timing clusters: groups of calls of one signature whose times differ by call
+site.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,11 @@ COLUMNS = [
 class TimingCluster:
     """A timing cluster: calls of one signature, at one or more call sites, that take similar times.
 
-    signature : the signature with the values and results of one call of the cluster
-    calls : indices of the selected calls; for a long trace, of a sample of them
-    captured_us : median time of the calls in `calls`, or of all calls of the cluster if `calls` is empty
-    place : module, function and line of the call with these values
+    signature : copy of the signature with the values and results of one call of the cluster
+    calls : indices of the selected calls in the call table; for a long trace, of a sample of them
+    captured_us : median of the typical times at the call sites of `calls`, or of all calls of the cluster if `calls` is
+        empty
+    place : module, function and source line of the call whose values `signature` has
     """
 
     signature: Signature
@@ -49,15 +52,16 @@ class TimingCluster:
 
 @dataclass(frozen=True, slots=True)
 class PlacedCalls:
-    """Calls of a signature whose values were recorded at several call sites.
+    """The calls of a signature whose values were recorded at several call sites.
 
-    A call site here is a scope and the storage of the first tensor, or only the scope if this storage is not used
-    again.
-    calls : calls in `calls_looked_at`, by start time, selected or not
-    places : call site of each call
-    typical_ns : typical time at the call site of each call
-    observed : values and results of later calls
-    rows : index in `calls` of each observation; None if it has no call site
+    A call site is here a scope and the storage of the first tensor; if this storage is not used again, it is only the
+    scope.
+
+    calls : the signature's calls that `calls_looked_at` returned, by start time, whether selected or not
+    places : number of the call site of each call
+    typical_ns : typical time of a call at the call site of each call
+    observed : values and results that were recorded from later calls
+    rows : for each item of `observed`, the index in `calls` of its call; None if it has no call site
     """
 
     signature: Signature
@@ -68,7 +72,11 @@ class PlacedCalls:
     rows: Sequence[int | None]
 
     def clusters(self, selected: pd.Index[int]) -> list[TimingCluster]:
-        """Return the timing clusters, most frequent first; empty if there is only one."""
+        """Return the timing clusters of these calls, the one with most calls first; an empty list if all calls take
+        similar times.
+
+        selected : indices of the selected calls in the call table
+        """
         groups = self._groups()
         if len(groups) < 2:
             return []
@@ -78,7 +86,9 @@ class PlacedCalls:
         return [self._behaviour(groups[index], nearest == index, selected) for index in order]
 
     def observed_in(self, selected: pd.Index[int]) -> list[Observed]:
-        """Return the observations, except those at call sites without a selected call."""
+        """Return the recorded values and results of later calls, without those from call sites at which no call is
+        selected.
+        """
         places = set(self.places[self.calls.index.isin(selected)].tolist())
         return [
             item
@@ -115,10 +125,11 @@ class PlacedCalls:
 
 
 def calls_looked_at(trace: Trace) -> pd.DataFrame:
-    """Return calls of signatures whose values were recorded at several call sites, with the storage of the first
-    tensor.
+    """Return the calls of all signatures whose values were recorded at several call sites, with the storage of the
+    first tensor in the column `MEMORY`.
 
-    For a long trace, these are the calls at the beginning, where the capture recorded values, and parts of the rest.
+    For a long trace, these are the calls at the beginning, where the capture recorded values, and samples of the later
+    ones.
     """
     numbers = list(_looked_at(trace))
     tables = [pd.DataFrame({name: [] for name in [*COLUMNS, MEMORY]})]
@@ -132,7 +143,11 @@ def calls_looked_at(trace: Trace) -> pd.DataFrame:
 def _pieces(
     parts: Iterable[tuple[pd.DataFrame, NDArray[np.int64]]], numbers: Collection[int], all_calls: int
 ) -> Iterator[pd.DataFrame]:
-    """Yield all calls of some signatures; if there are many, evenly spaced parts of them."""
+    """Yield all calls of the signatures `numbers`; if there are more than `MOST_CALLS`, evenly spaced parts of them.
+
+    parts : consecutive parts of the trace's call table, each with its storage numbers
+    all_calls : number of calls of these signatures in the trace
+    """
     seen = taken = 0
     for part, storages in parts:
         own = part[part["signature"].isin(numbers)]
@@ -166,7 +181,9 @@ def _looked_at(trace: Trace) -> dict[int, list[Observed]]:
 
 
 def input_set_of(signature: Signature, observed: Observed) -> Signature | None:
-    """Return a signature with the values of one of its later calls; None if the two do not match."""
+    """Return a copy of a signature with the recorded values and results of one of its later calls, or None if their
+    number of tensors differs.
+    """
     if len(numbers_of([signature.args, signature.kwargs])) != len(observed.values):
         return None
     args, kwargs = with_numbers((signature.args, signature.kwargs), observed.values)
@@ -192,7 +209,10 @@ def _first_memory(calls: pd.DataFrame, storages: NDArray[np.int64]) -> NDArray[n
 
 
 def _places(calls: pd.DataFrame, memory: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the call site of each call, and the typical time in ns at this call site."""
+    """Return the number of each call's site, and the typical time in ns of a call at that site.
+
+    memory : storage number of the first tensor of each call
+    """
     first = pd.Series(memory, index=calls.index)
     raw_ns = (calls["raw_ns"] - calls["slow_memory_ns"]).astype(float)
     calm_ns = calm_times(calls)
@@ -212,7 +232,7 @@ def _places(calls: pd.DataFrame, memory: NDArray[np.int64]) -> tuple[NDArray[np.
 
 
 def calm_times(calls: pd.DataFrame) -> pd.Series[float]:
-    """Return the times of calls in ns; nan for calls that the capture perturbed on the host."""
+    """Return the time of each call in ns; nan if it is a host time that the capture perturbed."""
     return calls["raw_ns"].astype(float).where(~calls["perturbed"] | calls["device_ns"].notna())
 
 
@@ -221,9 +241,10 @@ FLOPS_PER_BYTE = 10
 
 
 def estimated_cost(signature: Signature) -> float:
-    """Return the estimated cost of a call in bytes: bytes moved, plus operations divided by `FLOPS_PER_BYTE`.
+    """Return the estimated cost of a call: the bytes it moves, plus its floating-point operations divided by
+    `FLOPS_PER_BYTE`.
 
-    The operator is not run; formulas for operations and bytes are used.
+    The operator is not run; formulas for its operations and bytes are used.
     """
     if is_view(signature):
         return 1.0
@@ -247,7 +268,7 @@ def _without_memory(leaf: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CapturedTimes:
-    """Times of a signature's calls; for the fields, see `Case`."""
+    """Times of a case's calls in the program; the fields have the same meaning as the `captured_` fields of `Case`."""
 
     count: int
     median_us: float
@@ -282,9 +303,9 @@ def captured_times(
 
 
 def weights_of(captured: Mapping[int, CapturedTimes], signatures: Mapping[int, Signature]) -> dict[int, float]:
-    """Return the time of each case's calls, or their estimated cost if no call has a time.
+    """Return the total time of each case's calls, by case number; if no call has a time, the total estimated cost.
 
-    signatures : signatures whose cost is estimated, by case number; calls of all other cases have the same cost
+    signatures : signatures whose cost is estimated, by case number; calls of all other cases have the cost 1
     """
     times = {number: item.count * item.median_us for number, item in captured.items()}
     if any(times.values()):
@@ -296,7 +317,10 @@ def weights_of(captured: Mapping[int, CapturedTimes], signatures: Mapping[int, S
 def _times_of(
     calls: pd.DataFrame, calm: pd.Series[float], timing_clusters: Iterable[TimingCluster]
 ) -> pd.Series[float]:
-    """Return the time of each call in ns; a perturbed call gets the typical time of its timing cluster."""
+    """Return the time of each call in ns; if the capture perturbed a call, the typical time of its timing cluster.
+
+    calm : time of each call in ns; nan if perturbed
+    """
     times = calls["time_ns"].astype(float)
     for cluster in timing_clusters:
         own = calm[cluster.calls]

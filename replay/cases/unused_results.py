@@ -1,7 +1,7 @@
 """Results that only a backward pass uses, and arguments that require gradients.
 
-A compiler's attention may return another logsumexp than eager's, or one of another shape; a program that only predicts
-never uses it. Such a result is compared and reported, but does not make a row wrong.
+For example, a compiler's attention may return a different logsumexp than eager's, or one of another shape, but a
+program that only predicts never uses it. Such a result is compared and reported, but does not make a case wrong.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ def require_gradients(signature: Signature) -> Signature:
 
 
 def refused_argument(error: BaseException) -> str | None:
-    """Return the name of the argument for which an operator has no gradient, given torch's error; None for other
-    errors.
+    """Return the name of the argument for which an operator has no gradient, read from the message of torch's error;
+    None for other errors.
     """
     match = _REFUSED.search(str(error))
     return None if match is None else match[1] or match[2]
 
 
 def with_gradients(case: Case, is_unsaid: bool, refused: Collection[str]) -> Case:
-    """Return a case whose arguments require gradients if the operator supports this.
+    """Return a copy of a case in which the arguments require gradients, except those for which the operator has no
+    gradient.
 
-    is_unsaid : True if the source does not record which tensors require gradients; all floating-point tensors do then
+    is_unsaid : True if the source of the case does not record which tensors require gradients; all floating-point and
+        complex tensors then do
     refused : names of arguments for which the operator has no gradient
     """
     if not is_unsaid and not refused:
@@ -112,10 +114,10 @@ Other results count as used, because a trace does not record which results the p
 
 
 def with_unused_results(cases: Sequence[Case], trace: Trace) -> list[Case]:
-    """Return cases with the indices of results that the program does not use.
+    """Return copies of the cases in which `unused` lists the indices of results that the program does not use.
 
-    A result is unused if no later call takes it. If the trace lacks calls or storages, a result counts as used if the
-    call ran with gradients.
+    A result is unused if no later call takes it; only results that torch returns for the operator's backward are
+    examined. If the trace lacks calls or storages, such a result counts as used if the call ran with gradients.
     """
     candidates = {
         case.trace_number: {*FOR_BACKWARD[packet]}
@@ -153,7 +155,10 @@ def _used_in_training(case: Case, places: set[int]) -> set[int]:
 
 
 def _used_results(trace: Trace, candidates: Mapping[int, set[int]]) -> dict[int, set[int]]:
-    """Return the candidates that a later call uses, by signature."""
+    """Return, by signature number, the indices of results that a later call takes, among the candidates.
+
+    candidates : indices of the results to examine, by signature number
+    """
     takes = {item.number: len(interface_of(item).takes) for item in trace.signatures}
     # storage, signature and index of each result, (N, 3)
     results = np.concatenate([np.empty((0, 3), dtype=np.int64), *_results(trace, candidates, takes)])

@@ -1,5 +1,4 @@
-"""The interface of sources of cases, and the sources for two kinds of files: traces, and PARAM's operator
-configurations.
+"""The interface of sources of cases, and the sources that read traces and files of PARAM's operator configurations.
 
 Other sources are modules of this package, or entry points `opgrip.sources` of other packages.
 """
@@ -28,13 +27,15 @@ NO_TRACE = Trace({}, [], [], {}, pd.DataFrame())
 
 @dataclass(frozen=True, slots=True)
 class CaseSet:
-    """The cases from one source.
+    """The cases of one target, such as a trace or a folder of samples.
 
-    cases : selected cases, largest share of time first
-    are_calls : True if they are single calls of a trace, which have preceding calls
-    all_cases : all cases of the trace, if they were made
-    has_run_code : True if creating the cases ran functions, after which forks of this process could hang
-    is_cut : True if `Cut` was applied already
+    cases : selected cases, the one with the largest share of time first
+    trace : the trace of the cases; an empty trace if they come from another source
+    are_calls : True if each case stands for single calls of a trace, for which preceding calls are known
+    all_cases : all cases of the trace, if the selection includes all of them; else None
+    has_run_code : True if creating the cases ran functions of users or samples, after which forks of this process could
+        hang
+    is_cut : True if `--start` and `--count` were applied already
     """
 
     cases: list[Case]
@@ -46,11 +47,12 @@ class CaseSet:
 
 
 class Source(Protocol):
-    """A source of cases.
+    """A source of cases: reads one kind of target that a user can name on the command line.
 
-    lacks : values of `Option.only`; options for these inputs raise an error with the hint `hint`
-    place : position in the order of sources; the first source that accepts a target is used
-    in_program : True if its cases have preceding calls
+    lacks : kinds of input that this source does not read, as in `Option.only`; options that are only for these kinds
+        raise an error with the hint `hint`
+    place : position in the order of sources; the first source whose `takes` returns True is used
+    in_program : True if its cases come from a program and have preceding calls
     """
 
     lacks: Sequence[str]
@@ -61,10 +63,13 @@ class Source(Protocol):
     def takes(self, target: str) -> bool: ...
 
     def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
-        """Return the cases of a target; raise `UserError` if it cannot be read or nothing is selected."""
+        """Return the cases of a target; raise `UserError` if the target cannot be read or nothing is selected.
+
+        extensions : modules of the user that may register operators
+        """
 
     def fingerprint(self, target: str) -> str:
-        """Return a hash of the data that determine the cases."""
+        """Return a hash of the target's content; if it changes, the target's cases may have changed."""
 
 
 sources: Registry[Source] = Registry("opgrip.replay.cases.sources", "opgrip.sources")
@@ -128,7 +133,9 @@ CONFIGURATIONS = "param"
 
 
 class ConfigurationSource:
-    """The source for files of PARAM's operator configurations; cases are numbered in file order, for `--start`."""
+    """The source that reads files of PARAM's operator configurations. Cases keep the order of the file, so that
+    `--start` can select a part of it.
+    """
 
     lacks: Sequence[str] = ("samples",)
     hint = "replay samples by: opreplay samples --tag ..."

@@ -1,4 +1,4 @@
-"""Operators named on the command line, with shapes and values of their arguments."""
+"""The source of cases for operators named on the command line by `--operator`, with arguments given by `--inputs`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TENSOR_KEYS = {"shape", "stride", "dtype", "device"}
 
 
 class OperatorSource:
-    """The source for `--operator` and `--inputs`, which `target_of` joins into one target."""
+    """The source of cases for `--operator` and `--inputs`, which `target_of` joins into one text."""
 
     lacks: Sequence[str] = ("traces", "samples")
     hint = "leave it out with --operator"
@@ -71,13 +71,12 @@ class OperatorSource:
 
 
 def target_of(operators: Sequence[str], inputs: Sequence[str], extensions: Sequence[str] = ()) -> str:
-    """Return the target text for operators and configurations of arguments, such as `operator:aten.mm [{"self": [4, 4],
-    ...}]`.
+    """Return one target text for `--operator` and `--inputs`, such as `operator:aten.mm [{"self": [4, 4], ...}]`.
 
-    operators : names, with or without overload
-    inputs : JSON texts, each an object of arguments or a list of such objects
+    operators : operator names, with or without overload, which may contain wildcards
+    inputs : JSON texts, each an object of arguments by name, or a list of such objects
     extensions : modules of the user that may register the operators
-    Raises `UserError` for invalid JSON or an extension that cannot be imported.
+    Raises `UserError` for invalid JSON, an unknown operator, or an extension that cannot be imported.
     """
     configurations: list[Any] = []
     for text in inputs:
@@ -105,7 +104,11 @@ def _is_pattern(name: str) -> bool:
 
 
 def _expanded(name: str, configurations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the operators that match a name with wildcards and take the arguments; any other name unchanged."""
+    """Return the names of all operators that match a name with wildcards and accept the arguments; a name without
+    wildcards is returned unchanged.
+
+    configurations : arguments by name; an operator has to accept each of these sets
+    """
     if not _is_pattern(name):
         return [name]
     pattern = name.replace("::", ".")
@@ -129,14 +132,16 @@ def _takes(name: str, configurations: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _needed(operators: Sequence[str], extensions: Collection[str]) -> list[str]:
-    """Return the user's extension modules, if an operator is not registered without them."""
+    """Return the user's extension modules if at least one of the operators is not registered without them, else an
+    empty list.
+    """
     if all(_schemas_of(name) for name in operators):
         return []
     return [name for name in extensions if name not in TRUSTED_EXTENSIONS]
 
 
 def name_of_target(target: str) -> str:
-    """Return a name for files, without suffix, for a target."""
+    """Return a file name without suffix for the results of a target text."""
     return target.partition(" ")[0].replace(":", "_").replace(".", "_")[:60]
 
 
@@ -209,8 +214,10 @@ def _others(schemas: Sequence[Any]) -> str:
 
 
 def _arguments(schema: Any, form: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a configuration to arguments for a schema; raise `ValueError` for an unknown argument or an invalid
-    value.
+    """Convert arguments given as JSON to the types that a schema requires; raise `ValueError` for an unknown argument
+    or an invalid value.
+
+    form : JSON value of each argument, by argument name
     """
     parameters = {argument.name: argument for argument in schema.arguments}
     unknown = [name for name in form if name not in parameters]

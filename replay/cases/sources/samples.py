@@ -1,4 +1,6 @@
-"""Sources of samples: shipped samples, the user's samples in files, and gripped calls of a trace."""
+"""The sources of sample cases: samples that ship with opgrip, the user's samples in folders, and gripped calls of a
+trace.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +50,16 @@ from opgrip.traces.table.live_calls import LiveArguments
 
 
 def folders_in(target: Path) -> list[Path]:
-    """Return the sample folders for a path: the folder itself, or its subfolders."""
+    """Return the sample folders at a path: the folder itself if it is one, or its subfolders that are."""
     if (target / SAMPLE).is_file():
         return [target]
     return sorted(path.parent for path in target.glob(f"*/{SAMPLE}"))
 
 
 def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
-    """Read the samples of all targets without loading their code; raise `UserError` if a target has none."""
+    """Return the samples in all given folders without loading their code; raise `UserError` if a folder
+    contains none.
+    """
     samples = []
     for target in targets:
         folders = folders_in(target)
@@ -66,7 +70,9 @@ def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
 
 
 def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> Iterator[Case]:
-    """Yield a case for each recorded call in sample folders; the cases have no numbers yet."""
+    """Yield a case for each recorded call in the sample folders, if the sample matches the patterns and has all tags;
+    the caller numbers the cases.
+    """
     requested_tags = {tag.lower() for tag in tags}
     for sample in map(read_sample, folders):
         if matches(sample.name, patterns) and requested_tags <= {tag.lower() for tag in sample.tags}:
@@ -76,7 +82,9 @@ def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags:
 
 
 def gripped_calls(trace: Trace, selection: Selection, folders: Sequence[Path]) -> list[Case]:
-    """Return cases of a trace's gripped calls whose samples are in folders that the user trusts."""
+    """Return cases for the gripped calls of a trace whose functions have a sample in one of the folders, which the user
+    trusts.
+    """
     samples = {sample.origin: sample for sample in read_folders(folders)}
     names = _function_calls(trace)["op"]
     if names.empty:
@@ -100,10 +108,10 @@ def _function_calls(trace: Trace) -> pd.DataFrame:
 
 
 def _cases(trace: Trace, samples: Mapping[str, SampleFolder], selection: Selection) -> list[Case]:
-    """Return the cases in the order of their first calls.
+    """Return a case for each signature that calls one of the samples; they have no captured time, because the captured
+    time of a gripped call includes the recording of the operators inside it.
 
-    They have no captured time, because the captured time of a gripped call includes the recording of the operators
-    inside.
+    samples : samples by the name of the function from which each was made
     """
     calls = _function_calls(trace)
     calls = calls[np.array([matches(str(name), selection.module) for name in calls["module"]], dtype=bool)]
@@ -124,7 +132,9 @@ def _cases(trace: Trace, samples: Mapping[str, SampleFolder], selection: Selecti
 
 
 class _Code:
-    """The code of a sample, loaded when a worker first needs it, because it may crash, hang or exit."""
+    """The function and classes of a sample. Its code is loaded when a worker process first needs it, because loading
+    may crash, hang or exit.
+    """
 
     def __init__(self, trace: Trace, sample: SampleFolder) -> None:
         self._trace, self.sample = trace, sample
@@ -143,7 +153,9 @@ class _Code:
 
 
 def _case(recorded: Signature, code: _Code, calls: int, context: Mapping[str, Any]) -> Case:
-    """Return the case of a recorded call; its `load` constructs arguments and function."""
+    """Return the case of a recorded call of a sample; its `load` function loads the sample's code and constructs the
+    arguments.
+    """
     args, kwargs = _Outline().of((recorded.args, recorded.kwargs))
     signature = replace(recorded, op=code.sample.name, args=args, kwargs=kwargs, outputs=NOT_KNOWN)
     case = Case(signature, {}, calls, 0.0, 0.0, 0.0, context=context)
@@ -158,10 +170,7 @@ def _case(recorded: Signature, code: _Code, calls: int, context: Mapping[str, An
 
 
 class _Outline:
-    """Converts recorded arguments to the form in which `function_case` describes live arguments.
-
-    An object is replaced by the name of its class.
-    """
+    """Converts recorded arguments to descriptions like those that `function_case` makes of real arguments."""
 
     def __init__(self) -> None:
         self._places = count()
@@ -194,7 +203,7 @@ class _Outline:
 
 
 class SampleSource:
-    """The source for `samples`, `sample:NAME`, and folders that `grip` wrote."""
+    """The source of cases for `samples`, `sample:NAME`, and folders that `opgrip grip` wrote."""
 
     lacks: Sequence[str] = ("traces",)
     hint = "leave it out with samples"
@@ -229,7 +238,9 @@ PREFIX = "sample:"
 
 
 def names_samples(target: str) -> bool:
-    """Return True if a target names samples: `samples`, `sample:nms`, `samples/nms` or a folder."""
+    """Return True if a target means samples: `samples`, `sample:nms`, `samples/nms`, or a folder that no other format
+    reads.
+    """
     if target.startswith(PREFIX) or PurePath(target).parts[:1] == (SHIPPED,):
         return True
     # some formats of other tools are folders
@@ -237,11 +248,13 @@ def names_samples(target: str) -> bool:
 
 
 def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Case]:
-    """Return a case per configuration of shipped samples, and per recorded call of gripped ones.
+    """Return a case for each configuration of the shipped samples, and for each recorded call of gripped samples, that
+    the target names.
 
-    target : a folder of gripped samples, or one of them; `sample:nms` for a shipped sample; `samples` for all shipped
-    samples and the folder of that name; `samples/nms` for the folder if it exists, else the shipped sample
-    patterns, tags : patterns for names, and tags that the samples must have
+    target : `samples` for all shipped samples and those in a local folder of that name; `sample:nms` for a shipped
+        sample; `samples/nms` for the local folder if it exists, else the shipped sample; or the path of a folder with
+        samples
+    patterns, tags : name patterns, of which a sample has to match one; tags, of which it has to have all
     Warns if a local folder hides or is added to the shipped samples; raises `UserError` if nothing is selected.
     """
     folders, name = _folders(target), _shipped_name(target)
@@ -284,7 +297,7 @@ def _trace_in(folder: Path) -> Path | None:
 
 
 def fingerprint(target: str) -> str:
-    """Return a hash of the samples' code, and of the recorded calls of gripped ones."""
+    """Return a hash of the code of a target's samples, and of the recorded calls of gripped samples."""
     digest = blake2b(digest_size=16)
     for folder in _folders(target):
         digest.update(hash_of(folder))
@@ -299,8 +312,8 @@ def _folders(target: str) -> list[Path]:
 
 
 def _shipped_name(target: str) -> str | None:
-    """Return the name of a shipped sample in a target, an empty string for all shipped samples, or None for other
-    targets.
+    """Return the name of the shipped sample that a target means, an empty string for all shipped samples, or None for
+    other targets.
     """
     if target.startswith(PREFIX):
         return target.removeprefix(PREFIX)
@@ -325,7 +338,11 @@ SHIPPED = "samples"
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationTensor:
-    """A source of values for one tensor of a sample's configuration; the values are generated again at each use."""
+    """A source of input values that returns one tensor of a sample's configuration, created again at each use.
+
+    name, configuration : names of the sample and of its configuration
+    place : index of the tensor among the configuration's tensors
+    """
 
     name: str
     configuration: str
@@ -336,7 +353,11 @@ class ConfigurationTensor:
 
 
 def find_samples(name: str = "", patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:
-    """Return shipped samples by name, patterns and tags; raise `UserError` for an unknown name or tag."""
+    """Return the shipped samples that are named, match one of the patterns and have all tags; raise `UserError` for an
+    unknown name or tag.
+
+    name : names separated by commas; empty for all samples
+    """
     requested_tags = set(map(_tag, tags))
     return [
         sample for sample in samples_named(name) if matches(sample.name, patterns) and requested_tags <= sample.tags
@@ -344,7 +365,7 @@ def find_samples(name: str = "", patterns: Sequence[str] = (), tags: Sequence[st
 
 
 def samples_named(names: str) -> list[Sample]:
-    """Return shipped samples by their names, separated by commas; all for an empty text."""
+    """Return the shipped samples with these names, which are separated by commas; all samples for an empty text."""
     if not names:
         return list(samples().values())
     for name in names.split(","):
