@@ -24,7 +24,7 @@ UNKNOWN = -1
 
 
 class MemoryNumbers:
-    """Map from storage numbers, which begin at 0 in a trace, to integers below 2 ** 31."""
+    """Map from storage numbers, which begin at 0 in a trace, to integers below 2 ** 31, stored compactly."""
 
     def __init__(self) -> None:
         self._near = array("i")
@@ -45,7 +45,10 @@ class MemoryNumbers:
         self._near[storage] = number
 
     def raise_to(self, storages: Integers, numbers: Integers) -> None:
-        """For each storage, keep the larger of its present integer and the one in `numbers`; both arrays are (N,)."""
+        """For each storage, keep the larger of its current integer and the new one in `numbers`.
+
+        storages, numbers : (N,)
+        """
         self._count += len(storages)
         far = (storages < 0) | (storages >= self._end)
         if self._far:
@@ -74,17 +77,20 @@ COLUMNS = (
 
 @dataclass(slots=True)
 class DataflowStep:
-    """Call with the storages that it uses and the calls that it depends on.
+    """A call, the storages that it uses, and the earlier calls that it depends on.
 
     Attributes
     ----------
-    number : index of the call in the trace's table
-    duration_ns, host_ns : times on the host; for a perturbed call, `host_ns` is the value in the trace
+    number : index of the call in the trace's call table
+    op, module, phase, thread : operator, path of the module, phase and thread of the call
+    start_ns : start of the call since the start of the capture
+    duration_ns : measured time on the host
+    host_ns : `duration_ns`, or for a perturbed call the median of the signature's other calls if there are any
     device_ns : time that the call kept an accelerator busy; None for a call on the host only
     time_ns : time on the device if the call ran on one, else `host_ns`
-    after : earlier calls that created or last wrote the memory of its arguments
-    takes, gives : storages of its arguments and results
-    writes : storages of arguments that it writes into
+    after : numbers of the earlier calls that created or last wrote the memory of its arguments
+    takes, gives : numbers of the storages of its arguments and of its results
+    writes : numbers of the storages of arguments that it writes into
     """
 
     number: int
@@ -109,9 +115,11 @@ class Storage:
 
     Attributes
     ----------
+    number : number of the storage in the trace
     bytes : size in bytes up to the end of the last tensor in it that is an argument, or a result if none is an argument
-    made_by : call that first returned a tensor in it; None for memory from before the capture, such as parameters
-    first, last : first and last call that uses it
+    made_by : index of the call that first returned a tensor in it; None for memory from before the capture, such as
+        parameters
+    first, last : indices of the first and the last call that use it
     """
 
     number: int
@@ -166,7 +174,11 @@ class Dataflow:
                     writers.pop(number, None)
 
     def _note(self, own: pd.DataFrame, memory: Integers) -> None:
-        """Update the size and the last use of each storage that some calls use."""
+        """Update the size and the last use of each storage that these calls use.
+
+        own : calls, as rows of the call table
+        memory : storage numbers of tensors, to which the rows refer
+        """
         counts = own["tensors"].to_numpy(dtype=np.int64)
         before = np.cumsum(counts) - counts
         place = np.arange(counts.sum()) - np.repeat(before, counts)
@@ -203,11 +215,13 @@ class Dataflow:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Sizes of the tensors of a signature, and which arguments its calls write.
+    """Sizes of the tensors of a signature, and the arguments that its calls write into.
 
     Attributes
     ----------
+    argument_count : number of tensors among the arguments
     extents : extent number of each tensor (see `_Shapes`), `UNKNOWN` for a tensor that the signature lacks
+    written : indices of the arguments that its calls write into
     """
 
     argument_count: int
@@ -216,7 +230,7 @@ class _Shape:
 
 
 class _Shapes:
-    """Sizes of the tensors of all signatures of a trace.
+    """Extents of the tensors of all signatures of a trace.
 
     The extent of a tensor is the number of bytes from the start of its storage to the tensor's end. It is kept as an
     extent number: a larger extent has a larger number, but every argument has a larger number than every result. So
@@ -237,7 +251,9 @@ class _Shapes:
         self._written: dict[int, list[int]] = {}
 
     def of(self, signature: int, count: int) -> _Shape:
-        """Return the sizes of the `count` tensors of a call of a signature."""
+        """Return the sizes of the tensors of a signature's calls that have `count` tensors in their arguments and
+        results.
+        """
         shape = self._shapes.get((signature, count))
         if shape is None:
             shape = self._shapes[signature, count] = self._make(signature, count)
@@ -262,12 +278,12 @@ class _Shapes:
         return places
 
     def extents(self, signatures: Integers, counts: Integers, place: Integers) -> Integers:
-        """Return the extent numbers of all tensors of some calls.
+        """Return the extent numbers of all tensors of N calls, as one array.
 
         Parameters
         ----------
         signatures, counts : (N,), signature and number of tensors of each call
-        place : (sum of `counts`,), index of each tensor in its call
+        place : (sum of `counts`,), index of each tensor among the tensors of its call
         """
         pairs, of_call = np.unique(np.column_stack([signatures, counts]), axis=0, return_inverse=True)
         pieces = [self.of(signature, count).extents for signature, count in pairs.tolist()]
@@ -277,7 +293,7 @@ class _Shapes:
         return numbers
 
     def extent(self, number: int) -> int:
-        """Return the extent in bytes for an extent number, 0 if it is unknown."""
+        """Return the extent in bytes for an extent number, 0 for `UNKNOWN`."""
         return 0 if number == UNKNOWN else self._sizes[number % len(self._sizes)]
 
 

@@ -11,7 +11,7 @@ from opgrip.traces.analysis.machine_ceilings import FLOAT8, TF32
 
 @dataclass(frozen=True, slots=True)
 class Datasheet:
-    """Peaks of a GPU.
+    """Highest memory bandwidth and arithmetic rates of a GPU according to its manufacturer.
 
     Attributes
     ----------
@@ -23,7 +23,10 @@ class Datasheet:
     tflops: Mapping[str, float]
 
     def rate(self, dtype: str | None) -> float | None:
-        """Return Gflop/s of a dtype, or None if the datasheet lacks it; all float8 types are equally fast."""
+        """Return the rate of matrix products in Gflop/s for a dtype, or None if the datasheet lacks the dtype.
+
+        All float8 dtypes have the same rate.
+        """
         name = FLOAT8 if (dtype or "").startswith(FLOAT8) else dtype or ""
         tflops = self.tflops.get(name)
         return None if tflops is None else tflops * 1e3
@@ -57,6 +60,8 @@ _SHEETS: Mapping[str, Datasheet] = {
 
 
 def datasheet_of(name: str) -> Datasheet | None:
-    """Return the datasheet of a GPU by the name that its driver reports; None if it is unknown or a part of a GPU."""
+    """Return the datasheet of a GPU by the name that its driver reports, or None if there is none, as for a MIG
+    slice.
+    """
     product = re.sub(r"^(NVIDIA|Tesla) ", "", name)
     return next((sheet for pattern, sheet in _SHEETS.items() if re.fullmatch(pattern, product)), None)

@@ -1,5 +1,5 @@
 """One side of a comparison of traces: calls and times of one or more traces, which can be stored in a small file per
-day.
+day, so that later comparisons do not need the traces.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ STEP, TRACE, CALL = "step", "trace", "call"
 
 @dataclass(slots=True)
 class Cases:
-    """All calls of one side that have the same key.
+    """All calls on one side of a comparison that have the same key, and so the same operator and arguments.
 
     Attributes
     ----------
+    op : operator
+    call : short text of the call with its arguments
+    count : number of calls
     time_ns : total time in ns, computed with the median time of each signature
-    call : outline of the call with its arguments
     models : tensors of the first signature of these calls, with their value models
     times_us : for each signature, median time of a call and number of calls
-    call_of_profile : outline of the call without the details that profiles lack
+    call_of_profile : short text of the call without the details that profiles lack
     """
 
     op: str = ""
@@ -57,7 +59,7 @@ class Cases:
         return max(self.times_us, key=lambda item: item[1])[0] if self.times_us else None
 
     def include(self, other: Cases) -> None:
-        """Add the calls and times of other cases, without their models."""
+        """Add the calls and times of `other`, but not its value models."""
         self.count += other.count
         self.time_ns += other.time_ns
         self.times_us += other.times_us
@@ -65,11 +67,14 @@ class Cases:
 
 @dataclass(slots=True)
 class Side:
-    """Sums of calls and times over traces, which are added one by one.
+    """Calls and times of all traces on one side of a comparison; traces are added one by one.
 
     Attributes
     ----------
+    cases : calls with the same operator and arguments, by their key
     header : header of the first trace
+    traces, calls : number of traces and of calls
+    time_ns : total time of the calls
     steps : number of steps in all traces; None if a trace does not record its steps
     """
 
@@ -106,7 +111,7 @@ class Side:
         self.time_ns += float(totals.sum())
 
     def include(self, other: Side) -> None:
-        """Add the sums of another side, but not its value models."""
+        """Add the calls and times of another side to this one, but not its value models."""
         for key, cases in other.cases.items():
             self.cases.setdefault(key, Cases(cases.op, cases.call)).include(cases)
         if not self.traces:
@@ -117,7 +122,9 @@ class Side:
         self.time_ns += other.time_ns
 
     def by_call(self) -> Side:
-        """Return the side with its cases joined by operator, shapes, dtypes and other arguments, without models."""
+        """Return this side with its cases joined by operator, shapes, dtypes and other arguments, and without value
+        models.
+        """
         joined: dict[str, Cases] = {}
         for cases in self.cases.values():
             key = cases.call_of_profile or cases.call
@@ -130,14 +137,14 @@ class Side:
 
 
 def unit_of(before: Side, after: Side) -> str:
-    """Return what calls are counted per when two sides are compared: step, trace or call."""
+    """Return the unit per which both sides count their calls: per step if known, else per trace, else per call."""
     if before.steps and after.steps:
         return STEP
     return TRACE if before.traces == after.traces == 1 else CALL
 
 
 def _steps(trace: Trace) -> int:
-    """Return the number of recorded steps, 0 if unknown."""
+    """Return the number of steps that a trace records, 0 if unknown."""
     steps = trace.header.get("steps")
     if type(steps) is int:
         return max(steps, 0)
@@ -152,9 +159,10 @@ def _steps(trace: Trace) -> int:
 
 
 def _as_in_profile(signature: Signature) -> Signature:
-    """Return a signature without devices, and with numbers that an operator takes as tensors in one form.
+    """Return a signature in a form that is equal for a capture and a profile of the same call.
 
-    Profilers record such a number as a tensor without dimensions.
+    It has no devices. A number that the operator takes as a tensor is replaced by a placeholder, because profilers
+    record it as a tensor without dimensions.
     """
     takes_tensors = signature.op.rpartition(".")[2].startswith(("Tensor", "self"))
     args = tuple(
@@ -189,7 +197,7 @@ memory
 
 
 def write_day(side: Side, path: Path) -> None:
-    """Write the calls and times of a day, as a side of later comparisons, to a file; an existing file is replaced."""
+    """Write one side's calls and times to a file, for later comparisons; an existing file is replaced."""
     form = {
         "opgrip_shapes": VERSION,
         "header": side.header,
@@ -211,7 +219,7 @@ def write_day(side: Side, path: Path) -> None:
 
 
 def read_day(path: Path) -> Side:
-    """Return the side in a file of `write_day`; raise `UserError` if the file is damaged or of another kind."""
+    """Return the side that `write_day` wrote to a file; raise `UserError` for a damaged file or another format."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise FormatError(f"it has more than {MOST_BYTES >> 20} MB")
@@ -265,7 +273,14 @@ def paths_of(side: Path) -> list[Path]:
 
 
 def load_side(paths: list[Path], partial: bool, unbounded: bool) -> Side:
-    """Return a side with the sums over the traces in some files, which are read one after another."""
+    """Return one side of a comparison, with the calls and times of all files, which are read one after another.
+
+    Parameters
+    ----------
+    paths : traces, or files of `write_day`
+    partial : accept cut and damaged traces
+    unbounded : as in `TraceReader`
+    """
     side = Side()
     for path in paths:
         if path.name.endswith(SUFFIX):
@@ -282,7 +297,7 @@ MOST_LEAVES = 60
 
 
 def outline(value: Any) -> str:
-    """Return a short form of arguments: `(float32[2,3], 1, [2, 2])`."""
+    """Return a short text of an argument or a list of arguments, such as `(float32[2,3], 1, [2, 2])`."""
     many = sum(1 for _ in islice(leaves(value), MOST_LEAVES + 1)) > MOST_LEAVES
     return shortened(_short(value) if not many else _first_leaves(value), MOST)
 
@@ -312,6 +327,6 @@ def _short(value: Any) -> str:
 
 
 def call_outline(signature: Signature) -> str:
-    """Return a short form of a signature: `aten.mul.Tensor(float32[2,3], 2.5)`."""
+    """Return a short text of a call with this signature, such as `aten.mul.Tensor(float32[2,3], 2.5)`."""
     words = [f"{name}={outline(value)}" for name, value in signature.kwargs.items()]
     return f"{signature.op}({shortened(', '.join([*map(outline, signature.args), *words]), MOST)})"

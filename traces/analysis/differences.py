@@ -27,9 +27,9 @@ Statistics = Mapping[str, float]
 
 
 def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
-    """Return mean, spread, range and shares of zeros, nan and infinities of values drawn from a model.
+    """Return mean, spread, range, and shares of zeros, nan and infinities of values drawn from a value model.
 
-    For booleans, the mean is the share of True.
+    For booleans, the mean is the share of True. The result is empty if no values can be drawn.
     """
     generator = torch.Generator().manual_seed(SEED)
     shape = spec.shape if prod(spec.shape) <= SAMPLED else (SAMPLED,)
@@ -84,15 +84,16 @@ FACTS = ("opgrip", "torch", "python", "model", "run", "device", "devices", "seed
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """Limits up to which two traces count as equal.
+    """Limits up to which differences between two traces are not reported.
 
     Attributes
     ----------
     counts : difference in the number of calls, relative to the larger number; per step if steps are known
-    shares : difference in the share of the total time, 0 to 1
+    shares : difference in a signature's share of the total time, 0 to 1
     values : difference in statistics of values, relative to the spread of the values; for zeros, nan
         and infinities, difference in their share
-    least : smallest share of the time at which a signature is reported that is new, is gone, or is called more or less
+    least : smallest share of the total time, 0 to 1, of a signature that is reported as new, gone, or called more or
+        less
         often
     """
 
@@ -108,8 +109,9 @@ class Row:
 
     Attributes
     ----------
-    key : key of the signature, the same in all traces
-    call : short form of the call with its arguments
+    key : text that identifies the signature, the same in all traces
+    op : operator
+    call : short text of the call with its arguments
     counts : number of calls in each trace
     shares : share of each trace's time that the signature's calls take, 0 to 1
     median_us : median time of a call in each trace, or None
@@ -129,10 +131,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """An operator whose share of time or calls changed, summed over all shapes.
+    """An operator whose share of the time or of the calls changed, summed over all shapes.
 
     Attributes
     ----------
+    op : operator
     shares : share of each side's time that the operator's calls take, 0 to 1
     call_shares : share of each side's calls that are calls of the operator, 0 to 1
     """
@@ -148,12 +151,14 @@ class TraceDifference:
 
     Attributes
     ----------
+    names : names of the two sides in the output
     facts : header fields that differ, as (name, value before, value after)
     rows : all signatures, largest change of time first
-    names : names of the two sides in the output
-    unit, units : what calls are counted per (`step`, `trace` or `call`), and how many of these each side has
-    operators : operators whose share of time or calls changed
-    by_call : True if strides, settings and values were ignored, which the file of another tool on one side lacks
+    unit : unit per which calls are counted: `step`, `trace` or `call`
+    units : number of these steps, traces or calls on each side
+    operators : operators whose share of the time or of the calls changed
+    by_call : True if strides, settings and values were ignored, because one side is a file of another tool, which lacks
+        them
     """
 
     names: tuple[str, str]
@@ -234,7 +239,7 @@ def _facts(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tupl
 
 
 def _operators(rows: Iterable[Row], tolerances: Tolerances) -> Iterator[OperatorRow]:
-    """Yield the operators whose share of time or calls changed by more than the tolerance."""
+    """Yield the operators whose share of the time or of the calls changed by more than `tolerances.shares`."""
     by_op: dict[str, list[Row]] = {}
     for row in rows:
         by_op.setdefault(row.op, []).append(row)
@@ -301,7 +306,10 @@ def _name(model: ValueModel | None) -> str | None:
 
 
 def write_difference(difference: TraceDifference, path: Path, force: bool) -> None:
-    """Write all rows as JSON, or the rows that differ as Markdown."""
+    """Write all rows to a `.json` file, or the rows that differ to a Markdown file.
+
+    force : replace an existing file
+    """
     if path.suffix == ".json":
         write_json(difference.as_json(), path, force)
     else:
@@ -309,7 +317,7 @@ def write_difference(difference: TraceDifference, path: Path, force: bool) -> No
 
 
 def values_text(row: Row) -> str:
-    """Return a description of the statistics of values that changed in a row."""
+    """Return a text of the statistics of values that changed in a row, such as `tensor 0 mean 0.5 → 0.7`."""
     return ", ".join(
         f"tensor {place} {name} {_number(one)} → {_number(other)}" for place, name, one, other in row.values
     )
@@ -344,6 +352,6 @@ def _as_markdown(difference: TraceDifference) -> Iterator[str]:
 
 
 def _cell(value: Any) -> str:
-    """Return text of a trace escaped for a Markdown cell."""
+    """Return a value from a trace as text that is escaped for a cell of a Markdown table."""
     text = printable(value if isinstance(value, str) else json.dumps(value, default=str))
     return text.replace("|", "\\|").replace("`", "'").replace("<", "&lt;")

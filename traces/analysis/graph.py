@@ -19,14 +19,14 @@ class GraphFacts:
 
     Attributes
     ----------
-    calls, dependencies, storages : number of calls, dependencies and storages
+    calls, dependencies, storages : number of calls, of dependencies between calls, and of storages
     time_ns : sum of the times of all calls, on the device for calls that ran on one
     host_ns : sum of the times of all calls on the host
     has_device : True if some calls ran on a device
-    critical_path : the slowest chain of calls in which each depends on the previous one
-    critical_ns, critical_host_ns : sums of `time_ns` and `host_ns` over the calls of this chain
+    critical_path : indices of the calls in the slowest chain in which each call depends on the previous one
+    critical_ns, critical_host_ns : sums of the calls' `time_ns` and `host_ns` over this chain
     peak_bytes : maximum memory in use at once, except memory allocated before the first call
-    peak_at, peak_op : number and operator of the call at which memory use is highest
+    peak_at, peak_op : index and operator of the call at which memory use is highest
     outside_bytes : memory allocated before the first call
     """
 
@@ -61,7 +61,7 @@ class Graph:
 
 
 def make_graph(trace: Trace) -> Graph:
-    """Return the whole dataflow of a trace in memory."""
+    """Return all calls and storages of a trace with their dependencies, in memory."""
     flow, watch = Dataflow(trace), _Watch()
     steps: dict[int, DataflowStep] = {}
     storages: dict[int, Storage] = {}
@@ -73,7 +73,7 @@ def make_graph(trace: Trace) -> Graph:
 
 
 def graph_facts(flow: Dataflow) -> GraphFacts:
-    """Return the facts of a dataflow; this takes 4 bytes of memory per call."""
+    """Return the facts about a dataflow graph without keeping the graph; this takes 4 bytes of memory per call."""
     watch = _Watch()
     for step, new in flow:
         watch.add(step, new, flow.writers)
@@ -81,7 +81,7 @@ def graph_facts(flow: Dataflow) -> GraphFacts:
 
 
 class _Watch:
-    """Accumulator of the facts of a graph."""
+    """Computes the facts about a dataflow graph from its calls, which are added one by one."""
 
     def __init__(self) -> None:
         self._path, self._memory = _CriticalPath(), _LiveMemory()
@@ -89,7 +89,11 @@ class _Watch:
         self._has_device = False
 
     def add(self, step: DataflowStep, new: Iterable[Storage], writers: dict[int, int]) -> None:
-        """Add a call, with the storages that no earlier call used."""
+        """Add the next call.
+
+        new : storages that no earlier call used
+        writers : by storage, the call that created or last wrote it
+        """
         self._path.add(step, writers)
         self._calls += 1
         self._dependencies += len(step.after)
@@ -119,7 +123,7 @@ class _Watch:
 
 
 class _CriticalPath:
-    """Slowest chain of calls that depend on each other."""
+    """Finds the slowest chain of calls in which each call depends on the previous one."""
 
     def __init__(self) -> None:
         self.time_ns = self.host_ns = 0
@@ -142,7 +146,7 @@ class _CriticalPath:
             self._chains = {number: chains[number] for number in {*writers.values()}}
 
     def calls(self) -> array[int]:
-        """Return the calls of the chain, in order."""
+        """Return the indices of the calls in the slowest chain, in order."""
         path, last = array("i"), -1 if self._last is None else self._last
         while last >= 0:
             path.append(last)
@@ -152,7 +156,7 @@ class _CriticalPath:
 
 
 class _LiveMemory:
-    """Memory in use at each call, where a storage is in use from the first to the last call that uses it."""
+    """Sums the memory in use at each call; a storage is in use from the first to the last call that uses it."""
 
     def __init__(self) -> None:
         self.peak_bytes = self.outside_bytes = 0
@@ -163,7 +167,7 @@ class _LiveMemory:
         self._ends: dict[int, int] = {}
 
     def add(self, step: DataflowStep, new: Iterable[Storage]) -> int:
-        """Add a call with the storages that no earlier call used, and return how many of these storages there are."""
+        """Add the next call with the storages that no earlier call used; return the number of these storages."""
         count = 0
         for storage in new:
             count += 1

@@ -1,4 +1,4 @@
-"""Peaks of a machine: bandwidth of each memory level, arithmetic rate by dtype, and launch time.
+"""Peaks of a machine: bandwidth of each memory level, arithmetic rate by dtype, and launch time of an operator.
 
 They are measured once and stored in a file. Bandwidth is measured with copies; the fastest run counts, because no run
 can exceed the peak.
@@ -75,10 +75,11 @@ class Ceilings:
     Attributes
     ----------
     machine : name of the processor or GPU, and other facts on which the peaks depend
+    device : device that was measured, such as `cpu` or `cuda`
     threads : largest number of threads that was measured
     levels : memory levels, nearest cache first
     rates : Gflop/s of a matrix product by dtype and number of threads
-    launch_us : time of an operator on one element: launch and allocation
+    launch_us : time of an operator on one element, which consists of launch and allocation
     dispatch_us : time of an operator that makes a view
     torch, time : version of torch, and time of the measurement
     """
@@ -94,18 +95,19 @@ class Ceilings:
     time: str
 
     def level(self, size: int, threads: int, cold: bool) -> Level:
-        """Return the nearest level that holds `size` bytes; with cold caches, the main memory."""
+        """Return the nearest memory level that holds `size` bytes; with cold caches, the main memory."""
         return next(level for level in self.levels if level.size is None or (not cold and level.holds(size, threads)))
 
     def bandwidth(self, level: Level, threads: int) -> float:
-        """Return the bandwidth of a level in GB/s."""
+        """Return the bandwidth of a memory level in GB/s when `threads` threads use it."""
         return _between(level.bandwidth, threads)
 
     def rate(self, dtype: str | None, threads: int) -> float | None:
-        """Return the rate in Gflop/s of a dtype or of `TF32`; if it was not measured, the rate of float32; None without
-        that.
+        """Return the arithmetic rate in Gflop/s for a dtype or for `TF32`.
 
-        All float8 dtypes share one rate, and only they may use it.
+        All float8 dtypes share one rate. Any other dtype that was not measured has the rate of float32. The result is
+        None
+        if that was not measured either.
         """
         rates = self.rates.get(dtype or "")
         if rates is None and (dtype or "").startswith(FLOAT8):
@@ -131,7 +133,7 @@ def read_cached_ceilings(device: str) -> Ceilings | None:
 
 
 def keep(ceilings: Ceilings, device: str) -> Path:
-    """Write the peaks to this machine's file and return its path."""
+    """Write the peaks to this machine's file, and return the path of that file."""
     path = ceilings_path(device)
     path.parent.mkdir(parents=True, exist_ok=True)
     write(ceilings, path, force=True)
@@ -147,7 +149,7 @@ def to_json(ceilings: Ceilings) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> Ceilings:
-    """Return the peaks of a file; raise ValueError or KeyError if the file is damaged."""
+    """Return the peaks in the JSON object of a file; raise ValueError or KeyError if the file is damaged."""
     if fields["form"] != FORM:
         raise ValueError(f"form {fields['form']}")
     ceilings = msgspec.convert(fields, Ceilings, strict=False, str_keys=True)
@@ -162,9 +164,9 @@ def from_json(fields: dict[str, Any]) -> Ceilings:
 
 
 def find_implausible_rate(ceilings: Ceilings) -> str | None:
-    """Return a description of the first rate that is too slow to be real on an accelerator, or None.
+    """Return a text that names the slowest arithmetic rate if it is too slow to be real on an accelerator, else None.
 
-    On a CPU without instructions for a dtype, its products can be that slow.
+    On a CPU without instructions for a dtype, its products can really be that slow.
     """
     rates = {dtype: max(rate_by_threads.values()) for dtype, rate_by_threads in ceilings.rates.items()}
     if ceilings.device == "cpu" or not rates:
@@ -176,7 +178,7 @@ def find_implausible_rate(ceilings: Ceilings) -> str | None:
 
 
 def _between(measured: dict[int, float], threads: int) -> float:
-    """Return the value for a number of threads, interpolated linearly between measured numbers of threads."""
+    """Return the rate for a number of threads, interpolated linearly between measured numbers of threads."""
     points = sorted(measured.items())
     below = [point for point in points if point[0] <= threads] or points[:1]
     above = [point for point in points if point[0] >= threads] or points[-1:]
@@ -204,7 +206,7 @@ CACHES = "/sys/devices/system/cpu/cpu0/cache"
 
 
 def levels(device: str, threads: Sequence[int]) -> list[Level]:
-    """Measure the caches and the memory of a device.
+    """Measure the bandwidth of the caches and the main memory of a device.
 
     Parameters
     ----------
@@ -224,7 +226,10 @@ def levels(device: str, threads: Sequence[int]) -> list[Level]:
 
 
 def memory(device: str, threads: Sequence[int]) -> Level:
-    """Measure the main memory of a device; parameters as in `levels`."""
+    """Measure the bandwidth of the main memory of a device.
+
+    threads : numbers of copying threads to measure on the CPU
+    """
     free = free_memory(device) or MOST_BYTES
     if torch.device(device).type != "cpu":
         return _on_device(device, "memory", None, min(MOST_BYTES, free // 4))
@@ -241,7 +246,10 @@ def _cpu_caches(threads: Sequence[int]) -> Iterator[Level]:
 
 
 def no_less(rates: dict[int, float]) -> dict[int, float]:
-    """Return rates that never decrease with more threads; on a busy machine, measured rates may."""
+    """Return, for each number of threads, the highest rate measured with at most this number of threads.
+
+    On a busy machine, the measured rate may decrease with more threads.
+    """
     return {count: max(value for other, value in rates.items() if other <= count) for count in rates}
 
 
@@ -286,7 +294,10 @@ def caches(folder: str = CACHES) -> list[tuple[str, int, int]]:
 
 
 def _on_device(device: str, name: str, size: int | None, both: int) -> Level:
-    """Measure a level by copies between two buffers of `both` bytes in total."""
+    """Measure a memory level of a device by copies between two buffers of `both` bytes in total.
+
+    name, size : name and size in bytes of the level, for the result
+    """
     elements = max(both // 2 // BYTES_OF_FLOAT, 1)
     target, source = (torch.zeros(elements, device=device) for _ in range(2))
     once_s = _on_device_s(lambda: _copy(source, target), device, repeats=2)
@@ -306,7 +317,10 @@ def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def _launched_at_once(run: Callable[[], None], device: str) -> Callable[[], None]:
-    """Return `run` as a CUDA graph if possible, because a launch can take longer than a copy within a cache."""
+    """Return a function that runs `run` as a CUDA graph if the device has them, else `run` itself.
+
+    Without a graph, a launch can take longer than a copy within a cache.
+    """
     if torch.device(device).type != "cuda":
         return run
     with torch.cuda.device(device):
@@ -318,7 +332,7 @@ def _launched_at_once(run: Callable[[], None], device: str) -> Callable[[], None
 
 
 def _on_device_s(run: Callable[[], None], device: str, repeats: int = REPEATS) -> float:
-    """Return the time of the fastest run in seconds, measured by the device's clock."""
+    """Return the time of the fastest of several runs in seconds, measured by the device's clock."""
     module = getattr(torch, torch.device(device).type)
 
     def timed() -> float:
@@ -359,7 +373,7 @@ def _count(listed: str) -> int:
 
 
 def bandwidth(device: str = "cpu") -> float:
-    """Return the bytes per second that this machine reads and writes when torch's threads copy memory.
+    """Return the memory bandwidth in bytes per second, reads plus writes, that torch's threads reach on this machine.
 
     The value comes from `opgrip machine` if that command was run, else from an earlier measurement; else it is
     measured.
@@ -377,8 +391,9 @@ def bandwidth(device: str = "cpu") -> float:
 
 
 def bandwidth_of(trace: Trace) -> float:
-    """Return the memory bandwidth of a trace's device in bytes per second; raise `UserError` if this machine lacks the
-    device.
+    """Return the memory bandwidth, in bytes per second, of the device that a trace used.
+
+    Raises `UserError` if this machine lacks that device.
     """
     devices = {spec.device for item in trace.signatures for spec in tensors([item.args, item.kwargs, item.outputs])}
     device = min(devices - {"cpu", "meta"}, default="cpu")

@@ -69,7 +69,7 @@ def merge(
     Parameters
     ----------
     align : correct the clocks of ranks by the collectives that they share; the header's `clocks` records the
-    corrections
+        corrections
     force : replace an existing file
     partial : accept cut and damaged traces
     unbounded : as in `TraceReader`
@@ -77,8 +77,7 @@ def merge(
     Raises
     ------
     UserError : if a file is not a trace, is already merged, is named twice, is a copy of another, or is cut and
-    `partial`
-        is false; nothing is written then
+        `partial` is false; nothing is written then
     """
     _check_once(paths)
     headers = [read_header(path, unbounded).fields for path in paths]
@@ -116,7 +115,7 @@ def _started(header: Mapping[str, Any]) -> int | None:
 
 
 def _check_once(paths: Sequence[Path]) -> None:
-    """Raise `UserError` if two paths are the same file."""
+    """Raise `UserError` if two of the paths are the same file."""
     path_of_file: dict[Path, Path] = {}
     for path in paths:
         file = trace_file(path).resolve()
@@ -146,7 +145,10 @@ _OWN = ("format", "version", "rank", "distilled", HEADER_FIELD)
 
 @dataclass(slots=True)
 class _Numbers:
-    """For the records of one file, their numbers in the merged trace, by their numbers in that file."""
+    """For each record number in one of the merged files, the number of the same record in the merged trace.
+
+    Each field maps the numbers of one type of record.
+    """
 
     signatures: dict[int, int] = field(default_factory=dict)
     scopes: dict[int, int] = field(default_factory=dict)
@@ -167,7 +169,14 @@ class _Join:
         self.operator_calls = 0
 
     def add(self, reader: TraceReader, process: int, shift_ns: int, partial: bool) -> None:
-        """Write the records of one file, whose threads belong to one process."""
+        """Write the records of one file to the merged trace.
+
+        Parameters
+        ----------
+        process : index of the process that wrote the file
+        shift_ns : correction that moves the file's times to the common clock
+        partial : accept a cut or damaged file
+        """
         numbers, first_storage = _Numbers(), max(self._newest, self._newest_of_graphs) + 1
         for record in reader.columns():
             match record:
@@ -226,8 +235,10 @@ class _Join:
         return replace(self._end, calls=self._counts["calls"], signatures=self._counts["signature"])
 
     def _once(self, kind: str, record: Any, again: bool = False) -> int:
-        """Write a record, unless an equal one was written and it need not be written `again`; return the number of the
-        written one.
+        """Write a record, unless an equal record was written before; return the number of the written record.
+
+        kind : type of the record, for its numbering
+        again : write the record even if an equal one was written
         """
         text = json.dumps([kind, to_json(replace(record, number=0))], sort_keys=True)
         # the texts themselves would take half a gigabyte for some tens of ranks
@@ -240,7 +251,7 @@ class _Join:
         return number
 
     def _thread(self, number: int, numbers: _Numbers, process: int, name: str = "") -> int:
-        """Return the number of a thread in the merged trace."""
+        """Return the number that a thread of one file has in the merged trace; write its record first if it is new."""
         if number not in numbers.threads:
             numbers.threads[number] = self._counts["thread"]
             self.writer.write(Thread(self._counts["thread"], name, process))
@@ -253,9 +264,7 @@ class _Join:
         return replace(record, **dict(zip(("args", "kwargs", "outputs"), moved, strict=True)))
 
     def _mover(self, numbers: _Numbers) -> Callable[[Any], Any]:
-        """Return a function that replaces the numbers of value models in an argument by their numbers in the merged
-        trace.
-        """
+        """Return a function that replaces the value-model numbers in an argument by those of the merged trace."""
 
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, TensorSpec):
@@ -322,9 +331,9 @@ class _Join:
         self._newest_of_graphs = max([self._newest_of_graphs, *storages])
 
     def _entered(self, record: Entered, numbers: _Numbers, process: int, shift_ns: int) -> None:
-        """Keep the record of an unfinished call until all signatures have numbers.
+        """Keep the record of an unfinished call until the signatures of all files have numbers.
 
-        Its signature is written only when a call of it ends, which may be later or never.
+        The signature of such a call is written only when one of its calls ends, which may be later or never.
         """
         moved = replace(
             record,

@@ -1,4 +1,4 @@
-"""Conversion of a trace to events of the Chrome trace format, and runs of a thread's calls in one module or function.
+"""Conversion of a trace to events of the Chrome trace format, and grouping of consecutive calls by module or function.
 
 Each thread has a track on which calls are nested in modules, and modules in phases. If calls have device times, a
 second track shows the work that the thread submitted to the device.
@@ -35,6 +35,7 @@ class TimelinePlace:
     Attributes
     ----------
     name : path of a module, or qualified name of a function
+    phase : `forward`, `backward` or `optimizer`
     file : file of the function; empty for a module
     around : recorded stack frames of the function's callers, innermost first
     """
@@ -45,9 +46,9 @@ class TimelinePlace:
     around: tuple[str, ...] = ()
 
     def goes_on(self, other: TimelinePlace) -> bool:
-        """Return True if a call at another place belongs to the same run.
+        """Return True if a call at place `other`, right after a call at this place, belongs to the same run of calls.
 
-        Calls deeper in the program may record fewer outer frames.
+        Deeper in the program, fewer outer stack frames may be recorded; missing ones are ignored.
         """
         if (self.name, self.phase, self.file) != (other.name, other.phase, other.file):
             return False
@@ -55,7 +56,7 @@ class TimelinePlace:
 
 
 class Placed(Protocol):
-    """A call with the module or function that made it."""
+    """An object with the module or function that made a call."""
 
     @property
     def place(self) -> TimelinePlace | None:
@@ -66,7 +67,7 @@ P = TypeVar("P", bound=Placed)
 
 
 def origins(trace: Trace) -> dict[int, Scope]:
-    """Return the scope in which the calls of each scope originate; for a backward pass, the forward call's scope."""
+    """Return, for each scope, the scope in which its calls originate; for a backward pass, that of the forward call."""
     by_number = {scope.number: scope for scope in trace.scopes}
     return {
         scope.number: scope if scope.forward is None else by_number.get(scope.forward, scope) for scope in trace.scopes
@@ -74,13 +75,16 @@ def origins(trace: Trace) -> dict[int, Scope]:
 
 
 def frames_of(scope: Scope) -> list[tuple[str, str]]:
-    """Return file and name of the recorded functions of a scope, innermost first."""
+    """Return file and qualified name of the functions on a scope's recorded stack, innermost first."""
     frames = [(scope.file, scope.function)]
     return frames + [(match[1], match[2]) for match in map(_CALLER.fullmatch, scope.callers) if match is not None]
 
 
 def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
-    """Yield runs of consecutive calls of one thread at the same place; calls without a place are left out."""
+    """Yield each run of consecutive calls that one thread made in the same module or function.
+
+    Calls without a place are left out. `calls` are those of one thread, in start order.
+    """
     run: list[P] = []
     around: TimelinePlace | None = None
     for place, call, begins in in_runs(calls):
@@ -94,8 +98,9 @@ def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
 
 
 def in_runs(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, P, bool]]:
-    """Yield each call that belongs to a run, with the run's place so far, and True if it is the first call of
-    the run.
+    """Yield the calls of one thread that have a place, grouped into runs of consecutive calls at the same place.
+
+    Each item is the place of the run as far as it is known, the call, and True if the call is the first one of its run.
     """
     place: TimelinePlace | None = None
     for call in calls:
@@ -128,7 +133,7 @@ Event = dict[str, Any]
 
 
 def timeline(trace: Trace) -> Iterator[Event]:
-    """Yield the events, sorted by thread and time; times are in microseconds since the capture began."""
+    """Yield the events of a trace, sorted by thread and time; times are in microseconds since the capture began."""
     shapes = {signature.number: _shapes([signature.args, signature.kwargs]) for signature in trace.signatures}
     processes: dict[str, int] = {}
     for key, has_device in _threads(trace.distinct_calls).items():
@@ -148,8 +153,9 @@ def timeline(trace: Trace) -> Iterator[Event]:
 
 
 def _threads(calls: pd.DataFrame) -> dict[tuple[str, str], bool]:
-    """Return the processes and threads in the order of their first calls, each with True if some of its calls ran on a
-    device.
+    """Return the processes and threads in the order of their first calls.
+
+    The value is True if some of the thread's calls ran on a device.
     """
     names = _names_of_threads(calls)
     has_device = calls["device_ns"].notna().groupby([names["process"], names["thread"]], sort=False).any()
@@ -163,7 +169,10 @@ def _names_of_threads(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def _calls_of(trace: Trace, key: tuple[str, str]) -> Iterator[pd.DataFrame]:
-    """Yield the calls of a thread in order, in batches."""
+    """Yield the calls of one thread in start order, in batches.
+
+    key : names of the process and the thread
+    """
     for part, _ in trace.call_parts():
         for first in range(0, len(part), BATCH):
             calls = part.iloc[first : first + BATCH]
@@ -174,7 +183,11 @@ def _calls_of(trace: Trace, key: tuple[str, str]) -> Iterator[pd.DataFrame]:
 
 
 def _host_track(calls: pd.DataFrame, nesting: _Nesting, shapes: dict[int, str]) -> Iterator[Event]:
-    """Yield calls on the host with their modules and phases."""
+    """Yield the events for calls on the host, and for the modules and phases that end before them.
+
+    nesting : phase and modules that the thread is in
+    shapes : text of the argument shapes of each signature
+    """
     pid, tid = nesting.pid, nesting.tid
     for row in _rows(calls):
         if pd.isna(row["inside"]):
@@ -187,7 +200,7 @@ def _rows(calls: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def timeline_lines(trace: Trace) -> Iterator[str]:
-    """Yield the lines of a JSON file with one event per line."""
+    """Yield the lines of a JSON file in the Chrome trace format, with one event per line."""
     comma = ""
     yield '{"displayTimeUnit": "ns", "traceEvents": [\n'
     for event in timeline(trace):
@@ -203,6 +216,10 @@ def _device_track(
 
     The start of the work on the device is unknown; it is assumed at the start of the call, or at the end of earlier
     work if that is later. Calls inside an extension function are part of it; a gripped function consists of its calls.
+
+    parts : calls of the thread, in batches
+    pid, tid : numbers of the process and of the track
+    shapes : text of the argument shapes of each signature
     """
     end_ns: float | None = None
     for calls in parts:
@@ -269,6 +286,6 @@ def _name_event(kind: str, pid: int, tid: int, name: str) -> Event:
 
 
 def _program(header: Mapping[str, Any]) -> str:
-    """Return the printable name of the captured model from an untrusted header."""
+    """Return the name of the captured model in a trace's header, `capture` if there is none."""
     model = header.get("model")
     return str(model.get("name", "capture")) if isinstance(model, Mapping) else "capture"

@@ -1,4 +1,4 @@
-"""Selection of the calls in a part of a trace, and the facts about all calls that the selection needs."""
+"""Selection of the calls in a part of a trace, and facts about all calls that the selection needs."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ class SignatureOutline:
 
     Attributes
     ----------
+    kind, op : kind and operator of the signature
     values : numbers of its value models
     written : for each tensor argument, True if a call may write it
     """
@@ -54,14 +55,17 @@ class SignatureOutline:
 
 @dataclass(slots=True)
 class Outline:
-    """Calls of a trace in file order, with the records that they refer to.
+    """Calls of a trace in file order, with the records that they refer to; everything that a selection of calls needs.
 
     Attributes
     ----------
-    thread, signature, scope, start_ns, tensors : (calls,)
-    storages : storage numbers of the tensors of all calls; each call has `tensors` of them
+    header : fields of the header
+    signatures, scopes : facts about each signature, and scopes, by number
     observed : records with values of later calls, in file order
-    graphs : graphs by the signature of their launches
+    effects : for a signature, numbers from its `Effects` record
+    graphs : graphs, by the signature of their launches
+    thread, signature, scope, start_ns, tensors : (calls,), columns of the calls; `tensors` is a number of tensors
+    storages : storage numbers of the tensors of all calls, call after call
     step_starts_ns : (steps,), start times in the trace's closing record
     """
 
@@ -86,7 +90,7 @@ class Outline:
         return first
 
     def op_of(self, signature: int) -> str:
-        """Return the operator of a signature, or an empty string if the signature is missing."""
+        """Return the operator of a signature, or an empty string if the trace lacks the signature."""
         item = self.signatures.get(signature)
         return "" if item is None else item.op
 
@@ -103,7 +107,7 @@ class Outline:
 
 
 def read_outline(reader: TraceReader, partial: bool) -> Outline:
-    """Return the outline of a trace, reading it once.
+    """Return the outline of a trace, which is read once.
 
     Raises
     ------
@@ -162,13 +166,13 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class TracePart:
-    """Conditions that each call of the part must meet.
+    """Conditions that select a part of a trace; a selected call meets all of them.
 
     Attributes
     ----------
-    steps : first step, and the step after the last one, counted from 0; None for the end
+    steps : indices of the first step and of the step after the last one; None for the end of the trace
     phases : `forward`, `backward`, `optimizer`
-    modules, ops : shell patterns, of which one must match
+    modules, ops : shell patterns for the call's module and operator, of which one must match
     time_ns : range of start times, counted from the start of the capture; None for the end of the trace
     """
 
@@ -185,7 +189,7 @@ class TracePart:
 
 
 def selected_calls(outline: Outline, part: TracePart) -> Flags:
-    """Return a mask of the calls that meet the conditions, or that ran inside a gripped function which does.
+    """Return a mask of the calls that meet the conditions, or that ran inside a gripped function that meets them.
 
     Raises
     ------
@@ -208,7 +212,7 @@ def selected_calls(outline: Outline, part: TracePart) -> Flags:
 
 
 def with_inner_calls(outline: Outline, flags: Flags) -> Flags:
-    """Return the mask extended by the calls made inside selected calls."""
+    """Return a mask of the calls in `flags` and of the calls made inside them."""
     around = flags & np.isin(outline.signature, [n for n, item in outline.signatures.items() if item.kind != OPERATOR])
     if not around.any():
         return flags
@@ -243,9 +247,11 @@ def _matching(
 
 
 def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
-    """Return a mask of the calls in some steps.
+    """Return a mask of the calls in a range of steps.
 
     The starts of steps are recorded in the trace, or derived from a scope in which each step makes one call.
+
+    steps : index of the first step, and index after the last one or None for the end of the trace
     """
     begins = outline.step_starts_ns.tolist()
     count = outline.header.get("steps", len(begins))
@@ -261,7 +267,7 @@ def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
 
 
 def _beginnings(outline: Outline, count: int) -> list[int]:
-    """Return the starts of `count` steps, derived from a scope in which each step makes one call."""
+    """Return the start times of `count` steps in ns, derived from a scope in which each step makes one call."""
     begins = step_starts(lambda: [(None, outline.scope, outline.signature, outline.start_ns)], {None: count}).begins
     if None not in begins:
         raise UserError(
@@ -272,7 +278,7 @@ def _beginnings(outline: Outline, count: int) -> list[int]:
 
 
 class KeptFlow:
-    """For each call, its producers: the calls that created or last wrote the memory that it reads.
+    """For each call, its producers: the earlier calls that created or last wrote the memory that it reads.
 
     Calls inside extension functions, and gripped functions around their calls, are left out, because they use the same
     memory.
@@ -303,7 +309,7 @@ class KeptFlow:
         self._producers = np.frombuffer(producers, dtype=np.int64) if producers else np.empty(0, dtype=np.int64)
 
     def with_producers(self, flags: Flags) -> Flags:
-        """Return the mask extended by all direct and indirect producers of selected calls."""
+        """Return a mask of the calls in `flags` and of all their direct and indirect producers."""
         flags = flags.copy()
         # edges are in order of the readers' starts, and producers come before readers
         for reader, producer in zip(self._readers[::-1].tolist(), self._producers[::-1].tolist(), strict=True):
@@ -312,12 +318,16 @@ class KeptFlow:
         return flags
 
     def cut_edges(self, flags: Flags) -> int:
-        """Return how often a selected call reads memory that an omitted call created."""
+        """Return how often a selected call reads memory that an omitted call wrote; `flags` is the mask of
+        selected calls.
+        """
         return int(np.count_nonzero(flags[self._readers] & ~flags[self._producers]))
 
 
 def _own_calls(outline: Outline) -> list[int]:
-    """Return the calls in start order, without labels, gripped functions and calls inside extension functions."""
+    """Return the indices of the calls in start order, without labels, gripped functions and calls inside
+    extension functions.
+    """
     passed = [n for n, item in outline.signatures.items() if item.kind == FUNCTION or is_mark(item.op)]
     inside = [n for n, scope in outline.scopes.items() if scope.inside is not None and not scope.gripped]
     own: NDArray[np.bool_] = ~np.isin(outline.signature, passed) & ~np.isin(outline.scope, inside)

@@ -56,14 +56,14 @@ from opgrip.traces.table.step_starts import StepStarts
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """Result of trimming a trace.
+    """Result of writing a part of a trace.
 
     Attributes
     ----------
     calls, of_calls : number of calls in the part and in the whole trace, counted as in `opgrip trace info`
     signatures, of_signatures : number of signatures in the part and in the whole trace
     producers : number of calls that were added because selected calls read their results, directly or indirectly
-    cut_edges : how often a call reads memory that an omitted call made
+    cut_edges : how often a call reads memory that an omitted call wrote
     losses : facts that are missing in the source file if another tool wrote it
     """
 
@@ -89,7 +89,8 @@ def trim(
 
     Parameters
     ----------
-    with_producers : add all direct and indirect producers of the selected calls
+    part : conditions that the selected calls meet
+    with_producers : add all calls that selected calls depend on, directly or indirectly, for their arguments
     force : replace an existing file
     partial : accept a cut or damaged trace
     unbounded : as in `TraceReader`
@@ -129,7 +130,7 @@ def trim(
 
 
 def _counted_signatures(numbers: Iterable[int], outline: Outline) -> list[int]:
-    """Return the signatures of operators, without gripped functions and labels of `record_function`."""
+    """Return those of the signatures that `opgrip trace info` counts: operators, no gripped functions or labels."""
     items = ((number, outline.signatures[number]) for number in numbers)
     return [number for number, item in items if is_operator(item.op, item.kind)]
 
@@ -148,8 +149,8 @@ def _header(outline: Outline, part: TracePart, trimmed: Trimmed, same_folder: bo
 
 
 class _Writing:
-    """Decides which records belong to a part of a trace; records about several calls are reduced to the
-    selected calls.
+    """Decides which records belong to a part of a trace; a record about several calls is reduced to the selected
+    calls.
     """
 
     def __init__(self, outline: Outline, flags: Flags) -> None:
@@ -191,7 +192,7 @@ class _Writing:
         )
 
     def _step_starts_ns(self) -> list[int]:
-        """Return the starts of the steps to which the part's calls belong."""
+        """Return the start times of the steps to which selected calls belong."""
         starts = self._outline.step_starts_ns
         if not len(starts):
             return []
@@ -253,7 +254,9 @@ class _Writing:
         return DeviceTimes(thread, first, times) if times else None
 
     def _kernels(self, record: Kernels) -> Kernels | None:
-        """Return the kernels of a signature with their figures scaled to the selected calls."""
+        """Return the kernels of a signature, with launches and times scaled to the share of its calls that is
+        selected.
+        """
         selected, total = self._selected[record.signature], self._all[record.signature]
         if record.signature not in self.signatures:
             return None
@@ -267,7 +270,10 @@ class _Writing:
 
 
 def _scopes(outline: Outline, used: set[int]) -> set[int]:
-    """Return the scopes that are used, with the scopes of their forward calls."""
+    """Return the scopes of selected calls, and the scopes of the forward calls that these refer to.
+
+    used : scopes of selected calls
+    """
     level = used & outline.scopes.keys()
     scopes = set(level)
     while level:
@@ -278,8 +284,12 @@ def _scopes(outline: Outline, used: set[int]) -> set[int]:
 
 
 def _observed(outline: Outline, flags: Flags, signatures: set[int]) -> set[int]:
-    """Return the indices of the `Observed` records that are kept; one that was made for a call site is kept if the
-    call that it describes is selected.
+    """Return the indices of the `Observed` records (values of later calls) that belong to the part of the trace.
+
+    A record that describes one call is kept if that call is selected; any other, if its signature is.
+
+    flags : mask of the selected calls
+    signatures : signatures of the selected calls
     """
     memory = _first_memory(outline)
     places = set()

@@ -52,9 +52,10 @@ class Finding:
 
     Attributes
     ----------
-    record : number of the record, counted from 1; the last record for problems of the whole file
+    record : number of the record in the file, counted from 1; the last record for problems of the whole file
     kind : `form` for an unreadable line, `schema`, `number` for a duplicate number, `reference` for a dangling
         reference, `time` for calls that overlap without nesting, `total` for a wrong total
+    message : text for the user
     """
 
     record: int
@@ -64,10 +65,12 @@ class Finding:
 
 @dataclass(slots=True)
 class Validation:
-    """Problems found in a file.
+    """Problems found in a trace file.
 
     Attributes
     ----------
+    path : the file
+    records : number of records read
     findings : the first `MOST` findings, in record order
     counts : number of findings by kind
     notes : facts worth knowing that are not errors
@@ -100,7 +103,9 @@ SHOWN = 5
 
 
 class References:
-    """Checks, in file order, that the numbers by which records refer to each other exist and are unique."""
+    """Checks, in file order, that each number by which a record refers to another exists, and that no number is
+    used twice.
+    """
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation
@@ -229,7 +234,7 @@ MOST_ERRORS = 3
 
 
 class SchemaCheck:
-    """Checks records by the JSON Schema of their type."""
+    """Checks the JSON objects of records against the JSON Schema of their type."""
 
     def __init__(self) -> None:
         self._validators: dict[str, Any] = {}
@@ -244,7 +249,7 @@ class SchemaCheck:
             }
 
     def errors(self, form: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the schema errors of a record; none for unknown record types."""
+        """Yield the schema errors of a record's JSON object; none for an unknown type of record."""
         validator = self._validators.get(form["type"])
         if validator is None:
             return
@@ -271,7 +276,10 @@ class TimeCheck:
         self._open: dict[int, deque[tuple[int, int]]] = {}
 
     def see(self, place: int, record: Calls) -> None:
-        """Check a block and add one finding for each kind of error."""
+        """Check a block of calls, and add at most one finding for each kind of error.
+
+        place : number of the record, counted from 1
+        """
         open_calls = self._open.setdefault(record.thread, deque(maxlen=MOST_OPEN))
         crossing: list[int] = []
         disordered: list[int] = []
@@ -297,7 +305,7 @@ class TimeCheck:
 
 
 def validate(path: str | Path, unbounded: bool = False) -> Validation:
-    """Return the problems of a file; a file of another tool is converted to a trace first.
+    """Return the problems of a trace file; a file of another tool is converted to a trace first.
 
     Raises
     ------
@@ -324,7 +332,9 @@ def validate(path: str | Path, unbounded: bool = False) -> Validation:
 
 
 def _records(reader: TraceReader, validation: Validation) -> Iterator[tuple[int, Record]]:
-    """Yield the readable records of an opgrip trace with their record numbers."""
+    """Yield the readable records of an opgrip trace with their numbers, counted from 1; report the others as
+    findings.
+    """
     schema = SchemaCheck()
     if not schema.is_available:
         validation.notes.append(NOT_INSTALLED)
@@ -364,7 +374,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 class _Totals:
-    """Checks that there is one header, and that totals are right."""
+    """Checks that there is one header, and that the totals in the closing record are right."""
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation

@@ -29,10 +29,12 @@ FAR = 999
 
 
 def encode_storages(numbers: Sequence[int] | NDArray[np.int64], newest: int) -> list[int]:
-    """Return storage numbers relative to the newest one, so that iterations of a loop have identical lines.
+    """Return codes for storage numbers, which are relative so that iterations of a loop have identical lines.
 
     A code above `-FAR` is the difference to the largest number so far. `-FAR` means `NO_STORAGE`. A lower code c is the
     absolute number `-FAR - 1 - c`.
+
+    newest : largest storage number in earlier blocks
     """
     own = np.asarray(numbers, dtype=np.int64)
     # the largest number before each one
@@ -44,7 +46,10 @@ def encode_storages(numbers: Sequence[int] | NDArray[np.int64], newest: int) -> 
 
 
 def decode_storages(codes: list[int], newest: int) -> list[int]:
-    """Return the numbers that `encode_storages` encoded."""
+    """Return the storage numbers that `encode_storages` encoded.
+
+    newest : largest storage number in earlier blocks
+    """
     numbers = []
     for code in codes:
         if code > 0:
@@ -62,8 +67,8 @@ class CallBlock:
     """A `Calls` record as int64 arrays: calls of one thread in the order in which they ended.
 
     signature, scope, start_ns, duration_ns : (N,)
-    tensors, device_ns, streams : (N,), or (0,) if the block omits them
-    storages : (sum of `tensors`,)
+    tensors, device_ns, streams : (N,), or (0,) if the block omits them; `tensors` is the number of each call's tensors
+    storages : (sum of `tensors`,), storage numbers
     newest, page_faults, perturbed, slow_memory : as in `Calls`
     """
 
@@ -86,7 +91,7 @@ class CallBlock:
 
 
 def block_of(record: Calls) -> CallBlock:
-    """Return a record of calls as arrays."""
+    """Return the calls of a record as arrays."""
 
     def column(numbers: list[int]) -> Integers:
         return np.asarray(numbers, dtype=np.int64)
@@ -109,7 +114,7 @@ def block_of(record: Calls) -> CallBlock:
 
 
 def record_of(block: CallBlock) -> Calls:
-    """Return arrays of calls as a record."""
+    """Return the calls of a block as a record with lists."""
     return Calls(
         thread=block.thread,
         signature=block.signature.tolist(),
@@ -128,9 +133,9 @@ def record_of(block: CallBlock) -> Calls:
 
 
 def perturbed_flags(runs: Sequence[tuple[int, int]], calls: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return a mask of the calls of a block that were perturbed.
+    """Return a mask of the perturbed calls of a block.
 
-    runs : `perturbed` of the block
+    runs : `perturbed` of the block: index of the first call of each run, and number of calls in it
     calls : number of calls in the block
     """
     if not runs:
@@ -187,9 +192,9 @@ def json_keys_of_calls() -> set[str]:
 
 
 def parse_block(line: bytes) -> CallBlock | None:
-    """Return the block in a line that has the form written by captures, or None for any other line.
+    """Return the block of calls in a line of a trace, or None if the line does not have the form that captures write.
 
-    The result equals that of `calls_from_json`, which parses other lines and reports errors in them.
+    `calls_from_json` reads lines of any other form, and reports errors in them.
     """
     if not line.startswith(_PREFIX):
         return None
@@ -201,9 +206,9 @@ def parse_block(line: bytes) -> CallBlock | None:
 
 
 def _parse_columns(texts: Sequence[bytes]) -> tuple[list[Integers], int]:
-    """Return the integers of JSON lists, all decoded at once, and their largest absolute value.
+    """Return the integers of each JSON list, and the largest absolute value among all of them.
 
-    The lists must be valid JSON; msgspec has checked that.
+    The texts are the lists' contents, without brackets; they must be valid JSON, which msgspec has checked.
     """
     joined = b",".join(filter(None, texts))
     if joined.translate(None, b"0123456789-,"):
@@ -223,7 +228,7 @@ def _largest(numbers: Integers) -> int:
 
 
 def calls_from_json(form: Mapping[str, Json]) -> Calls:
-    """Return the calls in a JSON object; raise `FormatError` if its columns contradict each other."""
+    """Return the calls in the JSON object of a block; raise `FormatError` if its columns contradict each other."""
     known = {name: value for name, value in form.items() if name == "type" or name in json_keys_of_calls()}
     lists = convert(known, CallsForm[list[Int64]], "calls")
     columns = [np.asarray(getattr(lists, name) or [], dtype=np.int64) for name in _COLUMNS]
@@ -279,7 +284,9 @@ def _decode_codes(codes: Integers, newest: int) -> Integers:
 
 
 def check_times(starts: Integers, durations: Integers) -> None:
-    """Raise `FormatError` if durations are negative, or times are so large that their differences overflow 64 bits."""
+    """Raise `FormatError` if durations are negative, or if times are so large that their differences overflow 64
+    bits.
+    """
     if not len(starts):
         return
     if durations.min() < 0:
@@ -290,13 +297,16 @@ def check_times(starts: Integers, durations: Integers) -> None:
 
 
 def check_tensors(tensors: Integers, storages: Integers) -> None:
-    """Raise `FormatError` if the numbers of tensors do not add up to the number of storages."""
+    """Raise `FormatError` if the calls' numbers of tensors do not add up to the number of storages."""
     if len(tensors) and (tensors.min() < 0 or exact_sum(tensors) != len(storages)):
         raise FormatError("a block of calls with the storages of other calls")
 
 
 def check_places(pairs: Sequence[tuple[int, int]], calls: int) -> None:
-    """Raise `FormatError` if a position is not a call of the block."""
+    """Raise `FormatError` if a pair begins with an index that is not a call of the block.
+
+    calls : number of calls in the block
+    """
     if any(place >= calls for place, _ in pairs):
         raise FormatError("a position of a call that is not in its block")
 

@@ -111,7 +111,9 @@ def from_json(form: Mapping[str, Json]) -> Record | None:
 
 
 def unknown_fields(form: Mapping[str, Json]) -> list[str]:
-    """Return the names of fields that this version does not know; headers and values may have any field."""
+    """Return the names of fields of a JSON object that this version does not know; headers and values may have
+    any field.
+    """
     known = _FIELDS.get(form["type"])
     return [] if known is None else [name for name in form if name != "type" and name not in known]
 
@@ -193,14 +195,15 @@ def key_of_case(signature: Signature, context: Mapping[str, Any]) -> str:
 
 
 def key_of_part(key: str, *places: str) -> str:
-    """Return a key for the calls of a case that come from some places of the program only."""
+    """Return a key for those calls of a case that come from certain places of the program.
+
+    key : key of the case
+    """
     return blake2b(json.dumps([key, *places]).encode(), digest_size=DIGITS).hexdigest()
 
 
 def _told(leaf: Any) -> Any:
-    """Return an argument in the form in which a trace holds it; an argument that a trace cannot hold becomes its type's
-    name.
-    """
+    """Return an argument as a trace can hold it: unchanged, or replaced by the name of its type."""
     try:
         encode(leaf)
     except TypeError:

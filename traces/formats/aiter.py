@@ -99,7 +99,11 @@ def _call(row: Row, file: ForeignFile) -> Call:
 
 
 def _widening(left: TensorSpec, weight: TensorSpec, bias: list[TensorSpec], result: torch.dtype) -> Call:
-    """Return the call of a matrix product whose result has another dtype than its operands."""
+    """Return the call of a matrix product whose result has another dtype than its operands.
+
+    left, weight, bias : operands; `weight` is transposed, and `bias` has one tensor or none
+    result : dtype of the result
+    """
     right = tensor_of(weight.shape[::-1], weight.dtype, weight.stride[::-1] if weight.stride else None)
     return f"aten.{'addmm' if bias else 'mm'}.dtype", [*bias, left, right, result], {}
 

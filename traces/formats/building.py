@@ -1,4 +1,4 @@
-"""Builder of trace records from calls in order, and the storages of a graph's values.
+"""Builder of trace records from calls in order, for readers of other tools' files.
 
 While calls are added, `TensorSpec.storage` numbers a storage within the whole graph. `split` converts these numbers to
 the ones in signatures and calls.
@@ -39,20 +39,22 @@ from opgrip.traces.values.floats import Floats
 
 @dataclass(slots=True)
 class GraphStorages:
-    """Numbers storages by the names of the values in a graph."""
+    """Assigns a storage number to each named value of a graph."""
 
     numbers: dict[str, int] = field(default_factory=dict)
     count: int = 0
 
     def of(self, name: str) -> int:
-        """Return the storage number of a value; a new one if the value has none."""
+        """Return the storage number of a value, which is new if the value has none yet."""
         if name not in self.numbers:
             self.numbers[name] = self.count
             self.count += 1
         return self.numbers[name]
 
     def give(self, name: str, shared: int | None) -> int:
-        """Set and return the storage number of a result: `shared`, or a new number if `shared` is None."""
+        """Set and return the storage number of a result: `shared` if it shares memory with another value, else a
+        new number.
+        """
         if shared is None:
             self.numbers.pop(name, None)
             return self.of(name)
@@ -63,7 +65,7 @@ class GraphStorages:
 def aliases(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | None]:
     """Return, for each result of an operator, the storage number of the argument that it shares memory with, or None.
 
-    args, kwargs : nested values and `TensorSpec`, whose `storage` is numbered within the whole graph
+    args, kwargs : nested arguments with `TensorSpec`, whose `storage` is numbered within the whole graph
     """
     schemas = schemas_of(op)
     if not schemas:
@@ -96,8 +98,11 @@ def _sets(argument: Any) -> Iterator[str]:
 def split(
     args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any], Any, list[int]]:
-    """Return arguments and outputs in the form of a signature, and the storages of their tensors in the form
-    of a call.
+    """Return the arguments and results of a call as a signature has them, and the storages of their tensors.
+
+    In the signature, tensors that share memory have the same small number as `storage`, and others None. The storages
+    are
+    numbered within the whole graph, arguments first.
     """
     taken = [_number(spec) for spec in tensors([args, kwargs])]
     given = [_number(spec) for spec in tensors(outputs)]
@@ -131,6 +136,7 @@ def tensor_of(
 
     dtype : dtype, or its name with or without `torch.`
     stride : strides in elements, None for a contiguous tensor
+    offset : storage offset in elements
     """
     sizes = tuple(shape) if isinstance(shape, list | tuple) else None
     kind = DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
@@ -150,7 +156,7 @@ def _is_size(value: Any) -> bool:
 
 
 def model_of_moments(mean: Any, std: Any, low: Any, high: Any) -> ValueModel:
-    """Return a model of floats with these statistics; raise `FormatError` if no values can have them."""
+    """Return a value model of floats with these statistics; raise `FormatError` if no values can have them."""
     bounds = {"mean": mean, "std": std, "low": low, "high": high}
     model = Constant(mean) if low == high else Floats(**bounds, zeros=0.0, nan=0.0, inf=0.0, minus_inf=0.0)
     model.check()
@@ -199,7 +205,7 @@ class RecordBuilder:
         self._records: list[Record] = [Header({**fields, **(facts or {})})]
 
     def ready(self) -> Iterator[Record]:
-        """Yield the records that were completed since the last call of this method."""
+        """Yield the records that were completed since this method was last called."""
         records, self._records = self._records, []
         yield from records
 
@@ -207,7 +213,7 @@ class RecordBuilder:
         return self._number("values", repr(model), lambda number: Values(number, model))
 
     def add_scope(self, scope: Scope) -> int:
-        """Return the number of a scope, for use in `Scope.forward`; `scope.number` is ignored."""
+        """Add a scope if it is new, and return its number, for use in `Scope.forward`; `scope.number` is ignored."""
         unnumbered = replace(scope, number=0)
         return self._number("scope", repr(unnumbered), lambda number: replace(unnumbered, number=number))
 
@@ -227,14 +233,14 @@ class RecordBuilder:
         storages: Sequence[int] = (),
         device_ns: int = -1,
     ) -> int:
-        """Add one call, or several calls of one signature, and return the number of the signature.
+        """Add one call, or `count` calls of one signature, and return the number of the signature.
 
-        op : operator with its overload, `aten.add.Tensor`
+        op : operator with its overload, such as `aten.add.Tensor`
         args, kwargs, outputs : nested values and `TensorSpec`
         scope : origin of the call; its number is ignored
         start_ns : time since the first call, or None if unknown: the call then starts after the previous one
         storages : storage numbers of its tensors, arguments first; empty if unknown
-        device_ns : time that the call kept an accelerator busy
+        device_ns : time that the call kept an accelerator busy; -1 if unknown
         """
         signature = self._signature(kind, op, tuple(args), kwargs or {}, outputs)
         place = self.add_scope(scope or Scope(0, "", "", "forward"))
@@ -280,7 +286,11 @@ class RecordBuilder:
         return self._number("signature", form, lambda number: Signature(number, kind, op, args, kwargs, outputs))
 
     def _number(self, what: str, key: str, make: Any) -> int:
-        """Return the number for a key; if the key is new, create its record with `make`."""
+        """Return the number of the record with this key; if the key is new, create the record.
+
+        what : type of the record; each type is numbered separately
+        make : returns the record for a number
+        """
         numbers = self._numbers.setdefault(what, {})
         number = numbers.get(key)
         if number is None:
@@ -290,7 +300,7 @@ class RecordBuilder:
 
 
 def says_gradients(header: Mapping[str, Any]) -> bool:
-    """Return True if the source of a trace records which tensors require gradients."""
+    """Return True if the trace records which tensors require gradients; files of some other tools do not."""
     if any(not says_gradients(process) for process in header.get("processes") or () if isinstance(process, Mapping)):
         return False
     if "converted_from" not in header:
@@ -300,7 +310,7 @@ def says_gradients(header: Mapping[str, Any]) -> bool:
 
 
 def fit_values(tensor: torch.Tensor) -> ValueModel | None:
-    """Return the model of values stored in a file, or None for an empty tensor.
+    """Return a value model of a tensor that a file stores, or None for an empty tensor.
 
     The model is fitted in this thread only, because a replay forks, and forks of a process hang if operators ran in
     several of its threads.

@@ -1,9 +1,9 @@
 """Time in and between the operators of a function, corrected for the cost of the capture and for interruptions.
 
 Recording a call of a known signature costs some microseconds, which are subtracted (`CaptureCost`). Recording a new
-signature takes many times as long and lengthens the gap between two calls, and so does inspecting the values of a later
-call. Therefore all repetitions of a step are assumed to take its typical time. Perturbed calls, and gaps before them,
-are only used if there are no others.
+signature takes many times as long and lengthens the gap between two calls; so does inspecting the values of a later
+call. Therefore a pair of consecutive calls is assumed to take its typical time whenever it repeats. Perturbed calls,
+and gaps before them, are only used if there are no others.
 
 A call on an accelerator counts with its device time only, because the host runs ahead of the device.
 """
@@ -41,7 +41,13 @@ LOW = 0.25
 
 @dataclass(frozen=True, slots=True)
 class CaptureCost:
-    """Time in ns that recording adds to a call, and to the gap before the next call."""
+    """Time that recording adds to the program.
+
+    Attributes
+    ----------
+    operator_ns : added to the measured time of each call
+    between_ns : added to the time between a call and the next one
+    """
 
     operator_ns: float = 0.0
     between_ns: float = 0.0
@@ -53,11 +59,11 @@ class FunctionTimes:
 
     Attributes
     ----------
-    cost : cost of the capture, which is subtracted
+    cost : time that recording added, which is subtracted
     calls : typical time of a call on the host, by signature and scope
     device_calls : typical time of a call on an accelerator, by signature and scope
-    clean : typical gap, by pair of consecutive calls, among gaps in which the capture recorded nothing new
-    typical : gap assumed for pairs of calls that have no gap in `clean`
+    clean : typical gap by pair of consecutive calls, from gaps in which the capture recorded nothing new
+    typical : typical gap of a pair of calls that is not in `clean`
     """
 
     cost: CaptureCost
@@ -67,7 +73,7 @@ class FunctionTimes:
     typical: int
 
     def between_ns(self, before: MadeCall, after: MadeCall) -> float:
-        """Return the host time in ns between two consecutive calls of a function; 0 if one of them runs on a device."""
+        """Return the host time in ns between two consecutive calls within a function; 0 if one ran on a device."""
         if before.device_ns is not None or after.device_ns is not None:
             return 0.0
         return self.gap_ns(before, after)
@@ -77,11 +83,11 @@ class FunctionTimes:
         return self.host_ns(call) if call.device_ns is None else self._on_device(call)
 
     def host_ns(self, call: MadeCall) -> float:
-        """Return the host time of a call in ns, including the launch of its kernels."""
+        """Return the time of a call on the host in ns, including the launch of its kernels."""
         return max(0.0, min(call.host_ns, self.calls[call.signature, call.scope]) - self.cost.operator_ns)
 
     def gap_ns(self, before: MadeCall, after: MadeCall) -> float:
-        """Return the host time in ns from the end of a call to the start of the next call of the same function."""
+        """Return the host time in ns from the end of a call to the start of the next call within the same function."""
         typical_ns = self.clean.get(step_of(before, after), self.typical)
         return max(0.0, min(gap(before, after), typical_ns) - self.cost.between_ns)
 
@@ -90,11 +96,12 @@ class FunctionTimes:
 
 
 def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost) -> FunctionTimes:
-    """Return the typical times of a trace's calls and gaps.
+    """Return the typical times of a trace's calls and of the gaps between them.
 
     Parameters
     ----------
     looked_at : signatures for which the capture inspected the values of more than one call
+    cost : time that recording added to each call and gap
     """
     distinct = calls.distinct()
     # use unperturbed calls, or all if all were perturbed
@@ -111,7 +118,10 @@ def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost
 
 
 def pairs_in_runs(calls: Iterable[MadeCall]) -> Iterator[tuple[MadeCall, MadeCall]]:
-    """Yield pairs of consecutive calls that one thread made in the same function."""
+    """Yield each two consecutive calls of operators that belong to the same call of a Python function.
+
+    calls : calls of one thread in start order
+    """
     before: MadeCall | None = None
     for _, call, begins in in_runs(calls):
         if before is not None and not begins:
@@ -120,11 +130,11 @@ def pairs_in_runs(calls: Iterable[MadeCall]) -> Iterator[tuple[MadeCall, MadeCal
 
 
 class _Gaps:
-    """Gaps between consecutive calls of a function, grouped by what the capture recorded in them.
+    """Gaps between consecutive calls within a function, grouped by what the capture recorded during the gap.
 
     Attributes
     ----------
-    clean : gaps in which the capture only recorded a call of a known signature, by pair of calls
+    clean : lengths in ns of gaps in which the capture only recorded a call of a known signature, by pair of calls
     """
 
     def __init__(self, looked_at: Container[int]) -> None:
@@ -138,7 +148,7 @@ class _Gaps:
         self._clean_count = 0
 
     def note(self, before: MadeCall, after: MadeCall) -> None:
-        """Add the gap between two consecutive calls of a function."""
+        """Add the gap between two consecutive calls within a function."""
         gap_ns = gap(before, after)
         pair = (before.signature, before.scope, after.signature, after.scope)
         new = pair not in self._earlier_pairs or any(
@@ -155,14 +165,14 @@ class _Gaps:
                 self._quiet.append(gap_ns)
 
     def typical(self) -> Gaps:
-        """Return the gaps from which the typical gap is computed, for pairs of calls without clean gaps."""
+        """Return the gaps in ns from which the typical gap is computed, for pairs of calls that have no clean gaps."""
         if self._clean_count < FEWEST:
             return np.array(self._quiet or self._all)
         return np.concatenate([np.asarray(items) for items in self.clean.values()])
 
 
 def _low_by_place(calls: pd.DataFrame, column: str) -> dict[tuple[int, int], float]:
-    """Return the `LOW` quantile of a column of times, by signature and scope."""
+    """Return the `LOW` quantile of a column of times, by signature and scope; each row counts `COUNT` times."""
     own = calls[["signature", "scope", column, COUNT]].sort_values(["signature", "scope", column])
     groups = own.groupby(["signature", "scope"])[COUNT]
     is_there = groups.cumsum() > (LOW * groups.transform("sum")).astype("int64")
@@ -172,7 +182,7 @@ def _low_by_place(calls: pd.DataFrame, column: str) -> dict[tuple[int, int], flo
 
 
 def gap(before: MadeCall, after: MadeCall) -> int:
-    """Return the time in ns from the end of a call to the start of the next."""
+    """Return the time in ns from the end of a call to the start of the next call."""
     return max(0, after.start_ns - before.start_ns - before.duration_ns)
 
 
@@ -181,7 +191,7 @@ def step_of(before: MadeCall, after: MadeCall) -> Step:
 
 
 def _low(times: Gaps) -> float:
-    """Return the `LOW` quantile of times; the list is reordered."""
+    """Return the `LOW` quantile of times, or 0 if there are none; the array `times` is reordered."""
     if not len(times):
         return 0
     place = int(LOW * len(times))
@@ -196,14 +206,14 @@ USES = 4
 
 
 class Traffic:
-    """Memory of a whole trace: for each storage, which function created it and whether other functions use it."""
+    """Memory of all calls of a trace: for each storage, the function that created it, and whether others use it."""
 
     def __init__(self) -> None:
         self._numbers: dict[Function, int] = {}
         self._memory = MemoryNumbers()
 
     def note(self, calls: Iterable[MadeCall]) -> None:
-        """Add a trace's calls in start order."""
+        """Add all calls of a trace, in start order."""
         for call in calls:
             function = self._number_of(call)
             for storage, writes in zip(call.takes, call.operation.writes, strict=False):
@@ -223,14 +233,14 @@ class Traffic:
         return self._numbers.setdefault(function_of(call), len(self._numbers))
 
     def cross(self, call: MadeCall, borders: Borders) -> None:
-        """Add the bytes that a call moves into and out of the function around it.
+        """Add the bytes that a call reads or writes outside the memory that belongs to its function only.
 
         For a storage that the function did not create, bytes that the call reads and bytes that it writes are added.
-        For a storage that the function created, written bytes are added if other functions use the storage or no
+        For a storage that the function created, written bytes are added if other functions use the storage or if no
         recorded call reads it. Otherwise nothing is added, because the storage can stay inside one kernel.
         Bytes that several calls of the function read or write count once.
 
-        borders : bytes that the earlier calls of the function moved
+        borders : bytes that the earlier calls of the function read and wrote; the call's bytes are added here
         """
         borders.pass_by(call)
         operation = call.operation
@@ -254,7 +264,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class Borders:
-    """Bytes that enter and leave a function.
+    """Bytes that a function reads from memory created outside it, and bytes that it writes for use outside it.
 
     Attributes
     ----------
@@ -262,7 +272,8 @@ class Borders:
     extents : bytes from the start of a storage to the end of the last tensor that is read, by storage
     writes : bytes written, by storage
     has_dataflow : True if the trace records the storages of a call of the function
-    first, last : bytes of the arguments of the first call that moves data, and of the results of the last one
+    first : bytes of the arguments of the first call that moves data
+    last : bytes of the results of the last call that moves data
     """
 
     reads: dict[int, dict[tuple[object, ...], int]] = field(default_factory=dict)
@@ -273,7 +284,7 @@ class Borders:
     last: int = 0
 
     def pass_by(self, call: MadeCall) -> None:
-        """Update the totals with the next call of the function."""
+        """Update `has_dataflow`, `first` and `last` with the next call of the function."""
         if any(storage != NO_STORAGE for storage in (*call.takes, *call.gives)):
             self.has_dataflow = True
         if call.operation.moves:
@@ -282,7 +293,10 @@ class Borders:
             self.last = sum(call.operation.result_bytes)
 
     def read(self, storage: int, shape: tuple[object, ...], size: int, extent: int) -> None:
-        """Add bytes read from a tensor; other tensors in the same storage may include the same bytes."""
+        """Add `size` bytes read from a tensor; other tensors in the same storage may include the same bytes.
+
+        extent : bytes from the start of the storage to the end of the tensor
+        """
         self.reads.setdefault(storage, {})[shape] = size
         self.extents[storage] = max(self.extents.get(storage, 0), extent)
 
@@ -291,7 +305,7 @@ class Borders:
 
     @property
     def bytes(self) -> int:
-        """Total bytes read and written; without recorded storages, `first` + `last`."""
+        """Total bytes read and written. If the trace records no storages, it is estimated as `first` + `last`."""
         if not self.has_dataflow:
             return (self.first or 0) + self.last
         inwards = sum(min(sum(sizes.values()), self.extents[storage]) for storage, sizes in self.reads.items())

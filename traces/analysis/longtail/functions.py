@@ -1,4 +1,4 @@
-"""Long-tail functions of traces: their calls, the time that one kernel per function could save, and their table."""
+"""Find the long-tail functions of traces, estimate the time that one kernel per function could save, and print them."""
 
 from __future__ import annotations
 
@@ -42,19 +42,20 @@ DENSE_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LongTailFunction:
-    """Function that consists of many small operators, summed over all traces.
+    """A Python function that consists of many small operators, with sums over all its calls in all traces.
 
     Attributes
     ----------
+    name, file : qualified name and source file
     pattern : pattern for `--grip`
     calls : number of calls, estimated from the source lines of its operators (see `Invocations`)
-    launches, backward_launches : total number of operators that it and its backward pass called
+    launches, backward_launches : number of operators that it and its backward pass called
     operator_ns : total time of these operators, on the device if they ran on one
     between_ns : total host time between consecutive operators, including the backward pass
     host_ns : total host time in operators, including kernel launches, and between operators
     backward_ns : part of `operator_ns` and `between_ns` that is spent in backward passes
     bytes : bytes that the function reads and writes (see `Traffic`)
-    fused_ns : time to read and write these bytes
+    fused_ns : time to read and write these bytes at the memory bandwidth
     traces : number of traces that call it
     command : command that runs the program again and grips the function
     """
@@ -76,27 +77,27 @@ class LongTailFunction:
 
     @property
     def wall_ns(self) -> float:
-        """Time in and between its operators in ns, without the functions that it calls."""
+        """Time in ns in and between the operators of the function, without the functions that it calls."""
         return self.operator_ns + self.between_ns
 
     @property
     def saving_ns(self) -> float:
-        """Upper bound in ns of the time that one kernel saves if it replaces the function."""
+        """Upper bound in ns of the time that is saved if one kernel replaces the function."""
         return max(0.0, self.wall_ns - self.fused_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class LongTail:
-    """Long-tail functions of traces.
+    """The long-tail functions of traces, and totals.
 
     Attributes
     ----------
-    functions : functions in order of possible savings, largest first
-    traces, launches : number of traces and of operators
+    functions : functions, largest possible saving first
+    traces, launches : number of traces, and of calls of operators in them
     wall_ns : time of all functions that call operators, including functions that are not long-tail
     bandwidths : memory bandwidths in bytes per second from which `fused_ns` was computed
-    device_launches : number of operators with a time on a device
-    omitted : functions that are not worth gripping: pattern and reason
+    device_launches : number of calls of operators that have a time on a device
+    omitted : functions that are not worth gripping: their pattern, and the reason
     """
 
     functions: list[LongTailFunction]
@@ -110,7 +111,16 @@ class LongTail:
 
 @dataclass(slots=True)
 class _Sum:
-    """Sums over all calls of one function."""
+    """Sums over all calls of one function.
+
+    The fields are those of `LongTailFunction`; in addition:
+
+    Attributes
+    ----------
+    dense_ns : part of `operator_ns` in dense operators (see `is_dense`)
+    wall_by_command : time of the function, by its pattern for `--grip` and the command that grips it
+    omitted : reason not to grip the function, or None
+    """
 
     calls: int = 0
     launches: int = 0
@@ -138,13 +148,13 @@ def find_longtail(
     """Return the long-tail functions of traces.
 
     These are functions with at least `FEWEST_LAUNCHES` operators per call, which spend at most `DENSE_SHARE` of their
-    operator time in dense operators.
+    operator time in dense operators, such as convolutions and matrix products.
 
     Parameters
     ----------
     traces : traces, which are read one after another
     bandwidth : returns the memory bandwidth, in bytes per second, of the device on which a trace was recorded
-    cost : cost of the capture, which is subtracted
+    cost : time that recording added, which is subtracted
     """
     sums: dict[Function, _Sum] = {}
     launches: list[int] = []
@@ -166,7 +176,7 @@ def find_longtail(
 
 @dataclass(slots=True)
 class _Run:
-    """Sums over one run: consecutive calls of a thread in the same function."""
+    """Sums over a run of consecutive operators that one thread called in the same Python function."""
 
     function: Function
     is_backward: bool
@@ -190,8 +200,9 @@ class _Run:
 
 
 def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: CaptureCost) -> Counter[str]:
-    """Add a trace's calls to the sums of each function; return the numbers of calls, of all and of those on a
-    device.
+    """Add a trace's calls to the sums of each function.
+
+    Returns the number of all calls and of the calls on a device, under the keys `calls` and `device`.
     """
     operations = {signature.number: operation_of(signature) for signature in trace.signatures}
     calls = MadeCalls(trace, operations)
@@ -225,7 +236,7 @@ def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: Captu
 def _counted(
     calls: Iterable[MadeCall], counts: Counter[str], invocations: Invocations, spans: Spans
 ) -> Iterator[MadeCall]:
-    """Yield the calls of a thread, and update the counts with each."""
+    """Yield the calls of a thread, and add each to `counts`, `invocations` and `spans`."""
     for call in calls:
         counts["calls"] += 1
         counts["device"] += call.device_ns is not None
@@ -235,7 +246,10 @@ def _counted(
 
 
 def _runs(calls: Iterable[MadeCall], traffic: Traffic, times: FunctionTimes) -> Iterator[_Run]:
-    """Yield the sums of each run of a thread without keeping its calls, of which there can be millions."""
+    """Yield sums over each run of consecutive operators that a thread called in the same function.
+
+    The calls themselves are not kept, because there can be millions.
+    """
     run: _Run | None = None
     before: MadeCall | None = None
     for place, call, begins in in_runs(calls):
@@ -331,7 +345,10 @@ COLUMNS = (
 
 
 def write_rows(longtail: LongTail, path: Path, force: bool) -> None:
-    """Write all functions with all columns to a `.json` or `.csv` file."""
+    """Write all functions with all their columns to a `.json` or `.csv` file.
+
+    force : replace an existing file
+    """
     rows = [{**asdict(item), "wall_ns": item.wall_ns, "saving_ns": item.saving_ns} for item in longtail.functions]
     if path.suffix == ".json":
         facts = {"traces": longtail.traces, "calls": longtail.launches, "wall_ns": longtail.wall_ns}

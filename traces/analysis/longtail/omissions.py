@@ -1,4 +1,4 @@
-"""Functions that are not worth gripping, and the commands that grip the others."""
+"""Find functions that are not worth gripping, and write the commands that grip the others."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ time, and makes at most the share OWN of its calls itself.
 
 @dataclass(slots=True)
 class _Span:
-    """Time span and number of a function's calls.
+    """Period from a function's first operator to its last, and the number of operators that it called.
 
     Attributes
     ----------
-    last_forward_ns : start of its last call outside a backward pass, or -1
+    first_ns, last_ns : start of the first operator and end of the last one
+    calls : number of calls of operators
+    last_forward_ns : start of its last operator outside a backward pass, or -1
     """
 
     first_ns: int
@@ -39,14 +41,14 @@ class _Span:
 
 
 class Spans:
-    """Time spans of the functions of one thread; a function's span reaches from its first operator to its last."""
+    """For each function of one thread, the period from its first operator to its last."""
 
     def __init__(self) -> None:
         self._spans: dict[Function, _Span] = {}
         self._first_backward_ns: int | None = None
 
     def note(self, call: MadeCall) -> None:
-        """Add the next call of the thread."""
+        """Add the next operator that the thread called."""
         end = call.start_ns + call.duration_ns
         span = self._spans.setdefault(function_of(call), _Span(call.start_ns, end))
         span.first_ns, span.last_ns = min(span.first_ns, call.start_ns), max(span.last_ns, end)
@@ -80,7 +82,7 @@ class Spans:
 
 
 def models_forward(trace: Trace) -> set[Function]:
-    """Return the `forward` functions of the models that the program calls; each of them contains a whole step."""
+    """Return the `forward` functions of the outermost modules that the program calls; each contains a whole step."""
     return {
         (scope.file, scope.function)
         for scope in trace.scopes
@@ -108,10 +110,11 @@ def constructors(trace: Trace, counts: Mapping[Function, int]) -> set[Function]:
 def reason_to_omit(
     header: Mapping[str, Any], function: Function, building: Container[Function], containing: Container[Function]
 ) -> str | None:
-    """Return why a function is not worth gripping, or None if it is.
+    """Return why a function is not worth gripping, or None if it is worth it.
 
     Parameters
     ----------
+    header : header of the trace
     building : constructors that build the model
     containing : functions that contain the program or a step of it
     """
@@ -133,7 +136,7 @@ VALUED = ("-o", "--output", "--top", "--bandwidth", "--max-calls", "--max-bytes"
 
 
 def pattern_of(header: Mapping[str, Any], file: str, function: str) -> str:
-    """Return the pattern `module:qualname` of a function for `--grip`."""
+    """Return the pattern `module:qualname` that names a function for `--grip`."""
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".").strip(".")
     if is_script(file, header):
         module = "__main__"
@@ -159,7 +162,7 @@ def _parts(header: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def is_script(file: str, header: Mapping[str, Any]) -> bool:
-    """Return True if a file is the script of the trace's command, which Python imports as `__main__`."""
+    """Return True if a file is the script of the trace's command, which Python runs as `__main__`."""
     own, program = _parts(header)
     match program:
         case ["-m", module, *_]:
@@ -171,7 +174,7 @@ def is_script(file: str, header: Mapping[str, Any]) -> bool:
 
 
 def _run_options(options: Sequence[str]) -> list[str]:
-    """Return the options that determine which program runs, without the others."""
+    """Return the options of `opcapture` that determine which program runs, without those that change the capture."""
     run_options: list[str] = []
     pending = iter(options)
     for word in pending:

@@ -1,6 +1,4 @@
-"""Calls of a trace by thread, with facts about their operators and with the functions that made them; and calls of
-functions.
-"""
+"""Calls of operators by thread, with the Python functions that made them; and estimates of how often functions ran."""
 
 from __future__ import annotations
 
@@ -37,10 +35,12 @@ class Operation:
 
     Attributes
     ----------
+    op : operator
+    interface : interface of the operator
     argument_bytes, result_bytes : bytes of each tensor; elements repeated by a stride of 0 count once
-    writes : for each argument, whether calls may write it
-    shapes : key that distinguishes arguments in the same storage
-    extents : bytes from the start of each argument's storage to the end of the argument
+    writes : for each argument, True if calls may write it
+    shapes : for each argument, a key that distinguishes it from other arguments in the same storage
+    extents : for each argument, bytes from the start of its storage to the end of the argument
     moves : True if it reads or writes elements; a view does not
     dense : True if the operator is one kernel that does much work (see `is_dense`)
     exchanges : True if it exchanges data with other processes or waits for them
@@ -123,13 +123,19 @@ class MadeCall:
 
     Attributes
     ----------
-    number : index in the trace's table
-    place : function that made the call; None outside functions of the program, and for communication between processes
+    number : index in the trace's call table
+    operation : facts about the call's signature
+    place : Python function that made the call; None outside functions of the program, and for communication between
+        processes
     module : path of the module in which the call ran
-    duration_ns, host_ns : times on the host; for a perturbed call, `host_ns` is the value in the trace
+    scope, line : number of the call's scope, and source line
+    signature : number of the call's signature
+    start_ns : start of the call since the start of the capture
+    duration_ns : measured time on the host
+    host_ns : `duration_ns`, or for a perturbed call the median of the signature's other calls if there are any
     perturbed : True if the capture's own work ran right before or during the call
     device_ns : time that the call kept an accelerator busy; None for a call on the host only
-    takes, gives : storages of its arguments and results
+    takes, gives : numbers of the storages of its arguments and of its results
     """
 
     number: int
@@ -149,9 +155,9 @@ class MadeCall:
 
 
 class MadeCalls:
-    """Calls that a program made directly, not inside other calls.
+    """Calls of operators that a program made directly, not inside other calls of operators.
 
-    For a long trace, they are created during each iteration instead of kept in memory.
+    For a long trace, the objects are created during each iteration instead of kept in memory.
     """
 
     def __init__(self, trace: Trace, operations: Mapping[int, Operation]) -> None:
@@ -167,7 +173,7 @@ class MadeCalls:
         return (call for _, call in self._made())
 
     def of(self, thread: Thread) -> Iterator[MadeCall]:
-        """Yield the calls of a thread in order."""
+        """Yield the calls of a thread in start order."""
         if self._kept is not None:
             return iter(self._kept_of.get(thread, ()))
         return (call for own, call in self._made(thread) if own == thread)
@@ -238,14 +244,20 @@ def _own(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def _places(trace: Trace) -> dict[int, TimelinePlace]:
-    """Return the function of each scope; for a backward pass, the function of the forward calls."""
+    """Return, for each scope, the Python function that it belongs to.
+
+    In a backward pass, this is the function that made the forward calls.
+    """
     origin = origins(trace)
     place_by_scope = {scope.number: _function(origin[scope.number], scope.phase) for scope in trace.scopes}
     return {number: place for number, place in place_by_scope.items() if place is not None}
 
 
 def _function(scope: Scope, phase: str) -> TimelinePlace | None:
-    """Return the function of a scope; a comprehension or lambda belongs to the function around it."""
+    """Return the Python function of a scope, or None if the line is outside functions.
+
+    A comprehension or lambda belongs to the function around it.
+    """
     file, name = scope.file, scope.function
     within = 0
     while name.endswith(">") and LOCALS in name:
@@ -262,13 +274,13 @@ def function_of(call: MadeCall) -> Function:
 
 @dataclass(slots=True)
 class _Open:
-    """A function call that may not have ended yet.
+    """The latest call of a Python function, which may still be running.
 
     Attributes
     ----------
     line, op : source line and name of its first operator
     moved : True if its latest operator is on another line
-    last : index of its latest operator in the thread's calls
+    last : index of its latest operator among all calls of the thread
     """
 
     line: int
@@ -278,7 +290,7 @@ class _Open:
 
 
 class Invocations:
-    """Estimate of how often one thread called each function.
+    """Estimate of how often one thread called each Python function.
 
     A trace records operators, not calls of Python functions. A new call of a function is assumed to begin in two cases:
     its first operator occurs again on the same line, after an operator on another line or after other functions; or an
@@ -293,7 +305,7 @@ class Invocations:
         self._index = -1
 
     def note(self, call: MadeCall) -> None:
-        """Add the next call of the thread."""
+        """Add the next operator that the thread called."""
         self._index += 1
         if call.place is None:
             return

@@ -30,14 +30,14 @@ FEWEST = 3
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Clock of one process relative to the merged trace.
+    """Difference between the clock of one process and the clock of the merged trace.
 
     Attributes
     ----------
     offset_ns : correction in ns, in addition to the start times of the captures; 0 if the clocks agree within the noise
     measured_ns : offset derived from the ends of collectives, or None
     spread_ns : difference between the 10th and 90th percentile of the offsets of single collectives
-    collectives : number of compared collectives
+    collectives : number of collectives that both processes took part in
     """
 
     offset_ns: int = 0
@@ -51,9 +51,12 @@ class Clock:
 
 
 def align(meetings: Meetings, processes: int) -> list[Clock]:
-    """Return each process's clock relative to the first process.
+    """Return the clock of each process relative to the first process.
 
-    If two processes share no collectives, a chain of pairs that do connects their clocks.
+    meetings : calls of collectives that several processes took part in
+    processes : number of processes
+
+    Two processes that share no collectives are compared through others that share collectives with both.
     """
     clocks = [Clock() for _ in range(processes)]
     pairs = _Pairs(meetings)
@@ -78,7 +81,7 @@ def align(meetings: Meetings, processes: int) -> list[Clock]:
 
 
 class _Pairs:
-    """Comparison of clocks by collectives that two processes share."""
+    """Compares the clocks of two processes by the collectives that both took part in."""
 
     def __init__(self, meetings: Meetings) -> None:
         symmetric = [kind not in (*FROM_ROOT, *TO_ROOT) for kind in meetings.kinds]
@@ -93,7 +96,10 @@ class _Pairs:
         self._members: Mapping[int, set[int]] = self._together(meetings, chosen)
 
     def _together(self, meetings: Meetings, chosen: NDArray[np.bool_]) -> dict[int, set[int]]:
-        """Return, for each process, the processes with which it shared collectives."""
+        """Return, for each process, the other members of its process groups.
+
+        chosen : mask of the calls in `meetings` that count
+        """
         members: dict[int, set[int]] = {process: set() for process in self._rows}
         pairs = np.unique(np.column_stack([meetings.group[chosen], meetings.process[chosen]]), axis=0)
         for group in np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1):
@@ -106,7 +112,7 @@ class _Pairs:
         return set(self._members.get(process, ()))
 
     def compare(self, process: int, other: int) -> Clock | None:
-        """Return the clock of process `other` relative to `process`, or None if the two share too few collectives."""
+        """Return the clock of process `other` relative to `process`; None if both took part in too few collectives."""
         number, start, end, at_once = self._rows[process]
         number_2, start_2, end_2, at_once_2 = self._rows[other]
         common, place, place_2 = np.intersect1d(number, number_2, assume_unique=True, return_indices=True)
@@ -133,7 +139,7 @@ MOST = 1 << 12
 
 
 def rank_of(header: Mapping[str, Any]) -> int | None:
-    """Return the rank in a header; None if it has none or if the process was forked by a rank."""
+    """Return the rank in a trace's header; None if the header has none or if a rank forked the process."""
     rank = header.get("rank")
     is_rank = type(rank) is int and 0 <= rank < 1 << 31 and "parent_pid" not in header
     return rank if is_rank else None
@@ -152,6 +158,7 @@ def measure_clocks(
 
     Parameters
     ----------
+    paths, headers : trace of each process, and the header of that trace
     shifts : correction in ns of each process, derived from the start times of the captures
     """
     events: dict[int, Events] = {}
@@ -180,9 +187,9 @@ def measure_clocks(
 
 
 def thinned(events: Events, kinds: SignatureKinds, most: int = MOST) -> Events:
-    """Return at most `most` collectives of each group.
+    """Return at most `most` collectives of each process group.
 
-    If there are more, every 2nd, 4th, ... one is kept, so that all ranks keep the same ones.
+    If a group has more, every 2nd, 4th, ... of its collectives is kept, so that all ranks keep the same ones.
     """
     groups: dict[str, int] = {}
     numbers = [groups.setdefault(kinds.collectives[number].group, len(groups)) for number in events.signature.tolist()]
@@ -194,7 +201,7 @@ def thinned(events: Events, kinds: SignatureKinds, most: int = MOST) -> Events:
 
 
 def shifted(events: Events, shift_ns: int) -> Events:
-    """Return events with their times moved to another clock."""
+    """Return collectives with `shift_ns` added to all their times."""
     names = ("start_ns", "launched_ns", "wait_ns", "end_ns")
     moved = {name: getattr(events, name) + shift_ns for name in names}
     for name in ("wait_ns", "end_ns"):
@@ -204,13 +211,15 @@ def shifted(events: Events, shift_ns: int) -> Events:
 
 @dataclass(frozen=True, slots=True)
 class Meetings:
-    """Calls of collectives by all ranks, sorted by collective; arrays are (N,).
+    """Calls of collectives by all ranks, sorted by collective: N calls of M collectives. Arrays are (N,) unless stated.
 
     Attributes
     ----------
-    first : (M,), first row of each collective
+    kinds, groups : names of the kinds of collectives, and of the process groups
+    first : (M,), index of each collective's first call
+    process : index of the process that made the call
     kind, group : indices into `kinds` and `groups`
-    root : process that is the root of the collective, or -1
+    root : index of the process that is the root of the collective, or -1
     signature, start_ns, launched_ns, wait_ns, end_ns : as in `Events`
     unmatched : number of calls without a matching call in another trace
     """
@@ -234,12 +243,12 @@ class Meetings:
 
     @property
     def number(self) -> Integers:
-        """(N,), index of the collective to which each row belongs."""
+        """(N,), for each call of a collective, the index of the collective that it belongs to."""
         return np.repeat(np.arange(len(self.first)), self.sizes)
 
     @property
     def sizes(self) -> Integers:
-        """(M,), number of rows of each collective."""
+        """(M,), for each collective, the number of its calls, one for each rank that took part."""
         return np.diff(np.append(self.first, len(self.process)))
 
 
@@ -248,13 +257,14 @@ def match(
 ) -> Meetings:
     """Return the collectives that at least two processes took part in.
 
-    Calls are matched by group and by order within the group, which is the same for all members. Once members of a group
-    call collectives of different kinds, the rest of the group is not matched.
+    Calls are matched by process group and by order within the group, which is the same for all members. Once members of
+    a
+    group call collectives of different kinds, the rest of the group is not matched.
 
     Parameters
     ----------
-    events : events of each process, on a common clock
-    collectives : collectives of each process, by signature
+    events : calls of collectives in each process, on a common clock
+    collectives : for each process, the collective of each signature
     ranks : rank of each process in the whole program
     """
     kinds: dict[str, int] = {}
@@ -289,7 +299,12 @@ def match(
 
 
 def _agreeing(rows: Integers) -> NDArray[np.bool_]:
-    """Return a mask of the rows that match; within a group, all rows before the first with different kinds."""
+    """Return a mask of the calls of collectives that match a call of another process.
+
+    Within a group, these are the calls before the first collective whose members called different kinds.
+
+    rows : (N, columns), calls sorted by collective; columns 1, 2 and 4 are kind, group and ordinal in the group
+    """
     if not len(rows):
         return np.empty(0, dtype=np.bool_)
     kind, group, ordinal = rows[:, 1], rows[:, 2], rows[:, 4]

@@ -1,4 +1,4 @@
-"""Collectives and messages between processes: facts about their signatures, and bandwidth as nccl-tests define it."""
+"""Facts about the signatures of collectives and messages between processes, and their bandwidth as in nccl-tests."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ class ExchangeOp:
 
     Attributes
     ----------
+    kind : collective, such as `all_reduce`, or kind of message
     count : number of leading arguments that hold tensors
-    form : layout of the members' parts in these tensors (`FLAT`, `LISTS`, `OTHER`)
-    has_peer : True if an argument is the root, or the other side of a message
+    form : how these tensors hold the parts of the group's members: `FLAT`, `LISTS` or `OTHER`
+    has_peer : True if an argument is the rank of the root, or of the sender or receiver of a message
     """
 
     kind: str
@@ -92,7 +93,7 @@ def namespace_of(signature: Signature) -> str | None:
 
 
 def name_of(signature: Signature) -> str:
-    """Return the operator's name without namespace and overload."""
+    """Return the name of a signature's operator without namespace and overload."""
     return signature.op.split(".")[1] if "." in signature.op else ""
 
 
@@ -103,7 +104,7 @@ def exchange_of(signature: Signature) -> ExchangeOp | None:
 
 
 def is_functional(signature: Signature) -> bool:
-    """Return True if the operator returns at once, and `wait_tensor` later waits for its result."""
+    """Return True if the operator is one of torch's functional collectives, whose result `wait_tensor` waits for."""
     return namespace_of(signature) != "c10d"
 
 
@@ -118,8 +119,9 @@ def group_of(signature: Signature) -> GroupSpec | None:
 
 
 def peer_of(signature: Signature, exchange: ExchangeOp) -> int | None:
-    """Return the rank within the group of a collective's root, or of the other side of a message; None if there is
-    none.
+    """Return the rank, within its group, of a collective's root or of the other process of a message.
+
+    The result is None if the operator has neither.
     """
     if not exchange.has_peer:
         return None
@@ -127,9 +129,9 @@ def peer_of(signature: Signature, exchange: ExchangeOp) -> int | None:
 
 
 def is_async(signature: Signature, exchange: ExchangeOp) -> bool:
-    """Return True if the program continued before a collective ended.
+    """Return True if the program continued before the collective ended.
 
-    The argument `async_op` is absent if it has its default, or in older versions of torch; True is assumed then.
+    The argument `async_op` is not recorded if it has its default, or in older versions of torch; True is assumed then.
     """
     others = (*signature.args[exchange.count :], *signature.kwargs.values())
     return next((leaf for leaf in others if type(leaf) is bool), True)
@@ -142,7 +144,8 @@ class Collective:
     Attributes
     ----------
     kind : `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `barrier`, `broadcast`, ...
-    ranks : global ranks of its members; empty if unknown
+    group : name of its process group
+    ranks : global ranks of the group's members; empty if unknown
     rank, root : global rank of the caller and of the root, or None
     waits : True if the program waits for the end right after the call
     size_bytes : size of the largest list of tensors among arguments and results
@@ -203,20 +206,24 @@ WHOLE = frozenset({REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, GATHER, SCATTER})
 
 
 def bus_factor(kind: str, ranks: int) -> float:
-    """Return the ratio of bus bandwidth to algorithm bandwidth; 0 for a barrier, which moves no data.
+    """Return the factor between the two bandwidths that nccl-tests define for a collective of `ranks` processes.
 
-    Algorithm bandwidth is size over time. Bus bandwidth can be compared with the capacity of a link, for any number of
-    ranks. Source: NVIDIA nccl-tests, doc/PERFORMANCE.md; gather and scatter as in its `gather_perf` and `scatter_perf`.
+    It is bus bandwidth divided by algorithm bandwidth; 0 for a barrier, which moves no data. Algorithm bandwidth is
+    size
+    divided by time. Bus bandwidth can be compared with the capacity of a link, for any number of ranks.
+    Source: NVIDIA nccl-tests, doc/PERFORMANCE.md; gather and scatter as in its `gather_perf` and `scatter_perf`.
     """
     factor = _FACTORS.get(SEND_RECV if kind in MESSAGES else kind)
     return 0.0 if factor is None else factor(ranks)
 
 
 def size_of(kind: str, member_bytes: int, ranks: int) -> int:
-    """Return the size in bytes by which bandwidths are computed.
+    """Return the size in bytes that is divided by the time of a collective to get its algorithm bandwidth.
 
     Parameters
     ----------
+    kind : collective, such as `all_reduce`
     member_bytes : size of each member's part; for an all-to-all, of everything that this rank sends
+    ranks : number of ranks that take part
     """
     return member_bytes * ranks if kind in WHOLE - {ALL_TO_ALL} else member_bytes

@@ -1,4 +1,4 @@
-"""Reader of the collectives of one rank; its memory grows with the collectives and not with the calls.
+"""Reader of the collectives in the trace of one rank. It needs memory for each collective, but not for other calls.
 
 A collective begins when it is called. Its end is found in one of three ways. A program that waits at once continues
 with its next call. `wait_tensor` marks the end. Otherwise the collective has ended when the first call that uses its
@@ -38,10 +38,11 @@ _VIEWS = frozenset(
 
 @dataclass(slots=True)
 class Events:
-    """Collectives of one rank in call order.
+    """Calls of collectives by one rank, in call order; all arrays are (N,).
 
     Attributes
     ----------
+    signature : number of the call's signature
     ordinal : number of earlier collectives in the same group
     start_ns, launched_ns : start and end of the call
     wait_ns, end_ns : times at which the program began to wait for the collective and continued; `UNKNOWN` if the trace
@@ -71,11 +72,18 @@ class _Thread:
 
 @dataclass(slots=True)
 class SignatureKinds:
-    """Kinds of the signatures of a trace, as far as a scan for collectives needs them."""
+    """Signatures of a trace that are collectives, waits for collectives, or views.
+
+    Attributes
+    ----------
+    collectives : facts about each collective, by number of the signature
+    numbers : numbers of the signatures of collectives
+    waits : numbers of the signatures that wait for a collective
+    views : numbers of the signatures that make views
+    """
 
     collectives: dict[int, Collective] = field(default_factory=dict)
     numbers: NumberSet = field(default_factory=NumberSet)
-    """numbers of the signatures of collectives"""
     waits: NumberSet = field(default_factory=NumberSet)
     views: NumberSet = field(default_factory=NumberSet)
 
@@ -91,7 +99,7 @@ class SignatureKinds:
 
 
 class Scan:
-    """Collects the collectives of one rank from the blocks of its trace."""
+    """Collects the collectives of one rank from the blocks of calls in its trace."""
 
     def __init__(self, kinds: SignatureKinds) -> None:
         self._kinds = kinds
@@ -102,7 +110,7 @@ class Scan:
         self._storages_of: dict[int, list[int]] = {}
 
     def add(self, block: CallBlock) -> None:
-        """Add calls of one thread in trace order."""
+        """Add a block of calls of one thread; blocks are added in trace order."""
         if not len(block):
             return
         thread = self._threads.setdefault(block.thread, _Thread())
@@ -120,7 +128,7 @@ class Scan:
         thread.last_end_ns = self._idle_since(block, len(block), thread, UNKNOWN)
 
     def events(self) -> Events:
-        """Return the collectives sorted by start, because several threads of a rank may use the same group."""
+        """Return all collectives sorted by start, because several threads of a rank may use the same group."""
         columns = {name: np.array(column, dtype=np.int64) for name, column in self._columns.items()}
         order = np.argsort(columns["start_ns"], kind="stable")
         columns = {name: column[order] for name, column in columns.items()}
@@ -159,7 +167,14 @@ class Scan:
             self._columns[name].append(value)
 
     def _settle(self, block: CallBlock, before: int, stop: int, firsts: Integers | None, thread: _Thread) -> None:
-        """Set the end times of collectives whose results are used by the calls from `before` to `stop` of a block."""
+        """Set the end times of collectives whose results are used by some calls of a block.
+
+        Parameters
+        ----------
+        before, stop : range of the calls; `stop` is excluded
+        firsts : for each call, index of its first storage in `block.storages`
+        thread : state of the thread that made the calls
+        """
         if not self._pending or firsts is None or before >= stop:
             return
         first = int(firsts[before])
@@ -182,7 +197,7 @@ class Scan:
             self._forget(event)
 
     def _hits(self, storages: Integers) -> Integers:
-        """Return the positions in `storages` that are results of collectives which no call has used yet."""
+        """Return the positions in `storages` of results of collectives that no call has used yet."""
         if len(storages) < len(self._pending):
             return np.array([place for place, item in enumerate(storages.tolist()) if item in self._pending], np.int64)
         return np.flatnonzero(np.isin(storages, list(self._pending)))
@@ -190,16 +205,25 @@ class Scan:
     def _takers(
         self, block: CallBlock, before: int, stop: int, firsts: Integers, first: int, hits: Integers
     ) -> Iterator[tuple[int, int]]:
-        """Yield the calls that use results of collectives, except views, each with the storage of the result."""
+        """Yield the index and the storage of each call that uses the result of a collective, except views.
+
+        Parameters
+        ----------
+        before, stop, firsts : as in `_settle`
+        first : index of the first storage of call `before`
+        hits : positions, counted from `first`, of the storages that are results of collectives
+        """
         calls = np.searchsorted(firsts[before:stop], hits + first, side="right") - 1 + before
         for place, hit in zip(calls.tolist(), hits.tolist(), strict=True):
             if int(block.signature[place]) not in self._kinds.views:
                 yield place, int(block.storages[first + hit])
 
     def _idle_since(self, block: CallBlock, place: int, thread: _Thread, start_ns: int) -> int:
-        """Return the time at which the last call before this one ended, not counting views.
+        """Return the time at which the thread's last call before call `place` ended, not counting views.
 
-        DDP waits, then makes views of the results and copies these.
+        Views do not count, because DDP waits, then makes views of the results and copies these.
+
+        start_ns : result if there is no such call
         """
         for before in range(place - 1, -1, -1):
             if int(block.signature[before]) not in self._kinds.views:
@@ -214,9 +238,11 @@ class Scan:
 
 
 def _resumed_ns(block: CallBlock, place: int, launched_ns: int) -> int:
-    """Return the time at which a thread continued after it launched a collective.
+    """Return the time at which a thread continued after it launched a collective: the start of call `place`.
 
-    This is the start of its next call, or the end of that call if it began before the launch ended.
+    If that call began before the launch ended, it is the end of that call, but not before the end of the launch.
+
+    launched_ns : end of the launch
     """
     start, duration = int(block.start_ns[place]), int(block.duration_ns[place])
     return start if start >= launched_ns else max(start + duration, launched_ns)

@@ -30,19 +30,18 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RankWaits:
-    """Tables of the waits between ranks of a merged trace.
+    """Tables of the times that ranks of a merged trace waited for each other in collectives.
 
     Attributes
     ----------
     ranks : one row for each rank: rank, process, calls, span_ms, compute_ms, collectives, collective_ms, waiting_ms,
-    share
-        (of the span), last (collectives at which it arrived last), caused_ms (time that others waited for it), unknown
-        (collectives without a known end)
-    pairs : largest time first: rank, waits_for, collectives, waiting_ms
-    places : one row for each operation, group, size and line, largest time first: kind, group, ranks, size_bytes,
-    function,
-        file, line, collectives, waiting_ms (of all ranks), longest_ms, slowest (rank that was last most often, or -1),
-        last (how often)
+        share (of the span that it waited), last (number of collectives at which it arrived last), caused_ms (time that
+        others waited for it), unknown (number of collectives whose end is unknown)
+    pairs : one row for each pair of ranks, longest wait first: rank, waits_for, collectives, waiting_ms
+    places : one row for each operation, group, size and source line, longest wait first: kind, group, ranks,
+        size_bytes,
+        function, file, line, collectives, waiting_ms (sum over all ranks), longest_ms, slowest (rank that arrived last
+        most often, or -1), last (number of times that it did)
     unmatched : number of calls of collectives without a matching call in another trace
     """
 
@@ -58,7 +57,12 @@ class RankWaits:
 
 
 def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> RankWaits:
-    """Return the waits between ranks of a merged trace, reading it once.
+    """Return the times that ranks of a merged trace waited for each other; the trace is read once.
+
+    Parameters
+    ----------
+    partial : accept a cut trace
+    unbounded : as in `TraceReader`
 
     Raises
     ------
@@ -80,7 +84,16 @@ def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> Ra
 
 @dataclass(slots=True)
 class _Process:
-    """Sums over the calls of a process."""
+    """What a scan of a merged trace collects for one process.
+
+    Attributes
+    ----------
+    scan : scan for collectives
+    calls : number of calls
+    compute_ns : time in calls that are not collectives
+    first_ns, last_ns : start of the first call and end of the last one
+    scopes : scope of the first call of each signature of a collective
+    """
 
     scan: Scan
     calls: int = 0
@@ -88,7 +101,6 @@ class _Process:
     first_ns: int | None = None
     last_ns: int = 0
     scopes: dict[int, int] = field(default_factory=dict)
-    """scope of the first call of each signature of a collective"""
 
 
 @dataclass(slots=True)
@@ -175,7 +187,16 @@ def _read(reader: TraceReader) -> _Ranks:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Waiting times, one for each row of `Meetings`; arrays are (N,)."""
+    """For each call of a collective in `Meetings`, the time that the rank waited; arrays are (N,).
+
+    Attributes
+    ----------
+    rank : rank that made the call
+    waiting_ns : time from the rank's arrival to the arrival of the last rank
+    inside_ns : time that the rank spent in the collective, launching it and waiting for its end
+    is_last : True if the rank arrived last
+    last_rank : rank that arrived last
+    """
 
     rank: Integers
     waiting_ns: Integers
@@ -267,8 +288,9 @@ PLACE = ["kind", "group", "ranks", "size_bytes", "function", "file", "line"]
 
 
 def _by_place(ranks: _Ranks, meetings: Meetings, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the waiting time caused at each place in the program, where the place is that of the rank that arrived
-    last.
+    """Return the waiting times by operation, group, size and source line.
+
+    The source line is that of the first rank's call. `frame` has one row for each call, as in `meetings`.
     """
     whole = frame.groupby("number").agg(waiting_ns=("waiting_ns", "sum"), longest_ns=("waiting_ns", "max"))
     last = frame[frame["is_last"]].drop_duplicates("number").set_index("number")["rank"]

@@ -47,13 +47,15 @@ SHAPING_FLOATS = ("scale_factors",)
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Place of a value within a record.
+    """Place of a value within a record, with what decides how the value is redacted.
 
     Attributes
     ----------
     field : field of the record, such as `signature.args`
-    argument : name of the argument
+    op : operator of the call
+    argument : name of the operator's argument
     is_value : True if integers here are values and do not determine a shape
+    facts : sizes of the call's tensors, and its replaced integers
     """
 
     field: str
@@ -67,7 +69,7 @@ class Position:
 def fields_to_redact(cls: Any) -> list[tuple[str, Privacy | None, Any]]:
     """Return the fields of a record's class that need redaction, each with its privacy and default.
 
-    The privacy is None for fields that are replaced by their default.
+    The privacy is None for a field whose value is replaced by the default.
     """
     privacies = privacy_of(cls)
     work: list[tuple[str, Privacy | None, Any]] = []
@@ -84,7 +86,7 @@ def fields_to_redact(cls: Any) -> list[tuple[str, Privacy | None, Any]]:
 class Redactor:
     """Redacts records and arguments by the privacy that their fields declare.
 
-    The numbers of value models stay unchanged; `Redaction` replaces them.
+    It leaves references to value models as they are; `Redaction` replaces them.
     """
 
     def __init__(self, policy: Policy, names: NameHasher, report: RedactionReport | None) -> None:
@@ -94,7 +96,13 @@ class Redactor:
         self._tables = TableRedactor(policy, names, report)
 
     def signature(self, signature: Signature, record: str, facts: CallFacts) -> Signature:
-        """Return a redacted signature with unchanged value models; add the replacements of its integers to `facts`."""
+        """Return a redacted signature with unchanged references to value models.
+
+        Parameters
+        ----------
+        record : name of the record's type in the report
+        facts : facts about the call; replacements of its integers are added
+        """
         op = signature.op
         ranges = {} if self._keeps_scalars else range_images(signature)
 
@@ -120,21 +128,27 @@ class Redactor:
         return redacted
 
     def outputs(self, op: str, record: str, outputs: Any, facts: CallFacts) -> Any:
-        """Return redacted results of a call. Their numbers are treated as values, because a replay does not
-        need them.
+        """Return the redacted results of a call. Numbers among them are treated as values, because a replay
+        needs no results.
         """
         own = call_facts(facts.sizes, facts.extent)
         return self.tree(outputs, Position(f"{record}.outputs", op, "outputs", True, own))
 
     def operator(self, field: str, op: str, kind: str = "") -> str:
-        """Return the redacted name of an operator."""
+        """Return the redacted name of an operator.
+
+        field : field of the record, for the report
+        kind : kind of the signature, such as `FUNCTION`
+        """
         image = self._names.operator(op, kind)
         self.note(field, "operator", op, image, self._names.reason_of_operator(image))
         return image
 
     def fields(self, value: Any, at: Position, **known: Any) -> Any:
-        """Return a redacted record or argument. Fields in `known` get the given values, others are redacted by their
-        declaration.
+        """Return a redacted record or argument.
+
+        at : place of the value
+        known : fields whose redacted value is already known; all others are redacted as their class declares
         """
         redacted = dict(known)
         cls: Any = type(value)
@@ -165,7 +179,11 @@ class Redactor:
         return self.word(privacy.kind, name, value, at)
 
     def word(self, kind: str, label: str, value: Any, at: Position) -> Any:
-        """Return the redacted form of one or several names of a kind."""
+        """Return the redacted form of a name, or of a list of names.
+
+        kind : kind of name, a key of `NAME_RULES`
+        label : name of the kind in the report, if the rule has none
+        """
         if value is None:
             return None
         if isinstance(value, tuple | list):
@@ -179,12 +197,17 @@ class Redactor:
         return image
 
     def note(self, field: str, label: str, text: str, image: str, why: str) -> None:
-        """Add a text and its replacement (`image`) to the report."""
+        """Add a text that stays, or its hash, to the report.
+
+        field, label : field of the record, and kind of text
+        text, image : the text before and after redaction
+        why : reason why it stays
+        """
         if self._report is not None:
             self._report.add_text(field, label, text, image, why)
 
     def tree(self, value: Any, at: Position) -> Any:
-        """Return redacted arguments, which may be nested lists, tuples and dictionaries."""
+        """Return a redacted argument, which may consist of nested lists, tuples and dictionaries."""
         cls = type(value)
         if value is None or isinstance(value, bool | torch.Size | EllipsisType):
             return value
@@ -248,7 +271,7 @@ class Redactor:
         return self._number(at, image)
 
     def _number(self, at: Position, image: Number) -> Number:
-        """Add the replacement (`image`) of a number to the report, and return it."""
+        """Add `image`, the number that replaces an argument, to the report, and return it."""
         if self._report is not None and at.field in ("signature.args", "signature.kwargs"):
             why = "a size, dimension, index or flag" if type(image) is int else "three bits of a float"
             self._report.add_number(at.field, self._names.operator(at.op), image, ASKED if self._keeps_scalars else why)
@@ -285,9 +308,9 @@ class Redactor:
 
 
 def argument_name(op: str, place: int | str) -> tuple[str, str]:
-    """Return an argument's name and type in the operator's schema.
+    """Return the name and type that the operator's schema declares for an argument.
 
-    If the schema lacks the argument, the name is its position or keyword and the type is empty.
+    place : position or keyword of the argument; it is the result's name, with an empty type, if the schema lacks it
     """
     parameters = schema_arguments(op)
     if isinstance(place, int):

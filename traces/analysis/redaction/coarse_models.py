@@ -1,5 +1,5 @@
-"""Facts about a call that redaction needs; and rounded numbers and value models that keep the call's time and output
-sizes.
+"""Rounded numbers and value models for redaction, which keep a call's time and output sizes; and facts that
+decide how.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from opgrip.traces.values.progression import Offsets, Progression
 
 @dataclass(frozen=True, slots=True)
 class CallFacts:
-    """Facts about the numbers of a call, derived from its shapes.
+    """Facts about the shapes of a call, which decide how its numbers are redacted.
 
     Attributes
     ----------
     sizes : sizes of all dimensions of arguments and results
     extent : largest position in memory, or number of elements, of these tensors
-    pinned : integers that are already replaced elsewhere in the call, with their replacements
+    pinned : by integer, its replacement in this call, so that equal integers get the same one; a size replaces itself
     """
 
     sizes: frozenset[int]
@@ -42,13 +42,18 @@ class CallFacts:
 
 
 def call_facts(sizes: Collection[int], extent: int, known: Mapping[int, int] | None = None) -> CallFacts:
-    """Return the facts of a call with these sizes; replacements in `known` take precedence over the sizes."""
+    """Return the facts of a call.
+
+    sizes : sizes of all dimensions of its tensors
+    extent : as in `CallFacts`
+    known : by integer, its replacement; these take precedence over the sizes
+    """
     pinned = {number: number for size in sizes for number in (size - 1, size) if number > 0}
     return CallFacts(frozenset(sizes), extent, pinned | dict(known or {}))
 
 
 def facts_of(args: Any, outputs: Any) -> CallFacts:
-    """Return the facts of a call with these arguments and outputs."""
+    """Return the facts of a call with these arguments and results, given as nested `TensorSpec`."""
     sizes: set[int] = set()
     extent = 0
     for spec in tensors([args, outputs]):
@@ -64,6 +69,7 @@ class TensorSlot:
 
     Attributes
     ----------
+    op, argument : operator of the call, and name of the argument that holds the tensor
     number : number of its value model, or None
     shape, dtype : shape and dtype of the values drawn from the model
     """
@@ -76,8 +82,9 @@ class TensorSlot:
 
 
 def slots_of(op: str, argument: str, spec: TensorSpec) -> Iterator[TensorSlot]:
-    """Yield the tensors that carry values in a tensor argument (such as a sparse tensor's indices), in the order of
-    `value_numbers`.
+    """Yield each tensor within a tensor argument that can have a value model, in the order of `value_numbers`.
+
+    For example, a sparse tensor consists of tensors of indices and of values.
     """
     parts: tuple[TensorSpec, ...] = (spec,)
     match spec.made_of:
@@ -97,7 +104,7 @@ LARGEST = (1 << 63) - 1
 
 
 def coarse_int(value: int) -> int:
-    """Return an integer rounded towards zero to its leading bits, so that a valid index stays valid."""
+    """Return an integer rounded towards zero to its `BITS` leading bits, so that a valid index stays valid."""
     size = abs(value)
     dropped = max(0, size.bit_length() - BITS)
     size = size >> dropped << dropped
@@ -105,7 +112,7 @@ def coarse_int(value: int) -> int:
 
 
 def coarse_float(value: float) -> float:
-    """Return a float rounded to its leading bits; zero, infinities and nan stay unchanged."""
+    """Return a float rounded to its `BITS` leading bits; zero, infinities and nan stay unchanged."""
     if not isfinite(value) or not value:
         return value
     mantissa, exponent = frexp(value)
@@ -114,27 +121,27 @@ def coarse_float(value: float) -> float:
 
 
 def coarse(value: int | float) -> int | float:
-    """Return a number rounded to its leading bits; a boolean stays unchanged."""
+    """Return a number rounded to its `BITS` leading bits; a boolean stays unchanged."""
     if isinstance(value, bool):
         return value
     return coarse_int(value) if isinstance(value, int) else coarse_float(value)
 
 
 def rounded_up(value: int) -> int:
-    """Return an integer with its magnitude rounded up to a power of two, at most `LARGEST`."""
+    """Return an integer whose magnitude is the next power of two, at most `LARGEST`."""
     size = min(LARGEST, 1 << (abs(value) - 1).bit_length())
     return size if value >= 0 else -size
 
 
 class IntegerMap:
-    """Map from integers to replacements of the same sign, no larger magnitude, similar size, and in the same order.
+    """Map from the integers of a tensor to replacements of the same sign, no larger magnitude and similar size.
 
     The integers between two powers of two are replaced by equally spaced integers in that range. Equal numbers stay
     equal, different ones stay different, sorted ones stay sorted, zero stays zero, and a valid index stays valid.
 
     Parameters
     ----------
-    pinned : numbers whose replacements follow from the call's shapes or scalars
+    pinned : by integer, the replacement that follows from the call's shapes or scalars
     """
 
     def __init__(self, values: Iterable[int], pinned: Mapping[int, int] | None = None) -> None:
@@ -190,8 +197,8 @@ class RedactedModel:
 
     Attributes
     ----------
-    model : the model, or None if no part of it may stay
-    kept : reason why the values, or their order, stayed; empty if they did not
+    model : the redacted model, or None if no part of it may stay
+    kept : reason why the values, or their order, are unchanged; empty if they are not
     """
 
     model: ValueModel | None
@@ -199,8 +206,9 @@ class RedactedModel:
 
 
 def redact_model(model: ValueModel, slot: TensorSlot, facts: CallFacts, outputs: Any) -> RedactedModel:
-    """Return the redacted value model of a tensor in a call; `outputs` are the call's results as nested
-    `TensorSpec`.
+    """Return the redacted value model of a tensor in a call.
+
+    outputs : the call's results as nested `TensorSpec`
     """
     if reads_places(slot.op, slot.argument, slot.dtype) and _fits_shapes(model, facts):
         return RedactedModel(model, PLACES)
@@ -220,7 +228,7 @@ def redact_model(model: ValueModel, slot: TensorSlot, facts: CallFacts, outputs:
 
 
 def _fits_shapes(model: ValueModel, facts: CallFacts) -> bool:
-    """Return True if all numbers of a model can be positions in the memory of the call."""
+    """Return True if all numbers of a value model can be positions in the memory of the call."""
     match model:
         case Exact(data):
             numbers: list[Any] = list(data)
@@ -232,7 +240,10 @@ def _fits_shapes(model: ValueModel, facts: CallFacts) -> bool:
 
 
 def _sketch(model: Exact, slot: TensorSlot, facts: CallFacts, outputs: Any) -> RedactedModel:
-    """Return a value model that replaces the exact values of a small tensor."""
+    """Return a value model that replaces the exact values of a small tensor and makes the operator behave the same.
+
+    outputs : the call's results as nested `TensorSpec`
+    """
     shape = slot.shape if prod(slot.shape) == len(model.data) else (len(model.data),)
     values = model.draw(shape, slot.dtype, torch.Generator())
     if _is_whole(values):
@@ -265,7 +276,10 @@ def _fit(values: torch.Tensor, requested: frozenset[str]) -> ValueModel | None:
 
 
 def _without_marks(model: ValueModel, values: torch.Tensor) -> ValueModel:
-    """Return the model with the number of distinct values, but without quantiles, which are elements of the tensor."""
+    """Return the value model without its quantiles, because each quantile is an actual element of the tensor.
+
+    values : elements of the tensor, of which a model of floats keeps the number of distinct ones
+    """
     match model:
         case Floats():
             distinct = len(set(map(str, values.reshape(-1).tolist()))) if not values.is_complex() else None
@@ -277,14 +291,17 @@ def _without_marks(model: ValueModel, values: torch.Tensor) -> ValueModel:
 
 
 def _with_sum(sketch: ValueModel, values: torch.Tensor, slot: TensorSlot, facts: CallFacts) -> ValueModel:
-    """Return a value model with the sum of the values added, if they are lengths that add up to a size in the call."""
+    """Return a value model of integers with their sum, if they are lengths that add up to a size in the call.
+
+    Any other model is returned unchanged.
+    """
     total = int(values.to(torch.int64).sum()) if isinstance(sketch, Integers) else None
     is_told = total in facts.sizes and slot.argument in LENGTHS
     return replace(sketch, total=total) if is_told and isinstance(sketch, Integers) else sketch
 
 
 def _decides_alike(sketch: ValueModel, slot: TensorSlot) -> bool:
-    """Return True if values drawn from a value model produce outputs of the recorded sizes."""
+    """Return True if values drawn from a value model make the operator return outputs of the recorded sizes."""
     if "nms" in slot.op:
         return isinstance(sketch, Boxes) or prod(slot.shape[:1]) <= 1
     if isinstance(sketch, Booleans | Constant | Permutation):
@@ -297,7 +314,7 @@ def _is_whole(values: torch.Tensor) -> bool:
 
 
 def _runs(values: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of zeros and ones that changes between 0 and 1 wherever neighbouring values differ."""
+    """Return a tensor of zeros and ones that has a change exactly where neighbouring values differ."""
     changes = (values[1:] != values[:-1]).to(torch.int64)
     runs = torch.cat([changes.new_zeros(1), changes.cumsum(0)]).remainder(2)
     return runs if _is_whole(values) else runs.double()
@@ -373,7 +390,7 @@ def _floats(model: Floats, pinned: Mapping[int, int]) -> Floats:
 
 
 def _coarsened(model: Any, *names: str) -> Any:
-    """Return the model with the floats in the named fields rounded to their leading bits."""
+    """Return a value model with the floats in the named fields rounded to their `BITS` leading bits."""
     return replace(model, **{name: _coarse_floats(getattr(model, name)) for name in names})
 
 

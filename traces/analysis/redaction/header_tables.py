@@ -41,18 +41,22 @@ _LEFT_OUT = object()
 
 
 class TableRedactor(NamedTuple):
-    """Redacts dictionaries by the tables of `traces/schema/privacy.py`."""
+    """Redacts dictionaries of a trace's header by the tables of `traces/schema/privacy.py`, which declare their
+    keys.
+    """
 
     policy: Policy
     names: NameHasher
     report: RedactionReport | None
 
     def table(self, value: object, table: Table, field: str) -> dict[str, Any]:
-        """Return a dictionary with its declared fields redacted; a field of which nothing may stay is left out.
+        """Return a dictionary with its declared entries redacted; an entry of which nothing may stay is left out.
 
         Parameters
         ----------
-        field : name of the record's field in the report; fields of the header use their own names
+        value : the dictionary
+        table : how each of its keys is redacted
+        field : name of the record's field in the report; `header` if each key has its own name there
         """
         redacted: dict[str, Any] = {}
         for name, item in value.items() if isinstance(value, dict) else ():
@@ -99,7 +103,7 @@ class TableRedactor(NamedTuple):
         return self.names.word(str(value))
 
     def stop_reason(self, value: Any) -> Any:
-        """Return the redacted reason (a signal or an error) why a flight recorder wrote its file."""
+        """Return the redacted reason why a flight recorder wrote its file, which is a signal or an error."""
         if not isinstance(value, str):
             return _LEFT_OUT
         return value if value in Signals.__members__ else self.names.error(value)

@@ -1,4 +1,6 @@
-"""Hashed names; and the words that are not hashed because torch, Python or the operating system define them."""
+"""Hashing of a program's names; and words that are not hashed because torch, Python or the operating system
+define them.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ _OTHER_EXCEPTIONS = frozenset(("OutOfMemoryError", "AcceleratorError", "LinAlgEr
 
 
 def is_public_operator(op: str) -> bool:
-    """Return True for an operator of torch, or of an extension that anyone can install."""
+    """Return True for an operator of torch, or of an extension that anyone can install, whose name reveals nothing."""
     if op.startswith((*EXTENSIONS, HIGHER_ORDER)) or is_graph_launch(op):
         return True
     namespace, dot, _ = op.partition(".")
@@ -76,7 +78,7 @@ def is_public_operator(op: str) -> bool:
 
 
 def is_public_text(text: str) -> bool:
-    """Return True if a string argument is a setting of an operator, a device, a type, or the number of a group."""
+    """Return True if a string argument reveals nothing: a mode of an operator, a device, a dtype, or a small number."""
     return (
         text in MODES
         or text in DTYPES
@@ -112,8 +114,9 @@ def optimizer_classes() -> frozenset[str]:
 
 
 def public_version(text: str) -> str:
-    """Return a version without the suffix of a private build (`2.6.0+acme` becomes `2.6.0`), or an empty text if
-    invalid.
+    """Return a version without the suffix of a private build (`2.6.0+acme` becomes `2.6.0`).
+
+    The result is empty if the text is not a version.
     """
     number, plus, build = text.partition("+")
     if not VERSION.fullmatch(number):
@@ -135,7 +138,9 @@ OPTIMIZER_LABEL = re.compile(r"Optimizer\.(step|zero_grad)#(\w+)\.(step|zero_gra
 
 
 class NameHasher:
-    """Hashes names with the salt of a policy; public names, and names that the policy keeps, stay unchanged."""
+    """Hashes names with the salt of a redaction policy; public names, and names that the policy keeps, stay
+    unchanged.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -148,20 +153,18 @@ class NameHasher:
         return f"x{blake2b(data, key=self._key, digest_size=DIGITS).hexdigest()}"
 
     def shift_ns(self) -> int:
-        """Return the time in ns by which start times are shifted: up to thirty years, the same for all traces with one
-        salt.
-        """
+        """Return a time of up to thirty years by which all start times are shifted; it depends on the salt only."""
         day = int.from_bytes(blake2b(b"clock", key=self._key, digest_size=8).digest(), "big")
         return day % (30 * 365 * 86_400 * 10**9)
 
     def module(self, path: str) -> str:
-        """Return a module's path with its parts hashed; indices in a module list stay unchanged."""
+        """Return a module's path with its parts hashed; indices in a module list, such as `0`, stay unchanged."""
         if self._policy.keeps(MODULES):
             return path
         return self._parts(path, ".", lambda part: bool(_INDEX.fullmatch(part)))
 
     def class_name(self, name: str) -> str:
-        """Return a class's name, hashed unless it is a class of torch."""
+        """Return a class's qualified name with its parts hashed, except for classes of torch."""
         if self._policy.keeps(MODULES) or name == STORAGE:
             return name
         return self._parts(name, ".", lambda part: part in torch_classes())
@@ -173,7 +176,7 @@ class NameHasher:
         return self._parts(name, ".", is_word_of_python)
 
     def object_name(self, name: str) -> str:
-        """Return a hashed name of the form `module:qualname`."""
+        """Return a name of the form `module:qualname` with its parts hashed."""
         return name if name in PACKERS else ":".join(self.function(part) for part in name.split(":"))
 
     def file(self, path: str) -> str:
@@ -184,15 +187,16 @@ class NameHasher:
         return self._parts(stem, "/", lambda part: False) + suffix
 
     def line(self, file: str, line: int) -> int:
-        """Return a replacement for a line number, the same whenever the line occurs, because real ones would identify a
-        public file.
+        """Return a replacement for a line number, because line numbers would identify a public file.
+
+        The same line of the same file always has the same replacement.
         """
         if self._policy.keeps(FILES) or not line:
             return line
         return 1 + int(self.word(f"{file}:{line}")[1:], 16) % MOST_LINES
 
     def caller(self, text: str) -> str:
-        """Return a stack frame of the form `file:line function` with its file and function hashed."""
+        """Return a stack frame of the form `file:line function` with its three parts replaced."""
         match = _CALLER.fullmatch(text)
         if match is None:
             return self.word(text)
@@ -200,7 +204,11 @@ class NameHasher:
         return f"{self.file(file)}:{self.line(file, line)} {self.function(function)}"
 
     def operator(self, op: str, kind: str = "") -> str:
-        """Return an operator's name; the name of a gripped function is hashed, because it belongs to the program."""
+        """Return an operator's name with the parts hashed that belong to the program, such as the name of a gripped
+        function.
+
+        kind : kind of the signature, such as `FUNCTION`
+        """
         if is_public_operator(op):
             return op
         if kind == FUNCTION and not op.startswith(HIGHER_ORDER):
@@ -214,7 +222,7 @@ class NameHasher:
         return self._parts(op, separator, lambda part: part == "default")
 
     def unrecorded(self, name: str) -> str:
-        """Return the redacted name of something that could not be recorded."""
+        """Return the hashed name of an operator, class or part of the capture that could not be recorded."""
         if is_public_operator(name) or name in OWN_PLACES:
             return name
         for prefix in OWN_PLACES_OF:
@@ -236,11 +244,11 @@ class NameHasher:
         )
 
     def hides(self, op: str) -> bool:
-        """Return True if the name of this operator is hashed."""
+        """Return True if the policy hashes the name of this operator."""
         return self._policy.hide_operators and not is_public_operator(op)
 
     def label(self, text: str) -> str:
-        """Return a label of `record_function`, hashed unless it is of a torch optimizer or a recorded step."""
+        """Return a label of `record_function`, hashed unless it names a torch optimizer or a recorded step."""
         match = OPTIMIZER_LABEL.fullmatch(text)
         is_optimizers = match is not None and match[2] in optimizer_classes()
         if self._policy.keeps(LABELS) or is_optimizers or STEP_LABEL.fullmatch(text):
@@ -248,7 +256,7 @@ class NameHasher:
         return self.word(text)
 
     def device(self, name: str) -> str:
-        """Return the name of a device; for a third-party backend, only its index stays."""
+        """Return the name of a device; of the name of a third-party backend, only its index stays."""
         if DEVICE.fullmatch(name):
             return name
         number = re.search(r":[0-9]{1,4}$", name)
@@ -264,28 +272,30 @@ class NameHasher:
         return self.word(name)
 
     def text(self, text: str) -> str:
-        """Return a string argument, hashed unless it is an operator's setting, a device or a type."""
+        """Return a string argument, hashed unless it reveals nothing (see `is_public_text`)."""
         if is_public_text(text):
             return text
         return self.word(text)
 
     def equation(self, text: str) -> str:
-        """Return an equation of `einsum` with its letters renamed in alphabetical order."""
+        """Return an equation of `einsum` with its letters replaced by a, b, c, ... in order of occurrence."""
         if not EINSUM.fullmatch(text):
             return self.text(text)
         letters = dict.fromkeys(letter for letter in text if letter.isalpha())
         return text.translate({ord(letter): ALPHABET[place] for place, letter in enumerate(letters)})
 
     def error(self, text: str) -> str:
-        """Return the class from an error message, without the text."""
+        """Return the exception's class from an error message, without the rest of the text."""
         match = EXCEPTION.match(text)
         if match is not None and is_public_exception(match[0]):
             return match[0]
         return self.word(text)
 
     def reason(self, text: str) -> str:
-        """Return the redacted reason why calls were dropped: class of an error, classes that ran the call, or that it
-        does no work.
+        """Return the redacted reason why calls were dropped.
+
+        A reason is an error, of which the class stays; a list of classes that ran the call; or that the call does no
+        work.
         """
         if text in (ON_META, ON_FAKE):
             return text
@@ -295,11 +305,11 @@ class NameHasher:
         return self.error(text)
 
     def known(self, text: str, words: Collection[str]) -> str:
-        """Return a text, hashed unless it is one of the words."""
+        """Return a text, hashed unless it is one of `words`."""
         return text if text in words else self.word(text)
 
     def reduction(self, text: str) -> str:
-        """Return the reduction of a collective, hashed unless it is public."""
+        """Return the reduction of a collective, such as `SUM`, hashed unless torch defines it."""
         return text if text in REDUCTIONS or self._policy.keeps(SCALARS) else self.text(text)
 
     def _parts(self, text: str, separator: str, stays: Callable[[str], bool]) -> str:
@@ -318,9 +328,10 @@ class NameRule:
 
     Attributes
     ----------
-    why : reason why a name of this kind can stay unhashed
-    kept_by : kind in the policy that keeps all of these names
-    label : name of the kind in the report; empty for the field's name
+    redact : returns the redacted name
+    why : reason why a name of this kind can stay unhashed, for the report
+    kept_by : kind of names in the policy's `keep` that keeps all of these names
+    label : name of the kind in the report; empty for the name of the record's field
     """
 
     redact: Callable[[NameHasher, Any], Any]

@@ -1,4 +1,4 @@
-"""Policy of a redaction (which kinds of names stay, and the salt of hashes), and the report of everything that
+"""Settings of a redaction (the kinds of names that stay, and the salt of hashes), and the report of everything that
 stays.
 """
 
@@ -48,7 +48,7 @@ class Policy:
 
 
 def check_kept(kinds: tuple[str, ...]) -> frozenset[str]:
-    """Return the kinds as a set; raise `UserError` for an unknown kind."""
+    """Return the kinds of names as a set; raise `UserError` if one is unknown."""
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UserError(f"--keep {unknown[0]} is unknown", f"choose from {', '.join(KINDS)}")
     return frozenset(kinds)
@@ -106,6 +106,8 @@ class Remaining:
     ----------
     field : field of the record, such as `signature.args`
     kind : kind of text or number: `operator`, `string`, `integer`, ...
+    value : the text, or the number with its operator
+    why : reason why it stays
     """
 
     field: str
@@ -116,8 +118,13 @@ class Remaining:
 
 @dataclass(slots=True)
 class RedactionReport:
-    """Report of all texts and numbers that stay in a trace, with their counts, and of the hashes that replace
-    others.
+    """Report of the texts and numbers that stay in a redacted trace, and of the hashes that replace others.
+
+    Attributes
+    ----------
+    counts : number of occurrences of each text or number
+    others : number of texts and numbers that are counted but not listed
+    salted : hashes that replace names
     """
 
     counts: Counter[Remaining] = field(default_factory=Counter)
@@ -131,16 +138,23 @@ class RedactionReport:
             self._add(Remaining(".".join(name.split(".")[:2]), kind, text, why))
 
     def add_number(self, name: str, op: str, image: float, why: str) -> None:
-        """Add a number from the arguments of an operator."""
+        """Add a number that stays in the arguments of an operator.
+
+        name : field of the record
+        image : number in the redacted trace
+        why : reason why it stays
+        """
         self._add(Remaining(name, "integer" if isinstance(image, int) else "float", f"{op}: {image}", why))
 
     def add_values(self, data: object) -> None:
-        """Add the exact values of a tensor."""
+        """Add the exact values of a tensor, which stay in a value model."""
         why = "sizes and positions in memory, or values in the order of others: see `values`"
         self._add(Remaining("values.data", "exact values", str(data), why))
 
     def rows(self) -> Iterator[tuple[str, str, int, str]]:
-        """Yield a row for everything that stays: field, kind, number of distinct items, and reason."""
+        """Yield a row for each group of texts or numbers that stay: field, kind, number of different ones, and
+        reason.
+        """
         groups: Counter[tuple[str, str, str]] = Counter((left.field, left.kind, left.why) for left in self.counts)
         for (name, kind, why), count in sorted(groups.items()):
             yield name, kind, count, why

@@ -60,7 +60,14 @@ KERNEL = re.compile(r"[\w<>:,&*\[\]() =.~#{}-]{1,4096}")
 
 @dataclass(frozen=True, slots=True)
 class _TensorUse:
-    """A tensor of a call whose values must be redacted."""
+    """A tensor of a call whose value model must be redacted, with the facts that decide how.
+
+    Attributes
+    ----------
+    slot : operator, argument, shape and dtype of the tensor
+    facts : facts about the shapes of the call
+    outputs : the call's results as nested `TensorSpec`
+    """
 
     slot: TensorSlot
     facts: CallFacts
@@ -69,7 +76,14 @@ class _TensorUse:
 
 @dataclass(frozen=True, slots=True)
 class _CallInfo:
-    """Facts about a signature that are needed to redact later records."""
+    """Facts about a signature that are needed to redact records that refer to it.
+
+    Attributes
+    ----------
+    op, kind : operator and kind of the signature
+    slots : tensors of its arguments that can have value models
+    facts : facts about the shapes of the call
+    """
 
     op: str
     kind: str
@@ -79,7 +93,18 @@ class _CallInfo:
 
 @dataclass(slots=True)
 class _State:
-    """State of a redaction; its size grows with value models and signatures, not with calls."""
+    """Everything that a redaction remembers between records; it grows with value models and signatures, not with calls.
+
+    Attributes
+    ----------
+    models : value models of the original trace, by number
+    numbers : number of each redacted value model, by its text
+    newest : texts of the value models that the current record added
+    count : number of value models in the redacted trace
+    awaited : for each value model that is not read yet, the redacted models to make of it: number and tensor
+    calls : facts about each signature
+    kinds : kind of each operator
+    """
 
     models: dict[int, ValueModel] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
@@ -91,18 +116,19 @@ class _State:
 
 
 class Redaction:
-    """Redaction of one trace; several threads may use it.
+    """Redacts the records of one trace in file order; several threads may use it.
 
     Value models may get new numbers, because two operators may need different properties of one model. All other
     records keep their numbers.
 
     Parameters
     ----------
+    policy : kinds of names that stay, and salt of the hashes
     report : report of everything that stays, or None
 
     Attributes
     ----------
-    kept : number of models that kept values or their order, by operator, argument and reason
+    kept : number of value models that kept values or their order, by operator, argument and reason
     """
 
     def __init__(self, policy: Policy, report: RedactionReport | None = None) -> None:
@@ -116,13 +142,16 @@ class Redaction:
 
     @property
     def custom_operators(self) -> list[str]:
-        """Names of operators that so far stay unhashed although not everybody can install them."""
+        """Names of operators seen so far that are not hashed, although they belong to an extension that not
+        everybody can install.
+        """
         operators = (op for op, kind in self._state.kinds.items() if kind != FUNCTION and not op.startswith(REGION))
         return [op for op in operators if not is_public_operator(op) and not self.names.hides(op)]
 
     def records(self, record: Record) -> list[Record]:
-        """Return the redacted record, preceded by the value models that it needs; return an empty list for an unknown
-        record type.
+        """Return the redacted record, preceded by the value models that it needs.
+
+        The list is empty for an unknown type of record.
         """
         name = RECORD_NAMES.get(type(record))
         if name is None:
@@ -134,7 +163,7 @@ class Redaction:
             return list(redact(record))
 
     def take_back(self) -> None:
-        """Forget the value models of the last record, because writing it was interrupted."""
+        """Forget the value models that the last record added, because it was not written completely."""
         with self._lock:
             for text in self._state.newest:
                 self._state.numbers.pop(text, None)
@@ -182,7 +211,7 @@ class Redaction:
         yield from self._plain(record, inside=inside, line=self.names.line(record.file, record.line))
 
     def _values(self, record: Values) -> Iterator[Record]:
-        """Store the value model for later calls; yield its redacted form if earlier calls refer to it."""
+        """Keep a value model for later calls; yield its redacted forms if earlier calls refer to it."""
         self._state.models[record.number] = record.model
         for number, use in self._state.awaited.pop(record.number, ()):
             redacted = self._redact(record.model, use)
@@ -190,7 +219,7 @@ class Redaction:
                 yield self._written(number, redacted.model)
 
     def _kernels(self, record: Kernels) -> Iterator[Record]:
-        """Yield the record with hashed kernel names; kernels of operators whose names stay are not hashed."""
+        """Yield a record of kernels with their names hashed, except for kernels of operators whose names stay."""
         call = self._state.calls.get(record.signature)
         hidden = call is None or call.kind == FUNCTION or self.names.hides(call.op)
         names = [name if KERNEL.fullmatch(name) and not hidden else self.names.word(name) for name in record.names]
@@ -224,7 +253,10 @@ class Redaction:
         return redacted
 
     def _call(self, signature: Signature, record: str) -> tuple[list[Record], Signature, _CallInfo]:
-        """Return the value models that a call needs, the redacted call, and facts for later records."""
+        """Return the value models that a call needs, its redacted signature, and facts for records that refer to it.
+
+        record : name of the record's type in the report
+        """
         facts = facts_of((signature.args, signature.kwargs), signature.outputs)
         redacted = self._redactor.signature(signature, record, facts)
         models: list[Record] = []
@@ -255,8 +287,15 @@ class Redaction:
         models: list[Record],
         slots: list[TensorSlot] | None = None,
     ) -> Any:
-        """Return arguments that refer to redacted value models; add new models to `models` and the tensors to
-        `slots`.
+        """Return an argument whose tensors refer to redacted value models.
+
+        Parameters
+        ----------
+        op, argument : operator of the call, and name of the argument
+        tree : the argument, which may be nested
+        facts, outputs : facts about the shapes of the call, and its results
+        models : list to which new value models are added
+        slots : list to which the tensors that can have value models are added, or None
         """
 
         def renumber(leaf: Any) -> Any:
@@ -271,7 +310,10 @@ class Redaction:
         return map_leaves(renumber, tree)
 
     def _number(self, slot: TensorSlot, facts: CallFacts, outputs: Any, models: list[Record]) -> int | None:
-        """Return the number of the redacted value model of a tensor; add the model to `models` if it is new."""
+        """Return the number of the redacted value model of a tensor, or None; add the model to `models` if it is new.
+
+        facts, outputs : facts about the shapes of the call, and its results
+        """
         state = self._state
         if slot.number is None:
             return None
@@ -319,8 +361,10 @@ class RedactedFile:
 
     Attributes
     ----------
+    calls : number of calls
+    report : texts and numbers that stay
     values : number of value models that kept values or their order, by operator, argument and reason
-    passed_over : types of records and fields of a later version, which were left out
+    passed_over : number of records and fields of a later version that were left out, by type
     whole_values : names of the files with full values next to the trace, which were left out
     missing : description of what is missing in a cut file
     """
@@ -344,10 +388,12 @@ class RedactedFile:
 def redact(
     path: str | Path, output: Path, policy: Policy, force: bool = False, partial: bool = False, unbounded: bool = False
 ) -> RedactedFile:
-    """Write a redacted trace, with memory that grows with its signatures and value models, not with its calls.
+    """Write a redacted copy of a trace. Memory grows with the trace's signatures and value models, not with its calls.
 
     Parameters
     ----------
+    policy : kinds of names that stay, and salt of the hashes
+    force : replace an existing file
     partial : accept a cut or damaged trace
     unbounded : as in `TraceReader`
 
@@ -379,7 +425,7 @@ def redact(
 
 
 def _whole_values(header: Header) -> tuple[str, ...]:
-    """Return the names of the files of full values next to a trace."""
+    """Return the names of the files with full tensor values that a trace's header refers to."""
     processes = header.fields.get("processes")
     headers = [header.fields, *(item for item in processes or () if isinstance(item, dict))]
     return tuple(str(fields[HEADER_FIELD]) for fields in headers if fields.get(HEADER_FIELD) is not None)
