@@ -1,4 +1,4 @@
-"""Cases, the units of replay: each one stands for the calls of one signature of a trace."""
+"""Cases, the units of replay: each one represents the calls of one signature of a trace."""
 
 from __future__ import annotations
 

@@ -1,1 +1,3 @@
-"""Operators that cases call: lookup by name, settings, devices, memory use, and operations and bytes."""
+"""The operators that cases call: lookup by name, torch settings, devices, memory use, and counts of operations and
+bytes.
+"""

@@ -1,4 +1,4 @@
-"""Modules that a trace may name, and the errors for cases that cannot run here."""
+"""The extension modules that a trace may use, and the errors for cases that cannot run on this machine."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ _LIBRARIES = tuple(EXTENSION_SUFFIXES)
 
 
 def extension_of(text: str) -> str:
-    """Return the name of a module, or the absolute path of a file, so that it can be used from another folder."""
+    """Return the value of `--extension` so that it works from any working directory: file paths become absolute, module
+    names stay.
+    """
     return os.path.abspath(text) if _is_file(text) else text
 
 
 def module_of(extension: str) -> str:
-    """Return the name of a module, given its name or the path of its file."""
+    """Return the module name of an extension that is given as a module name or as the path of a file."""
     return os.path.basename(extension).partition(".")[0] if _is_file(extension) else extension
 
 
@@ -45,8 +47,8 @@ def _is_file(extension: str) -> bool:
 
 
 def import_trusted(name: str) -> ModuleType:
-    """Import a module or file that the user names; installed modules take precedence over those in the working
-    directory.
+    """Import an extension that the user names, by module name or file path. Installed modules take precedence over
+    those in the working directory.
     """
     if _is_file(name):
         return _import_file(name)
@@ -86,7 +88,7 @@ def _import_file(path: str) -> ModuleType:
 
 @contextmanager
 def _working_directory() -> Iterator[None]:
-    """Make modules in the working directory importable in the block, after installed modules."""
+    """Allow the block to import modules from the working directory; installed modules take precedence."""
     sys.path.append("")
     try:
         yield
@@ -95,14 +97,13 @@ def _working_directory() -> Iterator[None]:
 
 
 class Unsupported(Exception):
-    """A case cannot run here; the message is the reason."""
+    """Raised if a case cannot run on this machine or in this mode; the message is the reason."""
 
 
 class Untrusted(Unsupported):
-    """An operator or function belongs to a module that the user has not named as trusted.
+    """Raised if an operator or function belongs to a module that the user has not named with `--extension`.
 
-    Attributes
-    ----------
+    subject : the operator, function or extension
     extension : module or file that the user would have to name, according to the trace; None if unknown
     """
 
@@ -111,7 +112,11 @@ class Untrusted(Unsupported):
         self.subject, self.extension = subject, extension
 
     def with_command(self, trace: str, extensions: Iterable[str]) -> str:
-        """Return the reason, followed by the command that runs the case if the module is known."""
+        """Return the reason and, if the module is known, the `opreplay` command that trusts it.
+
+        trace : path of the trace
+        extensions : modules that the user has already named
+        """
         if self.extension is None:
             return str(self)
         words = [word for name in (*extensions, self.extension) for word in ("--extension", name)]
@@ -119,7 +124,7 @@ class Untrusted(Unsupported):
 
 
 def absent_extensions(names: Iterable[str]) -> Iterator[str]:
-    """Yield one message per module that is not installed."""
+    """Yield one message for each extension (module name or file path) that this machine lacks."""
     for name in names:
         if _is_file(name):
             if not os.path.isfile(name):
@@ -129,7 +134,7 @@ def absent_extensions(names: Iterable[str]) -> Iterator[str]:
 
 
 def is_installed(name: str) -> bool:
-    """Return True if a module can be found, without importing the packages that contain it."""
+    """Return True if a module can be found, without importing its parent packages."""
     first, *others = name.split(".")
     full_name = first
     try:
@@ -147,7 +152,9 @@ def is_installed(name: str) -> bool:
 
 
 def check_import(name: str) -> None:
-    """Import a module in another process, because it may crash or hang; raise `UserError` if it cannot be imported."""
+    """Import an extension in a separate process, because it may crash or hang; raise `UserError` if it cannot be
+    imported.
+    """
     try:
         done = subprocess.run(
             own_python(__name__, name), capture_output=True, text=True, errors="replace", timeout=IMPORT_S, check=False

@@ -1,4 +1,4 @@
-"""The recorded torch settings under which a case runs, and the operators that may use TF32."""
+"""Torch settings under which a case ran in the program, and the operators that these settings allow to use TF32."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PRODUCT = re.compile(r"^_?(\w*bmm|(add)?mm|matmul|linear|einsum|cdist|bilinear|
 
 
 class OperatorNames(TorchDispatchMode):
-    """A dispatch mode that records the names of the operators that run, such as `aten.mm`."""
+    """A dispatch mode that collects the names, such as `aten.mm`, of the operators that run inside it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,9 @@ class OperatorNames(TorchDispatchMode):
 
 
 def tf32_places(operators: Iterable[str]) -> set[str]:
-    """Return the settings that decide whether these operators multiply float32 as TF32."""
+    """Return the names of the torch settings (such as `cuda.matmul`) that decide whether these operators use TF32 for
+    float32.
+    """
     names = {name.rpartition(".")[2] for name in operators}
     patterns = {"cudnn.conv": _CONVOLUTION, "cudnn.rnn": _RECURRENT, "cuda.matmul": _PRODUCT}
     return {place for place, pattern in patterns.items() if any(map(pattern.search, names))}
@@ -56,8 +58,8 @@ def may_use_tf32(operators: Iterable[str]) -> bool:
 
 
 def must_use_float32(operators: Iterable[str]) -> bool:
-    """Return True if one of the operators must use full float32; a runtime with a single setting then uses it
-    for all.
+    """Return True if a setting forbids TF32 for at least one of the operators; a runtime with one setting for all
+    operators then has to use full float32.
     """
     return not all(map(allows_tf32, tf32_places(operators)))
 
@@ -67,9 +69,9 @@ _PRECISIONS = ("highest", "high", "medium")
 
 @contextmanager
 def restored(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Run the block with a context's torch settings; settings that do not exist here are skipped.
+    """Run the block with recorded torch settings; settings that this version of torch lacks are skipped.
 
-    Autocast is not restored, because calls are recorded below it, with the arguments that it cast.
+    Autocast is not restored, because calls are recorded after autocast has cast their arguments.
     """
     with ExitStack() as stack:
         for name, value in settings.items():

@@ -1,6 +1,6 @@
-"""The device of a replay: index, streams, events, memory and the errors that end its use.
+"""The device of a replay: its index, streams, events and memory, and the errors after which it cannot be used.
 
-Only functions are used that exist in the torch modules of all accelerators, such as `torch.cuda` and `torch.xpu`.
+The code uses only functions that exist in the torch modules of all accelerators, such as `torch.cuda` and `torch.xpu`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GRAPHS = ("CUDAGraph", "XPUGraph", "Graph")
 
 
 class DeviceLostError(BaseException):
-    """A kernel failed, and this process can no longer use the device.
+    """Raised if a kernel failed so that this process can no longer use the device.
 
     This is not an `Exception`, because the process has to end instead of reporting a failed case.
     """
@@ -44,19 +44,21 @@ def is_accelerator(device: str) -> bool:
 
 
 def module_of(device: str) -> Any:
-    """Return the module of torch for a kind of accelerator, such as `torch.cuda`."""
+    """Return the torch module of a device's type, such as `torch.cuda` for `cuda:0`."""
     return getattr(torch, torch.device(device).type)
 
 
 def graph_class(device: str) -> Any:
-    """Return the class of a device's graphs, such as `torch.cuda.CUDAGraph`, or None if it has none."""
+    """Return the class that captures work as a graph, such as `torch.cuda.CUDAGraph`, or None if the device's torch
+    module has none.
+    """
     module = module_of(device)
     return next((getattr(module, name) for name in GRAPHS if hasattr(module, name)), None)
 
 
 def with_index(device: str) -> str:
-    """Return a device name with an index, 0 by default, because a name without index can mean another device in each
-    thread.
+    """Return a device name with its index, 0 if it has none; without an index, the name can mean a different device in
+    each thread.
     """
     return device if ":" in device or device in ("cpu", "meta") else f"{device}:0"
 
@@ -81,14 +83,16 @@ def check_present(device: str) -> None:
 
 
 def name_of(device: str) -> str:
-    """Return the product name of a device. This creates a context on the device."""
+    """Return a device's product name, such as `NVIDIA H100`. This creates a context on an accelerator."""
     if not is_accelerator(device) or not hasattr(module_of(device), "get_device_name"):
         return device
     return str(module_of(device).get_device_name(device))
 
 
 def facts_of(device: str) -> dict[str, Any]:
-    """Return facts about an accelerator for the results' header. This creates a context on the device."""
+    """Return what the header of the results records about an accelerator; empty for a CPU. This creates a context on
+    the accelerator.
+    """
     return {"accelerator": describe_accelerators([with_index(device)])} if is_accelerator(device) else {}
 
 
@@ -111,7 +115,7 @@ def check_use(device: str, error: BaseException) -> None:
 
 
 def make_event(device: str) -> Any:
-    """Return a timing event of a device's stream."""
+    """Return a new event with which a stream of the device can be timed."""
     return torch.Event(device=torch.device(device), enable_timing=True)
 
 
@@ -120,7 +124,9 @@ def current_stream(device: str) -> Any:
 
 
 def delay(device: str, duration_us: float) -> None:
-    """Keep a device busy, so that the host runs ahead of it; do nothing on devices without such a kernel."""
+    """Keep the current stream of a device busy for a time, so that the host can enqueue work ahead; do nothing on
+    devices without such a kernel.
+    """
     sleep = getattr(module_of(device), "_sleep", None)
     if sleep is not None:
         sleep(round(duration_us * _cycles_per_us(device)))
@@ -128,7 +134,7 @@ def delay(device: str, duration_us: float) -> None:
 
 @cache
 def _cycles_per_us(device: str) -> float:
-    """Return the number of cycles of a delay kernel that take a microsecond at the device's highest clock."""
+    """Return how many clock cycles a device executes per microsecond at its highest measured clock."""
     stream, marks = current_stream(device), [make_event(device) for _ in range(CALIBRATIONS + 1)]
     # the first kernel also loads the module
     module_of(device)._sleep(CALIBRATION_CYCLES)
@@ -142,7 +148,10 @@ def _cycles_per_us(device: str) -> float:
 
 
 def limit_device_memory(device: str, limit: int | None) -> int | None:
-    """Limit this process's memory on an accelerator, by default to most of the free memory; return the limit."""
+    """Limit the accelerator memory that this process may allocate, and return the limit in bytes.
+
+    limit : limit in bytes; None for most of the memory that is free
+    """
     limit = limit or available_memory(device)
     module = module_of(device)
     if limit is not None and hasattr(module, "set_per_process_memory_fraction"):
@@ -152,7 +161,10 @@ def limit_device_memory(device: str, limit: int | None) -> int | None:
 
 
 def free_by_driver(device: str) -> int | None:
-    """Return the free bytes of an accelerator according to NVML, because asking torch would create a context."""
+    """Return the free memory of an accelerator in bytes, or None if NVML does not know the device.
+
+    NVML is asked because asking torch would create a context on the device.
+    """
     gpu = find_gpu(device)
     if gpu is None:
         return None
@@ -164,8 +176,8 @@ def free_by_driver(device: str) -> int | None:
 
 @contextmanager
 def without_waiting(device: str) -> Iterator[None]:
-    """Make operators in the block raise an error if they wait for the device; do nothing if torch cannot
-    detect that.
+    """Make operators in the block raise an error if they wait for the device. If torch cannot detect this on the
+    device, the block runs as usual.
     """
     module = module_of(device)
     if not hasattr(module, "set_sync_debug_mode"):
@@ -188,6 +200,8 @@ ALIKE = 0.98
 class DeviceTraits:
     """Properties of a device that affect the time of a call.
 
+    name : product name
+    memory_bytes : size of its memory
     capability : compute capability of a GPU, such as 9.0; empty for other devices
     """
 
@@ -205,7 +219,9 @@ class DeviceTraits:
 
 
 def check_equal(devices: Sequence[str]) -> None:
-    """Raise `UserError` if the devices differ, because cases cannot be spread over different ones."""
+    """Raise `UserError` if the devices are not different accelerators of one kind, because cases are spread
+    over them.
+    """
     first, *others = devices
     if not others:
         return
@@ -222,7 +238,10 @@ def check_equal(devices: Sequence[str]) -> None:
 
 
 def _traits_of_all(devices: Sequence[str]) -> Mapping[str, DeviceTraits]:
-    """Return properties by device name; they are queried in a separate process, because a query creates a context."""
+    """Return the properties of each device by its name.
+
+    Unless torch already uses all of them, a separate process queries the devices, because a query creates a context.
+    """
     if all(module_of(device).is_initialized() for device in devices):
         return {device: _traits_of(device) for device in devices}
     done = subprocess.run(

@@ -1,9 +1,9 @@
 """Equivalents: calls of another operator that does the same work, used if a device or machine lacks the recorded
 operator.
 
-Some operators are kernels of one kind of device, such as `_scaled_dot_product_flash_attention_for_cpu` and
+Some operators exist only for one kind of device, such as `_scaled_dot_product_flash_attention_for_cpu` and
 `cudnn_batch_norm`. On other devices, the operator that torch itself would choose there is called instead. Functions of
-mmcv run as operators of torchvision if mmcv is not installed.
+mmcv are replaced by operators of torchvision if mmcv is not installed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ Call: TypeAlias = Mapping[str, Any]
 class Equivalent:
     """A call that replaces a recorded call and does the same work.
 
-    takes : for each of its tensor arguments, the index of the recorded argument, or None for a new tensor
-    gives : number of its results, counted from the first, that correspond to results of the recorded call
+    signature : the call to make instead
+    takes : for each of its tensor arguments, the index of the recorded argument; None for a new tensor
+    gives : number of its first results that correspond to results of the recorded call
     unused : indices of its other results
-    note : name of the operator that runs, shown in the row
+    note : text for the result row that names the operator that runs
     """
 
     signature: Signature
@@ -43,7 +44,7 @@ class Equivalent:
     note: str
 
     def memory_of(self, takes: tuple[int, ...], gives: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the storages of its arguments and results, given the storages of the recorded call."""
+        """Return the storage numbers of this call's arguments and results, given those of the recorded call."""
         return tuple(NO_STORAGE if place is None else takes[place] for place in self.takes), gives[: self.gives]
 
 
@@ -51,9 +52,10 @@ class Equivalent:
 class _Conversion:
     """How a recorded call is converted to a call of another operator.
 
-    changes : arguments that differ from the recorded ones or are added
+    op : name of the other operator
+    changes : arguments, by name, that differ from the recorded ones or are added
     outputs : results that correspond to results of the recorded call
-    remark : description of how its work differs
+    remark : how its work differs, for the result row
     """
 
     op: str
@@ -63,11 +65,10 @@ class _Conversion:
 
 
 def equivalent_on(signature: Signature, device: str) -> Equivalent | None:
-    """Return the equivalent of a call on a device; None if the recorded operator runs there, or no other operator does
-    the same work.
+    """Return the call that replaces a recorded call on a device; None if the recorded operator runs there, or no other
+    operator does the same work.
 
-    torch chooses a kind of attention by its arguments, so arguments are allocated for that.
-
+    torch chooses the kind of attention by its arguments, so the arguments are allocated on the device to find out.
     Raises `Unsupported` if this version of torch lacks the recorded operator.
     """
     if signature.kind not in (EXTENSION, OPERATOR):
@@ -138,7 +139,7 @@ def _attention(name: str, call: Call, outputs: tuple[Any, ...], device: str) -> 
 
 @dataclass(frozen=True, slots=True)
 class _LogSums:
-    """Layout of the logsumexp that an attention kernel returns for its backward."""
+    """Shape and strides of the logsumexp that an attention kernel returns for its backward."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -160,12 +161,16 @@ class _LogSums:
         return {"logsumexp": self.laid_out(call["logsumexp"])} if "logsumexp" in call else {}
 
     def results(self, outputs: tuple[Any, ...], ending: str) -> tuple[Any, ...]:
-        """Return the results that all attention kernels have: three gradients, or the output and the logsumexp."""
+        """Return the results that all attention kernels share: three gradients of a backward call, or output and
+        logsumexp of a forward call.
+
+        ending : `_backward` for a backward call, else empty
+        """
         return outputs[:3] if ending or not outputs else (outputs[0], self.laid_out(outputs[1]))
 
 
 def _choice(call: Call, device: str, shares_heads: bool, wants_gradients: bool) -> SDPBackend:
-    """Return the kind of attention that torch chooses for these arguments on a device."""
+    """Return the kind of attention kernel that torch chooses for these arguments on a device."""
 
     def empty(spec: TensorSpec) -> torch.Tensor:
         made = torch.empty_strided(spec.shape, spec.stride or (), dtype=spec.dtype, device=device)
@@ -179,7 +184,9 @@ def _choice(call: Call, device: str, shares_heads: bool, wants_gradients: bool) 
 
 
 def _expanded(mask: TensorSpec, full: tuple[int, ...]) -> TensorSpec:
-    """Return a mask of the full shape, whose rows begin at multiples of 16 elements as CUDA's kernels require."""
+    """Return an attention mask expanded to the shape `full`, whose rows begin at multiples of 16 elements, as CUDA's
+    kernels require.
+    """
     assert mask.stride is not None, "the kernels take strided tensors"
     if mask.shape == full and not any(step % 16 for step in mask.stride[:-1]):
         return mask
@@ -204,7 +211,9 @@ _NORMS = [f"native_{kind}_norm{ending}" for kind in ("layer", "group") for endin
 
 
 def _norm(name: str, call: Call, outputs: tuple[Any, ...], device: str) -> _Conversion | None:
-    """Convert the statistics of a normalization of 16-bit floats: the CPU returns them in 16 bits, CUDA in 32 bits."""
+    """Convert a normalization of 16-bit floats whose mean and variance have another dtype on the device: 16 bits on the
+    CPU, 32 bits with CUDA.
+    """
     dtype, weight = call["input"].dtype, call["weight"]
     if dtype.itemsize != 2 or not outputs or torch.device(device).type not in ("cpu", "cuda"):
         return None
@@ -236,7 +245,7 @@ _COMMON = {
 
 
 def _named(schema: Any, signature: Signature) -> dict[str, Any]:
-    """Return the arguments of a call by names that are the same for all operators that do the same work."""
+    """Return the arguments of a call by name, under names that all operators for the same work share."""
     names = [argument.name for argument in schema.arguments]
     call = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
     given = {**dict(zip(names, signature.args, strict=False)), **signature.kwargs}
@@ -246,13 +255,16 @@ def _named(schema: Any, signature: Signature) -> dict[str, Any]:
 
 
 def _outputs_of(signature: Signature) -> tuple[Any, ...]:
-    """Return the results of a signature as a tuple; empty if they are unknown."""
+    """Return the tensor results of a signature as a tuple; empty if they are unknown."""
     outputs = signature.outputs
     return tuple(outputs) if isinstance(outputs, list | tuple) else (outputs,) * isinstance(outputs, TensorSpec)
 
 
 def _equivalent(signature: Signature, recorded: Call, conversion: _Conversion) -> Equivalent | None:
-    """Return the call of the other operator; None if it is not registered."""
+    """Return the converted call as an `Equivalent`; None if the other operator is not registered.
+
+    recorded : arguments of the recorded call by name
+    """
     own = replace(signature, kind=OPERATOR, op=conversion.op)
     try:
         schema = find_operator(own).function._schema  # type: ignore[attr-defined]
@@ -282,7 +294,7 @@ def _equivalent(signature: Signature, recorded: Call, conversion: _Conversion) -
 
 
 def _tensor_names(call: Call) -> Iterator[str]:
-    """Yield, for each tensor argument of a call, the name of its parameter."""
+    """Yield, for each tensor among a call's arguments, the name of the argument that contains it."""
     for name, value in call.items():
         for _ in tensors(value):
             yield name

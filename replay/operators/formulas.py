@@ -1,8 +1,8 @@
-"""Number of floating-point operations of a call, by torch's formulas and further ones. A multiply-add counts as two
-operations.
+"""Number of floating-point operations of a call, by torch's formulas and additional ones for more operators.
 
-A comparison, a division or a function such as the exponential counts as one. Moving data counts as zero. Formulas
-assume the smallest number of passes over the data that the operator's definition allows.
+A multiply-add counts as two operations; a comparison, a division or a function such as the exponential counts as one;
+moving data counts as zero. Formulas assume the smallest number of passes over the data that the operator's definition
+allows.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from opgrip.traces.schema.arguments import leaves
 
 @dataclass(frozen=True, slots=True)
 class OperatorFacts:
-    """Facts about an operator.
+    """The parts of an operator's schema that the formulas need.
 
-    name : name without overload, and without the underscore of in-place operators
-    defaults : default values of all arguments, in order
+    name : name without overload, and without the final underscore of in-place operators
+    defaults : default value of each argument by name, in schema order; None for an argument without one
     positional : number of positional arguments
-    written, outs : names of arguments that the operator writes into, and of arguments that only receive results
+    written : names of arguments that the operator writes into
+    outs : names of arguments that only receive results (`out=`)
+    tags : names of torch's tags of the operator, such as `pointwise`
     """
 
     name: str
@@ -39,7 +41,7 @@ class OperatorFacts:
 
 @cache
 def schema_of(function: torch._ops.OpOverload) -> OperatorFacts:
-    """Return facts about an operator; they are cached, because asking torch takes longer than most calls."""
+    """Return the cached facts from an operator's schema; asking torch each time would take longer than most calls."""
     arguments, mutable = function._schema.arguments, function._schema.is_mutable
     packet = str(function._overloadpacket)
     return OperatorFacts(
@@ -55,12 +57,12 @@ def schema_of(function: torch._ops.OpOverload) -> OperatorFacts:
 
 @dataclass(frozen=True, slots=True)
 class OperatorCall:
-    """Arguments and results of an operator.
+    """The arguments and results of one operator call.
 
-    name : name without overload and in-place underscore, such as `aten.add` or `mmcv._ext:nms`
+    name : operator name without overload and in-place underscore, such as `aten.add` or `mmcv._ext:nms`
     function : the overload; None for a function that is not an operator of torch
-    values : arguments by name, with defaults
-    ins, outs : tensors among arguments and results
+    values : arguments by name, including default values
+    ins, outs : tensors among the arguments, and among the results
     """
 
     name: str
@@ -174,7 +176,7 @@ INTERPOLATION = {"linear1d": 3, "bilinear2d": 7, "trilinear3d": 15, "bicubic2d":
 
 
 def flops_of(call: OperatorCall) -> int | None:
-    """Return the number of floating-point operations of a call, or None if there is no formula."""
+    """Return the number of floating-point operations of a call, or None if no formula covers it."""
     if call.function is not None:
         formula = flop_registry.get(call.function._overloadpacket)
         if formula is not None:
@@ -253,16 +255,15 @@ def _interpolated(call: OperatorCall) -> float:
 
 
 def _grid_sampled(call: OperatorCall) -> float:
-    """Return the number of operations of linear, nearest or cubic interpolation, selected by `interpolation_mode`.
-
-    Nearest has no arithmetic.
+    """Return the number of operations to sample a grid; nearest interpolation has none, linear and cubic count per
+    element.
     """
     linear = INTERPOLATION["trilinear3d" if "3d" in call.name else "bilinear2d"]
     return call.elements * (linear, 0, INTERPOLATION["bicubic2d"])[int(call.values["interpolation_mode"])]
 
 
 def _row_length(call: OperatorCall) -> tuple[int, int]:
-    """Return the number of elements, and the length of a row that is sorted."""
+    """Return the number of elements of the tensor `self`, and its size along the dimension that is sorted."""
     tensor = call.values["self"]
     return tensor.numel(), tensor.shape[call.values["dim"]] if tensor.dim() else 1
 
@@ -273,7 +274,7 @@ def _sorted(call: OperatorCall) -> float:
 
 
 def _topk(call: OperatorCall) -> float:
-    """Return the number of operations to compare each element with the threshold, and to sort the kept elements."""
+    """Return the number of comparisons of a top-k: each element with a threshold, and those that sort the k results."""
     elements, row = _row_length(call)
     result_elements = call.outs[0].numel()
     return elements + (result_elements * ceil(log2(max(int(call.values["k"]), 1))) if row else 0)
@@ -308,14 +309,14 @@ def _per_parameter(operations: int) -> Formula:
 def _nms(call: OperatorCall) -> float:
     """Return the number of operations of non-maximum suppression.
 
-    Each kept box is compared with all boxes kept before it, and each other box with at least one.
+    Each kept box is compared with all boxes kept before it, and each suppressed box with at least one.
     """
     boxes, result_boxes = call.ins[0].shape[0], call.outs[0].numel()
     return IOU * (result_boxes * (result_boxes - 1) / 2 + boxes - result_boxes) + boxes * ceil(log2(max(boxes, 1)))
 
 
 def _roi_align(call: OperatorCall) -> float:
-    """Return the number of operations of bilinear samples and their mean.
+    """Return the number of operations to sample bilinearly and to average the samples of each output cell.
 
     A cell has `sampling_ratio` squared samples, at least one (He et al. 2017).
     """

@@ -1,7 +1,7 @@
 """Lookup of the operators that a trace may name, and properties of operators that follow from their names.
 
-The rules use namespace, argument types and name, so that they also apply to operators of later versions of torch.
-Operators of an unknown namespace may not be named.
+The rules use namespace, argument types and name, so that they also apply to operators of later versions of torch. A
+trace may not name operators of unknown namespaces.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ def _names_a_file(argument: Any) -> bool:
 
 
 def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
-    """Return the reason why a trace may not name an operator; None if it may.
+    """Return the reason why a trace may not name an operator, or None if it may.
 
+    function : the operator overload
     extensions : modules that the user trusts, whose namespaces are allowed
     """
     schema = function._schema
@@ -96,7 +97,9 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
 
 
 def is_trusted(namespace: str, extensions: Collection[str]) -> bool:
-    """Return True for the namespaces of torch's tensor operators, and of modules that the user trusts."""
+    """Return True if the operators of a namespace may run: it is one of torch's for tensors, or an extension of the
+    user registers it.
+    """
     if namespace in COMPUTING or namespace in {module_of(name).partition(".")[0] for name in extensions}:
         return True
     own = (name for name in extensions if name not in TRUSTED_EXTENSIONS)
@@ -104,7 +107,7 @@ def is_trusted(namespace: str, extensions: Collection[str]) -> bool:
 
 
 def namespaces_of(extension: str) -> frozenset[str]:
-    """Import a module or file that the user names, and return the namespaces of the operators that it registers.
+    """Import an extension (module or file) of the user, and return the operator namespaces that it registers.
 
     Raises `Unsupported` if it cannot be imported.
     """
@@ -141,18 +144,16 @@ REGISTERED_LATE = {
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """The function that a case calls.
-
-    mutates : True if the function may write into its arguments
-    """
+    """The function that a case calls, and whether it may write into its arguments (`mutates`)."""
 
     function: Callable[..., Any]
     mutates: bool
 
 
 def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EXTENSIONS) -> Operator:
-    """Return the operator or function of a signature.
+    """Return the operator or extension function that a signature names.
 
+    extensions : modules that the user trusts
     Raises `Unsupported` if it is missing, not trusted or not allowed.
     """
     if signature.kind == COMPILED:
@@ -246,7 +247,9 @@ def _find_kernel(name: str, extensions: Collection[str]) -> Any:
 
 
 def _attribute(name: str, extensions: Collection[str]) -> tuple[Any, str, str]:
-    """Return an attribute of a trusted module (None if it is missing), and the names of module and attribute."""
+    """Return (function, module name, function name) for a name such as `module:function`; the function is None if the
+    trusted module lacks it.
+    """
     match = _FUNCTION.fullmatch(name)
     if match is None:
         raise Unsupported(f"{name!r} is not a function's name")
@@ -304,9 +307,9 @@ _COMPILED = tuple((family, re.compile(pattern)) for family, pattern in FAMILIES)
 
 
 def family_of(op: str) -> str:
-    """Return the family of an operator, such as `convolution` for `aten.convolution_backward.default`.
+    """Return the operator family, such as `convolution` for `aten.convolution_backward.default`.
 
-    Functions of extension modules are one family, and Python functions and modules are another.
+    Functions of extension modules form one family, and Python functions and modules form another.
     """
     if ":" in op:
         return EXTENSION
@@ -348,17 +351,19 @@ OVERWRITE = frozenset(
 
 
 def overwrites(function: Callable[..., Any]) -> bool:
-    """Return True if an operator overwrites its first argument without reading it."""
+    """Return True if an operator overwrites its first argument completely without reading it."""
     return _name_of(function) in OVERWRITE
 
 
 def sizes_vary(function: Callable[..., Any]) -> bool:
-    """Return True if the shapes of an operator's results may depend on values."""
+    """Return True if the shapes of an operator's results may depend on the values of its arguments."""
     return _name_of(function) is None or torch.Tag.dynamic_output_shape in getattr(function, "tags", ())
 
 
 def takes_any_numbers(function: Callable[..., Any], device: str) -> bool:
-    """Return True if an operator is safe with any integer values on a device."""
+    """Return True if any integer values are safe as arguments of an operator on a device: none can crash it or make the
+    device unusable.
+    """
     name = _name_of(function)
     if name is None:
         return False

@@ -1,4 +1,4 @@
-"""The arguments of a call: its tensors, their bytes, and the memory that the call allocates."""
+"""The tensors among a call's arguments, their size in bytes, and the memory that a call allocates."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ LARGE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class CallMemory:
-    """Memory of one call in bytes.
+    """Memory that one call allocates, in bytes.
 
     allocated : sum of all allocations
-    peak : most memory allocated at any time
-    reserved : most memory that the allocator took from the device, after releasing its free memory; None without such
-    an allocator
+    peak : largest amount of allocated memory at one time
+    reserved : largest amount that torch's allocator took from the device during the call, starting without reserved
+        free memory; None if the device has no such allocator
     """
 
     allocated: int
@@ -55,7 +55,9 @@ class CallMemory:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an error, or one of its causes, means that memory ran out; compilers wrap such errors."""
+    """Return True if an error, or one of its causes, means that memory ran out; compilers wrap such errors in their
+    own.
+    """
     seen: BaseException | None = error
     while seen is not None:
         text = str(seen).lower()
@@ -66,14 +68,15 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_memory(device: str) -> None:
-    """Free the memory of a call that ran out of memory; errors may keep it alive in reference cycles."""
+    """Free memory after a call that ran out of it, including memory that the error keeps alive in reference cycles."""
     gc.collect()
     if is_accelerator(device) and hasattr(module_of(device), "empty_cache"):
         module_of(device).empty_cache()
 
 
 def bytes_of(tree: Any) -> int:
-    """Return the number of bytes of all tensors in nested values; a tensor that occurs twice counts twice.
+    """Return the number of bytes of all tensors in nested lists, tuples and dicts; a tensor that occurs twice counts
+    twice.
 
     Elements that an expanded tensor repeats count once.
     """
@@ -81,12 +84,15 @@ def bytes_of(tree: Any) -> int:
 
 
 def mostly_fresh(fresh_bytes: Any, results: Any) -> Any:
-    """Return True if results are mostly in new pages; works on numbers and on columns."""
+    """Return True if at least half of the results' bytes are in newly mapped pages.
+
+    fresh_bytes, results : bytes in newly mapped pages, and bytes of results; numbers, or data frame columns
+    """
     return fresh_bytes * 2 >= results
 
 
 def with_memory(run: Callable[[], T], device: str) -> tuple[T, CallMemory]:
-    """Run a function; return its result, and the memory that it allocated from torch's allocator."""
+    """Run a function, and return its result and the memory that it allocated with torch's allocator."""
     if is_accelerator(device) and hasattr(module_of(device), "memory_stats"):
         return _with_device_memory(run, device)
     # Kineto reads this when it starts; at lower levels it prints two lines per profile

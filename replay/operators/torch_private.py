@@ -1,4 +1,4 @@
-"""Private interfaces of torch that the replay uses."""
+"""The private functions of torch that the replay uses, each with a fallback if this version of torch lacks it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _places = PrivatePlaces()
 
 
 def private_places() -> dict[str, str]:
-    """Return, for each private interface of torch that the replay uses, `found` or a description of the fallback."""
+    """Return, by name of each private function of torch, `found` or what the replay lacks without it."""
     return _places.report()
 
 
@@ -37,7 +37,7 @@ _has_kernel = _places.take(
 
 
 def is_dispatched(function: Any) -> bool:
-    """Return True if the dispatcher knows an overload; TorchScript has overloads that the dispatcher lacks."""
+    """Return True if torch's dispatcher knows an operator overload; some overloads exist only in TorchScript."""
     return bool(_has_kernel(function.name()))
 
 
@@ -55,7 +55,7 @@ _has_kernel_for = _places.take(
 
 
 def is_composite(function: Any) -> bool:
-    """Return True if an operator only calls other operators, on every device."""
+    """Return True if an operator consists of calls of other operators on every device."""
     return hasattr(function, "_schema") and bool(_has_kernel_for(function.name(), "CompositeImplicitAutograd"))
 
 
@@ -70,7 +70,7 @@ _key_of_device = _places.take(
 
 
 def has_kernel_on(function: Any, kind: str) -> bool:
-    """Return True if an operator has a kernel for a kind of device, such as `cuda`."""
+    """Return True if an operator has a kernel for a device type, such as `cuda`."""
     name, key = function.name(), _key_of_device(kind)
     # this one has a kernel for all devices, which raises
     if "_overrideable" in name:
@@ -79,7 +79,7 @@ def has_kernel_on(function: Any, kind: str) -> bool:
 
 
 def graphs_skipped() -> int:
-    """Return the number of requested CUDA graphs that inductor left out in this process; 0 if unknown."""
+    """Return how many CUDA graphs inductor was asked to capture in this process but did not; 0 if unknown."""
     counters = _counters()
     return 0 if counters is None else int(counters["inductor"]["cudagraph_skips"])
 
@@ -100,7 +100,7 @@ _inductor_config = _places.take_later("torch._inductor.config", None, "inductor 
 
 
 def compile_in_this_process() -> None:
-    """Prevent inductor from starting processes, because the replay already compiles in parallel."""
+    """Prevent inductor from starting compile processes, because the replay itself runs several processes."""
     config = _inductor_config()
     if config is not None:
         config.compile_threads = 1
@@ -115,11 +115,11 @@ _boxed_run = _places.take_later(
 
 
 def packaged(program: torch.export.ExportedProgram, path: str, make: bool) -> Callable[[list[Tensor]], list[Tensor]]:
-    """Load (or with `make`, create) AOTInductor's package of an exported program; raise `Unsupported` if torch lacks
-    AOTInductor.
+    """Return a function that runs an exported program from its AOTInductor package at `path`.
 
-    The returned function calls the model as C++ code would, because the model's Python call parses the shapes of its
-    arguments each time.
+    make : True to compile the package first, False to load an existing one
+    The function calls the model without torch's Python wrapper, which parses the shapes of its arguments at each call.
+    Raises `Unsupported` if torch lacks AOTInductor.
     """
     compile_package, load_package = _compile_package(), _load_package()
     if compile_package is None or load_package is None:
@@ -141,9 +141,10 @@ _default_partition = _places.take_later("torch._functorch.partitioners.default_p
 def traced_backward(
     forward: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor], run: Callable[[Sequence[Tensor]], object]
 ) -> tuple[Any, tuple[Any, ...]] | None:
-    """Return AOTAutograd's graph of a function's gradients, and the graph's inputs; None if it creates no graph.
+    """Return the graph with which AOTAutograd computes a function's gradients, and the graph's inputs; None if it
+    creates no graph.
 
-    run : function that runs the backward of the function's results
+    run : function that is called with the traced `forward`'s results and runs their backward
     """
     aot_function, make_boxed, partition = _aot_function(), _make_boxed(), _default_partition()
     if aot_function is None or make_boxed is None or partition is None:

@@ -1,4 +1,4 @@
-"""Triton kernels that a trace names, in modules that the user trusts."""
+"""Triton kernels that a trace names; they must be in modules that the user trusts."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ FindKernel = Callable[[str], Any]
 
 
 def kernel_in(thing: Any) -> Any:
-    """Return the Triton kernel inside autotuners and heuristics, or None if there is none."""
+    """Return the Triton kernel that autotuners and heuristics wrap, or None if an object contains no kernel."""
     while _is_any(thing, _AROUND):
         thing = thing.fn
     return thing if _is_any(thing, _KERNELS) else None
 
 
 def launcher(kernel: Any, find: FindKernel) -> Callable[..., None]:
-    """Return a function that launches a kernel with the recorded grid, constants and options, without tuning.
+    """Return a function that launches a Triton kernel with the recorded grid, constants and options, without tuning.
 
-    The function raises `Unsupported` if the kernel's parameters have changed, or if grid, constants or options are
-    invalid.
+    find : function that returns a trusted module's kernel for a name such as `module:kernel`
+    The returned function raises `Unsupported` if the kernel's parameters have changed since the capture, or if grid,
+    constants or options are invalid.
     """
     if not _is_any(kernel, (_INTERPRETED,)):
         _check_driver()

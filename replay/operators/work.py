@@ -1,4 +1,4 @@
-"""Work of a call: floating-point operations, bytes to move, and number of operators."""
+"""The work of a call: floating-point operations, bytes to read and write, and number of operators."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ UNWRITTEN = operators("empty empty_like empty_strided new_empty new_empty_stride
 
 
 def bytes_moved(call: OperatorCall) -> int | None:
-    """Return the number of distinct bytes that a call reads and writes; None if a tensor has no strides.
+    """Return the number of distinct bytes that a call has to read and write; None if a tensor is not strided.
 
-    Repeated elements count once. Results in an argument's storage do not count again.
-    Elements that are changed in place count twice.
+    Elements that a stride of 0 repeats count once, and results in an argument's storage do not count again. Elements
+    that are changed in place count twice, as read and as written.
     """
     if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in (*call.ins, *call.outs)):
         return None
@@ -92,8 +92,8 @@ def _moved_of(call: OperatorCall, name: str, tensor: torch.Tensor, written: bool
 
 
 def _elements_of_results(call: OperatorCall) -> int:
-    """Return the number of elements that a function writes into its arguments: the size of the largest one that it does
-    not only read.
+    """Return the number of elements that a gathering function writes into an argument: the size of the largest argument
+    other than the one it gathers from.
     """
     source = GATHERS[call.name]
     others = [tensor.numel() for name, tensor in _arguments(call) if name != source]
@@ -101,7 +101,7 @@ def _elements_of_results(call: OperatorCall) -> int:
 
 
 def _reads_nothing(operator: str, argument: str) -> bool:
-    """Return True if an operator reads only the metadata of an argument."""
+    """Return True if an operator reads only shape and dtype of an argument, not its elements."""
     name = operator.removeprefix("aten.")
     return argument == "self" and (name.endswith("_like") or name.startswith("new_"))
 
@@ -116,11 +116,11 @@ NARROW_PRODUCTS = ("aten._scaled_mm", "aten._int_mm")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The minimum work that a call requires.
+    """The least work that a call requires.
 
-    flops : number of floating-point operations; None if there is no formula
-    bytes : bytes to move; None if unknown
-    dtype : dtype of its arithmetic; None if unknown
+    flops : number of floating-point operations; None if no formula covers the call
+    bytes : number of bytes to read and write; None if unknown
+    dtype : name of the dtype in which it computes; None if unknown
     operators : number of operators that the dispatcher runs
     """
 
@@ -137,10 +137,10 @@ def work_of(
 
 
 def counted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = True) -> Work:
-    """Run a function once and return the work of its operators.
+    """Run a function once and return the work of all operators that it calls.
 
-    whole : True to count the bytes of arguments and results as if the function were one kernel; False to add up the
-        bytes of all operators
+    whole : True to count the bytes of the function's arguments and results, as if it were one kernel; False to add up
+        the bytes of all its operators
     """
     tally = _Tally()
     with tally:
@@ -174,9 +174,8 @@ def _work(call: OperatorCall) -> Work:
 
 
 def _dtype(call: OperatorCall) -> str | None:
-    """Return the dtype of the largest floating-point tensor or, if there is none, of the largest tensor.
-
-    For 8-bit products, return the dtype of `self`.
+    """Return the name of the dtype in which a call computes: that of its largest floating-point or complex tensor; if
+    there is none, of its largest tensor; for 8-bit products, of `self`.
     """
     if call.name in NARROW_PRODUCTS:
         return plain_name(call.values["self"].dtype)

@@ -31,7 +31,7 @@ class CaseSet:
 
     cases : selected cases, the one with the largest share of time first
     trace : the trace of the cases; an empty trace if they come from another source
-    are_calls : True if each case stands for single calls of a trace, for which preceding calls are known
+    are_calls : True if each case represents single calls of a trace, for which preceding calls are known
     all_cases : all cases of the trace, if the selection includes all of them; else None
     has_run_code : True if creating the cases ran functions of users or samples, after which forks of this process could
         hang

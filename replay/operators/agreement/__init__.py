@@ -1,9 +1,9 @@
-"""Checks for calls that would access memory outside their tensors: they are not run, or their indices are clamped.
+"""Checks that keep replayed calls from accessing memory outside their tensors.
 
 Traces may be untrusted, and some operators of torch check neither indices nor sizes that must match. The module
-`indices` clamps indices, `CHECKS` contains the checks of sizes. The operators were found by calling all operators of
-the versions in `REVIEWED` with invalid arguments. A new version of torch requires another review, of new operators and
-of new kernels of existing operators.
+`indices` clamps indices to valid values; `CHECKS` contains the checks of sizes, and a call that fails one is not run.
+The operators were found by calling all operators of the torch versions in `REVIEWED` with invalid arguments. A new
+version of torch requires another review, of new operators and of new kernels of existing operators.
 """
 
 from __future__ import annotations
@@ -167,7 +167,9 @@ CHECKS = _tables()
 
 
 def check_agreement(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise `Unsupported` if a call's arguments do not match each other and the operator itself does not check that."""
+    """Raise `Unsupported` if sizes of a call's arguments do not match each other, for operators that do not check this
+    themselves.
+    """
     schema = getattr(function, "_schema", None)
     if schema is None:
         return
@@ -187,7 +189,7 @@ def check_agreement(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 class _CheckedCalls(TorchDispatchMode):
-    """A dispatch mode that checks each call that an operator makes."""
+    """A dispatch mode that checks sizes and indices of each operator call that runs inside it."""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -199,14 +201,16 @@ class _CheckedCalls(TorchDispatchMode):
 
 
 def checking_parts(function: Any) -> AbstractContextManager[Any]:
-    """Return a context in which the calls that a composite operator makes are checked."""
+    """Return a context in which the calls that a composite operator makes are checked; for other operators it does
+    nothing.
+    """
     return _CheckedCalls() if is_composite(function) else nullcontext()
 
 
 def check_parts(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Run a composite operator once with its calls checked.
+    """Run a composite operator once, and raise `Unsupported` if a call that it makes has invalid sizes or indices.
 
-    Other errors are ignored, because they occur again when the operator is measured.
+    Other errors are ignored here, because they occur again when the operator is measured.
     """
     with torch.no_grad(), checking_parts(function):
         try:
@@ -216,7 +220,7 @@ def check_parts(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def is_checked(graph: fx.Graph) -> bool:
-    """Return True if a graph calls an operator that needs a check, or a composite one."""
+    """Return True if a graph calls an operator whose sizes have to be checked, or a composite operator."""
     functions = (bounded_function(node.target) for node in graph.nodes if node.op == "call_function")
     return any(
         getattr(getattr(function, "_schema", None), "name", None) in CHECKS or is_composite(function)
@@ -225,7 +229,11 @@ def is_checked(graph: fx.Graph) -> bool:
 
 
 def check_graph(module: fx.GraphModule, args: tuple[Any, ...]) -> None:
-    """If needed, run a subgraph once with its calls checked, because sizes inside may differ from the recorded ones."""
+    """Run a subgraph once with its calls checked, if any of them needs a check; raise `Unsupported` for invalid sizes
+    or indices.
+
+    Sizes inside the subgraph may differ from the recorded ones, so checking the recorded arguments is not enough.
+    """
     if is_checked(module.graph):
         with torch.no_grad(), _CheckedCalls():
             fx.Interpreter(module).run(*args)

@@ -1,4 +1,4 @@
-"""Checks of gradients and optimizers: sizes that must match the forward call or the parameters."""
+"""Checks of gradients and optimizers: their sizes must match those of the forward call or of the parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from opgrip.replay.operators.agreement.layers import Call, Check, Sizes, element
 
 
 def optimizer(call: Call) -> Iterator[Sizes]:
-    """Check that each list of tensors has one entry per parameter, or is empty."""
+    """Check that each list of an optimizer's tensors has one entry of the right shape per parameter; optional lists may
+    be empty.
+    """
     expected = [shape_of(parameter) for parameter in call["self"]]
     needed = {"grads", "exp_avgs", "exp_avg_sqs", "state_sums", "state_steps"}
     if call.get("amsgrad"):
@@ -33,7 +35,8 @@ def optimizer(call: Call) -> Iterator[Sizes]:
 class Forward:
     """The forward operator that belongs to a backward operator.
 
-    results : names of the backward's arguments that have the shape of each result of the forward
+    name : name of the forward operator
+    results : for each result of the forward operator, the names of the backward's arguments that must have its shape
     """
 
     name: str
@@ -59,9 +62,7 @@ def _on_meta(value: Any) -> Any:
 
 
 def as_forward(forward: Forward) -> Check:
-    """Return a check that arguments of a backward operator have the shapes of the forward's results for the same
-    arguments.
-    """
+    """Return a check that arguments of a backward operator have the shapes that the forward's results would have."""
     function = getattr(torch.ops.aten, forward.name).default
 
     def check(call: Call) -> Iterator[Sizes]:
@@ -81,7 +82,10 @@ def as_forward(forward: Forward) -> Check:
 
 
 def pooled_planes(dimensions: int) -> Check:
-    """Return a check that the gradient has as many planes (channels) as the input."""
+    """Return a check that the gradient of a pooling has the same batch size and channels as its input.
+
+    dimensions : number of pooled dimensions
+    """
 
     def check(call: Call) -> Iterator[Sizes]:
         shape = shape_of(call["self"])
@@ -97,7 +101,7 @@ def pooled_planes(dimensions: int) -> Check:
 
 
 def pooled_to(dimensions: int) -> Check:
-    """Return a check for one output size per pooled dimension."""
+    """Return a check that `output_size` contains one size per pooled dimension."""
 
     def check(call: Call) -> Iterator[Sizes]:
         yield "output_size", len(call["output_size"]), dimensions
@@ -123,7 +127,7 @@ def distances(call: Call) -> Iterator[Sizes]:
 
 
 def of_output(*names: str) -> Check:
-    """Return a check that the gradient has the shape of the named argument, a result of the forward."""
+    """Return a check that the gradient has the shape of the named arguments, which are results of the forward call."""
 
     def check(call: Call) -> Iterator[Sizes]:
         for name in names:
@@ -166,7 +170,7 @@ def ctc(call: Call) -> Iterator[Sizes]:
 
 
 def matmul_int4(call: Call) -> Iterator[Sizes]:
-    """Check a product with a 4-bit matrix whose scales apply to groups along the summed dimension."""
+    """Check the sizes of a product with a 4-bit matrix whose scales apply to groups along the summed dimension."""
     inner, group = shape_of(call["self"])[-1], call["qGroupSize"]
     columns = shape_of(call["mat2"])[0]
     yield "qGroupSize in that of self", inner % group if group > 0 else None, 0
@@ -175,7 +179,7 @@ def matmul_int4(call: Call) -> Iterator[Sizes]:
 
 
 def matmul_4bit(call: Call) -> Iterator[Sizes]:
-    """Check a product with a packed 4-bit matrix that contains its scales and a bias."""
+    """Check the sizes of a product with a packed 4-bit matrix, which contains its scales and a bias."""
     block, inner, columns = call["block_size"], call["in_features"], call["out_features"]
     weight = call["packed_weights"]
     yield "sizes of inp but the first", shape_of(call["inp"])[1:], (inner,)
@@ -219,7 +223,9 @@ def numbered(call: Call) -> Iterator[Sizes]:
 
 
 def observed(call: Call) -> Iterator[Sizes]:
-    """Check that there is one scale per channel, or one for all; the ranges may be empty."""
+    """Check a fake quantization that observes value ranges: one scale per channel, or one for all; the ranges may be
+    empty.
+    """
     count = shape_of(call["self"])[call["ch_axis"]] if call["per_row_fake_quant"] else 1
     yield from elements(call, count, "scale", "zero_point")
     for name in ("running_min", "running_max"):

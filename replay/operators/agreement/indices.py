@@ -1,7 +1,7 @@
-"""Bounds for indices that operators do not check; the indices come from a trace, which may be untrusted.
+"""Limits for index arguments that operators do not check; the indices come from a trace, which may be untrusted.
 
 The operators were found by calling torch's operators with indices far out of bounds and observing which of them
-accessed other memory.
+accessed memory outside their tensors.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _rows(name: str, dimension: int = 0) -> Callable[[Call], int]:
 
 
 def _plane(dimensions: int) -> Bound:
-    """Return a function that limits indices into the last dimensions of the pooled tensor."""
+    """Return a function that clamps indices into the flattened last `dimensions` dimensions of the pooled tensor."""
     return _below(lambda call: prod(call["self"].shape[-dimensions:]))
 
 
@@ -54,7 +54,7 @@ def _ascending_up_to(size: Callable[[Call], int]) -> Bound:
 
 
 def _lengths(lengths: Tensor, call: Call) -> Tensor:
-    """Return segment lengths, cut at the end of the data."""
+    """Return segment lengths that are not negative and whose sum is at most the length of the segmented data."""
     ends = lengths.clamp(0, _segmented(call)).cumsum(-1).clamp(max=_segmented(call))
     return ends.diff(dim=-1, prepend=torch.zeros_like(ends[..., :1]))
 
@@ -64,7 +64,7 @@ def _segmented(call: Call) -> int:
 
 
 def _shares(samples: Tensor, call: Call) -> Tensor:
-    """Return the start of windows, as a share of the possible offset, clamped to the range 0 to 1."""
+    """Return random numbers clamped to 0 to 1; each places a pooling window within its range of possible positions."""
     return samples.nan_to_num().clamp(0, 1)
 
 
@@ -74,13 +74,13 @@ def _in_sizes(indices: Tensor, call: Call) -> Tensor:
 
 
 def _images(rois: Tensor, call: Call) -> Tensor:
-    """Return regions of interest with valid image indices in their first column."""
+    """Return regions of interest, (N, 5), whose image index in the first column is clamped to the batch."""
     images = next(iter(call.values())).shape[0] if "batch_size" not in call else call["batch_size"]
     return torch.cat([rois[:, :1].nan_to_num().clamp(0, images - 1), rois[:, 1:]], 1)
 
 
 def _bags(offsets: Tensor, call: Call) -> Tensor:
-    """Return offsets of bags that are ascending and do not exceed the number of indices."""
+    """Return ascending start offsets of an embedding's bags, at most the number of indices."""
     count = int(call["indices"].numel())
     offsets = offsets.clamp(0, count).cummax(-1).values
     if "grad" in call:
@@ -90,14 +90,17 @@ def _bags(offsets: Tensor, call: Call) -> Tensor:
 
 
 def _class_or_none(target: Tensor, call: Call) -> Tensor:
-    """Return valid class indices; the ignored index does not change."""
+    """Return target classes clamped to valid ones; the class `ignore_index` does not change."""
     shape = call["self"].shape
     bounded = _clamp(target, shape[1 if len(shape) > 1 else 0] - 1)
     return torch.where(target == call["ignore_index"], target, bounded)
 
 
 def _pairs(pivots: Tensor, call: Call) -> Tensor:
-    """Return valid row numbers, counted from 1; they may only be negative in pairs."""
+    """Return the pivots of an LDL factorization as valid row numbers, counted from 1.
+
+    Negative numbers mark blocks of two rows; in a row where they do not occur in pairs, all become positive.
+    """
     size = int(call["LD"].shape[-1])
     rows = []
     for row in pivots.reshape(-1, size).tolist():
@@ -127,9 +130,10 @@ _SEGMENTS = {"lengths": _lengths, "offsets": _ascending_up_to(_segmented)}
 
 
 def _longest_target(call: Call) -> int:
-    """Return the length of the longest valid target: a row's length, or an equal share of a flat batch.
+    """Return the largest valid target length for a CTC loss: the row length of the targets, or an equal share of a flat
+    batch.
 
-    In a backward, the saved states limit it further.
+    A backward call also limits it to the number of states that its forward saved.
     """
     targets, states = call["targets"], call.get("log_alpha")
     longest = int(targets.shape[-1]) // (1 if targets.dim() > 1 else max(1, len(call["target_lengths"])))
@@ -189,13 +193,13 @@ NO_BOUNDS = "its indices cannot be clamped to valid values"
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """The bounds of one operator's indices, and the names of its arguments in order."""
+    """The functions that clamp one operator's index arguments, and the names of all its arguments in order."""
 
     names: tuple[str, ...]
     bounds: Mapping[str, Bound]
 
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yield name, values and bounded values of each index."""
+        """Yield (argument name, its values, clamped values) for each index argument of a call."""
         call = {**dict(zip(self.names, args, strict=False)), **kwargs}
         for name, bound in self.bounds.items():
             index = call.get(name)
@@ -217,7 +221,7 @@ def _rules_of(function: Any) -> _Rules | None:
 
 @contextmanager
 def _refusing(reason: str) -> Iterator[None]:
-    """Raise `Unsupported` instead of the errors that the bounds raise for an invalid call."""
+    """Convert errors of the block, which an invalid call causes, to `Unsupported` with this reason."""
     try:
         yield
     except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
@@ -225,7 +229,7 @@ def _refusing(reason: str) -> Iterator[None]:
 
 
 def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Clamp indices in place if a call would access memory outside its tensors.
+    """Clamp out-of-bounds indices of a call in place, so that it accesses no memory outside its tensors.
 
     Raises `Unsupported` if the call indexes an empty tensor or is not valid.
     """
@@ -239,7 +243,7 @@ def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def bounded_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """Return the arguments with copies of out-of-bounds indices clamped.
+    """Return the arguments of a call in which clamped copies replace out-of-bounds indices.
 
     Raises `Unsupported` if the call indexes an empty tensor or is not valid.
     """
@@ -257,7 +261,7 @@ def bounded_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def check_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise `Unsupported` if indices are out of bounds."""
+    """Raise `Unsupported` if a call that a composite operator makes has indices that are out of bounds."""
     rules = _rules_of(function)
     with _refusing("a call that it makes has indices that cannot be checked"):
         if rules is not None and any(not torch.equal(index, bounded) for _, index, bounded in rules.of(args, kwargs)):
@@ -265,8 +269,8 @@ def check_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def bounding(function: Function) -> Function:
-    """Return a function that clamps the indices of each call; return the function unchanged if it checks indices
-    itself.
+    """Return a function that clamps the index arguments at each call; an operator that checks its indices is returned
+    unchanged.
 
     This is needed inside subgraphs, where other calls compute the indices.
     """
@@ -283,7 +287,7 @@ def bounding(function: Function) -> Function:
 
 
 def bounded_function(function: Function) -> Function:
-    """Return the function that `bounding` has wrapped, or the function itself if it is not wrapped."""
+    """Return the operator that `bounding` has wrapped, or the function itself if it is not wrapped."""
     return getattr(function, "bounds", function)
 
 

@@ -1,4 +1,6 @@
-"""Checks of matrices, spectra, attention and recurrent layers, and functions that all checks share."""
+"""Checks of sizes for attention, recurrent layers, normalizations, matrices and spectra, and functions that all checks
+share.
+"""
 
 from __future__ import annotations
 
@@ -30,29 +32,29 @@ def shape_of(value: Any) -> tuple[int, ...]:
 
 
 def shapes(call: Call, expected: tuple[int, ...], *names: str) -> Iterator[Sizes]:
-    """Check that the named tensor arguments have the expected shape."""
+    """Yield the actual and the expected shape of each named argument that is a tensor."""
     for name in names:
         if is_tensor(call.get(name)):
             yield name, shape_of(call[name]), expected
 
 
 def elements(call: Call, expected: int, *names: str) -> Iterator[Sizes]:
-    """Check that the named tensor arguments have the expected number of elements."""
+    """Yield the actual and the expected number of elements of each named argument that is a tensor."""
     for name in names:
         if is_tensor(call.get(name)):
             yield name, prod(shape_of(call[name])), expected
 
 
 def dtypes(call: Call, expected: torch.dtype, *names: str) -> Iterator[Sizes]:
-    """Check that the named tensor arguments have the expected dtype."""
+    """Yield the actual and the expected dtype of each named argument that is a tensor."""
     for name in names:
         if is_tensor(call.get(name)):
             yield name, call[name].dtype, expected
 
 
 def own_memory(*names: str) -> Check:
-    """Return a check that the elements of a named argument do not share memory, because the kernel reads them as
-    contiguous.
+    """Return a check that the named arguments have memory for each of their elements (no stride of 0), because the
+    kernel reads them as contiguous.
     """
 
     def check(call: Call) -> Iterator[Sizes]:
@@ -67,7 +69,7 @@ def own_memory(*names: str) -> Check:
 
 
 def ends_in_a_row(call: Call, *names: str) -> Iterator[Sizes]:
-    """Check that the last dimension of the named arguments is contiguous."""
+    """Check that the elements of the last dimension of each named argument are adjacent in memory."""
     for name in names:
         tensor = call.get(name)
         if is_tensor(tensor) and shape_of(tensor)[-1] > 1:
@@ -89,7 +91,9 @@ def _has_strides(tensor: Any) -> bool:
 
 
 def _places(tensor: Any) -> int:
-    """Return the number of elements of memory between the first and the last element of a strided tensor."""
+    """Return how many elements of memory lie between the first and the last element of a strided tensor,
+    both included.
+    """
     if 0 in tensor.shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape_of(tensor), _strides(tensor), strict=True))
@@ -112,7 +116,7 @@ def attention(call: Call) -> Iterator[Sizes]:
 
 
 def attention_for_cpu(call: Call) -> Iterator[Sizes]:
-    """Check blocked attention on the CPU, whose kernel walks along heads by pointers."""
+    """Check attention on the CPU, whose kernel steps from head to head without checking bounds."""
     yield from attention(call)
     yield "value", shape_of(call["value"]), shape_of(call["key"])
     yield from shapes(call, shape_of(call["query"])[:3], "logsumexp")
@@ -125,7 +129,7 @@ def _last_size(value: Any) -> int:
 
 
 def projected(call: Call) -> Iterator[Sizes]:
-    """Check a call whose queries, keys and values are in one tensor, with a bias."""
+    """Check an attention call whose projected queries, keys and values are in one tensor with one bias."""
     width, heads = _last_size(call["qkv"]), call["num_heads"]
     yield from shapes(call, (width,), "qkv_bias")
     yield from dtypes(call, call["qkv"].dtype, "qkv_bias")
@@ -148,7 +152,7 @@ def encoder(call: Call) -> Iterator[Sizes]:
 
 
 def rnn(call: Call) -> Iterator[Sizes]:
-    """Check one LSTM layer; the kernel does not support other cells."""
+    """Check the sizes of one LSTM layer; the kernel supports no other recurrent cells."""
     inputs, hidden = shape_of(call["input"]), call["hidden_size"]
     places = (0, 1, 2, 3) if "weight0" in call else (1, 2, 3, 4)
     first, second, *biases = (f"weight{place}" for place in places)
@@ -168,7 +172,9 @@ def rnn(call: Call) -> Iterator[Sizes]:
 
 
 def _workspace(call: Call) -> tuple[int, ...]:
-    """Return the shape of the data that the forward stores for its backward; it depends on the CPU."""
+    """Return the shape of the workspace that the forward call of an LSTM saves for its backward; it depends
+    on the CPU.
+    """
     forward = torch.ops.aten.mkldnn_rnn_layer.default
     renamed = {**{f"weight{place}": f"weight{place + 1}" for place in range(4)}, "cx_": "cx_tmp"}
     call = {**call, "train": True}
@@ -209,7 +215,7 @@ def reduced_products(call: Call) -> Iterator[Sizes]:
 
 
 def reach(call: Call) -> Iterator[Sizes]:
-    """Check that products of sizes and strides fit in 64 bits, because torch computes the end of a view from them."""
+    """Check that a view ends below element 2**59, because torch computes its end from sizes and strides in 64 bits."""
     last = (call.get("storage_offset") or 0) + sum(
         (size - 1) * stride for size, stride in zip(call["size"], call["stride"], strict=True) if size > 0
     )
@@ -217,7 +223,7 @@ def reach(call: Call) -> Iterator[Sizes]:
 
 
 def dimensions(call: Call) -> Iterator[Sizes]:
-    """Check that dimensions are valid and distinct."""
+    """Check that the dimensions of a Fourier transform exist and are distinct."""
     count = len(shape_of(call["self"]))
     yield f"dimensions from {-count} to {count - 1}", all(-count <= dim < count for dim in call["dim"]), True
     yield "different dimensions", len({dim % count for dim in call["dim"]}) if count else 0, len(call["dim"])
@@ -237,7 +243,7 @@ def padded_rows(call: Call) -> Iterator[Sizes]:
 
 
 def classes(call: Call) -> Iterator[Sizes]:
-    """Check that a loss has at least one class."""
+    """Check that the input of a loss has at least one class, unless there are no targets."""
     shape = shape_of(call["self"])
     yield "classes", shape[1 if len(shape) > 1 else 0] > 0 or not prod(shape_of(call["target"])), True
 
@@ -256,7 +262,7 @@ def margins(call: Call) -> Iterator[Sizes]:
 
 
 def upsample(call: Call) -> Iterator[Sizes]:
-    """Check that there is one scale per dimension, and that scales match the output size."""
+    """Check the sizes of an interpolation, and that its scale factors match the sizes of input and output."""
     if "output_size" not in call or "input" in call:
         # this overload computes one from the other
         return
@@ -301,14 +307,14 @@ def group_norm(call: Call) -> Iterator[Sizes]:
 
 
 def group_norm_backward(call: Call) -> Iterator[Sizes]:
-    """Check a backward of `group_norm`; some versions of torch read its gradients as contiguous memory."""
+    """Check the backward of a group norm; some versions of torch read its gradients as contiguous memory."""
     yield from group_norm(call)
     if not _takes_any_strides():
         yield from own_memory("grad_out", "input", "weight", "mean", "rstd")(call)
 
 
 class _Gradients(TorchDispatchMode):
-    """A dispatch mode that records whether the backward of a group norm receives a non-contiguous gradient."""
+    """A dispatch mode that sets `any_strides` if the backward of a group norm receives a non-contiguous gradient."""
 
     any_strides: bool = False
 
@@ -320,7 +326,9 @@ class _Gradients(TorchDispatchMode):
 
 @cache
 def _takes_any_strides() -> bool:
-    """Return True if torch's backward of a group norm makes the gradient contiguous itself, as in torch 2.15."""
+    """Return True if the operator for the backward of a group norm accepts non-contiguous gradients, as in
+    torch 2.15.
+    """
     # in a new thread, because the caller may be in a dispatch mode, in which nothing has gradients
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_sees_any_strides).result()
