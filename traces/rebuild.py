@@ -1,4 +1,4 @@
-"""Construction of live arguments from a trace, using classes that the caller provides.
+"""Construction of live arguments from the specs in a trace, using classes that the caller provides.
 
 Nothing is imported, and no code of these classes runs: objects are created without calling constructors, and their
 fields are set directly.
@@ -66,17 +66,17 @@ SAFE_OBJECTS.update(_safe_objects())
 
 
 class CannotMake(Exception):
-    """An argument cannot be constructed; the message gives the reason."""
+    """Raised if an argument cannot be constructed; the message gives the reason."""
 
 
 def make_arguments(tree: Any, classes: Mapping[str, Any], make_tensor: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
-    """Return the arguments described by specs, as tensors, objects and plain values.
+    """Return the arguments described by nested specs, as tensors, objects and plain values.
 
     A field of an object stays unset if the trace could not hold its value, or if its class is not provided.
 
     classes : classes and functions that may occur, by `module:qualname`, by qualname, or by the first part of the
         qualname
-    make_tensor : function that returns the tensor for a `TensorSpec`; by default, tensors are already there
+    make_tensor : function that returns the tensor for a `TensorSpec`; by default, `tree` already has tensors
 
     Raise `UserError` if the class of an argument is not provided, or it cannot be constructed for another reason.
     """
@@ -98,8 +98,9 @@ class _Maker:
         self._shared: dict[int, Any] = {}
 
     def make(self, value: Any, shared: int | None = None) -> Any:
-        """Construct an argument; if `shared` is a number, register the object under it before its content is
-        constructed.
+        """Return the argument that a spec describes.
+
+        shared : number under which the object is registered before its content is constructed, or None
         """
         match value:
             case torch.Size() | None | bool() | int() | float() | complex() | str():
@@ -144,7 +145,7 @@ class _Maker:
         return value
 
     def _find(self, name: str) -> Any:
-        """Return the class or function with a name, if it is provided or safe."""
+        """Return the class or function with the name `module:qualname`, if the caller provides it or it is safe."""
         module, _, qualname = name.partition(":")
         places = ((name, self._classes), (name, SAFE_OBJECTS), (qualname, self._classes))
         definition = next((objects[key] for key, objects in places if key in objects), None)
@@ -221,7 +222,11 @@ class _Maker:
 
 
 def _blank(cls: type, content: Any, make: Callable[[Any], Any]) -> tuple[Any, Callable[[], None]]:
-    """Return an object, if possible without its content, and a function that fills in the content."""
+    """Return an object without its content if possible, and a function that fills in the content.
+
+    content : spec of the content as a builtin type, or None; see `ObjectSpec`
+    make : returns the argument that a spec describes
+    """
     nothing = lambda: None  # noqa: E731
     match content:
         case None:
@@ -259,7 +264,7 @@ def _fill_dict(kind: type[dict[Any, Any]], mapping: dict[Any, Any], items: Mappi
 
 
 def _set_field(instance: Any, name: str, value: Any) -> None:
-    """Set an attribute directly, bypassing properties and `__setattr__`."""
+    """Set an attribute of an object directly, bypassing properties and `__setattr__`."""
     for cls in type(instance).__mro__:
         slot = vars(cls).get(name)
         if isinstance(slot, MemberDescriptorType):
@@ -280,7 +285,7 @@ Values = Callable[[TensorSpec, tuple[int, ...]], torch.Tensor]
 
 
 def lay_out(specs: Sequence[TensorSpec], values: Values, device: Callable[[str], str] = str) -> list[torch.Tensor]:
-    """Return tensors for specs; specs with equal storage numbers share memory.
+    """Return a tensor for each spec; specs with equal storage numbers share memory.
 
     A tensor that requires a gradient is the result of an operator and not a leaf, so that a function may write into it.
 
@@ -318,7 +323,7 @@ def once_shape(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def tensor_over(storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor:
-    """Return a tensor with a spec's shape and strides over a storage; for autograd, it is not a view of
+    """Return a tensor with a spec's shape and strides that uses a storage; for autograd, it is not a view of
     another tensor.
     """
     assert spec.stride is not None, "the caller's business"
@@ -327,7 +332,9 @@ def tensor_over(storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor
 
 
 def as_result(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor over the same memory that requires a gradient and is the result of an operator."""
+    """Return a tensor over the same memory that requires a gradient and that autograd takes for an operator's
+    result.
+    """
     with torch.enable_grad():
         result: torch.Tensor = _Result.apply(torch.zeros((), requires_grad=True), tensor)
     return result

@@ -50,8 +50,6 @@ FLOAT8 = "float8"
 class Level:
     """Memory level: a cache or the main memory.
 
-    Attributes
-    ----------
     name : `L1`, `L2`, `L3`, `memory`
     size : size of the cache in bytes; None for the main memory
     sharing : number of processors that share the cache
@@ -72,8 +70,6 @@ class Level:
 class Ceilings:
     """Peaks of a machine.
 
-    Attributes
-    ----------
     machine : name of the processor or GPU, and other facts on which the peaks depend
     device : device that was measured, such as `cpu` or `cuda`
     threads : largest number of threads that was measured
@@ -208,8 +204,6 @@ CACHES = "/sys/devices/system/cpu/cpu0/cache"
 def levels(device: str, threads: Sequence[int]) -> list[Level]:
     """Measure the bandwidth of the caches and the main memory of a device.
 
-    Parameters
-    ----------
     threads : numbers of copying threads to measure on the CPU
     """
     if torch.device(device).type == "cpu":

@@ -50,8 +50,6 @@ FORM, SCHEMA, NUMBER, REFERENCE, TIME, TOTAL = "form", "schema", "number", "refe
 class Finding:
     """Problem found in a trace.
 
-    Attributes
-    ----------
     record : number of the record in the file, counted from 1; the last record for problems of the whole file
     kind : `form` for an unreadable line, `schema`, `number` for a duplicate number, `reference` for a dangling
         reference, `time` for calls that overlap without nesting, `total` for a wrong total
@@ -67,9 +65,6 @@ class Finding:
 class Validation:
     """Problems found in a trace file.
 
-    Attributes
-    ----------
-    path : the file
     records : number of records read
     findings : the first `MOST` findings, in record order
     counts : number of findings by kind
@@ -103,9 +98,7 @@ SHOWN = 5
 
 
 class References:
-    """Checks, in file order, that each number by which a record refers to another exists, and that no number is
-    used twice.
-    """
+    """Checks, in file order, that numbers by which records refer to others exist, and that none is used twice."""
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation
@@ -268,17 +261,14 @@ MOST_OPEN = 1 << 16
 
 
 class TimeCheck:
-    """Checks the times in blocks of calls, in file order."""
-
     def __init__(self, validation: Validation) -> None:
         self._validation = validation
         # by thread, start and end of its outermost calls, in order
         self._open: dict[int, deque[tuple[int, int]]] = {}
 
     def see(self, place: int, record: Calls) -> None:
-        """Check a block of calls, and add at most one finding for each kind of error.
-
-        place : number of the record, counted from 1
+        """Check a block of calls, the record with index `place` from 1; add at most one finding for each kind of
+        error.
         """
         open_calls = self._open.setdefault(record.thread, deque(maxlen=MOST_OPEN))
         crossing: list[int] = []

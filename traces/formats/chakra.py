@@ -133,9 +133,9 @@ def read(file: ForeignFile) -> Iterator[Record]:
 def _read_messages(
     name: str, file: ForeignFile, messages: Callable[[], Iterable[Any]], parse: Callable[[type, Any], Any]
 ) -> Iterator[Record]:
-    """Yield the calls of messages, the first of which has facts about the file.
+    """Yield the calls described by messages, the first of which has facts about the file.
 
-    parse : converts one of `messages` to a message of a class
+    parse : converts one of `messages` to an object of a protobuf class
     """
     facts: dict[str, Any] = {}
     classes, counted = message_classes(), NodesRead(file)
@@ -167,7 +167,7 @@ def _recognizes_json(head: Head) -> bool:
 
 
 def _read_json(file: ForeignFile) -> Iterator[Record]:
-    """Yield the calls of a JSON file that a capture would have recorded."""
+    """Yield the calls that a capture would have recorded from a JSON file with Chakra's messages or graph."""
     try:
         first = next(values(file.chunks(), file.unbounded), None)
     except (FormatError, TooLong):
@@ -178,7 +178,7 @@ def _read_json(file: ForeignFile) -> Iterator[Record]:
 
 
 def _records_of_graph(file: ForeignFile) -> Iterator[Record]:
-    """Yield a trace without calls, and count the graph's operators as not converted."""
+    """Yield a trace without calls from a workload graph, and count the graph's operators as not converted."""
     try:
         for name, form in members(file.chunks(), GRAPH, file.unbounded):
             if name == GRAPH and isinstance(form, dict) and form.get("is_cpu_op"):
@@ -203,13 +203,15 @@ def _facts_of(metadata: Any) -> dict[str, Any]:
 
 
 def _value_of(attribute: Any) -> Any:
-    """Return an attribute's value, or None for a list: the attributes that are read are never lists."""
+    """Return the value of a protobuf attribute, or None for a list: the attributes that are read are never lists."""
     field = attribute.WhichOneof("value")
     return None if field is None else getattr(attribute, field)
 
 
 def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> Node:
-    """Return a node; a part of an operator that was split around its kernels moves into the first part."""
+    """Return a node; if it is a later part of an operator that was split around its kernels, as a child of the
+    first part.
+    """
     match = PART.fullmatch(node.name)
     if match is None or not node.record:
         return node
@@ -220,9 +222,8 @@ def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> N
 
 
 def node_from_message(message: Any) -> Node:
-    """Return the node of a message, or raise `FormatError`.
-
-    If only its place in the tree can be read, the node's `fault` is set.
+    """Return the node of a message, or raise `FormatError`; `fault` is set if only its position in the tree can
+    be read.
     """
     attributes = {item.name: _value_of(item) for item in message.attr}
     number, parent = node_number(message.id), node_number(message.ctrl_deps[0]) if message.ctrl_deps else 0
@@ -336,7 +337,7 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def _calls_before(step: NodeStep, graph: Any) -> list[int]:
-    """Return the calls that created or last wrote the memory of a call's arguments."""
+    """Return the indices of the calls that created or last wrote the memory of a call's arguments."""
     entry = graph.steps.get(step.call)
     return [] if entry is None else list(entry.after)
 

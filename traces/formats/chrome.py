@@ -51,12 +51,12 @@ MOST_CHARACTERS = 4000
 
 
 def bind_inputs(name: str, inputs: EventInputs, device: str) -> Bound:
-    """Return the call of an overload that an event describes.
+    """Return the call that a profiler event describes, with the overload that accepts the event's arguments.
 
     name : `aten::add`; events do not name the overload
     device : device of the call's tensors and of tensors that it creates
 
-    Raise `NoOverload` if no overload accepts these arguments, or the event lacks arguments.
+    Raise `NoOverload` if no overload accepts the arguments, or if the event lacks some.
     """
     schemas = schemas_of(name)
     if not schemas:
@@ -85,7 +85,10 @@ def _placed(value: Any, device: str) -> Any:
 
 
 def _on_device(bound: Bound, parameters: Sequence[Any], device: str) -> Bound:
-    """Return the call with its device argument set to the program's device, if it creates a tensor."""
+    """Return a call with its argument `device` set, if the call creates a tensor and takes no tensors.
+
+    parameters : parameters of the operator's schema
+    """
     makes = (
         any(item.name == "device" for item in parameters) and next(tensors([bound.args, bound.kwargs]), None) is None
     )
@@ -95,7 +98,9 @@ def _on_device(bound: Bound, parameters: Sequence[Any], device: str) -> Bound:
 
 
 def _value(inputs: EventInputs, place: int, parameter: Any) -> Any:
-    """Return one argument of an event; tensors are placed on the CPU."""
+    """Return argument `place` of a profiler event, as the schema's parameter requires; tensors are placed on the
+    CPU.
+    """
     kind, text, shape, stride = inputs.types[place], inputs.texts[place], inputs.shapes[place], inputs.strides[place]
     expected, optional = parameter.real_type, False
     if expected.kind() == "OptionalType":
@@ -204,7 +209,7 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the calls of each thread with their times, and with the times of their kernels if the file has them.
+    """Yield the calls of each thread with their times, and with the times of their kernels if the file has kernels.
 
     Raise `Damage` after the last call of a cut file.
     """
@@ -241,7 +246,10 @@ def _calls_of_host(table: EventTable, losses: Losses) -> Iterator[tuple[str, Pro
 
 
 def _calls_in_graphs(table: EventTable, file: ForeignFile) -> Iterable[tuple[str, ProfiledCall]]:
-    """Return the calls in graph launches; if they explain only a part of the device's time, count that as a loss."""
+    """Return the calls in launches of CUDA graphs, from the profile of the capture if there is one.
+
+    Otherwise, note in the file's losses which share of the device's time the launches take.
+    """
     share = graph_share(table)
     if file.capture is None:
         file.losses.doubts += doubts_of(share)
@@ -262,9 +270,9 @@ def _calls_in_graphs(table: EventTable, file: ForeignFile) -> Iterable[tuple[str
 
 
 def _events_of(file: ForeignFile, cuts: list[str]) -> tuple[EventTable, dict[str, Any]]:
-    """Return the events of a file, except events that are not valid JSON, and facts for the header.
+    """Return the events of a file, except events that are not valid JSON, and facts for the trace's header.
 
-    cuts : receives the reason if the file ends before the end of its list of events
+    cuts : list to which the reason is added if the file ends before the end of its list of events
     """
     table = EventTable()
     facts: dict[str, Any] = {}
@@ -293,7 +301,7 @@ def _events_of(file: ForeignFile, cuts: list[str]) -> tuple[EventTable, dict[str
 
 
 class _Adder:
-    """Adds calls to a trace; events that differ only in their times are parsed once.
+    """Adds the calls of profiler events to a trace; events that differ only in their times are parsed once.
 
     device : device that the program ran on
     """
@@ -304,7 +312,10 @@ class _Adder:
         self._forward_scopes: dict[int, int] = {}
 
     def add(self, call: ProfiledCall, thread: str) -> int | None:
-        """Add a call and return the number of its signature, or None if the file lacks its arguments."""
+        """Add a call and return the number of its signature, or None if the file lacks its arguments.
+
+        thread : name of the thread that made the call
+        """
         event, scope, work = call.event, call.scope, call.work
         bound = self._bound.get(event.slice)
         if bound is None:
@@ -328,7 +339,7 @@ class _Adder:
         )
 
     def _bind(self, item: Slice) -> Bound | str:
-        """Return the call of an overload for an event, or the reason why no overload accepts it."""
+        """Return the call with the overload that accepts an event's arguments, or the reason why none does."""
         if item.inputs is None:
             return "the file does not have its shapes"
         try:
@@ -338,7 +349,10 @@ class _Adder:
 
 
 def _with_copied_from(args: tuple[Any, ...], work: OperatorKernels) -> tuple[Any, ...]:
-    """Return the arguments of a copy to or from the CPU, with the device of the CPU tensor set to the CPU."""
+    """Return the arguments of a copy between CPU and device, with the device of the CPU's tensor set to the CPU.
+
+    The names of the copying kernels (`work`) show the direction.
+    """
     places = [place for place, value in enumerate(args) if isinstance(value, TensorSpec)]
     names = " ".join(work.launches)
     if "HtoD" in names and places:

@@ -93,9 +93,7 @@ UPSAMPLE = {
 
 
 def _cat(row: Row) -> tuple[str, Row]:
-    """Return a concatenation along the first dimension in which the tensors differ, unless the file names a
-    dimension.
-    """
+    """Return a `cat` call along the first dimension in which the tensors differ, unless the file names a dimension."""
     if not is_missing(row.get("dim")) and row["dim"] not in ([False], False):
         return "cat", row
     shapes = [shape_of(cell) for column, cell in row.items() if column != "dim" and not is_missing(cell)]
@@ -105,7 +103,7 @@ def _cat(row: Row) -> tuple[str, Row]:
 
 
 def _einsum(row: Row) -> tuple[str, Row]:
-    """Return an `einsum` call with its operands in one argument; in the file, the equation has slashes instead of
+    """Return an `einsum` call with its operands in one list; in the file, the equation has slashes instead of
     commas.
     """
     equation, *operands = (cell for cell in row.values() if not is_missing(cell))
@@ -115,7 +113,7 @@ def _einsum(row: Row) -> tuple[str, Row]:
 
 
 def _ctc_loss(row: Row) -> tuple[str, Row]:
-    """Return a `ctc_loss` call in which each sequence is as long as the input, and all targets are equally long."""
+    """Return a `ctc_loss` call in which each input sequence has full length, and the targets are divided equally."""
     probabilities, targets, inputs, lengths, *rest = row.values()
     long, labels, batch = shape_of(probabilities), shape_of(targets), shape_of(lengths)
     if not long or not labels or not batch or len(batch) != 1 or inputs != lengths or not 0 < batch[0] <= 1 << 16:
@@ -137,7 +135,7 @@ def _instance_norm(row: Row) -> tuple[str, Row]:
 
 
 def _max(name: str) -> Callable[[Row], tuple[str, Row]]:
-    """Return a function for `max` or `min` that treats a second column as a tensor and not as a dimension."""
+    """Return a rewriting of rows for `max` or `min` that treats a second column as a tensor and not as a dimension."""
 
     def rewrite(row: Row) -> tuple[str, Row]:
         first, *others = row.values()
@@ -148,7 +146,7 @@ def _max(name: str) -> Callable[[Row], tuple[str, Row]]:
 
 
 def _max_unpool2d(row: Row) -> tuple[str, Row]:
-    """Return a `max_unpool2d` call whose output is as large as the pooled input was."""
+    """Return a `max_unpool2d` call whose output has the size that the input of the pooling had."""
     lists = {name: shape_of(row.get(name)) for name in ("input", "kernel_size", "stride", "padding")}
     sizes = {name: shape for name, shape in lists.items() if shape}
     if len(sizes) < len(lists) or not is_missing(row.get("output_size")):
@@ -162,7 +160,9 @@ def _max_unpool2d(row: Row) -> tuple[str, Row]:
 
 
 def _interpolate(row: Row) -> tuple[str, Row]:
-    """Return an `interpolate` call; its operator depends on the mode and the number of dimensions."""
+    """Return an upsampling call for a row of `interpolate`; the operator depends on the mode and number of
+    dimensions.
+    """
     shape = shape_of(row.get("input_size"))
     mode = _text(row.get("mode")) or "nearest"
     dimensions = len(shape or ()) - 2
@@ -252,13 +252,15 @@ def _columns(file: ForeignFile) -> dict[str, list[Any]]:
 
 
 def operator_name(path: Path) -> str:
-    """Return the operator for a file's name, such as `conv2d` for `conv2d.json.gz`."""
+    """Return the operator that a configuration file is named after, such as `conv2d` for `conv2d.json.gz`."""
     stem = path.stem if path.suffix in PACKED else path.name
     return stem.removesuffix(".json")
 
 
 def call_of(name: str, row: Row) -> Call:
-    """Return the call of a configuration: the overload, positional and named arguments.
+    """Return the call that a row of a configuration describes: the overload, positional and named arguments.
+
+    name : operator that the file is named after
 
     Raise `Unfit` with the reason if no overload accepts the row.
     """
@@ -289,7 +291,7 @@ def _is_in_place(row: Row) -> bool:
 
 
 def _readings(name: str, row: Row) -> Iterator[Reading]:
-    """Yield the ways in which the cells of a row can be read, the most likely first."""
+    """Yield the rules by which the cells of a row can be converted to arguments, the most likely first."""
     plain = Reading(
         dtype=dtype_named(single(row.get("dtype"))) or torch.float32,
         dtypes=DTYPES_OF.get(name, {}),
@@ -328,13 +330,13 @@ def _call(schema: Any, row: Row, reading: Reading) -> Call:
 
 
 class _Cells(list[Any]):
-    """Cells of several columns that form one argument."""
+    """Cells of several columns that together form one argument, which is a list of tensors."""
 
 
 def _is_missing(cell: Any, parameter: Any, reading: Reading) -> bool:
-    """Return True if a cell has no value.
+    """Return True if a cell represents a missing argument.
 
-    `[0]` counts as no value for an optional tensor, because no program passes an empty one.
+    `[0]` counts as missing for an optional tensor, because no program passes an empty one.
     """
     if reading.empty_is_scalar and cell == [] and parameter.type.kind() == "TensorType":
         return False
@@ -347,7 +349,7 @@ def _is_tensor(parameter: Any) -> bool:
 
 
 def _assign(schema: Any, row: Row, reading: Reading) -> dict[str, Any]:
-    """Return the cell for each parameter; columns belong to parameters by name, else by position.
+    """Return the cell for each parameter of a schema; columns belong to parameters by name, else by position.
 
     Raise `Unfit` if a column with a value matches no parameter.
     """

@@ -33,14 +33,14 @@ SYNONYMS |= {"short": "int16"}
 
 
 class Unfit(ValueError):
-    """A cell cannot be converted to the type of its argument."""
+    """Raised if a cell cannot be converted to the type of its argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellTensor:
-    """Tensor described by a cell.
+    """Tensor that a cell describes.
 
-    data : values of the tensor, if the cell has them
+    data : values of the tensor in row-major order, or None if the cell only has the shape
     """
 
     shape: tuple[int, ...]
@@ -54,7 +54,10 @@ class CellTensor:
         return fit_values(torch.tensor(self.data, dtype=self.dtype).reshape(self.shape))
 
     def spec(self, values: int | None = None) -> TensorSpec:
-        """Return the tensor's metadata, with the number of its value model."""
+        """Return the metadata of the tensor as a contiguous tensor on the CPU.
+
+        values : number of its value model, or None
+        """
         return TensorSpec(self.shape, contiguous(self.shape), self.dtype, "cpu", values=values)
 
 
@@ -63,10 +66,10 @@ class Reading:
     """Rules for converting cells to arguments.
 
     dtype : dtype of tensors whose argument does not imply one
-    dtypes : dtypes of tensors by argument
+    dtypes : dtypes of tensors by argument, or None
     lists_are_shapes : a list is always a tensor's shape, and never a list of numbers
     empty_is_scalar : `[]` is the shape of a tensor without dimensions, rather than a missing value
-    numbers_are_tensors : a number is a tensor without dimensions if the argument takes no number
+    numbers_are_tensors : a number is a tensor without dimensions if the argument cannot be a number
     """
 
     dtype: torch.dtype = torch.float32
@@ -76,7 +79,7 @@ class Reading:
     numbers_are_tensors: bool = False
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype of the tensor for an argument."""
+        """Return the dtype of the tensor for the argument `name`."""
         return {**DTYPE_OF_NAME, **(self.dtypes or {})}.get(name, self.dtype)
 
 
@@ -120,7 +123,7 @@ def value_of(cell: Any, parameter: Any, reading: Reading, first: tuple[int, ...]
 
 
 def shape_of(cell: Any) -> tuple[int, ...] | None:
-    """Return the shape that a cell of the table contains, or None if the cell is not a list of sizes."""
+    """Return the shape that a cell describes, or None if the cell is not a list of sizes."""
     if not isinstance(cell, list) or len(cell) > MOST_DIMENSIONS:
         return None
     sizes = [_whole(item) for item in cell]
@@ -132,7 +135,9 @@ def _is_size(size: int | None) -> bool:
 
 
 def _whole(item: Any) -> int | None:
-    """Return the integer in a cell, which may be written as a fraction or as text; None if there is none."""
+    """Return the integer that a cell contains, also as text or as a float such as 2.0; None if it contains no
+    integer.
+    """
     if isinstance(item, str):
         return int(item) if re.fullmatch(r" ?-?[0-9]{1,18}", item) else None
     if isinstance(item, float) and math.isfinite(item) and item == int(item) and abs(item) < 1 << 53:
@@ -212,7 +217,7 @@ def _is_number(item: Any) -> bool:
 
 
 def dtype_named(item: Any) -> torch.dtype | None:
-    """Return the dtype for torch's or Python's name of it, or None for other names."""
+    """Return the dtype that a cell names in torch's or Python's notation, or None for other cells."""
     return DTYPES.get(SYNONYMS.get(item, item)) if isinstance(item, str) else None
 
 
@@ -222,11 +227,11 @@ SUFFIX = "_size"
 
 @dataclass(frozen=True, slots=True)
 class TableFunction:
-    """A function that a file describes.
+    """A function of torch that a table of configurations calls.
 
-    name : name of the function in torch
-    tensors : tensor arguments, whose cells have shapes
-    plain : arguments that are numbers or booleans
+    name : path of the function, such as `torch.nn.functional.relu`
+    tensors : names of tensor arguments, whose cells have shapes
+    plain : names of arguments that are numbers or booleans
     """
 
     name: str
@@ -249,7 +254,7 @@ FUNCTIONS = {
 
 
 def calls_of_row(function: TableFunction, row: dict[str, Any], recording: MetaRecording) -> Iterator[Recorded]:
-    """Yield the operators that the call in a row runs, recorded on meta tensors.
+    """Yield the operators that a function runs with the arguments in a row, recorded on meta tensors.
 
     Raise `Unfit` if a column is not an argument, a cell cannot be converted, or the function rejects its arguments.
     """

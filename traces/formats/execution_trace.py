@@ -65,7 +65,9 @@ def _nodes_of(file: ForeignFile, facts: dict[str, Any], cuts: list[str]) -> Call
 
 
 def _facts(name: str, value: Any) -> dict[str, Any]:
-    """Return the fields that a trace's header gets from a member, with this name, of the file's top-level object."""
+    """Return the header fields for one member of the file's top-level JSON object; empty for members that are
+    not used.
+    """
     match name, value:
         case "schema", str():
             return {"schema": value[:100]}
@@ -77,7 +79,7 @@ def _facts(name: str, value: Any) -> dict[str, Any]:
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write one node per call and line, in start order."""
+    """Write one node for each call, one per line, in start order."""
     pid, time = trace.header.get("pid"), trace.header.get("time")
     head = {
         "schema": SCHEMA_VERSION,
@@ -97,9 +99,10 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def node_from_json(form: Any) -> Node:
-    """Return the node of a JSON object of any schema; its `fault` is set if only its place in the tree can be read.
+    """Return the node that a JSON object of any schema version describes.
 
-    Raise `FormatError` for any other value.
+    If only its position in the tree of nodes can be read, the node's `fault` says why. Raise `FormatError` for a value
+    that is not a node.
     """
     if not isinstance(form, dict):
         raise FormatError("a node is not an object")
@@ -129,7 +132,9 @@ def _contents(form: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[st
 
 
 def _attributes(form: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a node's attributes by name; before schema 1.0.2 they are members of the node."""
+    """Return the attributes in a node's JSON object by name; before schema 1.0.2 they are members of the object
+    itself.
+    """
     attributes = form.get("attrs")
     if attributes is None:
         return form

@@ -1,4 +1,4 @@
-"""Conversion of the JSON values of an exported program, and of its symbolic sizes, which Python never evaluates.
+"""Conversion of JSON values in an exported program, including symbolic sizes, which are parsed and never evaluated.
 
 Torch writes sizes as sympy prints them, `2*s0 + 1`, or as sympy builds them,
 `Add(Mul(Integer(2), Symbol('s0', integer=True)), Integer(1))`.
@@ -57,11 +57,11 @@ _FUNCTIONS: dict[str, Callable[[int, int], int]] = {
 
 
 def size_of(text: str, sizes: Mapping[str, int]) -> int:
-    """Return the value of a size expression.
+    """Return the value of a text such as `2*s0 + 1`.
 
     sizes : values of the names in the expression
 
-    Raise `ValueError` for other expressions, unknown names, and values that are not sizes.
+    Raise `ValueError` for other expressions, unknown names, and negative values.
     """
     if len(text) > MOST_CHARACTERS:
         raise ValueError("the expression of a size is too long")
@@ -127,9 +127,10 @@ _SYMBOL = re.compile(r"(?:Symbol\(')?([A-Za-z_]\w*)(?:'[^()]*\))?")
 
 
 class Sizes:
-    """Symbolic sizes of a program.
+    """Values of the symbolic sizes of an exported program.
 
-    The value of a size is the program's hint or, without one, the smallest value that the program allows.
+    The value of a size is the example (hint) in the program or, without one, the smallest value that the program
+    allows.
     """
 
     def __init__(self, ranges: Any) -> None:
@@ -139,7 +140,7 @@ class Sizes:
         self._ranges = ranges if isinstance(ranges, dict) else {}
 
     def note(self, form: Any) -> None:
-        """Store the hint of a size that is a single name, or that it has no hint."""
+        """Keep the example value of a symbolic size whose JSON object is a single name; note if it has none."""
         match form:
             case {"as_expr": {"expr_str": str(), **rest}} if rest.get("hint") is None:
                 # older versions leave it out
@@ -149,7 +150,9 @@ class Sizes:
                     self._sizes.setdefault(match[1], hint)
 
     def of(self, form: Any) -> int:
-        """Return the value of a size, stride or offset; raise `ValueError` if it is unknown."""
+        """Return the value of the size, stride or offset that a JSON object describes; raise `ValueError` if it
+        is unknown.
+        """
         match form:
             case {"as_int": int() as size}:
                 pass
@@ -189,7 +192,7 @@ _dtype_of = _of_table(_DTYPES, DTYPES, "unknown dtype")
 
 
 def tensor_of(meta: Any, sizes: Sizes, storage: int | None) -> TensorSpec:
-    """Return the `TensorSpec` for a tensor's JSON metadata.
+    """Return the `TensorSpec` for a tensor's JSON metadata; `storage` is the number of its storage.
 
     Raise `ValueError` if the metadata cannot be read or are incomplete.
     """
@@ -219,7 +222,7 @@ def tensor_of(meta: Any, sizes: Sizes, storage: int | None) -> TensorSpec:
 
 
 def device_of(form: Any) -> torch.device:
-    """Return the device in a JSON value, or raise `ValueError`."""
+    """Return the device that a JSON object describes, or raise `ValueError`."""
     kind, index = (form.get("type"), form.get("index")) if isinstance(form, dict) else (None, None)
     if not isinstance(kind, str) or not (index is None or type(index) is int):
         raise ValueError("a device cannot be read")

@@ -1,8 +1,10 @@
 """Reader of definitions and workloads of FlashInfer-Bench and SOL-ExecBench.
 
-A data set is a folder. `definitions/**/NAME.json` names the axes of a kernel's inputs and outputs and has its reference
-as Python text. `workloads/**/NAME.jsonl` has the sizes of the axes of each workload, and names the safetensors files
-with its values. SOL-ExecBench has a folder per kernel, with `definition.json` and `workload.jsonl`.
+A data set is a folder. `definitions/**/NAME.json` defines a kernel: it names the axes of the kernel's inputs and
+outputs
+and has its reference implementation as Python text. `workloads/**/NAME.jsonl` has the sizes of these axes in each
+workload, and names the safetensors files with its values. SOL-ExecBench has a folder per kernel, with `definition.json`
+and `workload.jsonl`.
 
 A workload becomes a call of the torch operator that computes the same as the kernel, or the calls of its reference.
 """
@@ -45,18 +47,19 @@ LARGEST = 1 << 62
 
 
 class NoCall(ValueError):
-    """A workload cannot be converted to a call of an operator."""
+    """Raised if a workload cannot be converted to a call of an operator."""
 
 
 @dataclass(slots=True)
 class DataSet:
-    """A folder with definitions and workloads of kernels.
+    """A folder with definitions and workloads of kernels, and what was read from it so far.
 
     file : file or folder to read
     root : the data set's folder, or None for a file outside of one
-    recording : records the functions that references call, on meta tensors
-    models : numbers of the value models of stored values, by file, key and tensor
-    stored_bytes : bytes of stored values read so far
+    recording : records the operators that references call, on meta tensors
+    definitions : definitions by name; None for one that does not exist
+    models : number of the value model of each stored tensor, by file, key in the file, and metadata
+    stored_bytes : bytes of tensor values read so far
     """
 
     file: ForeignFile
@@ -67,7 +70,7 @@ class DataSet:
     stored_bytes: int = 0
 
     def definition(self, name: str) -> dict[str, Any]:
-        """Return the definition with a name; raise `NoCall` if it does not exist."""
+        """Return the definition of the kernel `name`; raise `NoCall` if it does not exist."""
         if name not in self.definitions:
             self.definitions[name] = self._load(name)
         definition = self.definitions[name]
@@ -80,7 +83,7 @@ class DataSet:
         return None if path is None else _definition(ForeignFile(path, self.file.losses, self.file.unbounded))
 
     def beside(self, folder: str, name: str) -> Path | None:
-        """Return a file in a folder of the data set or in one of its subfolders."""
+        """Return the path of a file in a folder of the data set or in one of its subfolders, or None."""
         if self.root is None:
             return None
         top = self.root / folder
@@ -101,18 +104,18 @@ def recognizes(head: Head) -> bool:
 
 
 def _is_bare(line: bytes) -> bool:
-    """Return True for a workload of SOL-ExecBench; such a workload does not name its definition."""
+    """Return True if a line is a workload of SOL-ExecBench, which does not name its definition."""
     return all(f'"{name}"'.encode() in line for name in ("uuid", "axes", "inputs")) and not WORKLOAD.search(line)
 
 
 def _problems(path: Path) -> list[Path]:
-    """Return the kernel folders of SOL-ExecBench: the folder itself, or its subfolders."""
+    """Return the folders of kernels of SOL-ExecBench: `path` itself, or its subfolders."""
     folders = (path, *sorted(islice(path.glob("*/"), MOST_FILES)))
     return [folder for folder in folders if (folder / PROBLEM).is_file() and (folder / WORKLOADS).is_file()]
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield one call for each workload that can be converted to an operator."""
+    """Yield the records of a trace with one call for each workload that can be converted to an operator."""
     data_set = DataSet(file, _root_of(file.path), MetaRecording("cpu", file.unbounded))
     builder = RecordBuilder("flashinfer", file.losses)
     seen: set[tuple[str, str]] = set()
@@ -142,7 +145,7 @@ def _root_of(path: Path) -> Path | None:
 
 
 def _workloads(data_set: DataSet) -> Iterator[tuple[str, Any]]:
-    """Yield each workload with the name of its definition."""
+    """Yield each workload as a JSON value, with the name of its definition."""
     file = data_set.file
     if file.path.is_dir() and data_set.root != file.path:
         for folder in _problems(file.path):
@@ -172,7 +175,10 @@ def _workloads(data_set: DataSet) -> Iterator[tuple[str, Any]]:
 
 
 def _problem(data_set: DataSet, folder: Path, workloads: Path | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield the workloads of a kernel folder of SOL-ExecBench, with the name of its definition."""
+    """Yield the workloads of one kernel's folder of SOL-ExecBench, with the name of its definition.
+
+    workloads : file with the workloads; None for the folder's own
+    """
     losses, unbounded = data_set.file.losses, data_set.file.unbounded
     if not (folder / PROBLEM).is_file():
         raise UserError(f"{workloads} does not name its definition", f"put its {PROBLEM} into the same folder")
@@ -183,7 +189,7 @@ def _problem(data_set: DataSet, folder: Path, workloads: Path | None = None) -> 
 
 
 def _lines(file: ForeignFile, name: str | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield each workload in a file with the name of its definition; `name` is used if the workload names none."""
+    """Yield each workload in a file with the name of its definition; `name` is used for workloads that name none."""
     for line in file.lines():
         if line.strip():
             form = file.parse(line)
@@ -254,7 +260,12 @@ def _size_of(expression: Any, sizes: Mapping[str, Any]) -> int:
 def _argument(
     data_set: DataSet, builder: RecordBuilder, spec: Any, sizes: Mapping[str, int], source: Any
 ) -> TensorSpec | bool | int | float:
-    """Return an input of a kernel: a number, or a tensor, with a value model if its values are stored."""
+    """Return one input of a kernel as an argument: a number, or a tensor, with a value model if its values are stored.
+
+    spec : the input in the kernel's definition
+    sizes : sizes of the axes in the workload
+    source : the input in the workload, with its number or the file of its values
+    """
     if not isinstance(spec, dict) or not isinstance(source, dict):
         raise NoCall("an input is not an object")
     names = spec.get("shape")
@@ -282,7 +293,10 @@ def _argument(
 def _with_values(
     data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, source: Mapping[str, Any]
 ) -> TensorSpec:
-    """Return the tensor with a model of its stored values, or without one if they cannot be read."""
+    """Return a tensor with a value model of its stored values, or without one if they cannot be read.
+
+    source : the input in the workload, which names the file and the key of the values
+    """
     name, key, losses = str(source.get("path"))[:1000], str(source.get("tensor_key")), data_set.file.losses
     try:
         if (name, key, tensor) not in data_set.models:
@@ -296,7 +310,10 @@ def _with_values(
 
 
 def _model(data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, name: str, key: str) -> int | None:
-    """Return the number of the value model for stored values; raise `FormatError` if they do not match the tensor."""
+    """Return the number of the value model for stored values; raise `FormatError` if they do not match the tensor.
+
+    name, key : path of the file in the data set, and key of the tensor in the file
+    """
     root = data_set.root
     path = None if root is None else root / name
     if path is None or root is None or not path.resolve().is_relative_to(root.resolve()):

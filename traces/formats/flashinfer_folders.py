@@ -1,7 +1,7 @@
-"""Writer of a trace as a FlashInfer-Bench data set, with a definition per operator and form of its arguments.
+"""Writer of a trace as a FlashInfer-Bench data set: signatures that differ only in sizes share a kernel definition.
 
-Sizes that differ between the calls of a definition become variable axes, and sizes that never differ become constants.
-Sizes that are always equal to each other become one axis.
+Sizes that differ between the signatures of a definition become variable axes, and sizes that never differ become
+constants. Sizes that are always equal to each other become one axis.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ STORED_ELEMENTS = 1 << 20
 
 
 class NoForm(ValueError):
-    """A signature cannot be written as a definition."""
+    """Raised if a signature cannot be written as a kernel definition."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelDefinition:
-    """A definition, and the signatures that it represents.
+    """A kernel definition, and the signatures that it represents.
 
     reference : Python text that calls the operator
-    inputs, outputs : names and dtypes of inputs and outputs
-    members : signatures with the shapes of their inputs and outputs
+    inputs, outputs : name and dtype of each input and output
+    members : signatures, each with the shapes of its inputs and outputs
     """
 
     op: str
@@ -59,8 +59,8 @@ class KernelDefinition:
 
 
 def write_folder(trace: Trace, folder: Path, losses: Losses) -> None:
-    """Write definitions, workloads, and the values of integer tensors, because these values decide what
-    operators do.
+    """Write the kernel definitions, the workloads, and the values of integer tensors, which decide how operators
+    behave.
     """
     counts = Counter(trace.own_calls["signature"].tolist())
     firsts = trace.own_calls.drop_duplicates("signature").reset_index().set_index("signature")["index"]
@@ -88,7 +88,7 @@ def _lost(signature: Signature, count: int) -> Iterator[str]:
 
 
 def _kernels(signatures: Iterable[Signature], counts: Mapping[int, int], losses: Losses) -> Iterator[KernelDefinition]:
-    """Yield groups of signatures that differ only in sizes.
+    """Yield kernel definitions, each for a group of signatures that differ only in sizes.
 
     A signature with an output size that is not an axis forms a separate group.
     """
@@ -162,7 +162,7 @@ def _literal(value: Any) -> str:
 
 
 def _outputs(tree: Any) -> Iterator[tuple[str, TensorSpec]]:
-    """Yield names and tensors for the recorded results."""
+    """Yield a name and the metadata for each recorded result."""
     tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, TensorSpec)]
     for place, tensor in enumerate(tensors):
         yield ("output" if len(tensors) == 1 else f"output_{place}"), tensor
@@ -182,7 +182,7 @@ Sizes = tuple[int, ...]
 
 
 def _axes(kernel: KernelDefinition) -> dict[Sizes, str] | None:
-    """Return the axis names by their sizes in all members.
+    """Return the name of each axis of a kernel definition, by the axis's sizes in all signatures of the definition.
 
     The result is None if an output size is neither an input size nor constant.
     """
@@ -253,7 +253,10 @@ def _write_kernel(kernel: KernelDefinition, trace: Trace, folder: Path) -> None:
 
 
 def _sources(kernel: KernelDefinition, signature: Signature, trace: Trace, folder: Path, file: str) -> dict[str, Any]:
-    """Return where the values of each input come from; values of integers and booleans are drawn once and stored."""
+    """Return, for each input of a signature, how a workload gets its values, as a JSON object.
+
+    Values of integer and boolean tensors are drawn from the value model and stored in `file`, a path in `folder`.
+    """
     specs = [leaf for leaf in leaves((signature.args, signature.kwargs)) if isinstance(leaf, TensorSpec)]
     stored: dict[str, torch.Tensor] = {}
     for (name, _), spec in zip(kernel.inputs, specs, strict=True):

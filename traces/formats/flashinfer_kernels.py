@@ -1,7 +1,7 @@
 """Conversion of kernels of FlashInfer-Bench and SOL-ExecBench to operators of torch.
 
-The operators follow from the kind of the kernel, or from its reference, which is a single operator call or a function
-that is followed on meta tensors. The reference is parsed and never run.
+The operators follow from the type of the kernel, or from its reference implementation, which is a single operator call
+or a function that is interpreted on meta tensors. The reference is parsed and never run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ Call = tuple[str, list[Any], dict[str, Any]]
 
 
 def calls_of_kernel(definition: Mapping[str, Any], arguments: Arguments, recording: MetaRecording) -> list[Call]:
-    """Return calls of operators that compute the same as a kernel; raise `NoOverload` if they are unknown."""
+    """Return calls of operators that compute the same as a kernel; raise `NoOverload` if there are none.
+
+    arguments : arguments of one workload by name
+    """
     kind, reference = definition.get("op_type"), definition.get("reference")
     text = reference if isinstance(reference, str) else ""
     call = _call_of_reference(text, arguments)
@@ -48,7 +51,7 @@ def _converted(item: Recorded | Unconverted) -> Call:
 
 
 def _gemm(arguments: Arguments, reference: str) -> Call | None:
-    """Return the product of A (M, K) and the transpose of B (N, K), or None if the kernel computes something else."""
+    """Return a call for the product of A (M, K) and the transpose of B (N, K), or None for any other kernel."""
     match list(arguments.values()):
         case [TensorSpec() as left, TensorSpec() as right] if len(left.shape) == len(right.shape) == 2:
             return ("aten.linear.default", [left, right], {}) if left.shape[1] == right.shape[1] else None
@@ -58,7 +61,7 @@ def _gemm(arguments: Arguments, reference: str) -> Call | None:
 def _rmsnorm(arguments: Arguments, reference: str) -> Call | None:
     """Return a call of RMS normalization: rows divided by their root mean square, times a weight.
 
-    Return None for kernels that add another tensor before.
+    Return None for a kernel that adds another tensor before it normalizes.
     """
     tensors = [value for value in arguments.values() if isinstance(value, TensorSpec)]
     numbers = [value for value in arguments.values() if isinstance(value, float)]
@@ -80,7 +83,9 @@ KERNELS: dict[str, Callable[[Arguments, str], Call | None]] = {"gemm": _gemm, "r
 
 
 def _call_of_reference(text: str, arguments: Arguments) -> Call | None:
-    """Return the only call in a reference such as `def run(x): return torch.ops.aten.relu.default(x)`, or None."""
+    """Return the call in a reference that only calls one operator, such as `def run(x): return
+    torch.ops.aten.relu.default(x)`, or None for any other text.
+    """
     if len(text) > MOST_TEXT or "torch.ops." not in text:
         return None
     try:

@@ -51,7 +51,12 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Calls of one thread in the order of their ends, as in a CALLS chunk."""
+    """Calls of one thread in the order of their ends, as in a CALLS chunk.
+
+    calls : (N, 4), pair, start, end, and sequence number of autograd of each call
+    tensors : (N,), number of tensors of each call
+    storages : (sum of `tensors`,), storage numbers
+    """
 
     thread: int
     calls: Integers
@@ -143,7 +148,7 @@ def _record(line: bytes) -> Record | None:
 
 
 class _ForwardScopes:
-    """Makes call records, and assigns to backward calls the scope of the forward call that caused them."""
+    """Makes records of calls, and assigns to each backward call the scope of the forward call that caused it."""
 
     def __init__(self, ring: _Ring, records: list[Record]) -> None:
         self._ring = ring
@@ -167,7 +172,11 @@ class _ForwardScopes:
                 last = sequence
 
     def calls(self, block: _Block, first: int, newest: int) -> tuple[Calls, list[Scope]]:
-        """Return the record of a block's calls from index `first`, and the new scopes that it refers to."""
+        """Return a record of the calls of a block, and the new scopes that it refers to.
+
+        first : index of the block's first call that is included
+        newest : largest storage number in earlier blocks
+        """
         rows, self._new = block.calls[first:], []
         pairs = [self._ring.pairs[pair] for pair in rows[:, 0].tolist()]
         scopes = [self._scope(pair[1], sequence) for pair, sequence in zip(pairs, rows[:, 3].tolist(), strict=True)]

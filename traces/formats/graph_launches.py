@@ -1,8 +1,8 @@
 """CUDA or HIP graphs in a profile: the device time of their launches, and the calls recorded when they were captured.
 
 A launch of a graph (`cudaGraphLaunch`, `hipGraphLaunch`) runs kernels that were captured before. A profile of the
-launch shows the kernels without operators. A profile of the capture shows the operators and their kernel launches, in
-the same order, but no kernels.
+launch shows the kernels without operators. A profile of the graph's capture shows the operators and their kernel
+launches, in the same order, but no kernels.
 """
 
 from __future__ import annotations
@@ -28,16 +28,14 @@ MOSTLY = 0.5
 
 
 def graph_share(table: EventTable) -> float:
-    """Return the share of the device time that is spent in graph launches."""
+    """Return the share of the device time in a profile that is spent in launches of CUDA or HIP graphs, 0 to 1."""
     durations = table.kernels["duration"]
     in_graphs = np.isin(table.kernels["correlation"], list(table.graph_launches))
     return float(durations[in_graphs].sum() / max(durations.sum(), 1))
 
 
 def doubts_of(share: float) -> list[str]:
-    """Return a reason to doubt the trace if graph launches take a large share of the device time, else an
-    empty list.
-    """
+    """Return a list with a warning if graph launches take a large share of the device time, else an empty list."""
     if share < MOSTLY:
         return []
     return [
@@ -48,9 +46,9 @@ def doubts_of(share: float) -> list[str]:
 
 @dataclass(slots=True)
 class CapturedGraph:
-    """The calls that a program made while it captured a graph.
+    """The calls that a program made while it captured a CUDA or HIP graph.
 
-    launches : names of the launched kernels in order, empty if the profile does not have them
+    launches : names of the launched kernels in order, empty names if the profile does not have them
     calls : calls, each with the indices of its kernels in `launches`
     """
 
@@ -58,14 +56,14 @@ class CapturedGraph:
     calls: list[tuple[ProfiledCall, list[int]]] = field(default_factory=list)
 
     def launches_these(self, kernels: Sequence[str]) -> bool:
-        """Return True if the kernels of a launch can be the kernels of this graph."""
+        """Return True if kernels with these names, run by one launch, can be the kernels of this graph."""
         if not kernels or len(kernels) != len(self.launches):
             return False
         return not all(self.launches) or Counter(self.launches) == Counter(kernels)
 
 
 def captured_graphs(table: EventTable, skip: Callable[[str, str], None]) -> list[CapturedGraph]:
-    """Return the graphs whose capture a profile shows, in order.
+    """Return the CUDA or HIP graphs whose capture a profile shows, in order.
 
     skip : called with each operator that is left out, and the reason
     """
@@ -99,14 +97,22 @@ def captured_graphs(table: EventTable, skip: Callable[[str, str], None]) -> list
 
 
 def _meets(event: ProfilerEvent, spans: Sequence[tuple[int, int]], first_ns: int) -> bool:
-    """Return True if an event overlaps one of the time spans."""
+    """Return True if an event overlaps one of the time spans.
+
+    spans : start and end of each span in ns, in order
+    first_ns : time that is added to the event's times
+    """
     place = bisect_right(spans, (event.end_ns + first_ns, 0)) - 1
     return place >= 0 and spans[place][1] > event.start_ns + first_ns
 
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """A launch of a captured graph, with name and duration of each kernel in the order of the capture."""
+    """A launch of a captured CUDA or HIP graph.
+
+    start_ns, thread : start of the launch, and thread that launched it
+    kernels : name and duration in ns of each kernel, in the order of the capture
+    """
 
     start_ns: int
     thread: str
@@ -115,9 +121,10 @@ class _Launch:
 
 
 class GraphCalls:
-    """The calls in the graph launches of a profile, found in a profile of the graphs' capture.
+    """The calls that the launches of CUDA or HIP graphs in a profile represent, found in a profile of the graphs'
+    capture.
 
-    table : events of the profile
+    table : events of the profile with the launches
     graphs : captured graphs
     skip : called with each launch that is left out, and the reason
     """
@@ -152,7 +159,9 @@ class GraphCalls:
         """share of the device's time in launches that is spent in launches of the captured graphs"""
 
     def __iter__(self) -> Iterator[tuple[str, ProfiledCall]]:
-        """Yield the calls of each launch, each with a thread name."""
+        """Yield the calls of each launch, with the kernels' times in that launch; each comes with the name of a
+        thread.
+        """
         for launch in self._launches:
             for place, (call, launches) in enumerate(launch.graph.calls):
                 work = OperatorKernels(Counter(), Counter())
@@ -164,7 +173,7 @@ class GraphCalls:
 
 
 def _kernels_by_launch(table: EventTable) -> dict[int, list[tuple[str, int]]]:
-    """Return name and duration of the kernels in each graph launch, in start order."""
+    """Return name and duration in ns of the kernels of each graph launch, in start order, by correlation number."""
     kernels: dict[int, list[tuple[str, int]]] = defaultdict(list)
     names = table.kernel_names
     order = np.argsort(table.kernels["start"], kind="stable")
@@ -176,8 +185,11 @@ def _kernels_by_launch(table: EventTable) -> dict[int, list[tuple[str, int]]]:
 
 
 def _paired(captured: Sequence[str], launched: Sequence[str]) -> list[int]:
-    """Return, for each kernel of the capture, the index of the same kernel in a launch; kernels of equal name keep
-    their order.
+    """Return, for each kernel of a graph's capture, the index of the same kernel in a launch of the graph.
+
+    Kernels of equal name keep their order.
+
+    captured, launched : names of the kernels in the capture and in the launch
     """
     if not all(captured):
         return list(range(len(captured)))

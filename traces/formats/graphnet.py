@@ -60,13 +60,13 @@ def recognizes(head: Head) -> bool:
 
 
 def _graphs(path: Path) -> list[Path]:
-    """Return the folders of the graphs of a sample."""
+    """Return the folders of the graphs in a sample: `path` itself, or its subfolders."""
     folders = (path, *sorted(islice(path.glob("subgraph_*"), MOST_GRAPHS)))
     return [folder for folder in folders if all((folder / name).is_file() for name in (PROGRAM, TENSORS[1]))]
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the operators of each graph in order."""
+    """Yield the records of a trace with the operators of each graph in order."""
     builder = RecordBuilder("graphnet", file.losses)
     recording = MetaRecording("cpu", file.unbounded)
     for folder in _graphs(file.path) if file.path.is_dir() else [file.path.parent]:
@@ -91,8 +91,9 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _inputs(path: Path, file: ForeignFile, builder: RecordBuilder) -> dict[str, tuple[TensorSpec, Any]]:
-    """Return the tensors that a file describes, by name, each with its value if it has one element; empty if the file
-    does not exist.
+    """Return the input tensors that a file describes, by name; empty if the file does not exist.
+
+    Each comes with its value if it has one element, else None.
     """
     if not path.is_file():
         return {}
@@ -113,7 +114,7 @@ def _inputs(path: Path, file: ForeignFile, builder: RecordBuilder) -> dict[str, 
 
 
 def _classes(file: ForeignFile) -> Iterator[dict[str, Any]]:
-    """Yield the assignments of each class of a file; a list may continue on the next lines."""
+    """Yield the assignments in each class of a file as a dictionary; a list may continue on the next lines."""
     facts: dict[str, Any] = {}
     name = text = ""
     for line in file.lines():
@@ -132,9 +133,7 @@ def _classes(file: ForeignFile) -> Iterator[dict[str, Any]]:
 
 
 def _literal(text: str) -> Any:
-    """Return the number, string, list or None in a text; return an ellipsis if the text is not one or is not
-    complete.
-    """
+    """Return the number, string, list or None that a text contains; return `...` for any other or incomplete text."""
     text = text.strip().removeprefix("(").strip()
     text = text[:-1].strip() if text.endswith(")") else text
     if not text or (text.startswith("[") and not text.endswith("]")):
@@ -146,7 +145,10 @@ def _literal(text: str) -> Any:
 
 
 def _model(tensor: TensorSpec, facts: Mapping[str, Any]) -> ValueModel | None:
-    """Return a model of a tensor's values; raise `ValueError` or `TypeError` if the given moments are impossible."""
+    """Return a value model for a tensor's stored values or moments, or None if the file has neither.
+
+    Raise `ValueError` or `TypeError` if the moments are impossible.
+    """
     data, mean, std, low, high = (facts.get(name) for name in ("data", "mean", "std", "min_val", "max_val"))
     if isinstance(data, list) and len(data) == torch.Size(tensor.shape).numel() > 0:
         return fit_values(torch.tensor(data, dtype=tensor.dtype).reshape(tensor.shape))

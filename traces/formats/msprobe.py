@@ -43,7 +43,7 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the operators of each forward call in order."""
+    """Yield the records of a trace with the operators of each forward call in order."""
     form = file.json()
     calls = form.get("data") if isinstance(form, dict) else None
     if not isinstance(calls, dict):
@@ -69,7 +69,10 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _calls(name: re.Match[str] | None, call: Any, recording: MetaRecording, builder: RecordBuilder) -> list[Recorded]:
-    """Return the operators that a call runs; raise `ValueError` if they cannot be determined."""
+    """Return the operators that a call in the dump runs; raise `ValueError` if they cannot be determined.
+
+    name : match of the call's name, or None if the name has an unknown form
+    """
     if name is None or not isinstance(call, dict):
         raise ValueError("not a call of a function")
     space, function, phase = name.groups()
@@ -91,7 +94,7 @@ def _calls(name: re.Match[str] | None, call: Any, recording: MetaRecording, buil
 
 
 def _value(form: Any, builder: RecordBuilder) -> Any:
-    """Return an argument; raise `ValueError` if the file lacks its value."""
+    """Return the argument that a JSON value of the dump describes; raise `ValueError` if the dump lacks its value."""
     match form:
         case None:
             return None
@@ -121,7 +124,7 @@ def _value(form: Any, builder: RecordBuilder) -> Any:
 
 
 def _model(tensor: TensorSpec, facts: Mapping[Any, Any]) -> ValueModel | None:
-    """Return a model of a tensor's values, or None if its statistics are not numbers."""
+    """Return a value model with the statistics of a tensor, or None if they are not numbers or impossible."""
     high, low, mean, norm = [facts.get(name, math.nan) for name in ("Max", "Min", "Mean", "Norm")]
     count = math.prod(tensor.shape)
     try:

@@ -55,14 +55,14 @@ MOST_LABEL = 1 << 16
 
 @dataclass(slots=True)
 class NodeStorages:
-    """Assigns a unique number to each storage; in the file, freed storages leave their number to new ones."""
+    """Assigns a unique number to each storage of an execution trace, which reuses the numbers of freed storages."""
 
     _numbers: dict[int, int] = field(default_factory=dict)
     _tensors: dict[int, set[int]] = field(default_factory=dict)
     _next: int = 0
 
     def taken(self, storage: int, tensor: int, is_number: bool) -> int:
-        """Return the number of an argument's storage.
+        """Return the unique number of an argument's storage.
 
         storage, tensor : numbers of the storage and the tensor in the file
         is_number : True if the tensor seems to represent a number. Such a tensor is not the result of a call, so it
@@ -73,7 +73,9 @@ class NodeStorages:
         return self.given(storage, tensor)
 
     def given(self, storage: int, tensor: int) -> int:
-        """Return the number of a storage that is already known, or that existed before the first call."""
+        """Return the unique number of a storage; a number of the file that did not occur yet is memory from
+        before the first call.
+        """
         if not storage:
             return NO_STORAGE
         if storage not in self._numbers:
@@ -82,7 +84,7 @@ class NodeStorages:
         return self._numbers[storage]
 
     def fresh(self, storage: int, tensor: int) -> int:
-        """Return a new number for newly allocated memory."""
+        """Return a new unique number, for memory that was just allocated."""
         if not storage:
             return NO_STORAGE
         self._numbers[storage] = number = self._next
@@ -92,7 +94,7 @@ class NodeStorages:
 
 
 class NodesRead:
-    """Counts the nodes of a file, and the nodes that cannot be read. The file is read twice."""
+    """Counts the nodes of a file, and those that cannot be read, while the file is read twice."""
 
     def __init__(self, file: ForeignFile) -> None:
         self._file = file
@@ -101,13 +103,13 @@ class NodesRead:
         self.nodes = 0
 
     def begin(self) -> None:
-        """Begin a pass over the file; skipped nodes count as losses in the first pass only."""
+        """Begin a pass over the file; nodes that cannot be read count as losses in the first pass only."""
         self._losses = self._file.losses if self._losses is None else Losses()
         self._reasons.clear()
         self.nodes = 0
 
     def read(self, parse: Callable[[Any], Node], form: Any) -> Node | None:
-        """Return the node in a JSON object, or None if it cannot be read."""
+        """Return the node that `parse` makes of `form`, or None if it cannot be read."""
         try:
             node = parse(form)
         except FormatError as error:
@@ -119,14 +121,17 @@ class NodesRead:
         return node
 
     def skip(self, reason: str, count: int = 1) -> None:
-        """Count nodes that are left out."""
+        """Count `count` nodes that are left out for a reason."""
         assert self._losses is not None, "reading has begun"
         self.nodes += count
         self._reasons += [reason] * count
         self._losses.skip("?", reason, count)
 
     def check(self, error: FormatError | None = None) -> None:
-        """Raise `UserError` if no node can be read, or if an error left the file without nodes."""
+        """Raise `UserError` if no node of the file can be read.
+
+        error : error that ended the reading of the file, or None
+        """
         if len(self._reasons) == self.nodes and (self.nodes or (error is not None and not isinstance(error, CutText))):
             raise self._file.damage([*self._reasons, str(error)][0])
 
@@ -161,7 +166,7 @@ class _Reader:
         self.builder = RecordBuilder(name, losses, dict(facts), tree.is_timed)
 
     def take(self, node: Node) -> None:
-        """Add the calls of a node: at most one for an operator, and two for a label, which begin and end it."""
+        """Add the calls of a node: at most one for an operator, and two for a label, at its begin and end."""
         surroundings = self._tree.surroundings(node.number)
         if node.schema:
             self._take_operator(node, surroundings)
@@ -227,7 +232,7 @@ class _Reader:
         )
 
     def _value_numbers(self, node: Node, inputs: PortValues) -> list[int | None]:
-        """Return the numbers of the arguments' value models; None for tensors whose range of values is unknown."""
+        """Return the numbers of the arguments' value models; None for a tensor whose range of values is unknown."""
         ranges = parse_ranges(node.ranges)
         numbers: list[int | None] = []
         for place, spec in zip(inputs.places, tensors(inputs.items), strict=True):
@@ -236,7 +241,7 @@ class _Reader:
         return numbers
 
     def _result_storages(self, schema: SchemaText, inputs: PortValues, results: PortValues) -> Iterator[int]:
-        """Yield the storage numbers of results; newly allocated memory gets a new number."""
+        """Yield the unique storage number of each result; newly allocated memory gets a new number."""
         fresh: dict[int, int] = {}
         for storage, tensor in zip(results.storages, results.identities, strict=True):
             if storage in inputs.storages or any(schema.are_aliases):
@@ -257,7 +262,10 @@ class _Reader:
 
 
 def as_called(schema: SchemaText, items: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and named arguments that the dispatcher receives, without trailing defaults."""
+    """Return the positional and named arguments that the dispatcher receives, without trailing defaults.
+
+    items : values of all parameters, in the order of the schema
+    """
     defaults = _defaults(schema.op)
     positional: list[Any] = []
     named: dict[str, Any] = {}
@@ -281,7 +289,7 @@ def _is_default(parameter: Parameter, item: Any, defaults: Mapping[str, Any]) ->
 
 @lru_cache(maxsize=4096)
 def _defaults(op: str) -> dict[str, Any]:
-    """Return the default values of an operator's parameters, in the form of arguments."""
+    """Return the default value of each parameter of an operator, by name."""
     schema = schema_named(op)
     if schema is None:
         return {}
@@ -295,19 +303,24 @@ def _defaults(op: str) -> dict[str, Any]:
 
 
 def _enumerated(value: Any, kind: str) -> Any:
-    """Return the dtype, layout or memory format for its integer code."""
+    """Return the dtype, layout or memory format for its integer code; return any other value unchanged.
+
+    kind : type of the parameter in the schema
+    """
     return VALUE_OF_CODE.get(kind.rstrip("?"), {}).get(value, value) if type(value) is int else value
 
 
 def _returned(schema: SchemaText, items: list[Any]) -> Any:
-    """Return the results of a call: one value, a tuple of several, or None."""
+    """Return the results of a call in the form of a signature: one value, a tuple of several, or None."""
     if len(schema.are_aliases) == 1 and len(items) == 1:
         return items[0]
     return tuple(items) if items else None
 
 
 def _is_number(spec: TensorSpec) -> bool:
-    """Return True if a tensor seems to represent a number."""
+    """Return True if a tensor seems to represent a Python number: it has no dimensions and a dtype that numbers
+    have.
+    """
     return not spec.shape and spec.device == "cpu" and spec.dtype in NUMBERS.values()
 
 
@@ -324,7 +337,7 @@ def _short(name: str) -> str:
 
 
 def parse_ranges(text: str) -> dict[int, Range]:
-    """Parse the ranges of values by index of the tensor; raise `FormatError` for invalid text."""
+    """Return the range of values of each tensor, by index; raise `FormatError` for invalid text."""
     if not text:
         return {}
     try:
@@ -340,7 +353,9 @@ def parse_ranges(text: str) -> dict[int, Range]:
 
 
 def model_of(span: Range, spec: TensorSpec) -> ValueModel | None:
-    """Return a value model for a tensor with this range of values, or None if no model applies.
+    """Return a value model for a tensor whose values lie in a range, or None if no value model applies.
+
+    span : smallest and largest value
 
     Raise `FormatError` for an impossible range.
     """

@@ -1,4 +1,4 @@
-"""Conversion of a call's arguments and results to and from the form in a node."""
+"""Conversion of a call's arguments and results to and from the form that they have in a node of an execution trace."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ DEFAULT_DEVICE = "cpu"
 
 @dataclass(slots=True)
 class PortValues:
-    """Decoded values of a port, which is the inputs or outputs of a node.
+    """Decoded values of a port, which is the inputs or the outputs of a node.
 
     items : arguments or results
     storages : the file's storage number of each tensor in `items`, in order; 0 for a tensor without memory
     identities : the file's tensor number of each of these tensors
-    places : index of each of these tensors among all tensors of the file's port, including undefined ones
+    places : index of each of these tensors among all tensors of the port, including undefined ones
+    tensors : number of all tensors of the port
     """
 
     items: list[Any]
@@ -55,23 +56,27 @@ class PortValues:
 
 @dataclass(slots=True)
 class KnownStrides:
-    """Strides of views, taken from the calls that created the views, for files without strides."""
+    """Strides of views in a file without strides, taken from the `as_strided` calls that made the views."""
 
     _strides: dict[tuple[int, int, tuple[int, ...]], tuple[int, ...]] = field(default_factory=dict)
 
     def note(self, inputs: PortValues, tensor: Any, shape: Any) -> None:
-        """Remember the strides that a call of `as_strided` requested."""
+        """Remember the strides that a call of `as_strided` requested for the view that it made.
+
+        inputs : arguments of the call
+        tensor, shape : entries of the view in the node's port
+        """
         stride = inputs.items[2] if len(inputs.items) > 2 else None
         if isinstance(tensor, list) and len(tensor) > 1 and isinstance(stride, list):
             self._strides[self._key(tensor, sizes(shape))] = sizes(stride)
 
     def forget(self, tensor: Any, shape: Any) -> None:
-        """Forget the strides of a tensor whose number may have been reused."""
+        """Forget the strides of a tensor, because a new tensor may have its number."""
         if self._strides and isinstance(tensor, list) and len(tensor) > 1:
             self._strides.pop(self._key(tensor, sizes(shape)), None)
 
     def of(self, tensor: list[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a tensor's strides."""
+        """Return the remembered strides of a tensor, or those of a contiguous tensor."""
         return self._strides.get(self._key(tensor, shape)) or contiguous(shape)
 
     @staticmethod
@@ -80,9 +85,10 @@ class KnownStrides:
 
 
 def decode_port(port: Port, kinds: Sequence[str], strides: KnownStrides) -> PortValues:
-    """Return the values of a port.
+    """Return the arguments or results in a port.
 
     kinds : types in the schema, such as `ScalarType?`; may be shorter than the port
+    strides : strides of views, for a port without strides
 
     Raise `ValueError`, `TypeError`, `IndexError`, `RuntimeError`, `OverflowError` for an invalid port.
     """
@@ -178,14 +184,14 @@ def _tensor(value: Any, shape: Any, element: str, stride: Any, context: _Context
 
 
 def whole(value: Any) -> int:
-    """Return a value that is a non-negative integer; raise `FormatError` for other values."""
+    """Return a tensor or storage number from a file; raise `FormatError` if it is not a non-negative integer."""
     if type(value) is not int or not 0 <= value < LIMIT:
         raise FormatError(f"expected the number of a tensor, got {str(value)[:60]}")
     return value
 
 
 def with_sharing(values: PortValues, numbers_of_values: Sequence[int | None]) -> list[Any]:
-    """Return the arguments; tensors that share a storage get the same storage number within the call.
+    """Return the arguments with a common `storage` number for tensors that share memory, and None for others.
 
     numbers_of_values : number of the value model of each tensor
     """
@@ -207,7 +213,9 @@ Range = tuple[int | float, int | float]
 
 @dataclass(slots=True)
 class NodeNumbers:
-    """Assigns increasing numbers to nodes, tensors and storages, so that a node's inputs have smaller numbers."""
+    """Assigns increasing numbers to nodes, tensors and storages of a file, so that a node's inputs have smaller
+    numbers.
+    """
 
     last: int = ROOT
     _storages: dict[int, int] = field(default_factory=dict)
@@ -218,7 +226,10 @@ class NodeNumbers:
         return self.last
 
     def of(self, spec: TensorSpec, storage: int) -> tuple[int, int]:
-        """Return the numbers of a tensor and its storage; equal views of a storage are the same tensor."""
+        """Return the numbers of a tensor and of its storage in the file; equal views of a storage are the same tensor.
+
+        storage : number of the storage in the trace
+        """
         if storage == NO_STORAGE:
             return self.new(), self.new() if spec.stride is not None else 0
         key = (storage, spec.offset, spec.shape, spec.stride, spec.dtype)
@@ -235,7 +246,7 @@ NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: to
 
 
 class PortItem(NamedTuple):
-    """A value's entry in each of the four parallel lists of a port."""
+    """One value's entries in the four parallel lists of a port."""
 
     value: Any
     shape: Any
@@ -245,13 +256,13 @@ class PortItem(NamedTuple):
 
 @dataclass(slots=True)
 class Encoder:
-    """Converts arguments and results to ports of nodes.
+    """Converts the arguments and results of one call to ports of a node.
 
-    numbers : assigns numbers to tensors
+    numbers : assigns the file's numbers to tensors and storages
     storages : storages of the call's tensors in the trace, arguments first; may be incomplete
     range_of : returns the smallest and largest value of a tensor, or None if unknown
     lose : called with a description of each value that a port cannot hold
-    ranges : value ranges of the tensors of all encoded ports, by index of the tensor
+    ranges : smallest and largest value of each encoded tensor, by index of the tensor
     """
 
     numbers: NodeNumbers
@@ -263,9 +274,10 @@ class Encoder:
     _tensors: int = 0
 
     def port(self, values: Sequence[Any], kinds: Sequence[str], are_results: bool = False) -> Port:
-        """Return the port of arguments or results.
+        """Return the port that holds these arguments or results.
 
         kinds : types in the schema, such as `Tensor?`
+        are_results : True for results, in which None is an undefined tensor
         """
         columns = zip(values, kinds, strict=True)
         items = [
@@ -294,7 +306,7 @@ class Encoder:
         return self._code(value)
 
     def _code(self, value: Any) -> PortItem:
-        """Encode a value that the format stores as an integer, or that it cannot hold."""
+        """Return the entries for a value that the format stores as an integer, or that it cannot hold."""
         match value:
             case torch.dtype() | torch.layout() | torch.memory_format() if value in CODE_OF_VALUE:
                 return PortItem(CODE_OF_VALUE[value], [], "Int", [])
@@ -336,7 +348,7 @@ class Encoder:
         return PortItem(value, list(spec.shape), f"Tensor({name})", list(spec.stride or ()))
 
     def _number(self, value: bool | int | float | complex) -> PortItem:
-        """Encode a number as a tensor, as torch's observer does; both ends of its range are the number."""
+        """Return the entries for a number that the operator takes as a tensor; its range consists of this number."""
         if isinstance(value, complex) or not math.isfinite(value):
             self.lose("the value of a number in place of a tensor")
         else:

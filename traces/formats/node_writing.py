@@ -1,4 +1,4 @@
-"""Nodes for the file that is written: calls of the trace, and the threads, phases, modules and labels around them."""
+"""Makes the nodes of an execution trace: calls, and around them the threads, phases, modules and labels."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ EMPTY = Port([], [], [], [])
 
 
 class NotWritten(ValueError):
-    """A call cannot be written as a node."""
+    """Raised if a call cannot be written as a node."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStep:
-    """A node of the file that is written.
+    """A node to be written.
 
-    call : index of its call in the trace's table; None for nodes that are not calls
+    call : index of its call in the trace's call table; None for a node that is not a call
     """
 
     node: Node
@@ -58,7 +58,13 @@ class NodeStep:
 
 @dataclass(slots=True)
 class _Place:
-    """The nodes that are open in a thread: the thread, the program's labels, and the labels of phases and modules."""
+    """The nodes that are open in a thread, and that become parents of the next node.
+
+    thread, root : numbers of the thread, and of the thread's node
+    labels : number and name of the program's open labels, outermost first
+    inside : phase, module and module type of the last call
+    around : number of the node that encloses the next call
+    """
 
     thread: int
     root: int
@@ -135,7 +141,7 @@ class _Writer:
             yield NodeStep(replace(on_device, start_us=start_us, own_us=float(row.device_ns) / 1e3))
 
     def _mark(self, place: _Place, signature: Signature) -> Iterator[NodeStep]:
-        """Open or close one of the program's labels."""
+        """Open or close one of the program's labels; yield its node if it opens."""
         if signature.op.startswith(ENTER):
             number = self._numbers.new()
             name = label_of(signature) or "label"
@@ -146,7 +152,10 @@ class _Writer:
         place.inside, place.around = ("forward", "", ""), place.innermost
 
     def _labels(self, place: _Place, row: Any) -> Iterator[NodeStep]:
-        """Yield labels for a call's phase and module if they differ from the previous call's."""
+        """Yield nodes for a call's phase and module if they differ from those of the thread's previous call.
+
+        row : the call, as a row of the call table
+        """
         inside = (str(row.phase), str(row.module), self._module_types.get(int(row.scope), ""))
         if inside == place.inside and place.around:
             return
@@ -164,8 +173,9 @@ class _Writer:
             place.around = number
 
     def _node(self, row: Any, signature: Signature) -> Node:
-        """Return the node for a call, without number, parent and times; raise `NotWritten` if the format cannot hold
-        the call.
+        """Return the node for a call, without number, parent and times.
+
+        Raise `NotWritten` if the format cannot hold the call.
         """
         if signature.raised is not None:
             raise NotWritten("the call raised an error")
@@ -197,7 +207,7 @@ class _Writer:
 
 
 def arguments_in_order(signature: Signature) -> tuple[str, SchemaText, list[Any]]:
-    """Return an operator's schema, as text and parsed, and the value of each parameter.
+    """Return an operator's schema, as text and parsed, and the value of each parameter in the order of the schema.
 
     Raise `NotWritten` if torch does not know the operator, or the operator does not accept these arguments.
     """
@@ -231,7 +241,7 @@ def _results(outputs: Any) -> Iterator[Any]:
 
 
 def range_of(model: ValueModel | None, spec: TensorSpec) -> Range | None:
-    """Return the range of values that a model of integers draws, or None for other models."""
+    """Return the smallest and largest value that a model of integers draws, or None for other value models."""
     if model is None or spec.dtype.is_floating_point or spec.dtype.is_complex:
         return None
     bounds: list[Any] = []

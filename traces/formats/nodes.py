@@ -1,4 +1,4 @@
-"""Nodes of execution traces, the nodes that are calls of the program, and the labels around each call."""
+"""Nodes of execution traces: which of them are calls of the program, and which phase and module surround each call."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ MODULE_LABEL = "nn.Module: "
 
 
 def node_number(value: Any) -> int:
-    """Return the number of a node from a file; raise `FormatError` if it is invalid."""
+    """Return the number of a node as read from a file; raise `FormatError` if it is invalid."""
     if type(value) is not int or not 0 <= value < LATEST_NUMBER:
         raise FormatError(f"expected the number of a node, got {str(value)[:60]}")
     return value
 
 
 def time_us(value: Any) -> float | None:
-    """Return a time in us from a file, or None if it is missing; raise `FormatError` if it is invalid."""
+    """Return a time in us as read from a file, or None if it is missing; raise `FormatError` if it is invalid."""
     if value is None:
         return None
     if type(value) not in (int, float) or not 0 <= value < LATEST_US:
@@ -181,7 +181,7 @@ MODULE = re.compile(re.escape(MODULE_LABEL) + r"(\S*)(?: \((\w+)\))?")
 class NodeScope:
     """Phase and module around a node.
 
-    is_inside : True if the node is inside a call of the program
+    is_inside : True if the node is inside another call of the program
     phase, module, module_type : as in `Scope`
     """
 
@@ -222,14 +222,14 @@ class NodeSpan:
 
 @dataclass(slots=True)
 class Tree:
-    """Compact tree of a file's nodes.
+    """Tree of all nodes in a file, without their arguments.
 
     A node is a call if a capture would record it: an operator that the dispatcher runs below autograd. A composite
     operator is replaced by the operators that it calls, and nodes inside a call are part of it.
 
     is_timed : True if the file has times
     has_strides : True if the file has strides of tensors
-    without_parent : operators that do not name an enclosing node
+    without_parent : number of operators that do not name an enclosing node
     """
 
     is_timed: bool = False
@@ -248,7 +248,7 @@ class Tree:
     _backward_threads: set[int] = field(default_factory=set)
 
     def add(self, node: Node) -> None:
-        """Add a node."""
+        """Add a node; nodes may be added in any order."""
         phase = _phase_of(node)
         module = MODULE.fullmatch(node.name) if not node.schema else None
         names = (module[1], module[2] or "") if module else None
@@ -264,7 +264,7 @@ class Tree:
             self._roots.add(node.number)
 
     def close(self) -> None:
-        """Compute times, phases and modules of all nodes after the last node was added."""
+        """Compute the times, phases and modules of all nodes; called after the last node was added."""
         before: dict[int, float] = {}
         for number in sorted(self._entries):
             entry = self._entries[number]
@@ -338,7 +338,7 @@ class Tree:
         return around
 
     def thread_name(self, number: int) -> str:
-        """Return a thread's name.
+        """Return the name of the thread with this number in the file.
 
         The first thread is the program's main thread; a thread with backward passes only is autograd's.
         """
@@ -349,12 +349,12 @@ class Tree:
 
 
 def is_call(node: Node) -> bool:
-    """Return True if a node is a call that a capture would record, judged by its operator."""
+    """Return True if a capture would record the node as a call, judged by its operator."""
     return bool(node.schema) and not node.backend and not is_composite(node.schema)
 
 
 def is_label(node: Node) -> bool:
-    """Return True for a label that the program opened."""
+    """Return True if a node is a label that the program opened with `record_function`."""
     return node.scope == USER_SCOPE and not node.schema and node.name not in (*ROOTS, OPTIMIZER_STEP)
 
 
@@ -363,7 +363,7 @@ def is_thread(node: Node) -> bool:
 
 
 def is_composite(schema: str) -> bool:
-    """Return True if the dispatcher runs other operators in place of the operator with this schema."""
+    """Return True if the operator with this schema is composite: the dispatcher runs other operators in its place."""
     text = parse_schema(schema)
     return text is not None and _is_composite(text.op)
 
@@ -375,7 +375,7 @@ def _is_composite(op: str) -> bool:
 
 
 def _phase_of(node: Node) -> str | None:
-    """Return the phase of a step that a node begins, or None."""
+    """Return the phase that begins with a node (backward pass or optimizer step), or None."""
     if node.schema:
         return None
     if node.scope == BACKWARD_SCOPE or node.name.startswith(BACKWARD_LABEL):

@@ -1,4 +1,4 @@
-"""Reader of ONNX models as traces of one run: each node becomes equivalent calls of aten operators.
+"""Reader of an ONNX model as the trace of one run: each node becomes equivalent calls of aten operators.
 
 Shapes come from onnx's shape inference. Weights are not read. Small constants are read, because they can be sizes,
 indices or scales that decide what a call does.
@@ -135,8 +135,9 @@ def _parse(file: ForeignFile, onnx: Any) -> Any:
 
 
 def _constants(graph: Any, onnx: Any) -> dict[str, list[Any]]:
-    """Return the values of small constants by name, and remove the values of weights from the graph, because shape
-    inference does not need them.
+    """Return the values of small constants by name, and remove the values of weights from the graph.
+
+    Shape inference does not need weights.
     """
     constants: dict[str, list[Any]] = {}
     for item in graph.initializer:
@@ -157,7 +158,7 @@ def _constants(graph: Any, onnx: Any) -> dict[str, list[Any]]:
 
 
 def _values(item: Any, onnx: Any) -> list[Any] | None:
-    """Return the elements of a small tensor stored in the file itself, or None for other tensors."""
+    """Return the elements of a small tensor that is stored in the model's file, or None for any other tensor."""
     if any(size < 0 for size in item.dims) or prod(item.dims) > MOST_CONSTANT or item.external_data:
         return None
     if item.data_location == onnx.TensorProto.EXTERNAL or not _dtype(item.data_type):
@@ -175,7 +176,7 @@ def _dtype(number: int) -> torch.dtype | None:
 
 
 def _attribute(attribute: Any, onnx: Any) -> Any:
-    """Return the number, string or list in an attribute, or None for graphs and types."""
+    """Return the number, string or list that an attribute holds, or None for graphs and types."""
     kind = attribute.type
     if kind == _STRING:
         return attribute.s.decode(errors="replace")
@@ -190,7 +191,7 @@ def _attribute(attribute: Any, onnx: Any) -> Any:
 
 
 def _close(graph: Any) -> bool:
-    """Set symbolic sizes of the graph's inputs to numbers; return True if there were any."""
+    """Replace the symbolic sizes of the graph's inputs by numbers; return True if there were any."""
     sizes: dict[str, int] = {}
     for item in graph.input:
         for place, dimension in enumerate(item.type.tensor_type.shape.dim):
@@ -215,10 +216,12 @@ def _is_concrete(value: Any) -> bool:
 
 
 def _node_inference(opset: int, onnx: Any) -> Callable[..., Shapes]:
-    """Return a function that infers the shapes of one node with onnx.
+    """Return a function that infers the dtypes and shapes of one node's results with onnx.
 
     Inference over a whole model is avoided because it is unbounded: each Gather node that indexes a tensor with itself
     doubles its number of dimensions.
+
+    opset : version of the ONNX operators that the model is written in
     """
 
     def infer(node: Any, shapes: Shapes, constants: dict[str, list[Any]]) -> Shapes:
@@ -246,7 +249,7 @@ def _node_inference(opset: int, onnx: Any) -> Callable[..., Shapes]:
 
 
 def _shape_of(item: Any) -> Iterator[tuple[str, tuple[torch.dtype, tuple[int, ...]]]]:
-    """Yield name, dtype and shape of a value if the file has both dtype and shape."""
+    """Yield the name, dtype and shape of a value, or nothing if the file lacks dtype or shape."""
     kind = item.type.tensor_type
     if len(kind.shape.dim) > MOST_DIMENSIONS:
         return
@@ -312,7 +315,10 @@ def _bound(call: OnnxCall) -> OnnxCall:
 
 
 def _placed(call: OnnxCall, names: dict[int, str], storages: GraphStorages) -> OnnxCall:
-    """Return a call with storage numbers for its results."""
+    """Return a call with storage numbers for its results.
+
+    names : name of each result in the graph, by `id` of its `TensorSpec`
+    """
     shared = aliases(call.op, call.args, call.kwargs)
     results = list(tensors(call.outputs))
     shared = shared * len(results) if isinstance(call.outputs, list) else shared + [None] * len(results)
@@ -327,7 +333,7 @@ def _placed(call: OnnxCall, names: dict[int, str], storages: GraphStorages) -> O
 
 
 def _scope(item: Any) -> Scope:
-    """Return the module of a node; torch's exporters write it to properties or to the node's name."""
+    """Return the scope of a node, with the module that torch's exporters write to its properties or its name."""
     facts = {prop.key: prop.value for prop in item.metadata_props} if hasattr(item, "metadata_props") else {}
     paths, classes = (re.findall(r"'([^']*)'", facts.get(key, "")[:20_000]) for key in (PATHS, CLASSES))
     if paths:

@@ -1,8 +1,8 @@
 """Nodes of an ONNX graph with their shapes and constants, inlining of a model's functions, and computation of sizes.
 
-Exporters write a reshape to half of another tensor's length as nodes that take the length, halve and join it. onnx's
-inference over a whole model can evaluate few of these nodes, and an untrusted model could make its shapes grow
-exponentially. So nodes are inferred one by one here.
+Exporters write a reshape to half of another tensor's length as nodes that take the length, halve it and make a list of
+it. onnx's inference over a whole model can evaluate few of these nodes, and an untrusted model could make its shapes
+grow exponentially. So nodes are inferred one by one here.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Fold = Callable[[list[Numbers], Mapping[str, Any]], Numbers]
 def complete(
     nodes: Any, shapes: Shapes, constants: dict[str, Numbers], read: Callable[[Any], Any], infer: Callable[..., Shapes]
 ) -> None:
-    """Add all shapes and small constants that can be computed from known ones.
+    """Add all shapes and small constants that follow from known ones to `shapes` and `constants`.
 
     nodes : nodes in graph order
     read : returns the value of an attribute
-    infer : returns dtypes and shapes of a node's results, for the given inputs and constants
+    infer : returns dtypes and shapes of a node's results, for known shapes and constants
     """
     for node in nodes:
         if node.domain not in ("", "ai.onnx") or node.op_type == "Constant":
@@ -112,7 +112,7 @@ def _full(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
 
 
 def _each(function: Callable[..., Any]) -> Fold:
-    """Return a function that applies `function` to lists element by element, and broadcasts lists of one element."""
+    """Return a function that applies `function` to lists element by element; a list of one element is repeated."""
 
     def fold(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
         length = max(map(len, inputs))
@@ -161,13 +161,13 @@ Key = tuple[str, str, str]
 
 
 class _TooMany(ValueError):
-    """A model's functions call each other without end or too often."""
+    """Raised if a model's functions call each other without end or too often."""
 
 
 def inlined(model: Any, losses: Losses) -> Any:
-    """Return the model with its functions inlined.
+    """Return the model with the calls of its functions replaced by the functions' nodes.
 
-    Beyond the limits, function calls stay, and are counted as nodes without an operator.
+    If that would exceed the limits, function calls stay, and are counted as nodes without an operator.
     """
     functions = {_key(item, item.name): item for item in model.functions}
     try:
@@ -222,14 +222,15 @@ def _graphs(node: Any) -> Iterator[Any]:
 
 
 class NoOperator(ValueError):
-    """A node has no corresponding torch operator."""
+    """Raised if no torch operator corresponds to a node."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxCall:
-    """A call that computes a node or a part of a node.
+    """A call of an aten operator that computes a node or a part of a node.
 
     op : aten operator with its overload, such as `add.Tensor`
+    args, kwargs : arguments, in which each tensor is a `TensorSpec`
     outputs : one tensor, a tuple, or a list of tensors
     """
 
@@ -243,11 +244,13 @@ class OnnxCall:
 class OnnxNode:
     """A node with the shapes of its inputs and outputs, and with known constants.
 
+    op : ONNX operator
     inputs : tensors, None for an omitted input
     outputs : tensors, None for an unused output
     constants : values of each input, None if unknown or too many
+    attributes : values of the node's attributes, by name
     opset : version of the ONNX operators that the model is written in
-    between : storage number of a value that one call of this node passes to the next
+    between : returns a new storage number, for a value that one call of this node passes to the next
     """
 
     op: str
@@ -276,7 +279,7 @@ class OnnxNode:
         return place < len(self.inputs) and self.inputs[place] is not None
 
     def input(self, place: int) -> TensorSpec:
-        """Return the input at an index; raise `NoOperator` if it is missing."""
+        """Return the input with this index; raise `NoOperator` if it is missing."""
         value = self.inputs[place] if place < len(self.inputs) else None
         if value is None:
             raise NoOperator("an input is missing")
@@ -291,18 +294,21 @@ class OnnxNode:
         return bool(self.get("keepdims", 1))
 
     def optional(self, place: int) -> TensorSpec | None:
-        """Return the input at an index, or None if it is missing."""
+        """Return the input with this index, or None if it is missing."""
         return self.inputs[place] if place < len(self.inputs) else None
 
     def get(self, name: str, default: Any) -> Any:
-        """Return an attribute if it has the same type as the default, else the default."""
+        """Return an attribute, or `default` if it is missing; raise `NoOperator` if its type differs from the
+        default's.
+        """
         value = self.attributes.get(name, default)
         if type(value) is not type(default) and not (value is None or default is None):
             raise NoOperator(f"its attribute {name} has an unexpected type")
         return value
 
     def numbers(self, name: str, place: int) -> list[Any] | None:
-        """Return numbers that are an attribute in older ONNX versions and an input in newer ones; None if missing.
+        """Return numbers that are attribute `name` in older ONNX versions and input `place` in newer ones; None if
+        missing.
 
         Raise `NoOperator` if the input is not constant.
         """
@@ -317,21 +323,26 @@ class OnnxNode:
         return list(values)
 
     def whole(self, name: str, place: int) -> list[int] | None:
-        """Return integers from an attribute or input (see `numbers`)."""
+        """Return integers that are attribute `name` or input `place`, as in `numbers`; raise `NoOperator` for
+        other numbers.
+        """
         values = self.numbers(name, place)
         if values is not None and not all(type(value) is int and abs(value) <= 1 << 63 for value in values):
             raise NoOperator(f"its {name} are not integers")
         return values
 
     def axis(self, default: int, name: str = "axis") -> int:
-        """Return a dimension of the first input, normalized to be non-negative."""
+        """Return the dimension of the first input that an attribute names; negative dimensions count from the last."""
         value = int(self.get(name, default))
         if not -self.rank <= value < max(self.rank, 1):
             raise NoOperator("a dimension does not exist")
         return value % max(self.rank, 1)
 
     def spatial(self, name: str, default: int) -> list[int]:
-        """Return a list attribute with one number for each dimension after batch and channels."""
+        """Return an attribute that is a list with one number for each dimension after batch and channels.
+
+        default : number for each dimension if the attribute is missing
+        """
         count = self.rank - 2
         if count not in (1, 2, 3):
             raise NoOperator(f"unsupported: {count} spatial dimensions")
@@ -341,7 +352,9 @@ class OnnxNode:
         return values
 
     def step(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> TensorSpec:
-        """Return a tensor that one call of this node passes to the next."""
+        """Return a tensor that one call of this node passes to the next; its dtype is that of the first input by
+        default.
+        """
         return tensor(shape, dtype or self.x.dtype, self.between())
 
 
@@ -351,7 +364,7 @@ def tensor(shape: tuple[int, ...], dtype: torch.dtype, storage: int | None) -> T
 
 
 def transposed(spec: TensorSpec) -> TensorSpec:
-    """Return a view with the last two dimensions exchanged."""
+    """Return the metadata of a view of a tensor with the last two dimensions exchanged."""
     assert spec.stride is not None, "it is strided"
     if len(spec.shape) < 2:
         raise NoOperator("unsupported: transposed vector")
@@ -362,5 +375,7 @@ def transposed(spec: TensorSpec) -> TensorSpec:
 
 
 def call(node: OnnxNode, op: str, *args: Any, outputs: Any = None, **kwargs: Any) -> list[OnnxCall]:
-    """Return a list with one call for a node; the output is the node's first output unless `outputs` is given."""
+    """Return a list with one call that computes a node; its result is the node's first output unless `outputs`
+    is given.
+    """
     return [OnnxCall(op, args, node.out if outputs is None else outputs, kwargs)]

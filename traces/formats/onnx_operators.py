@@ -1,4 +1,4 @@
-"""Table of the aten operators that compute each ONNX operator.
+"""Table of the conversion from each ONNX operator to the aten operators that compute it.
 
 A node becomes one call if torch has an operator for it, and several calls if it combines steps, such as padding or a
 product with a sum, that torch has as separate operators.
@@ -67,7 +67,7 @@ REASONS = {
 
 
 def check_operator(op: str) -> None:
-    """Raise `NoOperator` if the table lacks an ONNX operator."""
+    """Raise `NoOperator` if the table of conversions lacks the ONNX operator `op`."""
     if op not in TABLE:
         raise NoOperator(REASONS.get(op, "no aten operator for it"))
 
@@ -136,8 +136,9 @@ def _clip(node: OnnxNode) -> list[OnnxCall]:
 
 
 def _with(op: str, *attributes: tuple[str, float]) -> Lower:
-    """Return a function that converts a node to the operator `op`, with ONNX attributes and their defaults as
-    arguments.
+    """Return a function that converts a node to a call of the aten operator `op`.
+
+    attributes : name and default of each ONNX attribute that becomes an argument after the input
     """
     return lambda node: call(node, op, node.x, *(node.get(name, default) for name, default in attributes))
 

@@ -1,5 +1,6 @@
-"""Reader and writer of operator inputs with counts, as text (TritonBench, torch's `OperatorInputsMode`) or Parquet
-(BackendBench).
+"""Reader and writer of files that list arguments of operators and how often each occurs.
+
+They are text (TritonBench, torch's `OperatorInputsMode`) or Parquet (BackendBench):
 
     Operator: aten.add.Tensor
     cnt: 12, ((T([16, 128], f16), T([16, 128], f16, stride=(0, 1))), {'alpha': 2})
@@ -65,12 +66,12 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the calls of a file, each repeated by its count."""
+    """Yield the records of a trace with the calls in a text file; each call occurs as often as its count states."""
     return _records("tritonbench", file, _counted_lines(file))
 
 
 def _counted_lines(file: ForeignFile) -> Iterator[tuple[str, str, int]]:
-    """Yield operator, arguments and count for each call in a text file."""
+    """Yield the operator, the text of the arguments and the count for each call in a text file."""
     op = ""
     for number, line in enumerate(file.lines(), 1):
         if named := OPERATOR_LINE.fullmatch(line.strip()):
@@ -105,7 +106,7 @@ def _records(name: str, file: ForeignFile, rows: Iterator[tuple[str, str, int]])
 
 
 def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call in the file's notation, `((T([2, 3], f32), 1), {'alpha': 2})`.
+    """Return the positional and named arguments of a call from a text such as `((T([2, 3], f32), 1), {'alpha': 2})`.
 
     Raise `ValueError` for any other text.
     """
@@ -127,7 +128,7 @@ def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def literal(node: ast.expr) -> Any:
-    """Return the value of a parsed expression in the file's notation, or raise `ValueError`."""
+    """Return the value of a parsed expression in the notation of these files, or raise `ValueError`."""
     match node:
         case ast.Constant(value=int() as value) if value >= LARGEST:
             raise ValueError("an integer has more than 64 bits")
@@ -169,7 +170,7 @@ def _of_torch(name: str) -> Any:
 
 
 def device_named(name: str) -> torch.device:
-    """Return a device by name, or raise `ValueError`."""
+    """Return the device with this name, or raise `ValueError`."""
     try:
         return torch.device(name)
     except RuntimeError as error:
@@ -189,7 +190,7 @@ def _tensor(*args: Any, **words: Any) -> TensorSpec:
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write operators in alphabetical order, and the calls of each by decreasing count."""
+    """Write a text file: operators in alphabetical order, and the calls of each by decreasing count."""
     signatures = {item.number: item for item in trace.signatures}
     counts = trace.own_calls["signature"].value_counts()
     lines: dict[str, list[tuple[int, str]]] = {}
@@ -207,7 +208,7 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def call_text(signature: Signature) -> str:
-    """Return the arguments of a call in the file's notation; raise `ValueError` if it cannot hold them."""
+    """Return the text of a call's arguments, as `parse_call` reads it; raise `ValueError` if text cannot hold them."""
     if signature.kind != OPERATOR:
         raise ValueError("not an operator of torch's dispatcher")
     words = ", ".join(f"{name!r}: {_text(value)}" for name, value in signature.kwargs.items())
@@ -265,7 +266,7 @@ def recognizes_rows(head: Head) -> bool:
 
 
 def read_rows(file: ForeignFile) -> Iterator[Record]:
-    """Yield the calls of each row, repeated by its count."""
+    """Yield the records of a trace with the calls in a Parquet file; each call occurs as often as its count states."""
     with open_parquet(file, {"op_name": "string", "args": "string"}, ("count",), ROWS, MOST_BATCH) as content:
         yield from _records("backendbench", file, _counted_rows(file, content.records()))
 
@@ -281,7 +282,7 @@ def _counted_rows(file: ForeignFile, rows: Iterator[dict[str, Any]]) -> Iterator
 
 
 def _unquoted(value: Any) -> Any:
-    """Return the dtype or device in a text with quotation marks, as some rows have it, or the value unchanged."""
+    """Return the dtype or device that a string names, as in some rows; return any other value unchanged."""
     if not isinstance(value, str):
         return value
     device = DEVICE.fullmatch(value)
@@ -289,7 +290,7 @@ def _unquoted(value: Any) -> Any:
 
 
 def write_rows(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write one row per signature, sorted by operator and by decreasing count."""
+    """Write a Parquet file: one row per call with different arguments, sorted by operator and by decreasing count."""
     arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
     rows = sorted(_rows(trace, losses), key=lambda row: (row["op_name"], -row["count"]))
     schema = _schema(arrow)
@@ -299,7 +300,7 @@ def write_rows(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def _schema(arrow: Any) -> Any:
-    """Return the columns that BackendBench's converter writes."""
+    """Return the Arrow schema of the columns that BackendBench's converter writes."""
     return arrow.schema(
         [
             *(arrow.field(name, arrow.string()) for name in ("uuid", "op_name", "args")),
@@ -313,7 +314,7 @@ def _schema(arrow: Any) -> Any:
 
 
 def _rows(trace: Trace, losses: Losses) -> Iterator[dict[str, Any]]:
-    """Yield one row for each distinct operator and text of arguments."""
+    """Yield one row for each combination of an operator and a text of arguments, with its count and times."""
     signatures = {item.number: item for item in trace.signatures}
     groups = trace.own_calls.groupby("signature")["time_ns"]
     counts: Counter[tuple[str, str]] = Counter()
@@ -345,7 +346,7 @@ def _rows(trace: Trace, losses: Losses) -> Iterator[dict[str, Any]]:
 
 
 def _with_plain_devices(signature: Signature) -> Signature:
-    """Return a signature with devices as strings, because other readers of such files know no other form."""
+    """Return a signature with devices as strings, because BackendBench only reads devices in this form."""
 
     def plain(value: Any) -> Any:
         return str(value) if isinstance(value, torch.device) else value

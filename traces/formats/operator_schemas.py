@@ -1,4 +1,4 @@
-"""Parser of operator schemas, and search for the overload that a call belongs to.
+"""Parser of operator schemas, and search for the overload that accepts a call's arguments.
 
 Text from untrusted files is parsed here and never passed to torch's parser.
 """
@@ -23,8 +23,9 @@ NAME = re.compile(r"([A-Za-z_]\w*)::([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Parameter of an operator.
+    """Parameter of an operator, as its schema declares it.
 
+    name : name of the parameter
     type : type without alias and length, such as `Tensor?`, `ScalarType`, `SymInt[]`
     declared_type : type as in the text, such as `Tensor(a!)`, `int[2]`
     is_named : True if the parameter is keyword-only
@@ -38,7 +39,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class SchemaText:
-    """Parsed schema.
+    """A schema of an operator, parsed from its text.
 
     name : name with its overload, such as `aten::add.Tensor`
     returns : text after the arrow
@@ -52,7 +53,7 @@ class SchemaText:
 
     @property
     def op(self) -> str:
-        """Return the name of the operator in a trace, such as `aten.add.Tensor`."""
+        """Return the name that the operator has in a trace, such as `aten.add.Tensor`."""
         namespace, _, rest = self.name.partition("::")
         packet, _, overload = rest.partition(".")
         return f"{namespace}.{packet}.{overload or 'default'}"
@@ -62,7 +63,10 @@ class SchemaText:
         return tuple(parameter.name for parameter in self.parameters)
 
     def text(self, plain_type: Callable[[str], str]) -> str:
-        """Return the schema's text without defaults and without the mark `*` before keyword-only parameters."""
+        """Return the schema's text without defaults and without the mark `*` before keyword-only parameters.
+
+        plain_type : returns the form of a declared type in the text
+        """
         parameters = [f"{plain_type(parameter.declared_type)} {parameter.name}" for parameter in self.parameters]
         return f"{self.name}({', '.join(parameters)}) -> {plain_type(self.returns)}"
 
@@ -97,7 +101,7 @@ def _parse(text: str) -> SchemaText | None:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yield the parts between top-level commas, outside of brackets and quotes, without surrounding spaces."""
+    """Yield the parts of a text between commas that are outside of brackets and quotes, without surrounding spaces."""
     depth, start, quote = 0, 0, ""
     for place, character in enumerate(text):
         if quote:
@@ -116,7 +120,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def _closing(text: str) -> int | None:
-    """Return the position of the bracket that closes an already open one, or None if there is none."""
+    """Return the position of the bracket that closes the one before the text, or None if the text lacks it."""
     depth, quote = 0, ""
     for place, character in enumerate(text):
         if quote:
@@ -143,12 +147,12 @@ NAME_OF_OVERLOAD = re.compile(r"(?:::|\.)[A-Za-z_]\w*\.[A-Za-z_]\w*$")
 
 
 class NoOverload(ValueError):
-    """No registered overload accepts a call."""
+    """Raised if no registered overload accepts a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A call of an operator's overload.
+    """A call of an operator's overload, with arguments that fit the overload's schema.
 
     op : name in a trace, such as `aten.add.Tensor`
     args : positional arguments
@@ -164,7 +168,7 @@ def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
     """Return the call of the overload that accepts these arguments.
 
     name : operator with or without overload; a name without a namespace is one of aten
-    args, kwargs : values and `TensorSpec`; keyword-only arguments may be among `args`
+    args, kwargs : arguments, in which tensors are `TensorSpec`; keyword-only arguments may be among `args`
 
     Raise `NoOverload` if no operator of that name is registered, or no overload accepts the arguments.
     """
@@ -181,7 +185,7 @@ def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 
 
 def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses: Losses) -> Bound:
-    """Return the call of the overload that a file names or, if torch lacks it, of one that accepts the arguments.
+    """Return the call of the overload that a file names or, if this torch lacks it, of one that accepts the arguments.
 
     Older versions of torch had overloads that were replaced later, such as `aten.sum.SymInt`. Unknown operators keep
     their names. Devices may be strings.
@@ -203,8 +207,8 @@ def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses
 
 
 def _with_device(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments with `device` as a `torch.device`, because a replay can move the call to another device only
-    then.
+    """Return the arguments with `device` as a `torch.device`, because only then a replay can move the call to
+    another device.
     """
     device = kwargs.get("device")
     if isinstance(device, str):
@@ -221,8 +225,10 @@ def _is_registered(name: str) -> bool:
 
 
 def schemas_of(name: str) -> list[Any]:
-    """Return torch's schemas of an operator's overloads: the dispatcher's first, then overloads that only TorchScript
-    has.
+    """Return torch's schemas of an operator's overloads: first those that the dispatcher has, then those of TorchScript
+    only.
+
+    name : operator with or without overload
     """
     match = OPERATOR_NAME.fullmatch(name if re.search(r"::|\.", name) else f"aten::{name}")
     if match is None:
@@ -235,7 +241,7 @@ def schemas_of(name: str) -> list[Any]:
 
 
 def op_of(schema: Any) -> str:
-    """Return an overload's name in a trace."""
+    """Return the name that an overload has in a trace, such as `aten.add.Tensor`."""
     return f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}"
 
 
@@ -251,9 +257,7 @@ def _is_dispatched(schema: Any) -> bool:
 
 
 def has_composite_kernel(schema: Any) -> bool | None:
-    """Return True if the dispatcher runs other operators in place of an overload; None if only TorchScript has the
-    overload.
-    """
+    """Return True if the dispatcher runs other operators in place of an overload; None if only TorchScript has it."""
     try:
         return bool(
             torch._C._dispatch_has_kernel_for_dispatch_key(_dispatcher_name(schema), "CompositeImplicitAutograd")
@@ -263,7 +267,7 @@ def has_composite_kernel(schema: Any) -> bool | None:
 
 
 def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bool) -> Bound | str:
-    """Return the call of an overload, or the reason why the overload does not accept the arguments.
+    """Return the call of an overload with these arguments, or the reason why the overload does not accept them.
 
     is_named : True if the file names the overload; a number may then be passed for a tensor, as in torch
     """
@@ -297,7 +301,7 @@ def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bo
 
 
 def without_defaults(bound: Bound, schema: Any = None) -> Bound:
-    """Return the call without arguments that equal their parameters' defaults, as the dispatcher passes it on.
+    """Return a call without arguments that equal the defaults of their parameters, as the dispatcher passes it on.
 
     schema : schema of the overload, None to look it up
     """
@@ -325,7 +329,7 @@ def _with_type(value: Any) -> Any:
 
 
 def _fits(value: Any, kind: Any, length: int | None = None) -> bool:
-    """Return True if a parameter accepts a value.
+    """Return True if a parameter of type `kind` accepts a value.
 
     length : length of a list parameter that accepts a single number, else None
     """
@@ -361,9 +365,7 @@ SPACES = ("special", "linalg", "fft")
 
 
 def operator_name(name: str) -> str:
-    """Return the operator's name for the path of a Python function, for example `aten::relu` for
-    `torch.nn.functional.relu`.
-    """
+    """Return the operator that a Python function calls, such as `aten::relu` for `torch.nn.functional.relu`."""
     if "::" in name:
         return name
     parts = name.removeprefix("torch.ops.").split(".")

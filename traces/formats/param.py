@@ -5,8 +5,8 @@
         {"type": "tensor", "dtype": "float", "shape": [[128, 2048, 16], 256], "__range__": ["shape"]},
         {"type": "tensor", "dtype": "float", "shape": [256, 256]}]}]}]}}
 
-Iterators, which expand macros, and generators, which make arguments, are plug-ins in `configurations/`. A case is
-computed from its number when it is needed.
+Iterators, which expand one entry to many, and generators, which make arguments, are plug-ins in `configurations/`. A
+case is computed from its index when it is needed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from opgrip.traces.schema.records import Record, Scope
 
 @dataclass(frozen=True, slots=True)
 class SectionEntry:
-    """Entry of a `build` or `input` section without macros.
+    """One entry of a `build` or `input` section, after ranges and other macros were replaced by values.
 
     form : JSON object with `args` and `kwargs`; None for a missing `build` section
     weight : number of values in the entry, which limits the cost of generating its arguments
@@ -53,7 +53,12 @@ class SectionEntry:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationCase:
-    """A case of an operator whose arguments are not generated yet."""
+    """A case of an operator whose arguments are not generated yet.
+
+    op : name of the operator, function or module
+    build, input : entries that describe the arguments to build a module with, and to call it with
+    build_generator, input_generator : functions that generate these arguments
+    """
 
     op: str
     build: SectionEntry
@@ -64,7 +69,9 @@ class ConfigurationCase:
 
 @contextmanager
 def reasons() -> Iterator[None]:
-    """Convert errors that iterators and generators raise for unsuitable entries to `ValueError`."""
+    """Convert errors that iterators and generators raise in the `with` block, for unsuitable entries, to
+    `ValueError`.
+    """
     try:
         yield
     except (LookupError, TypeError, AttributeError, OverflowError) as error:
@@ -78,7 +85,7 @@ class UnreadableCase(ValueError):
 
 
 def _entries(form: Any, expand: Expand) -> ValueChoices:
-    """Return the entries into which an iterator expands one entry of a file."""
+    """Return the entries into which an iterator (`expand`) expands one entry of a file."""
     if not isinstance(form, dict):
         raise ValueError("an entry is not an object")
     with reasons():
@@ -93,7 +100,7 @@ def _entries(form: Any, expand: Expand) -> ValueChoices:
 
 
 def plan_of(operators: Mapping[str, Any], losses: Losses) -> ValueChoices:
-    """Return the cases of all operators in file order: for each entry of `build`, all entries of `input`.
+    """Return the cases of all operators in file order; each entry of `build` is combined with all entries of `input`.
 
     Sections that cannot be expanded are counted in `losses`, with the reason.
     """
@@ -101,7 +108,10 @@ def plan_of(operators: Mapping[str, Any], losses: Losses) -> ValueChoices:
 
 
 def _made(op: str, losses: Losses, make: Callable[..., ValueChoices], *args: Any) -> list[ValueChoices]:
-    """Return a list with the result of `make`. If it raises `ValueError`, count the reason and return an empty list."""
+    """Return a list with the result of `make(*args)`.
+
+    If it raises `ValueError`, count the reason as a loss of operator `op` and return an empty list.
+    """
     try:
         return [make(*args)]
     except ValueError as error:
@@ -159,7 +169,7 @@ def _repeats_of(form: dict[str, Any]) -> int:
 
 
 def weight_of(form: Any) -> int:
-    """Return the number of values in a JSON value."""
+    """Return the number of values in a JSON value, including nested ones."""
     weight, level = 0, [form]
     while level:
         weight += len(level)
@@ -198,7 +208,7 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the calls of the file's cases, or of the selected cases."""
+    """Yield the records of a trace with the calls of the file's cases, or of the cases that the user selected."""
     operators, device = _operators_of(file)
     cases = plan_of(operators, file.losses)
     places = file.places(cases.count, MOST_CASES)
@@ -226,7 +236,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
 def _calls_of(
     case: ConfigurationCase, draw: ArgumentDraw, recording: MetaRecording, file: ForeignFile
 ) -> list[Recorded]:
-    """Return the calls of a case.
+    """Return the operators that a case calls.
 
     If the operator does not exist or rejects its arguments, count the reason and return an empty list.
     """
@@ -246,7 +256,7 @@ def _arguments(entry: SectionEntry, generate: Generate, draw: ArgumentDraw) -> A
 
 
 def _operators_of(file: ForeignFile) -> tuple[dict[str, Any], str]:
-    """Return the operators' configurations by name, and the device that they name."""
+    """Return the configurations of a file by operator, and the device that the file names."""
     form = file.parse(file.content(MOST_BYTES), MOST_ITEMS)
     if not isinstance(form, dict):
         raise file.damage("it is not an object of operators")

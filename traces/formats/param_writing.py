@@ -1,4 +1,4 @@
-"""Writer of a trace's calls as operator configurations, and conversion of configurations to calls."""
+"""Writer of a trace's calls as PARAM operator configurations, and conversion of such configurations to calls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CODES: dict[str, dict[int, Any]] = {
 
 
 def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording: MetaRecording) -> Iterator[Recorded]:
-    """Yield the calls of one case.
+    """Yield the operators that one case of a configuration calls.
 
     name : `aten::add`, `torch.add`, `torch.nn.Linear`, `pytorch.model.resnet`
     build : arguments of the `build` section, or None: a module's arguments, or an operator's schema as text
@@ -83,7 +83,7 @@ def _bind(name: str, arguments: Arguments) -> Bound:
 
 
 def _bind_by_text(schema: SchemaText, arguments: Arguments) -> Bound:
-    """Return the call of the overload with this schema; arguments are named as in the schema's text."""
+    """Return the call of the overload that a schema's text names; the arguments have the names in this text."""
     if len(arguments.args) > len(schema.names):
         raise NoOverload(f"{schema.name} takes {len(schema.names)} arguments, not {len(arguments.args)}")
     named = dict(zip(schema.names, arguments.args, strict=False))
@@ -105,7 +105,7 @@ def _with_overload(name: str) -> str:
 
 
 def _with_types(bound: Bound) -> Bound:
-    """Return the call with integers replaced by the dtypes, layouts and memory formats that they represent."""
+    """Return a call with integer codes replaced by the dtypes, layouts and memory formats that they represent."""
     (schema,) = schemas_of(bound.op)[:1]
     names = [parameter.name for parameter in schema.arguments]
     args = tuple(_typed(name, value) for name, value in zip(names, bound.args, strict=False))
@@ -184,12 +184,12 @@ def _entry_of(signature: Signature) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _plain_type(text: str) -> str:
-    """Return the TorchScript type for a dispatcher type."""
+    """Return the type that TorchScript's schemas have for a type of the dispatcher."""
     return ALIAS.sub("", text).replace(SYMBOLIC, "int")
 
 
 def _all_arguments(schema: Any, signature: Signature) -> Iterator[tuple[Any, Any]]:
-    """Yield each parameter with its argument or default."""
+    """Yield each parameter of the schema with its argument in the signature, or its default."""
     if len(signature.args) > len(schema.arguments):
         raise ValueError("it has more arguments than its schema")
     for place, parameter in enumerate(schema.arguments):
@@ -232,7 +232,7 @@ def _form(name: str, value: Any) -> dict[str, Any]:
 
 
 def _code(name: str, value: Any) -> dict[str, Any]:
-    """Return TorchScript's integer for a dtype, layout or memory format."""
+    """Return the JSON object of an argument that TorchScript stores as an integer: a dtype, layout or memory format."""
     for code, item in CODES.get(name.removeprefix("out_"), {}).items():
         if item == value:
             return {"type": "int", "value": code, "name": name}
@@ -240,7 +240,7 @@ def _code(name: str, value: Any) -> dict[str, Any]:
 
 
 def _lost(signature: Signature) -> Iterator[str]:
-    """Yield the properties of a call that the written entry lacks."""
+    """Yield the properties of a signature that the configuration's entry for it lacks."""
     yield "time and place in the program"
     specs = list(tensors([signature.args, signature.kwargs]))
     if any(spec.stride != contiguous(spec.shape) or spec.offset for spec in specs):

@@ -1,8 +1,8 @@
 """Traces of opgrip as Parquet files with one row per call, for pandas, DuckDB and Polars, without loss.
 
-Every row is a call. The other records of a trace, such as its header, signatures and scopes, are JSON Lines in the
-column `records`, in the row of the first call after them. The column also holds members of a block that are not
-columns. Files are written and read in trace order, in memory proportional to the number of signatures.
+Other records of a trace, such as its header, signatures and scopes, are JSON Lines in the column `records`, in the row
+of the first call after them. The column also holds members of a block that are not columns. Files are written and read
+in trace order, in memory proportional to the number of signatures.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ MOST_TEXT = 64 << 20
 
 
 def recognizes(head: Head) -> bool:
-    """Return True for a Parquet file that is marked as a trace."""
+    """Return True for a Parquet file whose metadata mark it as a trace."""
     return head.start.startswith(MAGIC) and MARK in footer_of(head.path)
 
 
 def write_records(records: Iterable[Record], file: IO[bytes], losses: Losses) -> None:
-    """Write records one by one; they are iterated up to three times if the trace has steps."""
+    """Write the records of a trace to a Parquet file; they are iterated up to three times if the trace has steps."""
     columns = records.columns if isinstance(records, TraceReader) else records.__iter__
     table = ParquetTable(file, None if isinstance(records, Iterator) else find_step_starts(columns))
     for record in columns():
@@ -55,7 +55,7 @@ def write_records(records: Iterable[Record], file: IO[bytes], losses: Losses) ->
 
 
 def read(file: ForeignFile) -> Iterator[Record | CallBlock]:
-    """Yield the records of a trace in order."""
+    """Yield the records of a trace from a Parquet file, in order."""
     kinds = {**dict.fromkeys(NUMBERS, "int64"), RECORDS: "string"}
     with open_parquet(file, kinds, (STORAGES,), batch_texts=MOST_TEXT, is_streamed=True) as content:
         records = _records(file, content)
@@ -111,13 +111,15 @@ def _check_storages(file: ForeignFile, content: ParquetFile) -> None:
 
 
 def _parts(places: list[int], count: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows: those before the first place, and from each place to the next."""
+    """Yield the ranges of rows that `places` divide `count` rows into: before the first place, and from each to
+    the next.
+    """
     bounds = [*([] if places[:1] == [0] else [0]), *places, count]
     yield from ((first, stop) for first, stop in pairwise(bounds) if stop > first)
 
 
 def _known(file: ForeignFile, form: Any) -> Iterator[Record]:
-    """Yield the record in a JSON value, or nothing if this version does not know its type."""
+    """Yield the record that a JSON value describes, or nothing if this version does not know its type."""
     if not isinstance(form, dict):
         raise file.damage("a line is not a record")
     try:
@@ -130,10 +132,12 @@ def _known(file: ForeignFile, form: Any) -> Iterator[Record]:
 
 @dataclass(slots=True)
 class _Block:
-    """A block of calls whose rows are being read.
+    """A block of calls whose rows are being read, possibly from several batches.
 
     rest : members of the block that are not columns
+    count : number of calls in the block
     lines : unparsed records after the block
+    rows, pieces : number of rows added so far, and these rows
     """
 
     file: ForeignFile
@@ -144,14 +148,14 @@ class _Block:
     pieces: list[Any] = field(default_factory=list)
 
     def add(self, rows: Any) -> None:
-        """Add the rows of a batch to the block."""
+        """Add rows of a batch that belong to the block."""
         self.rows += rows.num_rows
         self.pieces.append(rows)
         if self.rows > self.count:
             raise self.file.damage("a call is not in a block")
 
     def too_short(self) -> Exception:
-        """Return the error for rows that end before the block is complete."""
+        """Return the error to raise if the file's rows end before the block is complete."""
         return self.file.damage(f"a block has {counted(self.rows, 'call')}, not {self.count}")
 
     def after(self) -> Iterator[Record]:
@@ -197,7 +201,7 @@ class _Block:
         return np.concatenate([piece.to_numpy(zero_copy_only=False) for piece in pieces])
 
     def _storages(self) -> tuple[Integers, Integers]:
-        """Return the number of tensors of each call, and the storage of each tensor."""
+        """Return the number of tensors of each call, and the storage numbers of all these tensors."""
         tensors = self.rest.get("tensors")
         if isinstance(tensors, list):
             # files of an earlier version
@@ -220,7 +224,7 @@ class _Block:
 
 
 def _open_block(file: ForeignFile, text: str) -> tuple[Iterator[Record], _Block]:
-    """Return the records before a block and the block itself, from the text in the row of its first call."""
+    """Return the records before a block and the block itself, from the JSON Lines in the row of its first call."""
     lines = text.split("\n")
     for place, line in enumerate(lines):
         # blocks without Parquet rows, and other records, lack this name

@@ -1,6 +1,6 @@
 """Reader of untrusted Parquet files, in a child process with limited memory, one batch of rows at a time.
 
-The child streams rows as Arrow IPC. The received rows are checked against the limits, so that wrong sizes in the footer
+The child streams rows as Arrow IPC. The received rows are checked against limits, so that wrong sizes in the footer
 and pages that decompress to gigabytes do no harm.
 """
 
@@ -32,7 +32,7 @@ MOST_ROWS = Allowance("rows", 10_000_000, 1)
 
 
 def footer_of(path: Path) -> bytes:
-    """Return the footer of a Parquet file, which has column names and metadata; empty if there is none."""
+    """Return the footer of a Parquet file, which has column names and metadata; empty for any other file."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -48,15 +48,16 @@ def footer_of(path: Path) -> bytes:
 
 
 class TooLargeError(FormatError):
-    """A Parquet file exceeds its limits."""
+    """Raised if a Parquet file exceeds its limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetLimits:
-    """Limits of a Parquet file.
+    """Limits up to which a Parquet file is read.
 
-    rows, total_bytes, texts : limits of the whole file; a text counts in each row that contains it
-    batch_texts : maximum size in bytes of the texts in a batch
+    rows, total_bytes, texts : limits of the whole file: rows, bytes, and bytes of texts, each counted in each of its
+        rows
+    batch_texts : limit of the bytes of texts in one batch of rows
     """
 
     rows: int
@@ -71,7 +72,7 @@ class ParquetFile:
     Parameters
     ----------
     columns : names of columns to read if the file has them; None for all columns
-    rows : rows per batch
+    rows : number of rows per batch
     limits : limits of the file; None for a trusted file, whose reader may use all memory
 
     Attributes
@@ -112,7 +113,7 @@ class ParquetFile:
         self.schema = self._stream.schema
 
     def read(self, size: int = -1) -> bytes:
-        """Read bytes of the child's output and count them."""
+        """Return up to `size` bytes of the child's output, and count them; Arrow calls this."""
         assert self._process.stdout is not None
         data = self._process.stdout.read(size)
         self._bytes += len(data)
@@ -178,7 +179,7 @@ class ParquetFile:
             yield from rows
 
     def _damage(self, error: BaseException | None) -> FormatError:
-        """Return the error for a stream that ends early, with the reason that the child process reports."""
+        """Return the error to raise for a stream that ends early, with the reason that the child process reports."""
         _, message = self._process.communicate()
         lines = message.decode(errors="replace").splitlines()
         status = self._process.returncode
@@ -198,11 +199,12 @@ def open_parquet(
     batch_texts: int = 1 << 62,
     is_streamed: bool = False,
 ) -> Iterator[ParquetFile]:
-    """Open an untrusted file; problems found here or while reading it raise `UserError`.
+    """Open an untrusted Parquet file; problems found here or while reading it raise `UserError`.
 
     kinds : required columns, with types `string`, `int64` or `double`
     optional : optional columns of any type
-    batch_texts : see `ParquetLimits`
+    rows : number of rows per batch
+    batch_texts : limit of the bytes of texts in one batch
     is_streamed : True if the caller does not keep the rows; only the limits of compressed files apply then
     """
     size = file.path.stat().st_size
@@ -229,12 +231,14 @@ def _check_columns(schema: Any, kinds: Mapping[str, str]) -> None:
 
 
 def _stream_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that pyarrow raises for a stream that ends early; invalid UTF-8 is a `ValueError`."""
+    """Return the classes of errors that pyarrow raises for a damaged stream; `ValueError` is for invalid UTF-8."""
     return (needed("pyarrow").ArrowException, OSError, ValueError, LookupError, TypeError, RuntimeError)
 
 
 def _text_bytes(column: Any) -> int:
-    """Return the number of bytes of the texts in a column, without creating them; 0 for columns of other types."""
+    """Return the number of bytes of all texts in an Arrow column, without creating them; 0 for columns of other
+    types.
+    """
     arrow, compute = needed("pyarrow"), needed("pyarrow.compute")
     is_coded = arrow.types.is_dictionary(column.type)
     values = column.dictionary if is_coded else column

@@ -1,6 +1,6 @@
-"""Writer of a trace to a Parquet file, with the arguments of each call as one line of text.
+"""Writer of a trace to a Parquet file with one row per call, whose arguments are one line of text.
 
-Each row is a call. Names are looked up for many rows at once.
+Names are looked up for many rows at once.
 """
 
 from __future__ import annotations
@@ -65,7 +65,13 @@ Integers = NDArray[np.int64]
 
 @dataclass(slots=True)
 class _Group:
-    """Rows that are not written yet: for each column, a list with one entry for each block of calls."""
+    """Rows that are not written yet. Each column is a list of arrays, one for each block of calls.
+
+    rows : number of rows
+    numbers : the columns of integers, by name
+    threads, lengths : thread and number of calls of each block
+    texts : records that are stored with each block, as text
+    """
 
     rows: int = 0
     numbers: dict[str, list[Integers]] = field(default_factory=lambda: {name: [] for name in NUMBERS})
@@ -76,7 +82,6 @@ class _Group:
     threads: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    """records that are stored with each block, as text"""
 
 
 class ParquetTable:
@@ -101,7 +106,7 @@ class ParquetTable:
         self._threads: dict[int, Thread] = {}
 
     def add(self, record: Record | CallBlock) -> None:
-        """Add a record to the file."""
+        """Add the next record of the trace."""
         match record:
             case Header():
                 self._ranks = ranks_of(record.fields)
@@ -126,7 +131,7 @@ class ParquetTable:
         self._writer.close()
 
     def _begin_block(self, record: CallBlock) -> dict[str, Any]:
-        """Keep a block in memory, and return its members that are not columns."""
+        """Keep a block in memory, and return the members that the column `records` stores for it."""
         self._end_block()
         self._block = record
         form: dict[str, Any] = {
@@ -141,7 +146,9 @@ class ParquetTable:
         return form | {name: values for name, values in pairs.items() if values}
 
     def _end_block(self) -> None:
-        """Add the block in memory to the rows, with the records around it."""
+        """Add the calls of the block in memory to the rows, together with the other records that belong to the
+        block.
+        """
         block = self._block
         if block is None:
             return
@@ -203,7 +210,7 @@ class ParquetTable:
         return columns
 
     def _storages(self) -> Any:
-        """Return the storages of each call's tensors; null if the block does not have them."""
+        """Return the column of storage numbers, a list for each call; null for calls of a block without storages."""
         arrow = self._arrow
         tensors = concatenated(self._group.tensors)
         ends = np.concatenate([[0], np.cumsum(np.maximum(tensors, 0))]).astype(np.int32)
@@ -211,7 +218,7 @@ class ParquetTable:
         return arrow.ListArray.from_arrays(offsets, arrow.array(concatenated(self._group.storages)))
 
     def _records(self) -> Any:
-        """Return the column of records between blocks; each text is in the row of its block's first call."""
+        """Return the column of records between blocks; a text is in the row of the first call of its block."""
         group = self._group
         lengths = _integers(group.lengths)
         places = np.full(group.rows, -1, dtype=np.int64)
@@ -220,7 +227,12 @@ class ParquetTable:
         return texts.take(self._arrow.array(places, mask=places < 0))
 
     def _named(self, numbers: Integers, names: Sequence[str], of: Callable[[int], Sequence[Any]]) -> dict[str, Any]:
-        """Return columns with the values that the numbers identify; each distinct number is looked up once."""
+        """Return columns that follow from a number in each row; each distinct number is looked up once.
+
+        numbers : (rows,), for example the number of each call's signature
+        names : names of the columns
+        of : returns the values of all columns for a number
+        """
         arrow = self._arrow
         unique, inverse = np.unique(numbers, return_inverse=True)
         rows = [of(number) for number in unique.tolist()]

@@ -1,4 +1,4 @@
-"""Compact table of a profiler's events, and selection of the events that a capture would record as calls.
+"""Compact table of a profile's events, and selection of the events that a capture would record as calls.
 
 A capture records operators below autograd, but neither composite operators, which only call others, nor operators that
 a recorded one calls. The profiler has events for all of these, each inside the event of its caller.
@@ -42,7 +42,7 @@ MOST_TIME_NS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class EventInputs:
-    """Arguments of a call as an event holds them, with one item per parameter of the operator.
+    """Arguments of an operator call in a profiler event, with one item per parameter of the operator in each list.
 
     texts : text of arguments other than tensors; empty for tensors, None, and values that the profiler does not write
     has_texts : False if the profiler does not write texts
@@ -60,7 +60,7 @@ class EventInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slice:
-    """Contents of an event without its times; events with the same contents share one slice.
+    """Contents of a profiler event without its times; events with the same contents share one slice.
 
     inputs : arguments, or None if the event has no shapes
     """
@@ -72,8 +72,9 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class ProfilerEvent:
-    """An event: a slice with its start and end.
+    """A profiler event.
 
+    slice : name and arguments
     start_ns, end_ns : start and end, counted from the first event
     external : number by which kernels refer to the event, -1 for none
     sequence : number by which a backward pass refers to a forward call, -1 for none
@@ -92,13 +93,13 @@ class OperatorKernels:
     device_ns: Counter[str]
 
     def add(self, other: OperatorKernels) -> None:
-        """Add the kernels of another operator to this one's."""
+        """Add the kernels of another operator to those of this one."""
         self.launches.update(other.launches)
         self.device_ns.update(other.device_ns)
 
 
 class EventColumns:
-    """Table of 64-bit integers, one array per column."""
+    """A growing table of 64-bit integers, with one array per column."""
 
     def __init__(self, *names: str) -> None:
         self._arrays = {name: array("q") for name in names}
@@ -116,18 +117,16 @@ class EventColumns:
 
 
 class EventTable:
-    """Table of a profile's events.
+    """Table of all events in a profile that concern operators and their kernels.
 
-    Attributes
-    ----------
     read, operators, shapes : numbers of all events, of operator events, and of operator events with shapes
     work : kernels, by number of the operator that launched them
-    devices : number of kernels by device
+    devices : number of kernels on each device
     kernels : kernels and copies on the device; `correlation` identifies the launch, `name` is an index into
         `kernel_names`
     launches : calls on the host that launch a kernel or copy; `name` is as in `kernels`, or -1 if unknown
-    graph_launches : start in ns and thread of graph launches, by correlation
-    capture_begins, capture_ends : times in ns at which captures of graphs began and ended
+    graph_launches : start in ns and thread of the launches of CUDA or HIP graphs, by correlation
+    capture_begins, capture_ends : times in ns at which captures of such graphs began and ended
     """
 
     def __init__(self) -> None:
@@ -151,7 +150,7 @@ class EventTable:
 
     @property
     def first_ns(self) -> int:
-        """Start of the first event, from which the times in `threads` are counted."""
+        """Start of the first event in ns, from which the times in `threads` are counted."""
         return int(self._columns["start"].min()) if len(self._columns) else 0
 
     @property
@@ -159,7 +158,7 @@ class EventTable:
         return list(self._kernel_names)
 
     def add(self, event: Any) -> None:
-        """Add an event, unless it is unrelated to operators; raise `ValueError` if it is invalid."""
+        """Add an event, a JSON object, if it concerns operators; raise `ValueError` if it is invalid."""
         self.read += 1
         if not isinstance(event, dict):
             raise ValueError("an event cannot be read")
@@ -259,7 +258,8 @@ class EventTable:
 def _inputs(fields: list[Any], old_shapes: Any) -> EventInputs:
     """Return the arguments in an operator event.
 
-    Older profilers write fewer fields, one of them under another name.
+    fields : the event's types, shapes, strides and texts
+    old_shapes : shapes under the name that older profilers use
     """
     types, shapes, strides, texts = fields
     shapes = old_shapes if shapes is None else shapes
@@ -281,7 +281,7 @@ def _ns(microseconds: Any) -> int:
 
 
 def _number(value: Any) -> int:
-    """Return a number that identifies an event, or -1 if `value` is not one."""
+    """Return a number by which events refer to each other, or -1 if `value` is no such number."""
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 19:
         value = int(value)
     return value if type(value) is int and 0 <= value < MOST_TIME_NS else -1
@@ -297,7 +297,7 @@ NOT_REGISTERED = "not registered in this torch: counted by the operators that it
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCall:
-    """A call in a profile that a capture would record.
+    """An event of a profile that a capture would record as a call.
 
     forward : profiler's number of the forward call that caused it, -1 for none
     work : kernels that it ran on an accelerator
@@ -311,9 +311,10 @@ class ProfiledCall:
 
 @dataclass(slots=True)
 class _Open:
-    """An event that has not ended yet.
+    """An event that has not ended yet, while the events of a thread are read.
 
-    call : the recorded call that this event represents or belongs to
+    call : the recorded call that this event is or is inside of, None if there is none
+    is_call : True if the event itself is the call
     """
 
     end_ns: int
@@ -326,9 +327,10 @@ class _Open:
 def calls_of(
     events: Iterable[ProfilerEvent], work: dict[int, OperatorKernels], skip: Callable[[str, str], None]
 ) -> Iterator[ProfiledCall]:
-    """Yield the calls of one thread in the order of their ends.
+    """Yield the calls of one thread that a capture would record, in the order of their ends.
 
     events : events in start order, outer events first
+    work : kernels, by number of the operator that launched them
     skip : called with each operator that is left out, and the reason
     """
     root = _Open(1 << 62, Scope(0, "", "", "forward"), -1)

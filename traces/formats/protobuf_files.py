@@ -25,9 +25,11 @@ oneof `value`
 
 
 def make_message_classes(package: str, extra: str, schema: Schema) -> dict[str, Any]:
-    """Return classes of messages, by name.
+    """Return protobuf classes of messages, by name.
 
+    package : name of the protobuf package
     extra : extra of opgrip that installs protobuf
+    schema : number and type of each field, by message and name
 
     Raise `MissingPackageError` if protobuf is not installed.
     """
@@ -53,7 +55,7 @@ def make_message_classes(package: str, extra: str, schema: Schema) -> dict[str, 
 
 
 def parse_message(message_class: Any, data: bytes) -> Any:
-    """Return a parsed message, or raise `FormatError`."""
+    """Return the message that bytes encode, or raise `FormatError`."""
     try:
         return message_class.FromString(data)
     except Exception as error:
@@ -62,7 +64,7 @@ def parse_message(message_class: Any, data: bytes) -> Any:
 
 
 def message_from_json(message_class: Any, form: Any) -> Any:
-    """Convert a JSON object to a message; fields that the class lacks are ignored.
+    """Convert a JSON object to a protobuf message; fields that the class lacks are ignored.
 
     Raise `FormatError` if it cannot be converted.
     """
@@ -79,7 +81,7 @@ def message_from_json(message_class: Any, form: Any) -> Any:
 
 
 def with_length(message: bytes) -> bytes:
-    """Return a message preceded by its length."""
+    """Return an encoded message preceded by its length, as a variable-length integer."""
     length, prefix = len(message), bytearray()
     while length > 0x7F:
         prefix.append(length & 0x7F | 0x80)
@@ -111,8 +113,9 @@ def split_messages(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the variable-length integer at a position, and the position after it; raise `FormatError` if it is cut or
-    too long.
+    """Return the variable-length integer at a position, and the position after it.
+
+    Raise `FormatError` if the integer is cut or too long.
     """
     number = 0
     for place, byte in enumerate(data[position : position + 10]):
@@ -123,9 +126,9 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def has_more_fields(data: bytes, descriptor: Any, limit: int) -> bool:
-    """Return True if a message and the messages inside it have more than `limit` fields.
+    """Return True if an encoded message and the messages inside it have more than `limit` fields.
 
-    descriptor : descriptor of the message, which says which fields are messages
+    descriptor : protobuf descriptor of the message, which states which fields are messages
     """
     remaining = [(0, len(data), descriptor)]
     count = 0

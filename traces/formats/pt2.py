@@ -1,4 +1,4 @@
-"""Reader of programs written by `torch.export.save`, as traces of one run.
+"""Reader of programs written by `torch.export.save`, each as the trace of one run.
 
 The graph's JSON is read without `torch.export.load`, which unpickles weights, constants and sample inputs, evaluates
 expressions of sizes, and requires a file of the same torch version.
@@ -57,7 +57,7 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the operators of each program in the file in order."""
+    """Yield the records of a trace with the operators of each exported program in the file."""
     builder = None
     for content in _programs(file):
         program = file.parse(content)
@@ -80,7 +80,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _programs(file: ForeignFile) -> Iterator[bytes]:
-    """Yield the JSON of the graphs in the archive, up to a maximum size."""
+    """Yield the JSON text of each graph in the archive; raise `UserError` if the texts exceed a limit together."""
     most = min(MOST_JSON, DECOMPRESSED.of(file.path.stat().st_size)) if not file.unbounded else MOST_BYTES
     try:
         with zipfile.ZipFile(file.path) as archive:
@@ -107,7 +107,7 @@ def _programs(file: ForeignFile) -> Iterator[bytes]:
 
 
 def _add_calls(graph: dict[str, Any], values: _Values, file: ForeignFile, builder: RecordBuilder) -> Iterator[None]:
-    """Add the calls of a graph's operators one by one."""
+    """Add the calls of a graph's operators; yield after each, so that the caller can write completed records."""
     nodes = graph.get("nodes")
     for node in nodes if isinstance(nodes, list) else ():
         target = node.get("target") if isinstance(node, dict) else None
@@ -144,8 +144,11 @@ def _add_call(op: str, node: dict[str, Any], values: _Values, builder: RecordBui
 def _add_inner_calls(
     name: str, node: dict[str, Any], values: _Values, file: ForeignFile, builder: RecordBuilder
 ) -> Iterator[None]:
-    """Add the calls of an inner graph that a higher-order operator runs once; how often others run their graphs is
-    unknown.
+    """Add the calls of the graph inside a higher-order operator, if the operator runs it exactly once.
+
+    Other higher-order operators are skipped, because it is unknown how often they run their graphs.
+
+    name : name of the higher-order operator
     """
     arguments: list[Any] = [item.get("arg") for item in node.get("inputs", ()) if isinstance(item, dict)]
     graphs = [(place, item["as_graph"]) for place, item in enumerate(arguments) if _is_graph(item)]
@@ -204,12 +207,12 @@ class _Values:
             sizes.note(form)
 
     def tensor(self, form: Any) -> TensorSpec:
-        """Return the `TensorSpec` of a tensor in the graph, with its storage."""
+        """Return the metadata of a tensor in the graph, with the number of its storage."""
         name = form["name"]
         return tensor_of(self._tensors.get(name), self.sizes, self.storages.of(name))
 
     def result(self, form: Any, shared: int | None) -> Any:
-        """Return a result; it gets the storage `shared` of an argument, or a new one."""
+        """Return a result; its storage is `shared`, that of an argument, or a new one."""
         match form:
             case {"as_tensor": {"name": str() as name}}:
                 self.storages.give(name, shared)
@@ -219,7 +222,9 @@ class _Values:
         return self.argument(form)
 
     def argument(self, form: Any) -> Any:
-        """Return an argument; raise `ValueError` if it cannot be read, or if a call cannot hold it."""
+        """Return the argument that a JSON object describes; raise `ValueError` if it cannot be read, or if a
+        call cannot hold it.
+        """
         if not isinstance(form, dict) or len(form) != 1:
             raise ValueError("an argument cannot be read")
         ((kind, body),) = form.items()
@@ -254,7 +259,7 @@ class _Values:
 
 
 def _scope(metadata: Any) -> Scope:
-    """Return the scope of a node, from its module stack and stack trace."""
+    """Return the scope of a node, from the module stack and the stack trace in its metadata."""
     facts = metadata if isinstance(metadata, dict) else {}
     modules, frames = facts.get("nn_module_stack"), facts.get("stack_trace")
     path, kind = _module(modules) if isinstance(modules, str) else ("", "")
@@ -268,7 +273,7 @@ def _scope(metadata: Any) -> Scope:
 
 
 def _module(stack: str) -> tuple[str, str]:
-    """Return path and class of the innermost module in a text `key,path,class;...`."""
+    """Return the path and class of the innermost module in a text of the form `key,path,class;key,path,class`."""
     _, _, innermost = stack.rpartition(";")
     _, path, kind = (innermost.split(",", 2) + ["", ""])[:3]
     # older ones: L['self'].layer1[0].conv

@@ -1,4 +1,4 @@
-"""Functions that the text of a program may call, applied to meta tensors, numbers and lists.
+"""Functions that the text of an untrusted program may call, applied to meta tensors, numbers and lists.
 
 These are the tensor functions in `configurations/modules.py`, operators whose first argument is a tensor, and the
 functions in `CREATING` and `PLAIN`.
@@ -85,11 +85,11 @@ WHOLE = {"torch.nn.functional.scaled_dot_product_attention": "aten.scaled_dot_pr
 
 
 class EndOfReading(ValueError):
-    """A statement failed, and the calls after it cannot be determined."""
+    """Raised if a statement fails such that none of the calls after it can be determined."""
 
 
 def run_function(name: str, recording: MetaRecording, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a function by its path, such as `torch.nn.functional.relu`, and return its result.
+    """Call the function with a path such as `torch.nn.functional.relu`, and return its result.
 
     Raise `ValueError` if this function may not run.
     """
@@ -124,7 +124,10 @@ def checked(value: Any) -> Any:
 
 
 def operated(function: Callable[..., Any], *operands: Any) -> Any:
-    """Return the result of a Python operator such as `+` on tensors or numbers, or the concatenation of lists."""
+    """Return the result of a Python operator such as `+` on tensors or numbers, or the concatenation of lists.
+
+    function : the operator as a function of the module `operator`
+    """
     if any(isinstance(operand, torch.Tensor) for operand in operands):
         return function(*operands)
     if function in (operator.is_, operator.is_not, operator.eq, operator.ne, operator.not_):
@@ -156,8 +159,9 @@ def functions() -> Mapping[str, Callable[..., Any]]:
 
 
 def _operator_named(name: str) -> Any:
-    """Return the operator for a path such as `torch.ops.aten.add.Tensor` or `torch.linalg.norm`, if its first argument
-    is a tensor.
+    """Return the operator for a path such as `torch.ops.aten.add.Tensor` or `torch.linalg.norm`.
+
+    The result is None if there is no such operator, or if its first argument is not a tensor.
     """
     if not OPERATOR_PATH.fullmatch(name):
         return None

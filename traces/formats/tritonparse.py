@@ -1,10 +1,10 @@
-"""Reader of Triton kernel launches in tritonparse's logs, raw or parsed JSON Lines.
+"""Reader of Triton kernel launches in tritonparse's logs, which are raw or parsed JSON Lines.
 
     {"event_type": "compilation", "payload": {"metadata": {"hash": "7f"}, "python_source": {"file_path": "/a/k.py"}}}
     {"event_type": "launch", "name": "add", "grid": [4], "compilation_metadata": {"hash": "7f", "num_warps": 4},
      "extracted_args": {"x_ptr": {"type": "tensor", "shape": [64], "dtype": "torch.float32", "stride": [1]}}}
 
-A launch names the kernel's parameters; the compilation with the same hash has the kernel's file and text.
+A launch names the kernel's arguments; the compilation with the same hash has the kernel's file and text.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ DTYPES = {name: dtype for dtype, name in TYPES.items()} | {
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """Facts about a compiled kernel: its name, the module of its file, and its constant parameters."""
+    """Facts about a compiled Triton kernel.
+
+    name, module : name of the kernel, and name of the module that defines it
+    constants : names of its constant parameters
+    """
 
     name: str
     module: str
@@ -57,7 +61,7 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield one call per kernel launch."""
+    """Yield the records of a trace with one call for each kernel launch."""
     builder = RecordBuilder("tritonparse", file.losses)
     sources: dict[str, KernelSource] = {}
     launches = 0
@@ -90,7 +94,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _source(payload: Mapping[str, Any]) -> dict[str, KernelSource]:
-    """Return the source of a compiled kernel by its hash; empty if the compilation event lacks it."""
+    """Return the facts about the kernel that was compiled, by its hash; empty if the compilation event lacks them."""
     match payload:
         case {"metadata": {"hash": str() as key}, "python_source": {"file_path": str() as path, **rest}}:
             code = rest.get("code")
@@ -103,7 +107,12 @@ def _source(payload: Mapping[str, Any]) -> dict[str, KernelSource]:
 def _add_launch(
     builder: RecordBuilder, name: str, event: Mapping[str, Any], sources: Mapping[str, KernelSource]
 ) -> None:
-    """Add a launch as a call; raise `ValueError` if a replay cannot repeat it."""
+    """Add a launch as a call; raise `ValueError` if a replay cannot repeat it.
+
+    name : name of the kernel
+    event : JSON object of the launch
+    sources : facts about kernels, by hash
+    """
     frames = _frames(event.get("stack"))
     if event.get("autotune_launch_type") == "benchmark" or any(
         function == "_bench" and LAUNCHING.fullmatch(file) for file, _, function in frames
@@ -131,7 +140,10 @@ def _add_launch(
 
 
 def _value(name: str, form: Any) -> Any:
-    """Return an argument of a launch; raise `ValueError` if the file lacks its value."""
+    """Return the argument that a JSON object describes; raise `ValueError` if the file lacks its value.
+
+    name : name of the argument
+    """
     match form:
         case {"type": "tensor", "shape": shape, "dtype": dtype, "device": device, **rest}:
             tensor = tensor_of(shape, dtype, rest.get("stride"), device, rest.get("storage_offset", 0))
@@ -150,7 +162,7 @@ def _value(name: str, form: Any) -> Any:
 
 
 def _memory_of(tensor: TensorSpec, address: Any) -> int | None:
-    """Return the address of a tensor's storage, given the address of its first element."""
+    """Return the address of a tensor's storage, or None if `address`, that of its first element, is not valid."""
     if not isinstance(address, str) or not re.fullmatch(r"0x[0-9a-f]{2,16}", address):
         return None
     return int(address, 16) - tensor.offset * tensor.dtype.itemsize

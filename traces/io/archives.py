@@ -1,4 +1,4 @@
-"""Unpacking of archives into a private temporary folder, with limits on size and number of files.
+"""Unpacking of untrusted archives into a private temporary folder, with limits on size and number of files.
 
 Links, devices, and files whose names lead out of the folder are skipped. The folder is removed when the process ends.
 """
@@ -60,12 +60,13 @@ def is_archive(path: Path) -> bool:
 
 
 def unpacked(path: Path, unbounded: bool = False) -> Path:
-    """Return the file to read for a path: the file itself, the only readable file in an archive, or the file NAME of
-    `archive.zip/NAME`.
+    """Return the file to read for a path, unpacking an archive if necessary.
+
+    It is the file itself, the only readable file in an archive, or the file NAME of `archive.zip/NAME`.
 
     unbounded : True if the archive may exceed the limits for untrusted files
 
-    Raise `UserError` if an archive is damaged, exceeds a limit, lacks such a file or has several.
+    Raise `UserError` if an archive is damaged, exceeds a limit, lacks such a file, or has several readable files.
     """
     if is_archive(path) and format_of(path) is None:
         return _only_file(path, _folder_of(path, unbounded))
@@ -80,7 +81,7 @@ def unpacked(path: Path, unbounded: bool = False) -> Path:
 
 
 def _only_file(archive: Path, folder: Path) -> Path:
-    """Return the only readable file or folder of an unpacked archive; some formats consist of folders."""
+    """Return the only readable file of an unpacked archive, or the folder if a format consists of folders."""
     while [item.is_dir() for item in folder.iterdir()] == [True] and format_of(folder) is None:
         (folder,) = folder.iterdir()
     if format_of(folder) is not None:
@@ -111,7 +112,7 @@ def _listed(names: list[Path]) -> str:
 
 
 def _folder_of(archive: Path, unbounded: bool) -> Path:
-    """Return the folder of an unpacked archive; an archive is unpacked once per process."""
+    """Return the temporary folder with an archive's content; an archive is unpacked once per process."""
     facts = archive.stat()
     key = (archive.resolve(), facts.st_size, facts.st_mtime_ns)
     if key not in _folders:
@@ -137,7 +138,10 @@ def _remove_folders() -> None:
 
 @dataclass(slots=True)
 class _Unpacking:
-    """Unpacks an archive and the archives inside it, with common limits."""
+    """Unpacks an archive and the archives inside it; the limits apply to all of them together.
+
+    entries, written : number of files and of bytes so far
+    """
 
     archive: Path
     unbounded: bool
@@ -147,7 +151,7 @@ class _Unpacking:
     def unpack(self, path: Path, folder: Path, nested: int) -> None:
         """Unpack an archive into an empty folder.
 
-        nested : remaining depth of archives inside it that are unpacked
+        nested : depth up to which archives inside it are unpacked, too
         """
         try:
             files = self._files_in_zip(path) if path.suffix.lower() == ".zip" else self._files_in_tar(path)
@@ -169,7 +173,7 @@ class _Unpacking:
             raise UserError(f"{self.archive} cannot be read ({reason})", "create it again") from error
 
     def _target(self, folder: Path, name: str) -> Path | None:
-        """Return the path for a file; None if the name leads out of the folder or is not usable."""
+        """Return the path for a file of an archive; None if its name leads out of the folder or is not usable."""
         parts = PurePosixPath(name).parts
         if not parts or ".." in parts or name.startswith("/") or "\\" in name or "\0" in name:
             return None
@@ -205,7 +209,7 @@ class _Unpacking:
                     yield entry.filename, content
 
     def _check_directory(self, path: Path) -> None:
-        """Raise an error if a zip archive's directory is too large to be parsed."""
+        """Raise an error if the list of files in a zip archive is too large to be parsed."""
         with path.open("rb") as file:
             file.seek(max(path.stat().st_size - _END_BYTES - (1 << 16), 0))
             tail = file.read()
@@ -240,7 +244,7 @@ class _Unpacking:
 
 
 class _Decompressed(io.RawIOBase):
-    """A binary file that reads the bytes of an iterator."""
+    """A binary file whose content comes from an iterator of bytes."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks

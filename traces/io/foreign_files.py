@@ -38,7 +38,7 @@ LOST_CALLS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The beginning of a file.
+    """The beginning of a file, from which formats recognize it.
 
     path : path of the file, for formats that consist of folders or of several files
     suffix : suffix of the name in lower case, without a suffix for compression
@@ -52,12 +52,14 @@ class Head:
 
 @dataclass(slots=True)
 class Losses:
-    """Content that a conversion could not carry over.
+    """Content that a conversion between a trace and a file of another tool could not carry over.
 
     defaults : descriptions of defaults for content that the source format lacks
-    doubts : reasons why the calls do not represent the program
+    doubts : reasons why the calls may not represent the program
     skipped : number of calls that were not converted, by operator and reason
-    calls : content that the written file lacks, as call number, operator and missing content
+    calls : content that the written file lacks, as (index of the call, operator, description); the first `LOST_CALLS`
+        only
+    counts : number of calls that lack it, by description of the content
     """
 
     defaults: list[str] = field(default_factory=list)
@@ -67,21 +69,21 @@ class Losses:
     counts: Counter[str] = field(default_factory=Counter)
 
     def skip(self, op: str, reason: str, count: int = 1) -> None:
-        """Count calls that are not converted."""
+        """Count calls of an operator that are not converted."""
         self.skipped[op, reason] += count
 
     def lose(self, call: int, op: str, what: str) -> None:
-        """Add a part of a call that the target format cannot hold."""
+        """Add a description of a part of a call that the written format cannot hold."""
         self.counts[what] += 1
         if len(self.calls) < LOST_CALLS:
             self.calls.append((call, op, what))
 
     def dropped(self) -> list[Dropped]:
-        """Return the skipped calls in the form of a trace's last record."""
+        """Return the skipped calls as the closing record of a trace lists them."""
         return listed(self.skipped)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the losses as JSON for the `--report` file."""
+        """Return the losses as JSON for the file of the option `--report`."""
         return {
             "defaults": self.defaults,
             "skipped": [{"op": op, "reason": reason, "count": n} for (op, reason), n in sorted(self.skipped.items())],
@@ -94,6 +96,8 @@ class Losses:
 class ForeignFile:
     """A file of another tool that is being read.
 
+    path : path of the file, or of a folder if the format consists of folders
+    losses : content of the file that the conversion drops
     unbounded : True if the file may exceed the limits for untrusted files
     cut : selection of the cases to read, for a file that defines more cases than it lists
     capture : profile of the capture of the CUDA graphs that the file's program launches
@@ -106,7 +110,7 @@ class ForeignFile:
     capture: Path | None = None
 
     def places(self, count: int, most: int) -> Sequence[int]:
-        """Return the numbers of the selected cases, out of `count`.
+        """Return the indices of the selected cases, out of `count`.
 
         Raise `UserError` if no case or more than `most` cases are selected.
         """
@@ -154,11 +158,11 @@ class ForeignFile:
             yield rest.decode(errors="replace")
 
     def json(self) -> Any:
-        """Return the parsed JSON; duplicate names in an object and deep nesting are errors."""
+        """Return the file's content, parsed as JSON; see `parse`."""
         return self.parse(self.content())
 
     def content(self, most_bytes: int = MOST_BYTES) -> bytes:
-        """Return all decompressed bytes; raise `UserError` if there are more than `most_bytes`."""
+        """Return all decompressed bytes of the file; raise `UserError` if there are more than `most_bytes`."""
         content = bytearray()
         for chunk in self.chunks():
             content += chunk
@@ -167,7 +171,7 @@ class ForeignFile:
         return bytes(content)
 
     def parse(self, content: bytes | str, most_items: int = MOST_ITEMS) -> Any:
-        """Parse a part of the file as JSON.
+        """Return a part of the file, parsed as JSON.
 
         most_items : maximum number of lists, objects and their elements, each of which takes up to 130 bytes of memory
 
@@ -208,8 +212,9 @@ class Format:
     summary : origin and content of such files, for the help text
     recognizes : function that returns True for the beginning of a file of this format; at most one format recognizes a
         file
-    read : function that yields records of a trace, calls as columns if the format has columns; None for write-only
-        formats
+    read : function that yields records of a trace, with blocks of calls as `CallBlock` if the format has columns; None
+        for
+        write-only formats
     write : function that writes a trace; None for read-only formats and for formats with one of the next two
     write_records : function that writes the records of a trace one by one, so that memory stays bounded; it may iterate
         over them twice
@@ -244,7 +249,8 @@ formats: Registry[Format] = Registry("opgrip.traces.formats", "opgrip.formats")
 
 
 def format_of(path: Path) -> str | None:
-    """Return the name of the format that recognizes a file's content, or None for an opgrip trace or an unknown format.
+    """Return the name of the format of another tool's file, judged by its content; None for an opgrip trace or unknown
+    format.
 
     Raise `UserError` if the file cannot be opened.
     """
@@ -267,7 +273,7 @@ def _is_trace(head: Head) -> bool:
 
 
 def head_of(path: Path) -> Head:
-    """Return the beginning of a file, empty for a folder."""
+    """Return the beginning of a file, decompressed; it is empty for a folder."""
     packed = path.suffix in PACKED
     suffix = (Path(path.stem).suffix if packed else path.suffix).lower()
     start = b""

@@ -1,4 +1,6 @@
-"""Incremental JSON parser: yields the members of an object, and the items of one list in it, one by one."""
+"""Incremental parser of untrusted JSON: yields the members of an object, and the items of one list in it, one by
+one.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +31,16 @@ MOST_VALUE = 16 << 20
 
 
 class CutText(FormatError):
-    """The text ends before the JSON object does."""
+    """Raised if a text ends before its JSON value does."""
 
 
 class TooLong(Exception):
-    """A JSON value is longer than `MOST_VALUE` characters."""
+    """Raised for a JSON value of more than `MOST_VALUE` characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """How to skip list items that are not valid JSON.
+    """How to skip items of a list that are not valid JSON.
 
     mark : name of a member that all items have, used to find the item after a broken one
     skip : called with the reason and the number of consecutive broken items
@@ -55,8 +57,10 @@ def members(
     strict: bool = True,
     repair: Repair | None = None,
 ) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of an object's members; each item of the list `list_name` is yielded separately.
+    """Yield the name and value of each member of a JSON object; each item of the list `list_name` is yielded
+    separately.
 
+    unbounded : accept values of any length
     strict : refuse a duplicate name in an object and a list without an object around it; otherwise the last value of a
         duplicate name counts, and such a list yields its items
     repair : skip items that are not JSON and accept control characters in strings; None to refuse them
@@ -152,7 +156,7 @@ class _Text:
         """True after `skip_items` found the end of the list"""
 
     def peek(self) -> str:
-        """Return the next character that is not a space."""
+        """Return the next character that is not a space, without skipping it."""
         while True:
             while self._place < len(self._text):
                 if not self._text[self._place].isspace():
@@ -224,8 +228,9 @@ class _Text:
         return max(skipped.count(f'"{mark}":'), 1)
 
     def _has_mark(self, place: int, mark: str) -> bool | None:
-        """Return True if an object with a member `mark` begins at `place`; None if the text in memory ends within the
-        object.
+        """Return True if an object with a member `mark` begins at `place`.
+
+        The result is None if the text in memory ends within the object.
         """
         try:
             value, _ = self._parse(self._text, place)
@@ -239,12 +244,13 @@ class _Text:
         return mark in value
 
     def _is_cut(self, error: json.JSONDecodeError) -> bool:
-        """Return True if a parse error may be due to the end of the text in memory."""
+        """Return True if a parse error may only be due to the end of the text in memory."""
         return error.msg.startswith("Unterminated string") or error.pos > len(self._text) - _TOKEN
 
     def _more(self) -> bool:
-        """Double the text in memory, so that a long value is not parsed again for every chunk; return False at
-        the end.
+        """Read at least as much text as is in memory, so that a long value is not parsed again for every chunk.
+
+        Return False at the end of the text.
         """
         pieces = [self._text[self._place :]]
         length = len(pieces[0])

@@ -1,7 +1,6 @@
 """Reader of a trace as a stream of records, up to the first damage.
 
-It never executes, imports or evaluates anything
-that the file names.
+It never executes, imports or evaluates anything that the file names.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class TraceReader:
     Attributes
     ----------
     missing : after the iteration, a description of the missing part of the file; None if it is complete
-    unknown : names of ignored record types and fields, with their counts
+    unknown : number of ignored record types and fields, by name
     records : number of records read, including ignored ones
     losses : content of another tool's file that a trace cannot hold, and content that the file lacks
     """
@@ -82,7 +81,9 @@ class TraceReader:
             yield record_of(item) if isinstance(item, CallBlock) else item
 
     def columns(self) -> Iterator[Record | CallBlock]:
-        """Yield the records, with `Calls` records as `CallBlock`; this reads 2 to 4 million calls per second."""
+        """Yield the records, with `Calls` records as `CallBlock`, whose columns are arrays; 2 to 4 million calls
+        per second.
+        """
         for item in self._items():
             yield block_of(item) if isinstance(item, Calls) else item
 
@@ -91,7 +92,9 @@ class TraceReader:
         return TraceReader(self.path, self._unbounded, self._format_name, self._cut, self._capture)
 
     def blocks(self) -> Iterator[CallBlock]:
-        """Yield the blocks of calls of a file that was read before; stop without an error where the file is damaged."""
+        """Yield the blocks of calls of a file that was read before; stop without an error if a part of the file
+        is damaged.
+        """
         if (self._format_name or format_of(self.path)) is not None:
             yield from (item for item in self.columns() if isinstance(item, CallBlock))
             return
@@ -102,7 +105,9 @@ class TraceReader:
             yield from (item for item in self._records(lines) if isinstance(item, CallBlock))
 
     def _items(self) -> Iterator[Record | CallBlock]:
-        """Yield records; calls are yielded as `CallBlock` or `Calls`, whichever the file's format provides."""
+        """Yield the records; a block of calls is a `CallBlock` or a `Calls` record, whichever the file's format
+        provides.
+        """
         self.missing, self.records = None, 0
         self._counts.clear()
         self._numbers.clear()
@@ -185,7 +190,7 @@ class TraceReader:
                 raise Damage(f"calls refer to the signature {strange[0]}, which it lacks")
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the lines of an opgrip trace unchanged, after checking the limits.
+        """Yield the lines of an opgrip trace unchanged, and check them against the limits.
 
         Raise `UserError` if the file cannot be opened or exceeds a limit. Raise `Damage` after the last intact line of
         a damaged file.
@@ -274,8 +279,7 @@ def readable_formats() -> list[str]:
 def read(path: str | Path, unbounded: bool = False) -> Iterator[Record]:
     """Yield the records of a trace.
 
-    If the file is cut, stop there without an error; `TraceReader` reports what is
-    missing.
+    If the file is cut, stop there without an error; `TraceReader` reports what is missing.
 
     unbounded : as in `TraceReader`
 
@@ -285,7 +289,7 @@ def read(path: str | Path, unbounded: bool = False) -> Iterator[Record]:
 
 
 def read_header(path: str | Path, unbounded: bool = False) -> Header:
-    """Return the first record of a trace."""
+    """Return the header of a trace, which is its first record."""
     for record in TraceReader(path, unbounded):
         assert isinstance(record, Header)
         return record
@@ -300,7 +304,7 @@ def refuse_constant(name: str) -> None:
 
 
 def _parse(line: bytes) -> Any:
-    """Parse a line of JSON; lone surrogates are replaced by U+FFFD, because tables cannot hold them."""
+    """Parse a line of JSON; half of a surrogate pair is replaced by U+FFFD, because tables cannot hold it."""
     if _SURROGATE.search(line) is None:
         return msgspec.json.decode(line)
     form = json.loads(line, parse_constant=refuse_constant)

@@ -1,4 +1,4 @@
-"""Kinds of files that are not traces, recognized by their first bytes, with advice for each."""
+"""Kinds of files that are not traces, recognized by their first bytes, with advice on what to do with each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAMES, _NAME_LENGTH = 5, 40
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """A kind of file that cannot be read.
+    """A kind of file that cannot be read as a trace.
 
     what : description of the kind
     hint : advice on what to do with such a file
@@ -74,7 +74,7 @@ _KINDS: Sequence[tuple[re.Pattern[bytes], FileKind]] = [
 
 
 def kind_of(start: bytes) -> FileKind | None:
-    """Return the kind of a file from its decompressed beginning, or None if the kind is unknown."""
+    """Return the kind of a file from its decompressed first bytes, or None if the kind is unknown."""
     known = next((kind for pattern, kind in _KINDS if pattern.match(start)), None)
     return known or _kind_of_json(start) or _kind_of_table(start)
 
@@ -106,7 +106,7 @@ def _members(text: bytes) -> Iterator[str]:
 
 
 def _kind_of_table(start: bytes) -> FileKind | None:
-    """Return the kind of a table whose first line consists of column names, or None."""
+    """Return the kind of a text whose first line consists of column names, or None for any other text."""
     lines = start.decode(errors="replace").splitlines()[:2]
     for separator in (",", "\t", ";"):
         with suppress(csv.Error):
@@ -126,7 +126,7 @@ def _is_column(name: str) -> bool:
 
 
 def _named(noun: str, names: Sequence[str]) -> str:
-    """Return names as text, such as `the columns M, N, K`; only the first few are listed."""
+    """Return a text such as `the columns M, N, K and 4 more`; only the first few names are listed."""
     shown = ", ".join(printable(shortened(name.strip(), _NAME_LENGTH)) for name in names[:_NAMES])
     more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
     return f"the {noun}{'s' if len(names) > 1 else ''} {shown}{more}"

@@ -1,4 +1,4 @@
-"""Reader of the folder of a gripped sample."""
+"""Reader of the folder of a gripped sample: a function that runs on its own, with its recorded calls."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ MOST_BYTES = 1 << 20
 class OpenSample:
     """A gripped sample whose code is loaded.
 
+    folder, name : folder and name of the sample
     function : callable that takes the recorded arguments; for a method, the first argument is the object or class
     classes : classes of objects in the recorded calls
     origin : name of the function in a trace's gripped calls: `module:qualname`
@@ -38,8 +39,10 @@ class OpenSample:
 
 @dataclass(frozen=True, slots=True)
 class SampleFolder:
-    """The content of `sample.json`, without the sample's code.
+    """The content of a sample's `sample.json`, without the sample's code.
 
+    folder, name : folder and name of the sample
+    file : name of the file with the code
     entry : qualified name of the function in `file`, such as `Coder.decode`
     classes : names in `file` of the classes of objects in the recorded calls
     origin, tags : as in `OpenSample`

@@ -1,4 +1,6 @@
-"""Traces that ship with opgrip, which are named `trace:NAME`, or `zoo:NAME` for the zoo, instead of a file."""
+"""Traces that ship with opgrip. A user names one `trace:NAME`, or `zoo:NAME` for a trace of the zoo, instead of
+a file.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ NAME_OF_MODEL = re.compile(r"[\w./-]+:[\w.-]+")
 
 
 def shipped_traces() -> dict[str, Path]:
-    """Return the files of the shipped traces by name, without the traces of the zoo."""
+    """Return the file of each shipped trace, by name, without the traces of the zoo."""
     files = sorted(Path(__file__).resolve().parents[1].glob("*.jsonl*"))
     return {file.name.partition(".")[0]: file for file in files}
 
 
 def trace_file(path: str | Path) -> Path:
-    """Return the file for a path or the name of a shipped trace.
+    """Return the file for a path, or for the name of a shipped trace such as `trace:NAME`.
 
     Raise `MissingFileError` if no trace of that name ships.
     """
@@ -52,7 +54,7 @@ def _zoo_file(name: str) -> Path:
 
 
 def read_trace_chunks(path: Path) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a trace file; the error for a missing file suggests shipped traces."""
+    """Yield the decompressed bytes of a trace file; the error for a missing file suggests names of shipped traces."""
     try:
         yield from read_chunks(path)
     except MissingFileError as error:
@@ -62,7 +64,7 @@ def read_trace_chunks(path: Path) -> Iterator[bytes]:
 
 
 def hint_for_missing(path: Path) -> str:
-    """Return a hint for a missing file: a shipped trace with this name, or that standard input is not supported."""
+    """Return the end of a hint for a missing file, such as the name of a similar file or of a shipped trace."""
     if str(path) == "-":
         return ", and standard input is not read"
     if NAME_OF_MODEL.fullmatch(str(path)):

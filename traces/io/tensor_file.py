@@ -47,7 +47,7 @@ def values_path(trace: Path) -> Path:
 
 
 def files_beside(trace: Path, header: Mapping[str, Any]) -> tuple[Path, ...]:
-    """Return the existing values files that a trace's header names; a merged trace can have several.
+    """Return the existing files with full values that a trace's header names; a merged trace can have several.
 
     Raise `UserError` if a name is not that of a file in the trace's own folder.
     """
@@ -78,7 +78,7 @@ def _is_plain(name: str) -> bool:
 
 
 def to_stored(flat: torch.Tensor) -> torch.Tensor:
-    """Return values as they are stored: unchanged, or as bytes if safetensors lacks the dtype.
+    """Return values in the form in which the file stores them: unchanged, or as bytes if safetensors lacks their dtype.
 
     flat : (N,), contiguous
     """
@@ -86,7 +86,9 @@ def to_stored(flat: torch.Tensor) -> torch.Tensor:
 
 
 def from_stored(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return values of a dtype from their stored form, or None if the stored form does not match the dtype."""
+    """Return values of `dtype` from the form in which the file stores them, or None if that form does not match
+    the dtype.
+    """
     if dtype in STORED_AS_THEY_ARE:
         if stored.dtype != dtype:
             return None
@@ -98,7 +100,7 @@ def from_stored(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None
 
 
 class TensorFile:
-    """A safetensors file with full values, opened at the first read; after pickling, it is opened again."""
+    """A safetensors file with full values, opened when it is first read; a pickled copy opens it again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -108,11 +110,12 @@ class TensorFile:
         return TensorFile, (self.path,)
 
     def keys(self) -> frozenset[str]:
-        """Return the keys of all tensors; raise `UserError` if it is not a safetensors file."""
+        """Return the keys of all tensors in the file; raise `UserError` if it is not a safetensors file."""
         return frozenset(self._open().keys())
 
     def read(self, key: str) -> torch.Tensor:
-        """Return a stored array, (N,), on the CPU; it is mapped from the file and copied only if it is written to.
+        """Return the stored array, (N,), with this key, on the CPU; it is mapped from the file and copied only if
+        written to.
 
         Raise `UserError` if the file does not hold the tensor or cannot be read.
         """
@@ -136,7 +139,7 @@ class TensorFile:
 
 
 def read_foreign_tensor(path: Path, key: str) -> torch.Tensor:
-    """Return a tensor from another tool's file.
+    """Return the tensor with this key from another tool's safetensors file.
 
     Raise `FormatError` if the file is not a readable safetensors file, does not hold the tensor, or is too large.
     """
@@ -164,13 +167,13 @@ def read_foreign_tensor(path: Path, key: str) -> torch.Tensor:
 
 
 def write_foreign_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors whose dtypes are in `STORED_AS_THEY_ARE` to a new file for another tool."""
+    """Write tensors to a new safetensors file for another tool; their dtypes must be in `STORED_AS_THEY_ARE`."""
     with path.open("xb") as file:
         file.write(load_safetensors().torch.save({key: tensor.contiguous() for key, tensor in tensors.items()}))
 
 
 def load_safetensors() -> ModuleType:
-    """Import safetensors on demand, because the import is slow."""
+    """Import safetensors when it is first needed, because the import is slow."""
     import safetensors.torch
 
     return safetensors

@@ -32,7 +32,7 @@ class TraceWriter:
     """A trace file that is being written. `flush` writes the records added so far to the file.
 
     While it is open, the file has a temporary name with `.part` and the process id, and can be read as a cut trace.
-    `close` gives it its final name.
+    `close` renames it to `path`.
 
     path : path of the trace, whose suffix selects the compression; `-` for standard output
     force : True to replace an existing file
@@ -64,16 +64,16 @@ class TraceWriter:
 
     @property
     def unfinished(self) -> Path | None:
-        """Return the temporary path of the file, or None if it does not exist."""
+        """Return the temporary path of the file, or None if the file does not exist."""
         path = None if self._file is None else Path(self._file.name)
         return path if path is not None and path.exists() else None
 
     def write(self, record: Record | CallBlock) -> None:
-        """Add a record."""
+        """Add a record to the trace."""
         self.write_lines(encode_line(record))
 
     def write_lines(self, lines: bytes) -> None:
-        """Add records as lines, encoded by `encode_line`."""
+        """Add records as lines of JSON, encoded by `encode_line`."""
         self._sink.write(lines)
         self.bytes_written += len(lines)
 
@@ -97,7 +97,7 @@ class TraceWriter:
             discard(self._file)
 
     def abandon(self) -> None:
-        """Drop buffered output without writing it; used in a forked process, whose parent owns the file."""
+        """Drop buffered output without writing it; for a forked process, because the file belongs to its parent."""
         if self._file is not None:
             abandon(self._file)
 

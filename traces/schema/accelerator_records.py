@@ -1,4 +1,4 @@
-"""The types of the records about an accelerator: device times, kernels, graphs, and waits between streams."""
+"""Types of the records about an accelerator: device times, kernels, graphs, and waits between streams."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ _LAUNCH = re.compile(r"torch\.\w{1,32}:\w{0,32}Graph\.replay")
 
 
 def is_graph_launch(op: str) -> bool:
-    """Return True for the name of the launches of a graph, such as `torch.cuda:CUDAGraph.replay`."""
+    """Return True for the operator name of launches of a CUDA or HIP graph, such as `torch.cuda:CUDAGraph.replay`."""
     return _LAUNCH.fullmatch(op) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """Device times of calls that became known only after the calls were written.
+    """Record of device times that became known only after the calls were written.
 
-    first : position of the first call among the calls of its thread, in the order of the trace
+    thread : number of the thread that made the calls
+    first : index of the first of these calls among all calls of the thread, in the order of the trace
     device_ns : times of this call and the following ones, as in `Calls`
     """
 
@@ -32,9 +33,11 @@ class DeviceTimes:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Kernels, copies and fills that the calls of a signature ran on an accelerator. A signature can have several such
-    records, which add up.
+    """Record of the kernels, copies and fills that the calls of a signature ran on an accelerator.
 
+    A signature can have several such records, which add up.
+
+    signature : number of the signature
     names : names reported by the accelerator's driver
     launches, device_ns : number of launches and total time of each
     """
@@ -47,12 +50,12 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A stream of an accelerator waits for what another one was given to do until some time.
+    """Record that one stream of an accelerator waits for work of another stream.
 
-    at_ns, until_ns : when the wait began and until when it includes the other stream's work, relative to the start of
-        the capture
+    at_ns : time at which the wait began, since the start of the capture
     device, stream : the stream that waits, by its number as in `Calls`
     on_device, on_stream : the other stream
+    until_ns : the waiting stream waits for work that was submitted to the other stream before this time
     """
 
     at_ns: Public[Int64]
@@ -65,7 +68,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The calls that each launch of a graph runs again, recorded once, while the graph was captured.
+    """Record of the calls that each launch of a CUDA or HIP graph runs again; they are known from the graph's capture.
 
     Each launch is a call, in the blocks of calls, of a signature that only this graph has.
 
@@ -85,7 +88,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class GraphTimes:
-    """Time of the kernels that each call in a graph ran, summed over launches. Several records add up.
+    """Record of the time of the kernels of each call in a graph, summed over launches. Several records add up.
 
     signature : number of the signature of the graph's launches
     device_ns : time of each call, in the order of the graph

@@ -78,7 +78,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class GeneratorSpec:
-    """A random number generator as an argument: its device and its initial seed."""
+    """A random number generator as an argument.
+
+    device : device of the generator
+    seed : its initial seed
+    """
 
     device: Annotated[DeviceName, hashed("device")]
     seed: Annotated[int, coarse("seed")]
@@ -88,6 +92,7 @@ class GeneratorSpec:
 class GroupSpec:
     """The process group of a collective.
 
+    name : name of the group
     backend : name of the backend, such as `gloo` or `nccl`
     ranks : global ranks of its members
     rank : rank of this process in the group
@@ -131,7 +136,7 @@ def encode(value: object) -> Json:
 
 
 def decode(form: Json) -> Any:
-    """Return the argument for a JSON form written by `encode`.
+    """Return the argument for a JSON form that `encode` returned.
 
     Raise `FormatError` if the form is invalid.
     """
@@ -154,7 +159,9 @@ def decode(form: Json) -> Any:
 
 
 def fields_form(value: Any) -> dict[str, Json]:
-    """Return a dataclass as a JSON object, without fields that have their default, unless they are marked `ALWAYS`."""
+    """Return a dataclass as a JSON object, without fields that equal their default; fields marked `ALWAYS` are
+    always written.
+    """
     form = {}
     for name, key, default, write in _writers(type(value)):  # type: ignore[arg-type]
         item = getattr(value, name)
@@ -168,8 +175,9 @@ Write = Callable[[Any], Json]
 
 @lru_cache(maxsize=256)
 def _writers(kind: type) -> list[tuple[str, str, Any, Write | None]]:
-    """Return name, JSON key, default and writer of each field; the default is `MISSING` if the field is always
-    written.
+    """Return name, JSON key, default and writing function of each field of a dataclass.
+
+    The default is `MISSING` if the field is always written.
     """
     hints = get_type_hints(kind)
     writers = []
@@ -200,9 +208,7 @@ def _writer(hint: Any) -> Write | None:
 
 
 def _parts_form(value: Any) -> Json:
-    """Return the JSON form of a tensor inside another tensor, or of the parts of a sparse, quantized or nested
-    tensor.
-    """
+    """Return the JSON form of the parts of a sparse, quantized or nested tensor, or of a tensor that is such a part."""
     name = _NAME_OF_PARTS.get(type(value))
     return fields_form(value) if name is None else {name: fields_form(value)}
 
@@ -212,7 +218,7 @@ writers |= {Argument: encode, AnyMadeOf: _parts_form, AnyPart: _parts_form}
 
 
 def leaves(value: object) -> Iterator[object]:
-    """Yield all values in nested lists, tuples, dictionaries and objects, in order."""
+    """Yield all values in nested lists, tuples, dictionaries and objects, in order, but not these containers."""
     inner = children(value)
     if inner is None:
         yield value
@@ -222,12 +228,12 @@ def leaves(value: object) -> Iterator[object]:
 
 
 def tensors(value: object) -> Iterator[TensorSpec]:
-    """Yield all tensors in nested arguments, in order."""
+    """Yield the `TensorSpec` of each tensor in nested arguments, in order."""
     return (leaf for leaf in leaves(value) if isinstance(leaf, TensorSpec))
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return nested arguments with `function` applied to every value."""
+    """Return nested arguments with `function` applied to every value that is not a container."""
     if type(value) is torch.Size or children(value) is None:
         return function(value)
     return with_children(value, lambda item: map_leaves(function, item))
@@ -239,7 +245,7 @@ def numbers_of(tree: Any) -> list[int | None]:
 
 
 def with_numbers(tree: Any, numbers: Iterable[int | None]) -> Any:
-    """Return nested arguments with the value model numbers replaced, in the order of `numbers_of`."""
+    """Return nested arguments with the numbers of their value models replaced, in the order of `numbers_of`."""
     remaining = iter(numbers)
 
     def numbered(leaf: Any) -> Any:
@@ -251,6 +257,7 @@ def with_numbers(tree: Any, numbers: Iterable[int | None]) -> Any:
 class ArgumentKind(NamedTuple):
     """A kind of argument that is written as a JSON object with one key, the name of the kind, and a body.
 
+    type : Python type of the argument
     form : type by which `convert` checks the body; None if `read` checks it
     read : function that returns the argument for a converted body
     write : function that returns the body for an argument
@@ -263,12 +270,12 @@ class ArgumentKind(NamedTuple):
 
 
 def _fields_of(kind: type) -> ArgumentKind:
-    """Return the kind of argument for a dataclass; its body is an object with the fields."""
+    """Return the kind of argument for a dataclass whose body in JSON is an object with the fields."""
     return ArgumentKind(kind, kind, lambda value: value, fields_form)
 
 
 def _only_field_of(kind: type) -> ArgumentKind:
-    """Return the kind of argument for a dataclass with one field; its body is the field's value."""
+    """Return the kind of argument for a dataclass with one field, whose body in JSON is the field's value."""
     ((name, hint),) = get_type_hints(kind, include_extras=True).items()
     write = _writer(get_type_hints(kind)[name])
     return ArgumentKind(kind, hint, kind, lambda value: write(getattr(value, name)) if write else getattr(value, name))

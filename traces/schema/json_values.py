@@ -41,7 +41,7 @@ DeviceName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z_]+[0-9]*(:[0-9]+)?\Z
 
 
 class AnyValue(type):
-    """Metaclass of types whose values are of any Python type and are read by a function in `readers`."""
+    """Metaclass of types, for record fields, whose JSON values are read by a function in `readers`."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return True
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 else:
 
     class Argument(metaclass=AnyValue):
-        """Type of an argument of an operator; `arguments.encode` returns its JSON form."""
+        """Type of a record field that holds an argument of an operator; `arguments.encode` returns its JSON form."""
 
 
 ID: Mapping[str, str] = {"key": "id"}
@@ -84,6 +84,8 @@ def convert(value: Json, kind: Any, place: str = "") -> Any:
 
     JSON objects become dataclasses; keys that are not fields are ignored.
 
+    place : name of the value in error messages
+
     Raise `FormatError` if the type does not allow the value, with a message such as "expected a 64-bit integer, got
     'x'".
     """
@@ -99,7 +101,7 @@ def _read(kind: Any, value: Json) -> Any:
 
 
 def _plain_message(message: str, value: Json, place: str) -> str:
-    """Return msgspec's error message in plain English, with the offending value if it can be found."""
+    """Return msgspec's error message in plain English, with the offending part of `value` if it can be found."""
     text, path = _MESSAGE.fullmatch(message).groups()  # type: ignore[union-attr]
     steps = re.findall(r"[^.\[\]]+", path or "")
     for step in steps:
@@ -123,7 +125,7 @@ def _plain_message(message: str, value: Json, place: str) -> str:
 
 @lru_cache(maxsize=256)
 def json_keys(kind: Any) -> dict[str, str]:
-    """Return the field names of a dataclass by their JSON keys, or an empty mapping for other types."""
+    """Return the field name for each JSON key of a dataclass; empty for other types."""
     return {key_of(field): field.name for field in fields(kind)} if is_dataclass(kind) else {}
 
 
@@ -146,7 +148,7 @@ def rename_keys(form: Mapping[str, Json], kind: Any) -> Mapping[str, Json]:
 
 
 def check_finite(tree: Json) -> None:
-    """Raise `FormatError` if an integer in parsed JSON is beyond the range of floats."""
+    """Raise `FormatError` if a number in parsed JSON is beyond the range of 64-bit floats."""
     level = [tree]
     while level:
         item = level.pop()
@@ -179,7 +181,7 @@ def text(value: Json) -> str:
 
 
 def sizes(value: Json) -> tuple[int, ...]:
-    """Return a list of sizes as a tuple; raise `FormatError` for other values."""
+    """Return the sizes of a tensor, a JSON list, as a tuple; raise `FormatError` for other values."""
     result: tuple[int, ...] = convert(value, tuple[Count, ...])
     return result
 
@@ -211,6 +213,7 @@ class Allowance:
 
     Traces compress to between a fifth and a tenth of their size.
 
+    what : noun for the limited content in error messages
     least : limit for an empty file
     per_byte : increase of the limit for each byte of the file
     """
@@ -229,7 +232,7 @@ ITEMS = Allowance("values", 1 << 20, 5)
 
 
 class SizeMeter:
-    """Counts the content of a file while it is read, and raises an error if the file exceeds a limit."""
+    """Counts lines, records and values of an untrusted file while it is read; raises an error if there are too many."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -237,12 +240,12 @@ class SizeMeter:
         self._totals: Counter[Allowance] = Counter()
 
     def check_pending(self, length: int) -> None:
-        """Raise an error for a line that is too long, before all of it is in memory."""
+        """Raise an error if a line of this length is too long; called before all of the line is in memory."""
         if length > LINE_BYTES:
             raise self.refusal(f"a line is longer than {LINE_BYTES >> 20} MB")
 
     def check_line(self, line: bytes) -> None:
-        """Count a line; raise an error if a limit is exceeded."""
+        """Count a line and its values; raise an error if a limit is exceeded."""
         self.check_pending(len(line))
         packed_bytes = self._packed_bytes
         # each item has at least two characters
@@ -259,7 +262,7 @@ class SizeMeter:
                     raise self.refusal(f"its {packed_bytes:,} bytes decompress to more than {limit:,} {allowance.what}")
 
     def check_unknown(self, count: int) -> None:
-        """Raise an error if a file has too many records of unknown types."""
+        """Raise an error if `count`, the number of records of unknown types, is too large."""
         if count > UNKNOWN_RECORDS:
             raise self.refusal(f"more than {UNKNOWN_RECORDS:,} of its records have unknown types")
 
@@ -270,7 +273,11 @@ class SizeMeter:
 
 
 def check_nesting(line: bytes, form: Any) -> None:
-    """Raise `FormatError` for JSON with lists and objects that are nested too deeply."""
+    """Raise `FormatError` for JSON whose lists and objects are nested too deeply.
+
+    line : text of the JSON
+    form : the parsed JSON
+    """
     if line.count(b"[") + line.count(b"{") <= NESTING:
         return
     level = [form]
@@ -287,6 +294,8 @@ def check_nesting(line: bytes, form: Any) -> None:
 
 
 def check_hashes(keys: Sequence[Hashable]) -> None:
-    """Raise `FormatError` if many set members or dictionary keys have equal hashes, which would make lookups slow."""
+    """Raise `FormatError` if many of the keys have equal hashes, which would make sets and dictionaries of them
+    slow.
+    """
     if len(keys) - len(set(map(hash, keys))) > COLLISIONS:
         raise FormatError("keys whose hashes collide")

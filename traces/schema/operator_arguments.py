@@ -1,9 +1,9 @@
 """Arguments of operators: schemas, tensors of a signature, arguments that a call writes into, Triton kernel launches.
 
-A launch is recorded as a call of kind `extension` with the name `module:kernel`. Its positional arguments are the
-kernel's runtime arguments, in the order of its parameters; its keyword arguments are `grid`, `constants` (by parameter)
-and `options` of the compiler, such as `num_warps`. A constant that is a Triton type is represented by torch's dtype,
-and a constant that is another kernel by a `NamedSpec`.
+A launch of a Triton kernel is recorded as a call of kind `extension` with the name `module:kernel`. Its positional
+arguments are the kernel's runtime arguments, in the order of its parameters; its keyword arguments are `grid`,
+`constants` (by parameter) and `options` of the compiler, such as `num_warps`. A constant that is a Triton type is
+represented by torch's dtype, and a constant that is another kernel by a `NamedSpec`.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def launch_keywords(grid: tuple[int, ...], constants: Mapping[str, Any], options
 
 
 def launch_facts(signature: Signature) -> dict[str, Any]:
-    """Return grid, constants and compiler options of a kernel launch in one mapping, for display."""
+    """Return grid, constants and compiler options of a Triton kernel launch in one mapping, for display."""
     kwargs = signature.kwargs
     return {GRID: kwargs[GRID], **kwargs[CONSTANTS], **kwargs[OPTIONS]}
 
 
 def is_launch(signature: Signature) -> bool:
-    """Return True if a signature is of a Triton kernel launch."""
+    """Return True if a signature is that of launches of a Triton kernel."""
     kwargs = signature.kwargs
     if signature.kind != EXTENSION or tuple(kwargs) != LAUNCH:
         return False
@@ -62,7 +62,7 @@ def is_launch(signature: Signature) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """The tensors of a signature.
+    """The tensors in the arguments and results of a signature.
 
     takes : tensors in the arguments, in order
     gives : tensors in the results of the first call
@@ -74,8 +74,9 @@ class Interface:
     opaque: bool = False
 
     def memory_of(self, mentioned: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the storages of argument tensors and of result tensors, given the storages of all tensors of
-        a call.
+        """Return the storages of argument tensors, and those of result tensors.
+
+        mentioned : storages of all tensors of a call, arguments first
         """
         argument_count = len(self.takes)
         takes = mentioned[:argument_count] + (NO_STORAGE,) * (argument_count - len(mentioned))
@@ -87,7 +88,7 @@ class Interface:
 
 
 def interface_of(signature: Signature) -> Interface:
-    """Return the tensors of a signature."""
+    """Return the tensors in the arguments and results of a signature."""
     results = tuple(leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec))
     arguments = [signature.args, signature.kwargs]
     return Interface(tuple(tensors(arguments)), results, any(isinstance(leaf, Opaque) for leaf in leaves(arguments)))
@@ -106,7 +107,7 @@ def schema_of(signature: Signature) -> Any:
 
 
 def schema_named(op: str) -> Any:
-    """Return torch's schema of an operator by its name in a trace, or None if torch does not know it."""
+    """Return torch's schema of the operator that has this name in a trace, or None if torch does not know it."""
     namespace, _, rest = op.partition(".")
     packet, _, overload = rest.partition(".")
     # torch does not accept every string that a file may contain
@@ -117,14 +118,14 @@ def schema_named(op: str) -> Any:
 
 
 def written(signature: Signature) -> list[bool]:
-    """Return, for each tensor in a call's arguments, True if the call may write into it."""
+    """Return, for each tensor in the arguments of a signature, True if its calls may write into it."""
     places = _written_places(signature)
     arguments = [*enumerate(signature.args), *signature.kwargs.items()]
     return [place in places for place, value in arguments for _ in tensors(value)]
 
 
 def _written_places(signature: Signature) -> set[int | str]:
-    """Return the positions and names of the arguments that a call may write into."""
+    """Return the positions and names of the arguments that calls of a signature may write into."""
     everything: set[int | str] = {*range(len(signature.args)), *signature.kwargs}
     schema = schema_of(signature)
     if schema is None:

@@ -1,9 +1,9 @@
 """Privacy of the fields of a trace: how each field is treated when the trace is redacted.
 
-A field of a record or of an
-argument declares its privacy in its type: `module: Annotated[str, hashed("module")]`. Fields of the header and of other
-dictionaries are declared by name in the tables below. A field without a declaration is left out by a redaction, and
-makes a test fail. `traces/analysis/redaction` applies the declarations.
+A field of a record or of an argument declares its privacy in its type: `module: Annotated[str, hashed("module")]`.
+Fields of the header and of other dictionaries are declared by name in the tables below. A field without a declaration
+is
+left out by a redaction, and makes a test fail. `traces/analysis/redaction` applies the declarations.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ DEVICE_KEY = "*device"
 class Privacy:
     """How a redaction treats a field.
 
-    treatment : `public` fields are kept if they are known words or forms of `kind`, else they are hashed or left out;
+    treatment : `public` fields are kept if they contain known words of this `kind`, else they are hashed or left out;
         `hashed` fields are replaced by salted hashes, except for words of torch and Python; `coarse` numbers lose their
         lower bits; `nested` fields are redacted recursively; `dropped` fields are left out
-    kind : kind of content, which selects the redaction's function; empty for any value
+    kind : kind of content, such as `dtype`, which selects the function that redacts it; empty for any value
     table : for a dictionary, the privacy of its fields
     """
 
@@ -45,28 +45,28 @@ Public: TypeAlias = Annotated[T, PUBLIC]
 
 
 def public(kind: str) -> Privacy:
-    """Declare a field that is kept if it is a known word or form of a kind."""
+    """Return the privacy of a field that is kept if it contains known words of a kind, such as dtypes."""
     return Privacy("public", kind)
 
 
 def hashed(kind: str) -> Privacy:
-    """Declare a field in which names of a kind are hashed."""
+    """Return the privacy of a field in which names of a kind, such as modules, are replaced by hashes."""
     return Privacy("hashed", kind)
 
 
 def table(fields: Table) -> Privacy:
-    """Declare a field that is a dictionary with these fields."""
+    """Return the privacy of a field that is a dictionary with these fields."""
     return Privacy("nested", table=fields)
 
 
 def coarse(kind: str) -> Privacy:
-    """Declare a field whose number is rounded; `kind` selects how."""
+    """Return the privacy of a field whose number is rounded; `kind` selects how."""
     return Privacy("coarse", kind)
 
 
 @cache
 def privacy_of(cls: type[Any]) -> Mapping[str, Privacy | None]:
-    """Return the privacy of each field of a dataclass, or None for a field without a declaration."""
+    """Return the declared privacy of each field of a dataclass, or None for a field without a declaration."""
     privacy: dict[str, Privacy | None] = dict.fromkeys(item.name for item in fields(cls))
     for name, hint in get_type_hints(cls, include_extras=True).items():
         for item in getattr(hint, "__metadata__", ()):

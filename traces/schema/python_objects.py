@@ -1,7 +1,6 @@
 """Specs of arguments that only Python functions take: objects, modules, arrays.
 
-A reader creates only these specs;
-`rebuild.py` constructs the objects, with classes that its caller provides.
+A reader creates only these specs; `rebuild.py` constructs the objects, with classes that its caller provides.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from opgrip.traces.schema.privacy import ATTRIBUTES, NESTED, Public, hashed, pub
 
 @dataclass(frozen=True, slots=True)
 class ObjectSpec:
-    """An object of a class; this includes dataclasses and named tuples.
+    """An object of a Python class, which can be a dataclass or a named tuple.
 
     cls : `module:qualname`; for packed parameters one of `PACKERS`, and `content` is the tuple of its arguments
     fields : attributes by name
@@ -36,7 +35,7 @@ class ObjectSpec:
 class ModuleSpec:
     """A module of torch.
 
-    cls : `module:qualname`
+    cls : class of the module: `module:qualname`
     parameters, buffers, modules : by name; None for a name registered without a value
     fields : all other attributes by name, including `training`
     """
@@ -50,14 +49,18 @@ class ModuleSpec:
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """A numpy array, described by the spec of a tensor over its memory."""
+    """A numpy array, described by the spec of a tensor that has the same memory."""
 
     tensor: Annotated[Argument, NESTED]
 
 
 @dataclass(frozen=True, slots=True)
 class ScalarSpec:
-    """A numpy scalar: the name of its dtype and its value as a Python number."""
+    """A numpy scalar.
+
+    dtype : name of its numpy dtype
+    value : its value as a Python number
+    """
 
     dtype: Annotated[str, public("dtype")]
     value: Annotated[Argument, NESTED]
@@ -65,14 +68,18 @@ class ScalarSpec:
 
 @dataclass(frozen=True, slots=True)
 class NamedSpec:
-    """A class, a function or a member of an enumeration: `module:qualname`."""
+    """A class, a function or a member of an enumeration, by its name `module:qualname`."""
 
     name: Annotated[str, hashed("object")]
 
 
 @dataclass(frozen=True, slots=True)
 class SharedSpec:
-    """The first occurrence of a list, dictionary or object that occurs several times."""
+    """The first occurrence of a list, dictionary or object that occurs several times in the arguments.
+
+    number : number by which a `SameSpec` refers to it
+    value : the list, dictionary or object
+    """
 
     number: Public[Count] = field(metadata=ID)
     value: Annotated[Argument, NESTED]
@@ -80,7 +87,7 @@ class SharedSpec:
 
 @dataclass(frozen=True, slots=True)
 class SameSpec:
-    """A further occurrence of the `SharedSpec` with this number, possibly inside of it."""
+    """A further occurrence of the `SharedSpec` with this number, possibly inside of that."""
 
     number: Public[Count]
 
@@ -100,7 +107,7 @@ BRANCHES = (ObjectSpec, ModuleSpec, ArraySpec, SharedSpec)
 
 
 def children(value: object) -> Sequence[Any] | None:
-    """Return the arguments directly inside of an argument, in order, or None for a leaf."""
+    """Return the arguments directly inside of an argument, in order, or None if it is not a container."""
     match value:
         case list() | tuple():
             return value
@@ -118,7 +125,9 @@ def children(value: object) -> Sequence[Any] | None:
 
 
 def with_children(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return the argument with `function` applied to each argument directly inside it; a leaf is returned unchanged."""
+    """Return an argument with `function` applied to each argument directly inside it; any other value is
+    returned unchanged.
+    """
     match value:
         case torch.Size():
             return value
@@ -140,7 +149,7 @@ def with_children(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _alike(value: Any, children: Any) -> Any:
-    """Return the children, a list, tuple or dictionary, as a container of the same class as `value`."""
+    """Return a container of the same class as `value` with the given children, a list, tuple or dictionary."""
     if type(value) is type(children):
         return children
     if isinstance(value, tuple):
@@ -152,7 +161,7 @@ def _alike(value: Any, children: Any) -> Any:
 
 
 def _copy(value: Any) -> Any:
-    """Return a copy of an instance of a subclass of list or dict; the copy of a dictionary may be empty."""
+    """Return a copy of an instance of a subclass of list or dict; the copy of a dictionary may lack the entries."""
     try:
         return copy.copy(value)
     except Exception:
@@ -167,7 +176,9 @@ def _copy(value: Any) -> Any:
 
 
 def outline(value: object) -> tuple[object, ...]:
-    """Return everything that distinguishes a container from others, except its children."""
+    """Return everything that distinguishes a container from others except its children, such as the class of an
+    object.
+    """
     match value:
         case ObjectSpec(cls, fields, _):
             return (cls, *fields)

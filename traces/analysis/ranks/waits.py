@@ -84,7 +84,7 @@ def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> Ra
 
 @dataclass(slots=True)
 class _Process:
-    """What a scan of a merged trace collects for one process.
+    """Results of the scan of a merged trace for one process.
 
     Attributes
     ----------

@@ -29,8 +29,6 @@ from opgrip.traces.values.progression import Offsets, Progression
 class CallFacts:
     """Facts about the shapes of a call, which decide how its numbers are redacted.
 
-    Attributes
-    ----------
     sizes : sizes of all dimensions of arguments and results
     extent : largest position in memory, or number of elements, of these tensors
     pinned : by integer, its replacement in this call, so that equal integers get the same one; a size replaces itself
@@ -42,11 +40,8 @@ class CallFacts:
 
 
 def call_facts(sizes: Collection[int], extent: int, known: Mapping[int, int] | None = None) -> CallFacts:
-    """Return the facts of a call.
-
-    sizes : sizes of all dimensions of its tensors
-    extent : as in `CallFacts`
-    known : by integer, its replacement; these take precedence over the sizes
+    """Return the facts of a call whose tensors have these sizes; replacements in `known` take precedence over
+    the sizes.
     """
     pinned = {number: number for size in sizes for number in (size - 1, size) if number > 0}
     return CallFacts(frozenset(sizes), extent, pinned | dict(known or {}))
@@ -67,8 +62,6 @@ def facts_of(args: Any, outputs: Any) -> CallFacts:
 class TensorSlot:
     """A tensor of a call that can have a value model.
 
-    Attributes
-    ----------
     op, argument : operator of the call, and name of the argument that holds the tensor
     number : number of its value model, or None
     shape, dtype : shape and dtype of the values drawn from the model
@@ -139,8 +132,6 @@ class IntegerMap:
     The integers between two powers of two are replaced by equally spaced integers in that range. Equal numbers stay
     equal, different ones stay different, sorted ones stay sorted, zero stays zero, and a valid index stays valid.
 
-    Parameters
-    ----------
     pinned : by integer, the replacement that follows from the call's shapes or scalars
     """
 
@@ -195,8 +186,6 @@ _REQUESTED = {Factorable: "factorable", Triangular: "triangular", Boxes: "boxes"
 class RedactedModel:
     """Redacted value model of a tensor.
 
-    Attributes
-    ----------
     model : the redacted model, or None if no part of it may stay
     kept : reason why the values, or their order, are unchanged; empty if they are not
     """
@@ -206,10 +195,7 @@ class RedactedModel:
 
 
 def redact_model(model: ValueModel, slot: TensorSlot, facts: CallFacts, outputs: Any) -> RedactedModel:
-    """Return the redacted value model of a tensor in a call.
-
-    outputs : the call's results as nested `TensorSpec`
-    """
+    """Return the redacted value model of a tensor in a call with these results (nested `TensorSpec`)."""
     if reads_places(slot.op, slot.argument, slot.dtype) and _fits_shapes(model, facts):
         return RedactedModel(model, PLACES)
     if isinstance(model, Exact):
@@ -240,10 +226,7 @@ def _fits_shapes(model: ValueModel, facts: CallFacts) -> bool:
 
 
 def _sketch(model: Exact, slot: TensorSlot, facts: CallFacts, outputs: Any) -> RedactedModel:
-    """Return a value model that replaces the exact values of a small tensor and makes the operator behave the same.
-
-    outputs : the call's results as nested `TensorSpec`
-    """
+    """Return a value model that replaces the exact values of a small tensor and makes the operator behave the same."""
     shape = slot.shape if prod(slot.shape) == len(model.data) else (len(model.data),)
     values = model.draw(shape, slot.dtype, torch.Generator())
     if _is_whole(values):
@@ -291,10 +274,7 @@ def _without_marks(model: ValueModel, values: torch.Tensor) -> ValueModel:
 
 
 def _with_sum(sketch: ValueModel, values: torch.Tensor, slot: TensorSlot, facts: CallFacts) -> ValueModel:
-    """Return a value model of integers with their sum, if they are lengths that add up to a size in the call.
-
-    Any other model is returned unchanged.
-    """
+    """Return a value model of integers with their sum added, if they are lengths that add up to a size in the call."""
     total = int(values.to(torch.int64).sum()) if isinstance(sketch, Integers) else None
     is_told = total in facts.sizes and slot.argument in LENGTHS
     return replace(sketch, total=total) if is_told and isinstance(sketch, Integers) else sketch

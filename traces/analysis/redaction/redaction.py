@@ -60,14 +60,7 @@ KERNEL = re.compile(r"[\w<>:,&*\[\]() =.~#{}-]{1,4096}")
 
 @dataclass(frozen=True, slots=True)
 class _TensorUse:
-    """A tensor of a call whose value model must be redacted, with the facts that decide how.
-
-    Attributes
-    ----------
-    slot : operator, argument, shape and dtype of the tensor
-    facts : facts about the shapes of the call
-    outputs : the call's results as nested `TensorSpec`
-    """
+    """A tensor of a call whose value model must be redacted, facts about the call's shapes, and the call's results."""
 
     slot: TensorSlot
     facts: CallFacts
@@ -78,11 +71,7 @@ class _TensorUse:
 class _CallInfo:
     """Facts about a signature that are needed to redact records that refer to it.
 
-    Attributes
-    ----------
-    op, kind : operator and kind of the signature
     slots : tensors of its arguments that can have value models
-    facts : facts about the shapes of the call
     """
 
     op: str
@@ -95,14 +84,10 @@ class _CallInfo:
 class _State:
     """Everything that a redaction remembers between records; it grows with value models and signatures, not with calls.
 
-    Attributes
-    ----------
     models : value models of the original trace, by number
     numbers : number of each redacted value model, by its text
     newest : texts of the value models that the current record added
-    count : number of value models in the redacted trace
     awaited : for each value model that is not read yet, the redacted models to make of it: number and tensor
-    calls : facts about each signature
     kinds : kind of each operator
     """
 
@@ -121,13 +106,9 @@ class Redaction:
     Value models may get new numbers, because two operators may need different properties of one model. All other
     records keep their numbers.
 
-    Parameters
-    ----------
     policy : kinds of names that stay, and salt of the hashes
     report : report of everything that stays, or None
 
-    Attributes
-    ----------
     kept : number of value models that kept values or their order, by operator, argument and reason
     """
 
@@ -142,16 +123,13 @@ class Redaction:
 
     @property
     def custom_operators(self) -> list[str]:
-        """Names of operators seen so far that are not hashed, although they belong to an extension that not
-        everybody can install.
-        """
+        """Names of operators that are not hashed, although not everybody can install their extension."""
         operators = (op for op, kind in self._state.kinds.items() if kind != FUNCTION and not op.startswith(REGION))
         return [op for op in operators if not is_public_operator(op) and not self.names.hides(op)]
 
     def records(self, record: Record) -> list[Record]:
-        """Return the redacted record, preceded by the value models that it needs.
-
-        The list is empty for an unknown type of record.
+        """Return the redacted record after the value models that it needs; an empty list for an unknown type of
+        record.
         """
         name = RECORD_NAMES.get(type(record))
         if name is None:
@@ -253,10 +231,7 @@ class Redaction:
         return redacted
 
     def _call(self, signature: Signature, record: str) -> tuple[list[Record], Signature, _CallInfo]:
-        """Return the value models that a call needs, its redacted signature, and facts for records that refer to it.
-
-        record : name of the record's type in the report
-        """
+        """Return the value models that a call needs, its redacted signature, and facts for records that refer to it."""
         facts = facts_of((signature.args, signature.kwargs), signature.outputs)
         redacted = self._redactor.signature(signature, record, facts)
         models: list[Record] = []
@@ -287,15 +262,9 @@ class Redaction:
         models: list[Record],
         slots: list[TensorSlot] | None = None,
     ) -> Any:
-        """Return an argument whose tensors refer to redacted value models.
+        """Return an argument (`tree`, which may be nested) whose tensors refer to redacted value models.
 
-        Parameters
-        ----------
-        op, argument : operator of the call, and name of the argument
-        tree : the argument, which may be nested
-        facts, outputs : facts about the shapes of the call, and its results
-        models : list to which new value models are added
-        slots : list to which the tensors that can have value models are added, or None
+        New value models are added to `models`, and the tensors that can have value models to `slots`.
         """
 
         def renumber(leaf: Any) -> Any:
@@ -310,9 +279,8 @@ class Redaction:
         return map_leaves(renumber, tree)
 
     def _number(self, slot: TensorSlot, facts: CallFacts, outputs: Any, models: list[Record]) -> int | None:
-        """Return the number of the redacted value model of a tensor, or None; add the model to `models` if it is new.
-
-        facts, outputs : facts about the shapes of the call, and its results
+        """Return the number of the redacted value model of a tensor, or None; add the model to `models` if it is
+        new.
         """
         state = self._state
         if slot.number is None:
@@ -359,8 +327,6 @@ class Redaction:
 class RedactedFile:
     """Result of redacting a file.
 
-    Attributes
-    ----------
     calls : number of calls
     report : texts and numbers that stay
     values : number of value models that kept values or their order, by operator, argument and reason
@@ -390,8 +356,6 @@ def redact(
 ) -> RedactedFile:
     """Write a redacted copy of a trace. Memory grows with the trace's signatures and value models, not with its calls.
 
-    Parameters
-    ----------
     policy : kinds of names that stay, and salt of the hashes
     force : replace an existing file
     partial : accept a cut or damaged trace

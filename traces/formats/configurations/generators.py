@@ -35,9 +35,9 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentDraw:
-    """Random numbers, device and value models that a generator of arguments uses.
+    """Random numbers, device and value models for generating the arguments of one case.
 
-    chance : random number generator, which gives the same numbers for a case whatever other cases are generated
+    chance : random number generator of the case, whose numbers do not depend on the other cases
     device : device of tensors
     number_of : function that registers a value model and returns its number for `TensorSpec`
     """
@@ -86,7 +86,7 @@ def generate(entry: dict[str, Any], draw: ArgumentDraw) -> Arguments:
 
 
 def argument(form: Any, draw: ArgumentDraw) -> Any:
-    """Return the argument described by a JSON object with a `type`, or raise `ValueError`."""
+    """Return the argument that a configuration's JSON object describes by its `type`, or raise `ValueError`."""
     if not isinstance(form, dict):
         raise ValueError("an argument is not an object")
     kind = form.get("type")
@@ -121,7 +121,10 @@ def _tensor(form: dict[str, Any], draw: ArgumentDraw) -> TensorSpec:
 
 @lru_cache(maxsize=1024)
 def value_model(dtype: torch.dtype, count: int, is_array: bool) -> ValueModel | None:
-    """Return the value model for a tensor of `count` elements, or None for an empty tensor or an unsupported dtype."""
+    """Return the value model for a tensor of `count` elements, or None for an empty tensor or an unsupported dtype.
+
+    is_array : True if the tensor has dimensions: its floating-point values are then between 0 and 1, else -10 and 10
+    """
     if not count:
         return None
     if dtype == torch.bool:
@@ -147,7 +150,7 @@ def _dtype_of(name: Any) -> torch.dtype:
 
 
 def _number(form: dict[str, Any], draw: ArgumentDraw) -> Any:
-    """Return the number in a `value`, or a random number from a `value_range`."""
+    """Return the number in the JSON object's `value`, or a random number from its `value_range`."""
     if "value" in form:
         return _plain_number(form["value"])
     bounds = form.get("value_range")

@@ -1,4 +1,4 @@
-"""Iterators that expand an entry of a configuration into many, and the indexed values that they return."""
+"""Iterators that expand one entry of a configuration into many cases, each computed from its index."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MOST = 1 << 200
 
 @dataclass(frozen=True, slots=True)
 class ValueChoices:
-    """Sequence of values, each computed when it is needed.
+    """A sequence whose values are computed when they are needed.
 
-    count : number of values, which may be larger than a list can have
+    count : number of values, which may exceed the largest length of a list
     at : function that returns the value at an index
     """
 
@@ -35,7 +35,7 @@ class Listed(ValueChoices):
 
 
 def combinations(parts: Sequence[ValueChoices]) -> ValueChoices:
-    """Return all lists of one value of each part; the last part varies fastest.
+    """Return all lists that consist of one value of each sequence; the last sequence varies fastest.
 
     Raise `ValueError` if there are more than `MOST` combinations.
     """
@@ -62,7 +62,7 @@ def _table(parts: Mapping[str, ValueChoices]) -> ValueChoices:
 
 
 def chain(parts: Sequence[ValueChoices]) -> ValueChoices:
-    """Return the concatenation of several parts."""
+    """Return the values of several sequences, one sequence after another."""
     ends = list(accumulate((part.count for part in parts), initial=0))
 
     def at(index: int) -> Any:
@@ -98,7 +98,10 @@ NESTED = ("genericlist", "tuple")
 
 @iterators.register("RangeConfigIterator")
 def expand(entry: dict[str, Any]) -> ValueChoices:
-    """Return all combinations of values of an entry's arguments; the last positional argument varies fastest."""
+    """Return the cases that an entry describes: all combinations of its arguments' values.
+
+    The last positional argument varies fastest, and named arguments vary faster than positional ones.
+    """
     args, kwargs = entry.get("args") or [], entry.get("kwargs") or {}
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise ValueError("args must be a list and kwargs an object")
@@ -106,8 +109,9 @@ def expand(entry: dict[str, Any]) -> ValueChoices:
     named = _table({name: _choices(arg) for name, arg in kwargs.items()})
 
     def linked(index: int) -> dict[str, Any]:
-        """Return the entry with an index, without macros; raise `ValueError` if it copies a value that does
-        not exist.
+        """Return the case at an index, with values copied between arguments and macros removed.
+
+        Raise `ValueError` if it copies a value that does not exist.
         """
         # positional arguments vary slower than the named ones
         digits = divmod(index, named.count)
@@ -153,7 +157,9 @@ def _ranged(kind: Any, name: str, value: Any) -> ValueChoices:
 
 
 def _span(bounds: list[Any]) -> ValueChoices:
-    """Return the integers of a range `[first, last, step]`, which includes `last` if a step reaches it."""
+    """Return the integers of a range `[first, last]` or `[first, last, step]`, which includes `last` if a step
+    reaches it.
+    """
     if len(bounds) not in (2, 3) or any(type(bound) is not int for bound in bounds):
         raise ValueError(f"{reprlib.repr(bounds)} is not a range of integers")
     first, last, step = (*bounds, 1)[:3]
@@ -179,8 +185,9 @@ def _list(value: Any, name: str) -> list[Any]:
 
 
 def _copy_into(args: list[dict[str, Any]], place: int) -> dict[str, Any]:
-    """Replace an argument in `args` by a copy with sizes taken from other arguments; lists shared with other
-    combinations are not changed.
+    """Replace argument `place` of `args` by a copy in which some sizes are taken from other arguments; return it.
+
+    The original lists are not changed, because other combinations share them.
     """
     if args[place].get("type") != "tensor":
         return args[place]

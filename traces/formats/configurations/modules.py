@@ -1,4 +1,4 @@
-"""Reading of the operators that a module, function or named model calls, by running it on meta tensors.
+"""Determines the operators that a module, function or named model calls, by running it on meta tensors.
 
 Only some callables may run: classes of `torch.nn`, torch's overridable tensor functions, and `MODELS`. A file names one
 of these and gives its arguments; nothing else is called.
@@ -25,7 +25,9 @@ from opgrip.traces.schema.arguments import Opaque, TensorSpec, encode, leaves, m
 
 
 def alex_net(num_classes: int = 1000, dropout: float = 0.5) -> nn.Module:
-    """Return one-column AlexNet: Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks"."""
+    """Return AlexNet with one column. Source: Krizhevsky 2014, "One weird trick for parallelizing convolutional
+    neural networks".
+    """
 
     def convolution(*arguments: Any) -> tuple[nn.Module, nn.Module]:
         return nn.Conv2d(*arguments), nn.ReLU(inplace=True)
@@ -71,7 +73,7 @@ class Bottleneck(nn.Module):
 
 
 def resnet(num_classes: int = 1000) -> nn.Module:
-    """Return ResNet-50: He et al. 2016, "Deep residual learning for image recognition", table 1."""
+    """Return ResNet-50. Source: He et al. 2016, "Deep residual learning for image recognition", table 1."""
     blocks: list[nn.Module] = []
     inner = 64
     for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
@@ -110,8 +112,8 @@ OF_FUNCTIONS = {"torch.": torch, "torch.nn.functional.": nn.functional, "torch.T
 class Recorded:
     """A recorded call of an operator.
 
-    op : name of the operator in a trace, such as `aten.add.Tensor`
-    args, kwargs : values and `TensorSpec`
+    op : operator with its overload, such as `aten.add.Tensor`
+    args, kwargs : arguments, in which each tensor is a `TensorSpec`
     module, module_type : path and class of the module that made the call; empty outside of modules
     """
 
@@ -123,13 +125,13 @@ class Recorded:
 
 
 class TooManyCalls(ValueError):
-    """An untrusted configuration makes more calls than allowed."""
+    """Raised if an untrusted configuration makes more calls than allowed."""
 
 
 class MetaRecording:
-    """Runs modules and functions on meta tensors and returns their calls.
+    """Runs modules and functions on meta tensors and returns the operators that they call.
 
-    device : device that the recorded calls name
+    device : device that the recorded calls name instead of `meta`
     unbounded : True to allow any number of calls, for trusted files
     """
 
@@ -140,7 +142,11 @@ class MetaRecording:
         self._watch: _Watch | None = None
 
     def module(self, name: str, build: Arguments, arguments: Arguments) -> Iterator[Recorded]:
-        """Build a module and yield the calls of one forward pass; raise `ValueError` if the module does not exist."""
+        """Build a module and yield the operators of one forward pass; raise `ValueError` if the module does not exist.
+
+        build : arguments of the module's class
+        arguments : arguments of the forward pass
+        """
         with self._running() as watch:
             args, kwargs = on_meta((build.args, build.kwargs))
             module = module_names()[name](*args, **kwargs)
@@ -151,7 +157,9 @@ class MetaRecording:
         yield from watch.calls
 
     def function(self, name: str, arguments: Arguments) -> Iterator[Recorded]:
-        """Yield the calls of a function; raise `ValueError` if the function does not exist or may not run."""
+        """Yield the operators that a function calls; raise `ValueError` if the function does not exist or may
+        not run.
+        """
         with self._running() as watch:
             args, kwargs = on_meta((arguments.args, arguments.kwargs))
             check_pieces(name, (args, kwargs))
@@ -160,22 +168,24 @@ class MetaRecording:
         yield from watch.calls
 
     def tensors(self, tree: Any) -> Any:
-        """Return arguments with each `TensorSpec` replaced by a meta tensor; raise `ValueError` if torch cannot create
-        one.
+        """Return nested arguments with each `TensorSpec` replaced by a meta tensor.
+
+        Raise `ValueError` if torch cannot create one of them.
         """
         with self._running():
             return on_meta(tree)
 
     @contextmanager
     def running(self) -> Iterator[list[Recorded]]:
-        """Record the calls that the block makes on meta tensors; yield the list that receives them."""
+        """Record the operators that the `with` block calls on meta tensors; yield the list to which they are added."""
         with self._running() as self._watch:
             self._watch.record = True
             yield self._watch.calls
 
     def whole(self, op: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a function within the block of `running`, and record it as one operator `op` instead of the operators
-        that it calls.
+        """Run a function inside the block of `running`, and return its result.
+
+        It is recorded as one operator `op` instead of the operators that it calls.
         """
         assert self._watch is not None, "it is called in a block of `running`"
         count = len(self._watch.calls)
@@ -186,7 +196,7 @@ class MetaRecording:
 
     @contextmanager
     def _running(self) -> Iterator[_Watch]:
-        """Record calls on meta tensors; convert torch's errors for unsuitable arguments to `ValueError`."""
+        """Record calls on meta tensors; torch's errors about unsuitable arguments become `ValueError`."""
         if self._calls > OF_FILE and not self._unbounded:
             raise TooManyCalls(f"the modules of the file make more than {OF_FILE:,} calls")
         watch = _Watch(self._device, None if self._unbounded else OF_CASE)
@@ -202,7 +212,7 @@ class MetaRecording:
 
 
 class _Watch(TorchDispatchMode):
-    """Dispatch mode that records calls while `record` is set."""
+    """Dispatch mode that records the called operators while its attribute `record` is True."""
 
     def __init__(self, device: str, most: int | None) -> None:
         super().__init__()
@@ -228,7 +238,7 @@ class _Watch(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
     def keep(self, op: str, tree: Any) -> None:
-        """Record a call; `tree` holds its positional and named arguments."""
+        """Record a call; `tree` is the pair of its positional and named arguments."""
         taken = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
         counts = Counter(tensor.untyped_storage()._cdata for tensor in taken)
         shared = [storage for storage, count in counts.items() if count > 1]
@@ -236,7 +246,10 @@ class _Watch(TorchDispatchMode):
         self.calls.append(Recorded(op, tuple(args), kwargs, *self._stack[-1]))
 
     def paths(self, name: str, module: nn.Module) -> ExitStack:
-        """Track the path of the running module; `name` is the path of the outermost module."""
+        """Register hooks that keep the path of the running module; closing the result removes them.
+
+        name : path of the outermost module
+        """
         stack = ExitStack()
         for path, inner in module.named_modules():
             place = (f"{name}.{path}" if path else name, type(inner).__name__)
@@ -276,7 +289,7 @@ class _Watch(TorchDispatchMode):
 
 
 def check_pieces(name: str, arguments: Any) -> None:
-    """Raise `ValueError` if the arguments ask a function for more results than fit in memory.
+    """Raise `ValueError` if the arguments ask a function for more pieces of a tensor than fit in memory.
 
     name : name of the function, as in `function_names`
     """
@@ -285,13 +298,17 @@ def check_pieces(name: str, arguments: Any) -> None:
 
 
 def _check_pieces(tensors: Iterable[torch.Tensor]) -> None:
-    """Raise `ValueError` for tensors that an operator could split into more pieces than fit in memory."""
+    """Raise `ValueError` if an operator could split one of the tensors into more pieces than fit in memory."""
     if any(size > PIECES for tensor in tensors for size in tensor.shape):
         raise ValueError(f"it splits a tensor with a dimension larger than {PIECES:,}")
 
 
 def _has_memory(function: Any, tree: Any, taken: Iterable[torch.Tensor]) -> bool:
-    """Return True if the results of a call have memory, because a named device or an input tensor has memory."""
+    """Return True if the results of a call have memory, because a tensor or device among its arguments is not `meta`.
+
+    function : operator that is called
+    tree : the arguments, and `taken` the tensors among them
+    """
     if any(not tensor.is_meta for tensor in taken):
         return True
     devices = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.device)]
@@ -300,7 +317,9 @@ def _has_memory(function: Any, tree: Any, taken: Iterable[torch.Tensor]) -> bool
 
 
 def _check_made(function: Any, args: Any, kwargs: Any) -> None:
-    """Raise `ValueError` if the results of a call would take memory, judged by a run on meta tensors."""
+    """Raise `ValueError` if the results of a call would be larger than `MADE_BYTES`, judged by a run on meta
+    tensors.
+    """
 
     def without_memory(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -316,7 +335,10 @@ def _check_made(function: Any, args: Any, kwargs: Any) -> None:
 
 
 def on_meta(tree: Any) -> Any:
-    """Return arguments on the meta device; devices that a file names, also as strings, become `meta`."""
+    """Return nested arguments on the meta device.
+
+    A `TensorSpec` becomes a meta tensor, and a device, even one that is given as a string, becomes `meta`.
+    """
 
     def made(leaf: Any) -> Any:
         if isinstance(leaf, torch.device) or (isinstance(leaf, str) and _is_device(leaf)):
@@ -340,7 +362,7 @@ def _is_device(text: str) -> bool:
 
 @lru_cache
 def module_names() -> Mapping[str, Callable[..., nn.Module]]:
-    """Return the classes and functions that make modules, by the names that files may use."""
+    """Return the classes and functions that make modules, by the names that configuration files may use."""
     classes = {
         f"{PREFIX}{name}": item
         for name, item in vars(nn).items()
@@ -356,7 +378,7 @@ def is_function(name: str) -> bool:
 
 @lru_cache
 def function_names() -> Mapping[str, Callable[..., Any]]:
-    """Return torch's tensor functions, by the names that files may use."""
+    """Return torch's tensor functions, by the names that configuration files may use."""
     by_space = get_overridable_functions()
     return {
         f"{prefix}{function.__name__}": function
