@@ -1,6 +1,6 @@
-"""Analyses of a replay, which add columns to its rows or print more about them.
+"""Analyses of a replay: each one adds columns to the result rows, or prints more about them.
 
-An analysis is a module of this package, or an entry point `opgrip.analyses`.
+An analysis is a module of this package, or an entry point `opgrip.analyses` of another package.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AnalysisSession:
-    """The replay that an analysis extends.
+    """The replay whose results an analysis extends.
 
-    output : file of the results, or None
+    workload : the loaded trace, its cases and the user's request
+    output : path of the result file; None if results are only printed
     may_replace : True if existing files may be replaced
-    resume : True to continue an interrupted run
+    resume : True to continue an interrupted replay
+    reporter : prints messages and progress
     may_fork : True if this process can still be forked, because it has not run torch yet
     """
 
@@ -50,7 +52,9 @@ class AnalysisSession:
 
     @property
     def base(self) -> Path:
-        """The output file or, without one, a path derived from the trace's."""
+        """The path of the result file; if results are only printed, a path in the working directory that is named after
+        the trace.
+        """
         if self.output is not None:
             return self.output
         # imported late because it loads torch, and `--help` imports this file
@@ -60,16 +64,18 @@ class AnalysisSession:
         return Path(name_of_target(target) if target.startswith(PREFIX) else Path(target).name)
 
     def running(self, rows: Sequence[Result], profiler: str) -> AbstractContextManager[object]:
-        """Return a context that reports progress while the rows' cases run once more under `profiler`."""
+        """Return a context that shows progress while the cases of `rows` run once more under a profiler."""
         return self.reporter.doing(f"running {counted(len({row.case for row in rows}), 'case')} under {profiler}")
 
     def check_one_cache(self, profiler: str) -> None:
-        """Raise `UserError` if rows differ in the state of caches, which a profiler's report does not show."""
+        """Raise `UserError` if the replay uses several cache states, because a profiler's report does not show the
+        cache state.
+        """
         if len(self.workload.request.timing.caches) > 1:
             raise UserError(f"{profiler} profiles one cache state at a time", "give one to --cache")
 
     def check_one_device(self, profiler: str) -> None:
-        """Raise `UserError` if cases run on several devices, because a profiler's report covers one process."""
+        """Raise `UserError` if the replay uses several devices, because a profiler's report covers one process."""
         if self.workload.request.inputs.is_spread:
             raise UserError(f"{profiler} profiles one device", "name one with --device")
 
@@ -82,20 +88,22 @@ class AnalysisSession:
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Empty options, for an analysis without options."""
+    """Options class for an analysis that has no options."""
 
 
 class Analysis:
-    """An analysis of a replay.
+    """Base class of an analysis of a replay's results.
 
-    It is created before any case runs, so that missing requirements are reported first. A subclass is in a module of
-    this package, or in a module that an entry point `opgrip.analyses` names, and registers itself by
+    An analysis is created before any case runs, so that missing requirements are reported first. A subclass is in a
+    module of this package, or in a module that an entry point `opgrip.analyses` names, and registers itself by
     `@analyses.register(NAME)`.
-    columns : class of the columns that it adds, or None
-    counts_work : True if it needs the operations and bytes of the operators in subgraphs and samples
-    place : position in the order of analyses: low if it forks this process, high if it runs torch in it
+
+    options : class of its options
+    columns : class of the columns that it adds; None if it adds none
+    counts_work : True if it needs the operations and bytes of the operators inside subgraphs and samples
+    place : position in the order of analyses: low if it forks this process, high if it runs torch in this process
     prints_partial : True if it can print results of an interrupted replay
-    saw_all : False if some rows are left for `--resume`
+    saw_all : False if it could not analyse all rows; a later replay with `--resume` analyses the others
     header : fields to add to the header of result files
     """
 
@@ -112,22 +120,22 @@ class Analysis:
 
     @classmethod
     def is_requested(cls, options: Any) -> bool:
-        """Return True if the options request this analysis; raise `UserError` if they contradict each other."""
+        """Return True if the options ask for this analysis; raise `UserError` if they contradict each other."""
         raise NotImplementedError
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
-        """Return the rows with this analysis's columns; raise `UserError` if the analysis fails."""
+        """Return copies of the rows with the columns of this analysis; raise `UserError` if the analysis fails."""
         return list(rows)
 
     def finish(self) -> None:
-        """Remove the data kept for `--resume`; called after the results are written."""
+        """Remove files that this analysis kept for `--resume`; called after the results are written."""
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
-        """Print further results that are not in columns."""
+        """Print results of this analysis that are not in columns."""
 
 
 class UnaskedAnalysis(Analysis):
-    """An analysis that only prints, and that runs without an option."""
+    """Base class of analyses that only print, and that run without an option."""
 
     options = NoOptions
     prints_partial = True

@@ -1,4 +1,6 @@
-"""The Nsight Systems analysis: runs nsys, and adds the device work in its report to the rows."""
+"""The Nsight Systems analysis (`--nsys`): runs the cases under nsys, and adds kernels and copies in its report to the
+rows.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NsysColumns(Columns):
-    """Columns with device work from Nsight Systems."""
+    """The columns that the Nsight Systems analysis adds to a row."""
 
     nsys_us: float | None = column("median of the profiled runs, by the clock of nsys", "us", "nsys us")
     nsys_own_us: float | None = column(
@@ -65,7 +67,9 @@ class NsysColumns(Columns):
 
 @dataclass(slots=True)
 class NsysRun:
-    """A timed run of a row, or a phase before or after one, with the device work launched in it."""
+    """One timed run of a row (or a phase before or after it), with the kernels and copies that were
+    launched during it.
+    """
 
     span: NsysRange
     work: list[DeviceWork] = field(default_factory=list)
@@ -76,8 +80,8 @@ Runs = dict[Key, list[NsysRun]]
 
 
 def joined(report: NsysReport) -> tuple[Runs, int]:
-    """Return the runs of each row, and the number of pieces of device work that were launched outside opgrip's
-    ranges.
+    """Return the timed runs of each row, and how many kernels, copies and other pieces of device work belong to none of
+    opgrip's ranges.
     """
     runs_by_row: Runs = defaultdict(list)
     all_by_process: dict[int, list[NsysRun]] = defaultdict(list)
@@ -104,10 +108,10 @@ def joined(report: NsysReport) -> tuple[Runs, int]:
 
 
 def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
-    """Return the runs of each row in several reports, and the number of pieces of device work launched outside opgrip's
-    ranges.
+    """Return the timed runs of each row in several reports, and how many pieces of device work belong to none of
+    opgrip's ranges.
 
-    The reports are evaluated one by one, because their clocks differ.
+    Each report is evaluated separately, because their clocks differ.
     """
     runs_by_row: Runs = defaultdict(list)
     all_outside = 0
@@ -120,9 +124,9 @@ def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
 
 
 def with_seen(row: Result, own: Result | None, runs_by_row: Mapping[Key, list[NsysRun]]) -> Result:
-    """Return a row with the profiler's columns.
+    """Return a row with the columns of nsys; the row itself if nsys recorded none of its runs.
 
-    own : the row with times measured in the profiled run
+    own : the row as opgrip timed it during the run under nsys
     """
     runs = runs_by_row.get(key_of(row))
     if runs is None:
@@ -206,11 +210,12 @@ class NsysOptions:
 
 @dataclass(frozen=True, slots=True)
 class Nsys:
-    """Settings of a run of nsys.
+    """How to run nsys.
 
+    binary : path of nsys
     report : path of the report
-    arguments : further arguments of the user
-    warmup, iterations : warm-up runs and profiled runs of each row
+    arguments : more arguments for nsys, from the user
+    warmup, iterations : number of warm-up runs and of profiled runs of each row
     """
 
     binary: str
@@ -222,7 +227,7 @@ class Nsys:
 
 @analyses.register("nsys")
 class NsysAnalysis(Analysis):
-    """Analysis that adds device work from Nsight Systems to the rows."""
+    """Analysis that runs the cases once more under Nsight Systems and adds their kernels and copies to the rows."""
 
     options = NsysOptions
     columns = NsysColumns
@@ -259,9 +264,11 @@ def profile_rows(
     say: Callable[[str], None],
     device: str,
 ) -> list[Result]:
-    """Run the rows' cases once more under nsys, and return the rows with the columns of nsys.
+    """Run the cases of the rows once more under nsys, and return the rows with the columns of nsys.
 
-    say : function that prints messages about more than one row
+    results : rows of the replay
+    timeout_s : time limit of a case in seconds
+    say : function that prints a message
     Raises `UserError` if nsys fails.
     """
     effort = replace(request.effort, warmup=nsys.warmup, iterations=nsys.iterations)
@@ -305,7 +312,9 @@ def _options_on_gpu(nsys: Nsys) -> tuple[str, ...]:
 
 
 def _reports_in(folder: Path) -> list[Path]:
-    """Return the report files in order: `report`, or `report.1` to `report.12`, one for each part of the cases."""
+    """Return the report files of one nsys run, in order: `report`, or `report.1`, `report.2` and so on, one for each
+    part of the cases.
+    """
     return sorted(folder.glob(f"report*{REPORT}"), key=lambda path: (len(path.name), path.name))
 
 
@@ -319,8 +328,10 @@ def _exported(nsys: Nsys, report: Path) -> NsysReport:
 
 
 def _keep_reports(folder: Path, output: Path, earlier_count: int, say: Callable[[str], None]) -> int:
-    """Move the report files to the path that the user chose, with numbers from the second file on; return
-    their number.
+    """Move the report files of a run to the user's path, numbered from the second file on; return the number of files
+    moved.
+
+    earlier_count : number of files that earlier runs have put there
     """
     reports = _reports_in(folder)
     for place, report in enumerate(reports, earlier_count):

@@ -1,4 +1,4 @@
-"""A report of nsys, exported to SQLite: opgrip's ranges, and the work that ran on devices.
+"""A report of nsys, exported to SQLite: the ranges that opgrip marked, and the work that ran on devices.
 
 Tables: https://docs.nvidia.com/nsight-systems/UserGuide/index.html, "SQLite Schema Reference".
 """
@@ -25,7 +25,7 @@ GRAPH_NAME = "CUDA graph"
 
 
 class DeviceWorkKind(Enum):
-    """The kind of a piece of device work; values are names of tables."""
+    """The kind of a piece of device work; the value is the name of its table in the report."""
 
     KERNEL = KERNELS
     COPY = COPIES
@@ -35,11 +35,13 @@ class DeviceWorkKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NsysRange:
-    """One of opgrip's ranges.
+    """One NVTX range that opgrip marked: a timed run of a row, or a phase before or after it.
 
-    message : operator or phase
+    case : number of the case; -1 if the range has none
+    message : operator, or name of the phase
     category : mode and other words that distinguish the rows of a case
     start_ns, end_ns : time since the start of the report
+    process : lower 24 bits of the process number
     """
 
     case: int
@@ -54,7 +56,9 @@ class NsysRange:
 class DeviceWork:
     """A piece of device work: a kernel, a copy, a memset, or a whole CUDA graph.
 
-    launched_ns : time at which the program launched it, on the clock of `NsysRange`
+    start_ns, end_ns : time in which it ran on the device, since the start of the report
+    launched_ns : time at which the program launched it, since the start of the report; -1 if unknown
+    process : lower 24 bits of the process number
     copied_bytes : size of a copy, else 0
     """
 
@@ -74,9 +78,10 @@ class NsysReport:
 
 
 def read_report(path: Path) -> NsysReport:
-    """Return ranges and device work of a report.
+    """Return opgrip's ranges and the device work in a report.
 
-    Raises `UserError` if the file is not a report or does not contain opgrip's ranges.
+    path : the report as an SQLite database
+    Raises `UserError` if the file is not a report of nsys.
     """
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
@@ -145,12 +150,14 @@ def _strings(database: sqlite3.Connection, tables: set[str]) -> dict[Any, str]:
 
 
 def _process(number: int | None) -> int:
-    """Return the lower 24 bits of the process number; nsys stores them in bits 24 to 47 of a thread number."""
+    """Return the lower 24 bits of the process number, which nsys stores in bits 24 to 47 of its thread and process
+    identifiers; -1 if unknown.
+    """
     return -1 if number is None else (number >> 24) & 0xFFFFFF
 
 
 class _Row:
-    """A row of a table; columns that this version of nsys lacks are None."""
+    """A row of a table in which a column that this version of nsys lacks reads as None."""
 
     def __init__(self, row: sqlite3.Row) -> None:
         self._row, self._names = row, set(row.keys())

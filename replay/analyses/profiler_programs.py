@@ -1,4 +1,4 @@
-"""Functions that find profilers, merge their options, and run cases once more under them."""
+"""Finds profilers, merges their options with the user's, and runs cases once more under them."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def key_of(row: Result) -> Key:
 
 
 def why_unseen(own: Result | None) -> str:
-    """Return the reason why a profiler has no data on a row.
+    """Return why a profiler's report contains nothing about a row.
 
-    own : the row with times measured in the profiled run, or None
+    own : the row as opgrip timed it during the profiled run; None if its case did not run
     """
     if own is None:
         return "it was not run again"
@@ -49,9 +49,10 @@ LAST_LINES = 6
 def find_program(name: str, product: str, places: Sequence[str], named: str | None = None) -> str:
     """Return the path of a profiler; raise `UserError` if it is not found.
 
+    name : file name of the profiler, such as `nsys`
     product : name of the product to install, for the error message
     places : glob patterns of usual installation paths, searched after PATH
-    named : the path in the option `--NAME-bin`
+    named : the path that the user set with `--NAME-bin`
     """
     if named is not None:
         binary = shutil.which(named)
@@ -69,10 +70,10 @@ def find_program(name: str, product: str, places: Sequence[str], named: str | No
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """How a profiler's options are written.
+    """The command-line options of a profiler that need special care.
 
-    output : option for the path of the report, which only opgrip sets
-    joined : option whose value is a list, to which the user's values are added
+    output : option for the path of the report, which only opgrip may set
+    joined : option whose value is a list; the user's values are added to opgrip's
     short : long names of options by short names
     repeatable : options that may appear several times
     """
@@ -83,7 +84,8 @@ class Flags:
     repeatable: Collection[str] = ()
 
     def read(self, words: Sequence[str], valued: Collection[str]) -> Iterator[tuple[str, str | None, list[str]]]:
-        """Yield each option's long name, value and words; words that are not options have an empty name.
+        """Yield (long name, value, words) of each option on a command line; the name is empty for words that are not
+        options.
 
         valued : options whose value may be the next word
         """
@@ -103,14 +105,16 @@ class Flags:
 
 
 def arguments_in(path: Path, flags: Flags) -> list[str]:
-    """Return the profiler arguments in a file, read as a shell does, with # comments.
+    """Return the words of a file of profiler arguments, split as a shell does, without `#` comments.
 
     Raises `UserError` if the file cannot be read, or sets the path of the report.
     """
     try:
         words = shlex.split(path.read_text(encoding="utf-8"), comments=True)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} holds no arguments: {error}", "write arguments as on a command line") from error
+        raise UserError(
+            f"{path} cannot be read as arguments: {error}", "write arguments as on a command line"
+        ) from error
     if any(name == flags.output for name, _, _ in flags.read(words, ())):
         problem = f"{path} sets {flags.output}, which only opgrip may set"
         raise UserError(problem, "set the path of the report with opreplay's --output")
@@ -118,8 +122,8 @@ def arguments_in(path: Path, flags: Flags) -> list[str]:
 
 
 def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) -> list[str]:
-    """Return opgrip's options and the user's; if both set an option, lists are joined and otherwise the user's value is
-    used.
+    """Return a profiler's arguments from opgrip (`own`) and from the user (`others`). If both set an option, lists are
+    joined; otherwise the user's value is used.
     """
     own_names = {word.partition("=")[0] for word in own}
     items: list[str] = []
@@ -143,7 +147,7 @@ def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) ->
 
 
 def run_program(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a profiler, which itself starts Python, to its end; raise `OSError` if it cannot be started."""
+    """Run a profiler to its end and return its output and exit status; raise `OSError` if it cannot be started."""
     return subprocess.run(
         words,
         stdin=subprocess.DEVNULL,
@@ -163,8 +167,11 @@ def last_words(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def profiled_command(folder: Path, request: RunRequest, without: Collection[int], timeout_s: float) -> list[str]:
-    """Return the command that runs cases under a profiler: this module, with the paths of its request and of the rows
-    to write.
+    """Return the command that runs cases under a profiler: this module as a program, which reads its request from
+    `folder` and writes result rows there.
+
+    without : numbers of cases to leave out
+    timeout_s : time limit of a case in seconds
     """
     limited = replace(request, limits=replace(request.limits, timeout=timeout_s))
     (folder / "work.json").write_text(json.dumps({"request": asdict(limited), "without": sorted(without)}))
@@ -172,14 +179,14 @@ def profiled_command(folder: Path, request: RunRequest, without: Collection[int]
 
 
 def profiled_rows(folder: Path) -> list[Result]:
-    """Return the rows that the command of `profiled_command` has written to a folder."""
+    """Return the result rows that the command of `profiled_command` wrote to `folder`."""
     path = folder / "rows.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [Result.from_plain(json.loads(line)) for line in lines]
 
 
 def main(request_path: str, output: str) -> int:
-    """Run the cases described by a request file, and write one row per line."""
+    """Run the cases that a request file describes, and write each result row as a line of JSON to `output`."""
     from opgrip.replay.run.request import RunRequest
     from opgrip.replay.run.workload import load_workload
     from opgrip.replay.workers.scheduling import run_cases

@@ -1,4 +1,4 @@
-"""Speed-ups between modes, and between the values of an option such as --values, --threads or --cache."""
+"""Speed-ups between modes, and between values of an option such as --values, --threads or --cache."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FASTER_MEANS = "speed-up: geometric mean over the cases; faster, slower: cases i
 
 @dataclass(frozen=True, slots=True)
 class SpeedUp:
-    """The speed-up of rows relative to the rows with which they are compared.
+    """The speed-up of a group of rows over the rows with which they are compared.
 
-    cases : number of cases with status ok in both
-    mean : geometric mean in which each case counts once
+    cases : number of cases whose status is ok in both
+    mean : geometric mean over the cases, each counted once
     low, high : 10th and 90th percentile over the cases; for a single case, over its paired runs
-    weighted : geometric mean weighted by number of calls
-    faster, slower : number of cases of which the median and at least nine of ten paired runs are faster, or slower
+    weighted : geometric mean over the cases, weighted by their number of calls
+    faster, slower : number of cases that are faster, or slower, by the median and by at least nine of ten paired runs
     """
 
     cases: int
@@ -81,7 +81,11 @@ SPEED_UP_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """The speed-up of one value of an option over its first value, for example of two threads over one."""
+    """The speed-up at one value of an option over the option's first value, for example of two threads over one.
+
+    name : the value as text
+    speed_up : None if no case was ok at both values
+    """
 
     name: str
     speed_up: SpeedUp | None
@@ -100,9 +104,10 @@ class PointsAnalysis(UnaskedAnalysis):
 
 
 def print_points(rows: Sequence[Result], reference: str, file: IO[str]) -> None:
-    """Print one table for each option with several values (a dimension); other options keep their first value.
+    """Print one table of speed-ups for each column in `DIMENSIONS` with several values; the other columns keep their
+    first value.
 
-    reference : the mode whose rows are compared for different values
+    reference : the mode whose rows are compared
     """
     own = [row for row in rows if row.mode == reference and row.status == OK]
     for name in DIMENSIONS:
@@ -116,7 +121,7 @@ def print_points(rows: Sequence[Result], reference: str, file: IO[str]) -> None:
         ]
         if any(item.speed_up for item in compared):
             columns = [TableColumn(name, "name"), _of_speed_up("cases", "cases", ",d"), *SPEED_UP_COLUMNS]
-            print_table(columns, compared, file, f"beside {name} {points[0]}")
+            print_table(columns, compared, file, f"compared with {name} {points[0]}")
             print_line(FASTER_MEANS, file)
 
 
@@ -133,11 +138,11 @@ class ModesAnalysis(UnaskedAnalysis):
 
 @dataclass(frozen=True, slots=True)
 class ModeSummary:
-    """A mode compared with the reference mode, over the cases with status ok in both.
+    """A mode compared with the reference mode.
 
-    statuses : number of rows by status
-    speed_up : speed-up over the reference; None if no case is ok in both
-    first_s : total time in seconds of the first calls of all cases
+    statuses : number of rows of the mode with each status
+    speed_up : speed-up over the reference mode, over the cases that are ok in both; None if there are none
+    first_s : total time in seconds of the first calls of all cases, which include compilation
     """
 
     mode: str
@@ -171,7 +176,7 @@ def print_modes(results: Sequence[Result], reference: str, file: IO[str]) -> Non
         *SPEED_UP_COLUMNS,
         TableColumn("first calls s", "first_s", ",.1f", rank=3),
     ]
-    print_table(columns, summaries, file, f"beside {reference}")
+    print_table(columns, summaries, file, f"compared with {reference}")
     if any(item.speed_up for item in summaries):
         print_line(FASTER_MEANS, file)
     slowed = sum(row.is_slowed and row.status == OK for row in results)
@@ -213,7 +218,10 @@ class SweepAnalysis(Analysis):
     def __init__(self, options: SweepOptions, session: AnalysisSession) -> None:
         super().__init__(options, session)
         if not session.workload.request.points.is_sweep:
-            raise UserError("--sweep needs several values", "such as --threads 1,2,4, --batch-scale or --streams")
+            raise UserError(
+                "--sweep needs an option with several values",
+                "add --threads 1,2,4, or several values of --batch-scale or --streams",
+            )
 
     @classmethod
     def is_requested(cls, options: SweepOptions) -> bool:
@@ -225,11 +233,12 @@ class SweepAnalysis(Analysis):
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How an operator scales with the values of one dimension, such as the number of threads.
+    """How an operator's throughput changes with one option, such as the number of threads.
 
     operator, mode : operator and mode of the rows; all cases that are ok at all values count, weighted by calls
-    gains : throughput at each value, relative to the first one
-    turning : last value with a speed-up of at least `WORTH` over the previous one
+    points : values of the option
+    gains : throughput at each value, relative to the first value
+    turning : last value whose throughput is at least `WORTH` times the best before it
     """
 
     operator: str
@@ -247,8 +256,9 @@ SWEPT = {"threads": "threads", "batch": "batch_scale", "streams": "streams"}
 
 
 def scalings(results: Sequence[Result], dimension: str) -> list[Scaling]:
-    """Return one entry per operator and mode, largest share of time at the first value first; empty if there is only
-    one value.
+    """Return one entry per operator and mode, the one with most time first; empty if the option has only one value.
+
+    dimension : a key of `SWEPT`
     """
     point_of = attrgetter(SWEPT[dimension])
     points: tuple[int, ...] = tuple(dict.fromkeys(point for row in results if (point := point_of(row)) is not None))
@@ -287,7 +297,9 @@ def _name(row: Result) -> str:
 
 
 def _costs(rows: Sequence[Result], dimension: str, points: Sequence[int]) -> list[float] | None:
-    """Return the time in us for the same work at each value, or None if no case is ok at all values."""
+    """Return the time in us for the same amount of work at each value of an option, or None if no case is ok at all
+    values.
+    """
     point_of = attrgetter(SWEPT[dimension])
     by_case: dict[tuple[int, str, str | None], dict[int, float]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""The timeline analysis: a recording of torch's profiler for Perfetto or chrome://tracing."""
+"""The timeline analysis (`--profile`): a recording of torch's profiler, for Perfetto or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SUFFIX = ".timeline.json.gz"
 @titled("profilers")
 @dataclass(frozen=True, slots=True)
 class TimelineOptions:
-    """The option that runs torch's profiler."""
+    """The option `--profile`."""
 
     profile: bool = option(
         False,
@@ -40,7 +40,7 @@ class TimelineOptions:
 
 @analyses.register("timeline")
 class TimelineAnalysis(Analysis):
-    """Analysis that writes a timeline file next to the results; it adds no columns."""
+    """Analysis that writes a timeline of the runs to a file next to the results; it adds no columns."""
 
     options = TimelineOptions
     place = 10
@@ -55,7 +55,10 @@ class TimelineAnalysis(Analysis):
         return options.profile
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
-        """Run the rows' cases under torch's profiler; raise `UserError` if it recorded nothing."""
+        """Run the cases of the rows under torch's profiler, write the timeline, and return the rows unchanged.
+
+        Raises `UserError` if the profiler recorded nothing.
+        """
         from opgrip.replay.workers.scheduling import run_cases
 
         session, say = self.session, self.session.reporter.say
@@ -82,7 +85,7 @@ class TimelineAnalysis(Analysis):
 
 
 def merged(timelines: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Merge Chrome traces from one machine into one, with their times shifted so that they start together."""
+    """Merge Chrome traces from one machine into one, with all event times relative to the start of the first trace."""
     whole: dict[str, Any] = {}
     for timeline in timelines:
         if not whole:

@@ -1,4 +1,6 @@
-"""Comparison of two runs: verdicts on cases, sums of times by group, and differences in configuration."""
+"""Comparison of two runs of a replay: a verdict on each case, sums of times by group, and differences in
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ SAID = ("seed", "exec_mode")
 
 
 def what_differs(base: Results, new: Results) -> list[tuple[str, str, str]]:
-    """Return (name, value in base, value in new) for each setting that differs; an unknown setting counts as equal."""
+    """Return (name, value in base, value in new) for each setting in which two runs differ; settings that one of them
+    does not state are left out.
+    """
     return [
         (name.replace("_", " ") if name.islower() else name, old, now)
         for name, old, now in _facts(base.header, new.header)
@@ -71,7 +75,10 @@ def _facts(base: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def run_columns(base: Results, new: Results) -> list[str]:
-    """Return the columns that have a single value for each case of a run, so that cases can be joined without them."""
+    """Return the columns whose value is the same in all rows of a case within a run.
+
+    Cases of two runs can be matched without these columns, even if the runs have different values.
+    """
     columns: list[str] = []
     for name in ("device", *OF_RUN):
         if all(_count(run, [*columns, name]) == _count(run, columns) for run in (base, new)):
@@ -80,12 +87,12 @@ def run_columns(base: Results, new: Results) -> list[str]:
 
 
 def _count(run: Results, columns: Sequence[str]) -> int:
-    """Return the number of distinct rows of a run when some columns are ignored."""
+    """Return how many different rows a run has if `columns` are ignored."""
     return len({row.identity_without(*columns) for row in run})
 
 
 def _settings(base: Results, new: Results) -> Iterator[tuple[str, str, str]]:
-    """Yield settings that differ: first settings that are constant within a run, then options that appear in
+    """Yield (name, value in base, value in new) of settings: first of columns in `OF_RUN`, then of options that are in
     no column.
     """
     for name, usual in OF_RUN.items():
@@ -96,7 +103,7 @@ def _settings(base: Results, new: Results) -> Iterator[tuple[str, str, str]]:
 
 
 def _given(header: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options in a header by name; headers of earlier versions contain them as one text."""
+    """Return the options that a header records, by name; headers of earlier versions contain them as one text."""
     earlier = header.get(UNUSUAL)
     given = {str(name): str(value) for name, value in _part(header, SETTINGS).items() if name not in SAID}
     return given | ({"options": ", ".join(map(str, earlier))} if earlier else {})
@@ -107,7 +114,7 @@ def _values(side: Results, name: str) -> str:
 
 
 def _members(old: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, old value, new value) of all members of two mappings; `-` if one lacks a member."""
+    """Yield (name, old value, new value) for each key of either mapping; `-` represents a missing value."""
     for name in sorted({*old, *now}):
         yield name, str(old.get(name, "-")), str(now.get(name, "-"))
 
@@ -128,10 +135,10 @@ UNREADABLE = "it takes no longer than reading the clock"
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One case in one mode, with its rows of both runs.
+    """One case in one mode: its row in the base run and its row in the new run.
 
     judgement : verdict with ratio and interval; None if one of the rows has no usable time
-    reason : explanation of a missing judgement, or of an interval wider than the repeats imply
+    reason : why the judgement is missing, or why its interval is wider than the repeats imply
     """
 
     base: Result
@@ -141,49 +148,56 @@ class Pair:
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict on the case; UNSURE if there is no judgement."""
+        """Verdict on the times; UNSURE if there is no judgement."""
         return Verdict.UNSURE if self.judgement is None else self.judgement.verdict
 
     @property
     def more_runs(self) -> int | None:
-        """Number of further repeats of each run that would give a verdict; None if there is one, or if repeats cannot
-        give one.
+        """Number of additional repeats of each run that would decide the verdict; None if it is decided or
+        cannot be.
         """
         return None if self.judgement is None else self.judgement.more_runs
 
     @property
     def more_new_runs(self) -> int | None:
-        """Number of further repeats of the new run alone that would give a verdict; None as for `more_runs`."""
+        """Number of additional repeats of only the new run that would decide the verdict; None if it is decided or
+        cannot be.
+        """
         return None if self.judgement is None else self.judgement.more_new_runs
 
     @property
     def is_contended(self) -> bool:
-        """Return True if all runs of a row were contended, so that its time cannot be added to a sum."""
+        """Return True if other processes disturbed all timed runs of one of the rows, so that its time cannot be added
+        to a sum.
+        """
         return CONTENDED in (self.base.status, self.new.status)
 
     @property
     def base_us(self) -> float:
-        """Total time of all calls in the base, in us."""
+        """Total time of the case's calls in the base run, in us: number of calls times median."""
         return max(self.base.count, 1) * (self.base.median_us or 0.0)
 
     @property
     def new_us(self) -> float:
-        """Time in us of the new run for the base's number of calls, so that more calls do not count as slower."""
+        """Total time in us of as many calls as in the base, by the new run's median; so a higher number of calls does
+        not count as slower.
+        """
         return max(self.base.count, 1) * (self.new.median_us or 0.0)
 
     @property
     def lost_us(self) -> float:
-        """Increase of the total time of all calls, in us."""
+        """Increase of the total time from the base to the new run, in us."""
         return self.new_us - self.base_us
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Total time of the calls of several cases.
+    """Summed times of a group of cases in both runs.
 
     name : name of the group
     cases : number of cases in the group
     base_us, new_us : total time of the calls of these cases in each run
+    judgement : verdict on the sums, with ratio and interval
     """
 
     name: str
@@ -195,16 +209,17 @@ class Total:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """Result of comparing two runs.
+    """Result of comparing two runs of a replay.
 
-    base, new : headers of the runs
+    base, new : headers of the two runs
     differs : settings that differ, as (name, value in base, value in new)
-    pairs : cases timed in both runs, largest loss of time first
+    pairs : cases timed in both runs, the one that lost most time first
     broken : cases whose results are correct only in the base
     mended : cases whose results are correct only in the new run
     untimed : other cases without a time in at least one run
-    changed : cases that were ok in the base and have different results in the new run
-    missing, added : rows that exist in only one run
+    changed : cases whose results were correct in the base and are wrong in the new run
+    missing, added : rows that exist only in the base, or only in the new run
+    margin : largest relative difference at which times count as the same
     """
 
     base: Mapping[str, Any]
@@ -222,7 +237,9 @@ class Comparison:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """One row per case and mode, largest slowdown first, in the columns that `opgrip compare -o` writes."""
+        """Data frame with one row per case and mode, and the columns that `opgrip compare -o` writes; rows with more
+        than one verdict appear once for each.
+        """
         from opgrip.replay.comparison.comparison_report import to_frame
 
         return to_frame(self)
@@ -238,21 +255,21 @@ class Comparison:
         return to_html(self)
 
     def gate(self, *conditions: str) -> list[Held]:
-        """Return the results of gates such as `slower<=5%`, as `opgrip compare --gate` does."""
+        """Return the outcomes of gates (conditions such as `slower<=5%`), as `opgrip compare --gate` reports them."""
         from opgrip.replay.comparison.gate import hold_all, parse_gate
 
         return hold_all(map(parse_gate, conditions), self)
 
     @property
     def counts(self) -> Counter[Verdict]:
-        """Number of pairs with each verdict."""
+        """Number of cases in `pairs` with each verdict."""
         return Counter(pair.verdict for pair in self.pairs)
 
     def totals(self, by: str | None = None) -> list[Total]:
-        """Return the total times of cases grouped by `by` (see `shares_by`), longest first; with None, one total of all
-        cases.
+        """Return the total times of the cases in each group, the group with the longest time first.
 
-        Contended rows are left out because their times cannot be added.
+        by : name of the grouping (see `shares_by`); None for a single group of all cases
+        Rows whose runs were all contended are left out, because their times cannot be added.
         """
         members: dict[str, list[tuple[float, Compared]]] = defaultdict(list)
         for pair in self.pairs:
@@ -275,12 +292,11 @@ class Comparison:
 
 
 def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
-    """Compare two runs case by case.
+    """Compare two runs of a replay case by case.
 
-    Cases are joined by operator, shapes, recorded dtypes, settings and mode, not by their numbers in a trace. The runs
-    may have been made with different options, such as `--dtype`, `--tune` or `--threads`, if each of them applied to
-    a whole run: `differs` lists them. Repeats (`--repeats`) show how much a case varies from one replay to
-    the next.
+    Cases are matched by operator, shapes, recorded dtypes, settings and mode, not by their numbers in a trace. The runs
+    may have been made with different options, such as `--dtype`, `--tune` or `--threads`, if each option applied to a
+    whole run: `differs` lists them. Repeats (`--repeats`) show how much a case varies from one replay to the next.
 
     margin : largest relative difference at which times count as the same
     """
@@ -316,7 +332,9 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
 
 
 def _by_identity(rows: Iterable[Result], apart: Sequence[str]) -> dict[tuple[object, ...], Result]:
-    """Return rows by identity, not counting the columns `apart`; rows with equal identity are numbered in order."""
+    """Return rows by the values that identify a case, without the columns `apart`; rows with equal values get
+    consecutive numbers.
+    """
     seen: Counter[tuple[object, ...]] = Counter()
     by_identity: dict[tuple[object, ...], Result] = {}
     for row in rows:
@@ -335,6 +353,6 @@ def _is_timed(row: Result) -> bool:
 
 
 def _gives_other(base: Result, new: Result) -> bool:
-    """Return True if the results of a case are correct in the base and not in the new run."""
+    """Return True if the results of a case are correct in the base and wrong in the new run."""
     was_right = base.status == OK and base.faithful is not False
     return was_right and (new.status == WRONG or (new.status == OK and new.faithful is False))

@@ -1,4 +1,4 @@
-"""Comparison files: JSON, CSV, GitHub-flavoured Markdown and JUnit XML."""
+"""Files that contain comparisons: JSON, CSV, GitHub-flavoured Markdown and JUnit XML."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ ROWS = 100
 
 
 def write_comparisons(comparisons: Sequence[Comparison], gates: Gates, path: Path, force: bool) -> None:
-    """Write comparisons in the format that the file's suffix selects.
+    """Write comparisons to a file, in the format that its suffix selects.
 
+    gates : conditions whose outcomes are written too
     Raises `UserError` for an unknown suffix, an existing file without `force`, or a file that cannot be written.
     """
     write = form_for(path)
@@ -55,14 +56,18 @@ def write_comparisons(comparisons: Sequence[Comparison], gates: Gates, path: Pat
 
 
 def form_for(path: Path) -> Callable[[Sequence[Comparison], Gates], str]:
-    """Return the function that formats comparisons for a file name; raise `UserError` for an unknown suffix."""
+    """Return the function that converts comparisons to the text of a file, by the path's suffix; raise `UserError` for
+    an unknown suffix.
+    """
     if path.suffix not in FORMS:
         raise UserError(f"{path} has no known suffix", f"end its name in {', '.join(FORMS)}")
     return FORMS[path.suffix]
 
 
 def as_markdown(comparisons: Sequence[Comparison], gates: Gates) -> str:
-    """Return Markdown for a pull-request comment: a summary, then a table of the rows that changed."""
+    """Return Markdown for a pull-request comment: for each comparison a summary and a table of the rows
+    that changed.
+    """
     return "\n".join(_markdown(item, gates) for item in comparisons)
 
 
@@ -89,12 +94,12 @@ def _markdown(comparison: Comparison, gates: Gates) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return untrusted text shortened and escaped for a table cell."""
+    """Return untrusted text, shortened and escaped for Markdown."""
     return literal(shorten(text))
 
 
 def as_json(comparisons: Sequence[Comparison], gates: Gates) -> str:
-    """Return a JSON list of one object per comparison."""
+    """Return a JSON list with one object per comparison."""
     return json.dumps([_plain(item, gates) for item in comparisons], indent=1, ensure_ascii=False) + "\n"
 
 
@@ -134,8 +139,8 @@ def as_csv(comparisons: Sequence[Comparison], gates: Gates) -> str:
 def as_junit(comparisons: Sequence[Comparison], gates: Gates) -> str:
     """Return JUnit XML with one test per row and one per gate.
 
-    An undecided gate is reported as an error, and so are the rows that cause it. Without gates, a test fails if its row
-    is slower, broken, changed or missing.
+    An undecided gate is reported as an error, and so are the rows that cause it. Without gates, a test fails if the
+    verdict of its row is SLOWER, BROKEN, CHANGED or MISSING.
     """
     text = io.StringIO()
     write_suites([_suite(comparison, gates) for comparison in comparisons], text)
@@ -157,8 +162,10 @@ def _suite(comparison: Comparison, gates: Gates) -> Suite:
 
 
 def _test(cells: ComparisonColumns, row: Result, outcomes: dict[tuple[str, int], str] | None) -> Test:
-    """Return the test for a row. With gates, an UNSURE row is not skipped, because its outcome follows from
-    the gates.
+    """Return the JUnit test for a row.
+
+    outcomes : outcome by (verdict that a gate counts, or "" for times, and id of the row); None if there are no gates.
+        With gates, an UNSURE row is not skipped, because its outcome follows from the gates.
     """
     is_skipped = cells.verdict in ("ADDED", "UNTIMED") or (cells.verdict == "UNSURE" and outcomes is None)
     outcome = "skipped" if is_skipped else ""

@@ -1,4 +1,4 @@
-"""Comparisons as rows, data frames, HTML for notebooks, and text."""
+"""Comparisons as rows, as a data frame, as HTML for notebooks, and as printed text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from opgrip.replay.results.results import OK, Result
 
 
 def origin(header: Mapping[str, Any]) -> str:
-    """Return trace, machine, device, torch version and time of a run as one line."""
+    """Return one line that states trace, machine, device, torch version and time of a run, given its header."""
     environment = header.get("environment", {})
     parts = (
         header.get("trace"),
@@ -31,11 +31,11 @@ def origin(header: Mapping[str, Any]) -> str:
         f"torch {header['torch']}" if "torch" in header else None,
         header.get("time"),
     )
-    return ", ".join(str(part) for part in parts if part) or "a file that does not say"
+    return ", ".join(str(part) for part in parts if part) or "a file that does not state its origin"
 
 
 def summary(comparison: Comparison) -> str:
-    """Return the number of cases with each verdict as one line."""
+    """Return one line with the number of cases that have each verdict."""
     counts = [f"{comparison.counts[verdict]:,} {verdict.value}" for verdict in Verdict if comparison.counts[verdict]]
     others = {
         "no longer ok": comparison.broken,
@@ -50,7 +50,7 @@ def summary(comparison: Comparison) -> str:
 
 
 def total_line(total: Total) -> str:
-    """Return the summed times of all cases as one line."""
+    """Return one line with the summed times of all cases in both runs, and the verdict on them."""
     judgement = total.judgement
     interval = f"{judgement.ratio:.3f} times ({interval_text(judgement.low, judgement.high)})"
     times = f"{total.base_us / 1e3:,.2f} ms, now {total.new_us / 1e3:,.2f} ms"
@@ -58,7 +58,9 @@ def total_line(total: Total) -> str:
 
 
 def advice(comparison: Comparison) -> Iterator[str]:
-    """Yield advice on how to read the ratios, and on how to decide the cases that are UNSURE."""
+    """Yield lines that explain unusual ratios, and lines that say how the cases with the verdict UNSURE could be
+    decided.
+    """
     apart = sum(map(_differs_from_medians, comparison.pairs))
     if apart:
         yield f"{counted(apart, 'ratio')} of fastest runs, over 10 % from the ratio of the medians in the table"
@@ -87,7 +89,9 @@ def advice(comparison: Comparison) -> Iterator[str]:
 
 
 def _differs_from_medians(pair: Pair) -> bool:
-    """Return True if a case's ratio is far from that of its two medians, because its fastest runs were compared."""
+    """Return True if a case's ratio differs by more than 10 % from the ratio of its two medians, because its fastest
+    runs were compared.
+    """
     if pair.judgement is None or not (pair.base.median_us and pair.new.median_us):
         return False
     return abs(log(pair.judgement.ratio * pair.base.median_us / pair.new.median_us)) > log(1.1)
@@ -103,7 +107,7 @@ UNTIMED = "UNTIMED"
 
 @dataclass(frozen=True, slots=True)
 class ComparisonColumns(Columns):
-    """A row of a comparison: one case in one mode."""
+    """The columns of a comparison; a row is one case in one mode."""
 
     verdict: str = column(
         "`SLOWER`, `FASTER`, `SAME` or `UNSURE`; for rows not timed in both runs `BROKEN` (only in the base), "
@@ -142,12 +146,16 @@ class ComparisonColumns(Columns):
 
 
 def rows_of(comparison: Comparison) -> Iterator[ComparisonColumns]:
-    """Yield the rows, largest slowdown first; a row with several verdicts is yielded once per verdict."""
+    """Yield the rows of a comparison, worst verdicts first and the largest slowdown first among them; a row with
+    several verdicts is yielded once for each.
+    """
     return (cells for cells, _ in rows_with_results(comparison))
 
 
 def rows_with_results(comparison: Comparison) -> Iterator[tuple[ComparisonColumns, Result]]:
-    """Yield the rows of `rows_of`, each with its result in the new run, or in the base if the new run has none."""
+    """Yield (row of the comparison, result row of the new run) in the order of `rows_of`; the base's result row if the
+    new run has none.
+    """
     worse: list[tuple[str, list[Pair]]] = [(BROKEN, [*comparison.broken]), (CHANGED, [*comparison.changed])]
     for word, pairs in worse:
         for pair in pairs:
@@ -220,13 +228,13 @@ SHOWN = (
 
 
 def to_frame(comparison: Comparison) -> pd.DataFrame:
-    """Return a data frame of one row per case and mode, largest slowdown first."""
+    """Return a data frame with the rows of `rows_of`."""
     names = [about.name for about in columns_in(ComparisonColumns)]
     return pd.DataFrame([asdict(row) for row in rows_of(comparison)], columns=names)
 
 
 def to_html(comparison: Comparison) -> str:
-    """Return HTML with the summary, the settings that differ, and the rows."""
+    """Return HTML with the summary, the settings in which the runs differ, and the rows."""
     lines = [
         summary(comparison),
         *(total_line(total) for total in comparison.totals()),
@@ -252,10 +260,11 @@ OUTCOMES = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_DEC
 def print_comparison(
     comparison: Comparison, file: IO[str], by: str | None = None, all_rows: bool = False, held: Sequence[Held] = ()
 ) -> None:
-    """Print settings that differ, optional groups, rows that changed, the summary, and the gates.
+    """Print the settings that differ, the groups, the rows that changed, the summary, and the outcomes of gates.
 
-    by : column by which cases are grouped, or None for no groups
+    by : column by which cases are grouped; None to print no groups
     all_rows : True to also print rows with the verdict SAME, UNSURE or UNTIMED
+    held : outcomes of gates
     """
     for name, header in (("base", comparison.base), ("new", comparison.new)):
         print_line(f"{name:<8}{printable(origin(header))}", file)
@@ -280,7 +289,7 @@ def print_comparison(
 
 
 def shown_rows(comparison: Comparison) -> list[ComparisonColumns]:
-    """Return the rows that changed, or the rows with the largest differences if none changed."""
+    """Return the rows whose verdict means a change; if there are none, the rows whose times differ most."""
     rows = list(rows_of(comparison))
     changed = [row for row in rows if row.verdict not in QUIET]
     largest = sorted((row for row in rows if row.ratio), key=lambda row: -abs(log(row.ratio or 1.0)))
@@ -288,7 +297,9 @@ def shown_rows(comparison: Comparison) -> list[ComparisonColumns]:
 
 
 def _reasons(rows: Sequence[ComparisonColumns]) -> list[str]:
-    """Return one line for each reason why rows have no time or no certain verdict."""
+    """Return one line for each distinct (verdict, reason) of the rows, with the first operator and the number of
+    others.
+    """
     operators: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.reason and row.verdict not in QUIET:

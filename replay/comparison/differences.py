@@ -1,5 +1,5 @@
-"""Statistics of a comparison: ratios of times with their intervals, and verdicts that account for the number
-of cases.
+"""Statistics of a comparison: ratios of times with their intervals, and verdicts that account for the
+number of cases.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MOST_LOG = 40.0
 
 
 class Verdict(Enum):
-    """Verdict of a comparison on one case."""
+    """Verdict of a comparison on the times of one case."""
 
     SLOWER = "SLOWER"
     FASTER = "FASTER"
@@ -50,15 +50,16 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Difference of the logarithms of two medians, with the uncertainties from which a verdict is derived.
+    """Difference of the logarithms of a case's times in two runs, with the uncertainties from which a verdict is
+    derived.
 
-    log_ratio : logarithm of the ratio new to base
-    variance : variance of the logarithm of a run's median from repeat to repeat
-    freedom : degrees of freedom of that variance
+    log_ratio : logarithm of the ratio of the new time to the base time
+    variance : variance of the logarithm of a run's time from repeat to repeat
+    freedom : degrees of freedom of `variance`
     base_runs, new_runs : number of repeats of each run
     drift : standard deviation of the change in the machine's speed between runs, which repeats within a run do not show
-    base_excess, new_excess : maximum amount by which a run's logarithm may be too high, for example because of
-        contention or a slower clock
+    base_excess, new_excess : maximum amount by which the logarithm of a run's time may be too high, for example because
+        of contention or a slower clock
     """
 
     log_ratio: float
@@ -72,29 +73,29 @@ class Difference:
 
     @property
     def own_variance(self) -> float:
-        """Variance of the log ratio, without the drift that all cases of a run share."""
+        """Variance of the log ratio without `drift`, which all cases of a run share."""
         return self.variance * (1 / self.base_runs + 1 / self.new_runs)
 
     @property
     def error(self) -> float:
-        """Standard error of the log ratio."""
+        """Standard error of the log ratio, including `drift`."""
         return sqrt(self.own_variance + 2 * self.drift**2)
 
     @property
     def least(self) -> float:
-        """Absolute value of the log ratio after the whole excess of the slower run is subtracted."""
+        """Smallest possible absolute value of the log ratio: the excess of the slower run is subtracted."""
         return max(0.0, abs(self.log_ratio) - (self.new_excess if self.log_ratio > 0 else self.base_excess))
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Verdict on a ratio, with its interval.
+    """Verdict on the ratio of a case's times, with the ratio's interval.
 
-    ratio, low, high : ratio new to base, with its interval at the confidence level `CONFIDENCE`
+    ratio, low, high : ratio of the new time to the base time, and its interval at the confidence level `CONFIDENCE`
     probability : probability that an unchanged case shows at least this difference
-    more_runs : number of further repeats of each run that would give a verdict; None if there is one, or if repeats
-        cannot give one
-    more_new_runs : number of further repeats of the new run alone; None as for `more_runs`
+    more_runs : number of additional repeats of each run that would decide the verdict; None if it is decided or cannot
+        be
+    more_new_runs : number of additional repeats of only the new run; None as for `more_runs`
     """
 
     verdict: Verdict
@@ -107,17 +108,16 @@ class Judgement:
 
 
 def interval_text(low: float, high: float) -> str:
-    """Return a ratio's interval as text; if contention leaves the upper end open, only a lower bound is shown."""
+    """Return a ratio's interval as text; above `MOST_SHOWN`, its upper end is shown as open."""
     return f"{low:.3f} to {high:.3f}" if high < MOST_SHOWN else f"{low:.3f} to over {MOST_SHOWN:,}"
 
 
 def judge(differences: Sequence[Difference], margin: float) -> list[Judgement]:
-    """Return the verdict on each difference; it accounts for the number of differences.
+    """Return the verdict on each difference; the verdicts account for the number of differences.
 
     FASTER and SLOWER follow from the Benjamini-Hochberg procedure over all differences. SAME means that the interval
     lies within the margin.
-
-    margin : largest relative difference at which times count as the same, 0 to 1
+    margin : largest relative difference at which times count as the same, from 0 to 1
     """
     if not differences:
         return []
@@ -143,7 +143,7 @@ def judge(differences: Sequence[Difference], margin: float) -> list[Judgement]:
 
 
 def _level(probabilities: Sequence[float]) -> float:
-    """Return the probability below which a difference counts as significant (Benjamini-Hochberg)."""
+    """Return the probability up to which a difference counts as significant (Benjamini-Hochberg procedure)."""
     count = len(probabilities)
     below = [
         ERROR * rank / count for rank, value in enumerate(sorted(probabilities), 1) if value <= ERROR * rank / count
@@ -152,21 +152,23 @@ def _level(probabilities: Sequence[float]) -> float:
 
 
 def _room(item: Difference, margin: float, quantile: float) -> float:
-    """Return the largest variance at which the ratio is significant or its interval lies within the margin; drift is
-    not included.
+    """Return the largest variance of the log ratio, without drift, at which the verdict would be decided: the ratio is
+    significant or its interval lies within the margin.
     """
     within = log(1 + margin) - max(item.base_excess + item.log_ratio, item.new_excess - item.log_ratio)
     return max(item.least / quantile, within / 2) ** 2 - 2 * item.drift**2
 
 
 def _more_runs(item: Difference, room: float) -> int | None:
-    """Return how many further repeats of each run reduce the ratio's variance to `room`; None if too many."""
+    """Return how many more repeats of each run reduce the variance of the log ratio to `room`; None if over
+    `MOST_RUNS`.
+    """
     return _missing(2 * item.variance, room, min(item.base_runs, item.new_runs))
 
 
 def _more_new_runs(item: Difference, room: float) -> int | None:
-    """Return how many further repeats of the new run reduce the ratio's variance to `room`; None if too many, or if no
-    number does.
+    """Return how many more repeats of only the new run reduce the variance of the log ratio to `room`; None if over
+    `MOST_RUNS`, or if no number does.
     """
     return _missing(item.variance, room - item.variance / item.base_runs, item.new_runs)
 
@@ -178,7 +180,7 @@ def _missing(variance: float, room: float, runs: int) -> int | None:
 
 
 def _exp(value: float) -> float:
-    """Return exp(value), limited so that it does not overflow."""
+    """Return exp(value) for a value limited to plus or minus `MOST_LOG`, so that it does not overflow."""
     return exp(min(max(value, -MOST_LOG), MOST_LOG))
 
 
@@ -210,11 +212,10 @@ thousand times as long as the call
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The estimates of a case's two rows that are compared: medians of the repeats, or fastest runs if runs were
-    contended.
+    """The times that represent a case's two rows in a comparison, and their difference.
 
-    base, new : the compared estimates
-    base_us, new_us : time of one call
+    base, new : the compared estimates: medians of the repeats, or fastest runs if runs were contended
+    base_us, new_us : time of one call in each run
     """
 
     difference: Difference
@@ -225,7 +226,7 @@ class Compared:
 
 
 def compare_rows(timed: Sequence[tuple[Result, Result]]) -> list[Compared | None]:
-    """Return the comparison of each pair of rows, or None if a row was too short for the clock."""
+    """Return the comparison of each pair of rows (base, new); None if a row was too short for the clock."""
     chosen = [_choose(*rows) for rows in timed]
     learned = {}
     for is_short, usual in USUAL.items():
@@ -244,9 +245,10 @@ def compare_rows(timed: Sequence[tuple[Result, Result]]) -> list[Compared | None
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """Estimates chosen for a case's two rows.
+    """The estimates that represent a case's two rows.
 
-    missed : if fastest runs are compared, by how much the log ratio of the medians exceeds that of the fastest runs
+    is_fastest : True if they are of the fastest runs, False if of the medians
+    missed : if of the fastest runs, by how much the log ratio of the medians exceeds that of the fastest runs
     """
 
     base: Estimate
@@ -260,10 +262,9 @@ class _Chosen:
 
 
 def _choose(base: Result, new: Result) -> _Chosen | None:
-    """Return the estimates to compare, or None if a row was too short for the clock.
+    """Return the estimates that represent a case's two rows, or None if a row was too short for the clock.
 
-    Fastest runs are compared if they vary less between repeats than medians, or if the medians include the work of
-    other processes.
+    Fastest runs are compared if they vary less between repeats than medians, or if other processes slowed the medians.
     """
     old, now = estimate(base), estimate(new)
     if old is None or now is None:
@@ -312,7 +313,7 @@ def _compare(rows: tuple[Result, Result], pair: _Chosen, prior: Prior) -> Compar
 
 
 def difference_of_sums(rows: Sequence[tuple[float, Compared]]) -> Difference:
-    """Return the difference of the summed times of several rows, each with its number of calls."""
+    """Return the difference of the summed times of several cases, each given as (number of calls, its comparison)."""
     parts = [row.difference for _, row in rows]
     base, new = (fsum(count * row.base_us for count, row in rows), fsum(count * row.new_us for count, row in rows))
     shares = [count * row.new_us / new for count, row in rows]
@@ -336,11 +337,10 @@ def difference_of_sums(rows: Sequence[tuple[float, Compared]]) -> Difference:
 
 
 def _variance_of_repeats(*sides: Sequence[tuple[float, Estimate]]) -> tuple[float, int] | None:
-    """Return the variance of the summed times from repeat to repeat, and its degrees of freedom.
+    """Return the variance of the logarithm of summed times from repeat to repeat, and its degrees of freedom; None if
+    there are no repeats, or if rows have different numbers of repeats.
 
-    Return None if there are no repeats, or if rows have different numbers of repeats.
-
-    sides : for each run, the time of all calls of each row, with its estimate
+    sides : for each run, (time of all calls, estimate) of each row
     """
     squares, freedom = 0.0, 0
     for rows in sides:
@@ -360,13 +360,13 @@ def _is_short(row: Result) -> bool:
 
 
 def _contention_excess(row: Result) -> float:
-    """Return the maximum amount by which contention may have raised the logarithm of a row's fastest run."""
+    """Return the largest amount by which contention may have raised the logarithm of a row's fastest time."""
     return UNBOUNDED_LOG if row.status == CONTENDED else contended_share(row) * CONTENDED_LOG
 
 
 def _pace_excess(base: Result, new: Result) -> tuple[float, float]:
-    """Return the maximum amount by which each run's logarithm may be too high because the GPU was hot or power-capped,
-    or because other programs used the memory.
+    """Return, for base and new run, the largest amount by which the logarithm of the time may be too high because the
+    device's clock or the memory was slower than in the other run.
     """
     changes = [
         _change(base.clock_mhz, new.clock_mhz, CLOCKS),
@@ -376,9 +376,7 @@ def _pace_excess(base: Result, new: Result) -> tuple[float, float]:
 
 
 def _change(base: float | None, new: float | None, least: float) -> float:
-    """Return the logarithm of the ratio base to new of a rate; 0 if a rate is unknown or changed by less than
-    `least`.
-    """
+    """Return log(base / new) of a clock or memory rate; 0 if a rate is unknown or the logarithm is at most `least`."""
     if not base or not new or base < 0 or new < 0:
         return 0.0
     change = log(base / new)
@@ -386,7 +384,7 @@ def _change(base: float | None, new: float | None, least: float) -> float:
 
 
 def doubts(base: Result, new: Result) -> Iterator[str]:
-    """Yield the reasons why an interval is wider than the repeats imply."""
+    """Yield the reasons why a case's interval is wider than its repeats imply, as text."""
     contended = [
         f"{share:.0%} of the runs in {name} were contended"
         for name, row in (("BASE", base), ("NEW", new))

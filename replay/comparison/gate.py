@@ -1,4 +1,4 @@
-"""Gates: conditions such as `slower<=5%` that a comparison passes, fails, or leaves undecided."""
+"""Gates: conditions such as `slower<=5%` whose outcome for a comparison is passed, failed, or not decided."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REPEATS, MOST_REPEATS = 5, 20
 
 
 class Outcome(Enum):
-    """Outcome of a gate, from best to worst."""
+    """Outcome of a gate (a condition on a comparison), from best to worst."""
 
     PASSED = "passed"
     NOT_DECIDED = "not decided"
@@ -48,17 +48,17 @@ class Outcome(Enum):
 
     @property
     def exit_status(self) -> int:
-        """Exit status of a command that checked the gate."""
+        """Exit status of a command whose worst gate has this outcome."""
         return {Outcome.PASSED: 0, Outcome.FAILED: 1, Outcome.NOT_DECIDED: 3}[self]
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A condition on a comparison.
+    """A condition on a comparison, such as `slower<=5%`.
 
     name : a name in `TIMED` or `COUNTED`
-    most : largest allowed relative difference, or number of rows
-    text : condition as the user wrote it
+    most : largest allowed relative slowdown (0.05 for 5 %), or largest allowed number of rows
+    text : the condition as the user wrote it
     """
 
     name: str
@@ -68,11 +68,11 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A gate with its outcome.
+    """A gate with its outcome for a comparison.
 
-    reason : explanation of the outcome; empty if the gate passed without a remark
-    rows : rows that caused the outcome, from the new run or, if missing there, from the base; empty if the gate is on
-        the total
+    reason : why it has this outcome; empty if the gate passed without a remark
+    rows : rows that caused the outcome, from the new run or, if missing there, from the base; empty if the total caused
+        it
     """
 
     gate: Gate
@@ -82,16 +82,18 @@ class Held:
 
     @property
     def line(self) -> str:
-        """Line of text that every report shows for the gate."""
+        """The line of text with which every report shows the gate and its outcome."""
         text = f"gate {self.gate.text}: {self.outcome.value}"
         return f"{text}: {self.reason}" if self.reason else text
 
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A row, a group or the total, to which a gate applies.
+    """A row, a group of rows or the total, whose time a gate limits.
 
+    name : text that identifies it in messages
     judgement : verdict with ratio and interval; None if it has no time in one of the runs
+    pairs : the rows that it contains
     share : share of the base's time; 1 if unknown
     """
 
@@ -105,12 +107,14 @@ class _Subject:
         return judgement is not None and judgement.verdict is Verdict.SLOWER and judgement.ratio > limit
 
     def ends_above(self, most: float) -> bool:
-        """Return True if the upper end of the interval is above `most`."""
+        """Return True if the upper end of the ratio's interval is above `most`, or if there is no ratio."""
         return self.judgement is None or self.judgement.high > most
 
     def loss(self, is_certain: bool = False) -> float:
-        """Return the largest possible loss as a share of the total time; with `is_certain`, the loss by the ratio
-        itself.
+        """Return how much the total may become slower because of this subject: its share of time times the possible
+        increase.
+
+        is_certain : True to return the ratio of the times instead
         """
         if self.judgement is None:
             return inf
@@ -124,11 +128,11 @@ class _Subject:
 
 
 def hold(gate: Gate, comparison: Comparison) -> Held:
-    """Return the outcome of a gate.
+    """Return the outcome of a gate for a comparison.
 
-    It fails if a row, a group or the total is SLOWER by more than the limit. It passes if the upper end of the total's
-    interval is close to the limit, and the rows whose interval ends clearly above the limit could add only little time;
-    docs/results.md has the exact rule. Otherwise it is undecided.
+    The gate fails if a row, a group or the total is SLOWER by more than the limit. It passes if the upper end of the
+    total's interval is close to the limit, and the rows whose intervals end clearly above the limit could add only
+    little time; docs/results.md has the exact rule. Otherwise it is not decided.
     """
     if gate.name in COUNTED:
         rows = COUNTED[gate.name](comparison)
@@ -163,8 +167,10 @@ def hold(gate: Gate, comparison: Comparison) -> Held:
 
 
 def _remarks(undecided: Sequence[_Subject], count: str, comparison: Comparison) -> Iterator[str]:
-    """Yield remarks about rows that a passed gate left out: undecided rows (`count` says out of how many) and missing
-    rows.
+    """Yield remarks on a gate that passed although some rows were undecided or missing.
+
+    undecided : rows or groups that are undecided
+    count : text that says how many rows or groups there are
     """
     if undecided:
         share = sum(item.share for item in undecided)
@@ -181,20 +187,20 @@ def hold_all(gates: Iterable[Gate], comparison: Comparison) -> list[Held]:
 
 
 def exit_status(held: Iterable[Held]) -> int:
-    """Return the exit status for the worst outcome: failed, else undecided, else passed."""
+    """Return the exit status for the worst outcome among gates; 0 if there are none."""
     outcomes = {item.outcome for item in held}
     return next((item.exit_status for item in reversed(Outcome) if item in outcomes), 0)
 
 
 def margin_for(gates: Iterable[Gate]) -> float:
-    """Return the margin within which times count as the same: the default, or the smallest limit of a gate if
-    smaller.
+    """Return the relative difference up to which times count as the same: `MARGIN`, or the smallest limit of a gate if
+    that is smaller.
     """
     return min([MARGIN, *(gate.most for gate in gates if gate.name in TIMED)])
 
 
 def _subjects(gate: Gate, comparison: Comparison) -> list[_Subject]:
-    """Return the rows or groups to which a gate applies one by one, and rows whose time is in no total."""
+    """Return the rows or groups whose times a gate limits, and all rows whose time is not part of a total."""
     whole_us = sum(total.base_us for total in comparison.totals())
     single = [
         pair for pair in comparison.pairs if pair.is_contended or (pair.judgement is None and _may_be_slower(pair))
@@ -230,13 +236,13 @@ def _lost_its_time(pair: Pair) -> bool:
 
 
 def _may_be_slower(pair: Pair) -> bool:
-    """Return True if one of the rows has no time, or the new time is longer."""
+    """Return True if the new time is longer than the base's, or if one of them is missing."""
     base_us, new_us = pair.base.median_us, pair.new.median_us
     return base_us is None or new_us is None or not new_us <= base_us
 
 
 def _remedy(pairs: Sequence[Pair]) -> str:
-    """Return advice on how to get a decision on a gate."""
+    """Return advice to the user on how to decide a gate that is not decided."""
     made = max(min(len(row.repeats or (1,)) for row in (pair.base, pair.new)) for pair in pairs)
     remedies = [f"replay both with --repeats {min(max(REPEATS, 2 * made), MOST_REPEATS)}"]
     if made >= MOST_REPEATS:
@@ -247,13 +253,13 @@ def _remedy(pairs: Sequence[Pair]) -> str:
 
 
 def describe(row: Result) -> str:
-    """Return operator, shapes, mode and variant of a row as one line."""
+    """Return one line that states operator, shapes, mode and variant of a row."""
     variant = f"{row.mode}, {row.variant}" if row.variant else row.mode
     return f"{shorten(f'{row.op} {row.shapes}')} ({variant})"
 
 
 def parse_gate(text: str) -> Gate:
-    """Parse a gate as written on the command line; raise `UserError` if it is malformed."""
+    """Return the gate that a text such as `slower<=5%` describes; raise `UserError` for any other text."""
     match = _FORM.fullmatch(text)
     if match is None or match[1] not in (*TIMED, *COUNTED) or (match[1] in TIMED) != (match[3] == "%"):
         raise UserError(f"{text!r} is not a gate", HINT)
@@ -261,9 +267,10 @@ def parse_gate(text: str) -> Gate:
 
 
 def hold_candidates(gate: Gate, steps: Sequence[JudgedStep]) -> Held:
-    """Return the outcome of a gate on candidates, of which each signature, or each step, is compared with the operator.
+    """Return the outcome of a gate on candidates (a user's implementations of operators).
 
-    A step is judged by its interval of 95 %, a signature by its verdict.
+    The gate `total` limits the ratio of each step by its 95 % interval; the gate `slower` limits the ratio of each
+    signature by its verdict.
     """
     limit = 1 + gate.most
     if gate.name == TOTAL:
@@ -283,7 +290,7 @@ def hold_candidates(gate: Gate, steps: Sequence[JudgedStep]) -> Held:
 
 
 def parse_candidate_gate(text: str) -> Gate:
-    """Parse a gate on candidates; raise `UserError` if it is none."""
+    """Return the gate that a text describes; raise `UserError` if it cannot be applied to candidates."""
     gate = parse_gate(text)
     if gate.name not in (ROWS, TOTAL):
         raise UserError(f"{text!r} is not a gate on candidates", f"write {ROWS}<=5% or {TOTAL}<=5%")

@@ -1,4 +1,4 @@
-"""Variance of a case's median between replays, estimated from its repeats and from the other cases.
+"""Variance of a case's median between replays, estimated from the case's repeats and from all other cases.
 
 The variance of each case is moderated towards the variance of all cases, as in G. K. Smyth, "Linear models and
 empirical Bayes methods for assessing differential expression in microarray experiments", Statistical Applications in
@@ -26,12 +26,12 @@ to that of a mean
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Estimate of the logarithm of a row's median time.
+    """Logarithm of a row's median time in each repeat, with measures of its uncertainty.
 
-    logs : logarithm of the median of each repeat
-    within : variance of one element of `logs`, from the spread of the runs within a repeat
-    gaps : difference between the logarithms of median and fastest run of each repeat; contention increases it, a slower
-        operator does not
+    logs : logarithm of the median time of each repeat
+    within : variance of one element of `logs`, estimated from the spread of the runs within a repeat
+    gaps : for each repeat, the logarithm of median over fastest run; contention increases it, a slower operator does
+        not
     strata : for each repeat, number of groups of runs (for example, with different input values) over which its gap is
         averaged
     whole_gaps : gaps computed without groups
@@ -45,7 +45,7 @@ class Estimate:
 
     @property
     def of_fastest(self) -> Estimate:
-        """The same kind of estimate for the fastest run of each repeat instead of the median."""
+        """The estimate of the fastest run of each repeat instead of its median."""
         return replace(self, logs=tuple(value - gap for value, gap in zip(self.logs, self.gaps, strict=True)))
 
     @property
@@ -55,14 +55,13 @@ class Estimate:
 
     @property
     def squares(self) -> float:
-        """Sum of squared deviations of the repeats from their mean."""
+        """Sum of the squared deviations of `logs` from their mean."""
         return sum((value - self.mean) ** 2 for value in self.logs)
 
 
 def estimate(row: Result) -> Estimate | None:
-    """Return the estimate of a row from its run times, or from its quantiles if run times were not kept.
-
-    Return None if the row was too short for the clock.
+    """Return the estimate of a row's time from its run times, or from its median and spread if run times were not kept;
+    None if the row was too short for the clock.
     """
     logs, variances, gaps = [], [], []
     strata: list[int] = []
@@ -91,8 +90,8 @@ def estimate(row: Result) -> Estimate | None:
 
 
 def _strata(times: Sequence[float], weights: Sequence[float]) -> list[tuple[float, list[float]]]:
-    """Return runs grouped by weight, each group with its share of the total weight; runs with equal weight use the same
-    input values.
+    """Return (share of the total weight, run times) for each group of runs with equal weight, which use the same input
+    values.
     """
     strata: dict[float, list[float]] = defaultdict(list)
     for time, weight in zip(times, weights, strict=True):
@@ -103,8 +102,8 @@ def _strata(times: Sequence[float], weights: Sequence[float]) -> list[tuple[floa
 
 
 def with_like_gaps(base: Estimate, new: Estimate) -> tuple[Estimate, Estimate]:
-    """Return both estimates with gaps that can be compared: computed without groups, unless all repeats have the same
-    number of groups.
+    """Return both estimates with comparable gaps: computed without groups, unless all repeats have the same number of
+    groups.
     """
     if len({*base.strata, *new.strata}) <= 1:
         return base, new
@@ -112,7 +111,7 @@ def with_like_gaps(base: Estimate, new: Estimate) -> tuple[Estimate, Estimate]:
 
 
 def contended_share(row: Result) -> float:
-    """Return the share of contended runs among the runs whose weight is not 0."""
+    """Return which share of a row's runs with a non-zero weight other processes disturbed, from 0 to 1."""
     if row.status == CONTENDED:
         return 1.0
     runs, without_weight = row.samples, (row.weights or []).count(0.0)
@@ -133,17 +132,20 @@ MOST_FREEDOM = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """Prior for the variance of a log median from one replay to the next.
+    """The variance of a case's log median from one replay to the next, as known before the case's repeats are seen.
 
     variance : typical variance of a case
-    freedom : degrees of freedom of the prior; high if the variances of cases are similar
+    freedom : degrees of freedom of this knowledge; high if the variances of cases are similar
     """
 
     variance: float
     freedom: float
 
     def posterior(self, squares: float, freedom: int) -> tuple[float, float]:
-        """Return variance and degrees of freedom of a case, given its sum of squares and its degrees of freedom."""
+        """Return the variance of a case and its degrees of freedom, from the prior and the case's repeats.
+
+        squares, freedom : sum of squared deviations of the repeats from their mean, and its degrees of freedom
+        """
         whole = self.freedom + freedom
         return (self.freedom * self.variance + squares) / whole, whole
 
@@ -155,9 +157,9 @@ USUAL = {True: Prior(0.06**2, 4.0), False: Prior(0.03**2, 4.0)}
 
 
 def learn(samples: Sequence[tuple[float, int]], usual: Prior) -> Prior:
-    """Return the prior learned from repeated cases, or `usual` if there are too few.
+    """Return the prior that follows from repeated cases, or `usual` if there are fewer than `FEWEST`.
 
-    samples : sum of squares and degrees of freedom of each repeated case
+    samples : for each repeated case, the sum of squared deviations of its repeats and its degrees of freedom
     """
     if len(samples) < FEWEST:
         return usual

@@ -1,4 +1,4 @@
-"""Results store (a folder with one file per replay, which is never replaced), and merging of runs.
+"""The results store (a folder with one file per replay, which is never replaced), and merging of runs.
 
 File names: `<store>/<machine>-<device>/<time>-<trace>-<id>.parquet`
 """
@@ -36,7 +36,12 @@ _LEAST_OF_ID = 3
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A line in the list of runs; `ok` is the number of rows with status ok, `dtypes` are values of `--dtype`."""
+    """A line in the list of stored runs.
+
+    dtypes : values of `--dtype`
+    cases : number of cases
+    ok : number of rows with status ok
+    """
 
     time: str = ""
     trace: str = ""
@@ -51,7 +56,7 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A replay in a results store."""
+    """One replay in a results store."""
 
     path: Path
 
@@ -61,11 +66,11 @@ class StoredRun:
         return self.path.stem
 
     def load(self) -> Results:
-        """Return rows and header; raise `UserError` for a damaged file."""
+        """Return the run's rows and header; raise `UserError` if the file is damaged."""
         return read_run(self.path)
 
     def summary(self) -> RunSummary:
-        """Return the run's line in the list of runs; a damaged file is marked as damaged."""
+        """Return the run's line in the list of runs; for a damaged file, a line that says so."""
         try:
             return summary_of(self.load())
         except UserError:
@@ -73,9 +78,10 @@ class StoredRun:
 
 
 class Store:
-    """Folder of results, which need not exist.
+    """A folder in which results of replays are kept; it need not exist yet.
 
-    folder : None for the folder in `OPGRIP_STORE`, or the user's
+    folder : the folder; None for the one that the environment variable `OPGRIP_STORE` names, else the user's data
+        folder
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -109,7 +115,7 @@ class Store:
         return sorted((StoredRun(path) for path in self._files()), key=lambda run: (run.name, str(run.path)))
 
     def prune(self, keep: int) -> list[StoredRun]:
-        """Remove all runs except the `keep` newest ones, and return the removed ones; other files in the folder stay.
+        """Remove all runs except the newest `keep`, and return the removed ones; other files in the folder stay.
 
         Raises `UserError` if a file cannot be removed.
         """
@@ -122,13 +128,13 @@ class Store:
         return removed
 
     def holds(self, name: str) -> bool:
-        """Return True if `name` refers to runs in the store and not to a file."""
+        """Return True if `name` means runs in the store and is not the path of a file."""
         return LATEST.fullmatch(name) is not None or (not _holds(Path.is_file, name) and bool(self._named(name)))
 
     def find(self, name: str) -> Path:
-        """Return the file of a run.
+        """Return the path of the run that `name` means.
 
-        name : path, name of a run, unique beginning or end of a name, `latest`, or `latest~1` for the run before
+        name : path, name of a run, unique beginning or end of a name, `latest`, or `latest~1` for the run before it
         Raises `UserError` if no run or several runs have that name.
         """
         if _holds(Path.is_file, name):
@@ -166,7 +172,7 @@ class Store:
 
 
 def summary_of(results: Results) -> RunSummary:
-    """Return the line for a run in the list of runs."""
+    """Return the line that describes a run in the list of runs."""
     header, rows = results.header, results.rows
     return RunSummary(
         time=str(header.get("time", "")),
@@ -186,18 +192,18 @@ def _words_of_mode(row: Result) -> str:
 
 
 def usual_folder() -> Path | None:
-    """Return the default folder of the store, or None if the store is disabled."""
+    """Return the folder in which results are kept by default, or None if the user has disabled the store."""
     name = os.environ.get(VARIABLE)
     return own_folder() if name is None else Path(name).expanduser() if name else None
 
 
 def own_folder() -> Path:
-    """Return the folder of the user's results, which all projects share."""
+    """Return the results folder in the user's data folder, which all projects share."""
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "opgrip" / "results"
 
 
 def _holds(question: Callable[[Path], bool], name: str) -> bool:
-    """Return `question(Path(name))`, or False if that raises an error of the file system."""
+    """Return `question(Path(name))`, or False if the file system raises an error."""
     try:
         return question(Path(name))
     except (OSError, ValueError):
@@ -214,8 +220,10 @@ SHARD = "shard"
 
 
 def shards_in(runs: Sequence[Results]) -> tuple[list[int], int] | None:
-    """Return the shard numbers of runs, and the number of shards; None if a run is not a shard.
+    """Return the shard numbers that the runs contain, and the number of shards of the whole replay; None if a run is
+    not a shard.
 
+    A shard is one of several parts of a replay, which may run on different machines.
     Raises `UserError` if runs have different numbers of shards or different options, or if a shard number is invalid.
     """
     numbers: list[int] = []
@@ -238,13 +246,16 @@ def shards_in(runs: Sequence[Results]) -> tuple[list[int], int] | None:
 
 
 def missing_shards(header: Mapping[str, Any]) -> list[int]:
-    """Return the numbers of the shards that a merged run lacks."""
+    """Return the numbers of the shards that a merged run lacks, given its header."""
     shards = shards_in([Results([], dict(header))])
     return [] if shards is None else sorted({*range(1, shards[1] + 1)} - {*shards[0]})
 
 
 def header_of_shards(runs: Sequence[Results], rows: Iterable[Result]) -> dict[str, Any]:
-    """Return the header of merged shards: fields that all shards share, and machines and traces of each shard."""
+    """Return the header of merged shards: the fields that all shards share, and the machines and traces of each.
+
+    rows : rows of all shards
+    """
     shards = shards_in(runs)
     assert shards is not None, "they are shards"
     numbers, count = sorted({*shards[0]}), shards[1]
@@ -264,21 +275,23 @@ def header_of_shards(runs: Sequence[Results], rows: Iterable[Result]) -> dict[st
 
 
 def machines_of(rows: Iterable[Result]) -> dict[str, str]:
-    """Return the kinds of the machines on which rows were measured, by name of the machine."""
+    """Return the kind of each machine on which rows were measured, by the machine's name."""
     about = (MachineColumns.of(row) for row in rows)
     return {item.machine: item.machine_kind or "" for item in about if item.machine is not None}
 
 
 def in_order(rows: Iterable[Result], header: Mapping[str, Any]) -> list[Result]:
-    """Return rows in the order of a single replay: by trace, then largest share of time first, with the rows of a case
-    together.
+    """Return the rows of merged shards in the order of a single replay: by trace, then the case with the largest share
+    of time first.
+
+    header : header of the merged run, with the names of its traces in order
     """
     places = {name: place for place, name in enumerate(header.get("traces", {}))}
     return sorted(rows, key=lambda row: (places.get(row.trace, len(places)), -row.share, row.case))
 
 
 def _traces(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the combined facts about each trace; a problem that one shard had is kept."""
+    """Return the facts that shards' headers record about each trace, merged by trace name."""
     traces: dict[str, Any] = {}
     for header in headers:
         for name, about in header.items():
@@ -299,11 +312,10 @@ HINT = "times of different machines cannot be merged: compare them with opgrip c
 
 
 def merge_runs(runs: Sequence[Results]) -> Results:
-    """Return the rows of all runs; rows of the same case and variant are joined as repeats.
+    """Return the rows of all runs as one run; rows of the same case and variant become repeats of one row.
 
     Shards may come from several machines of one kind. Each case must have been measured on one of them, so that no
     ratio compares two machines.
-
     Raises `UserError` for runs of different traces, devices, machines or versions, whose times cannot be combined.
     """
     shards = shards_in(runs)
@@ -343,13 +355,17 @@ def _joined(groups: Iterable[Sequence[Result]]) -> list[Result]:
 
 
 def _options(run: Results, is_shard: bool) -> str:
-    """Return options that appear in no row, as text; for shards without `pin`, because they may use different CPUs."""
+    """Return the options of a run that are in no row, as text; without `pin` for a shard, because shards may use
+    different CPUs.
+    """
     settings = {"seed": run.header.get("seed", 0), **(run.header.get(SETTINGS) or {})}
     return ", ".join(f"{name} {value}" for name, value in sorted(settings.items()) if not (is_shard and name == "pin"))
 
 
 def _check_distinct(runs: Sequence[Results]) -> None:
-    """Raise `UserError` if a run is given twice, because its times would then seem more certain than they are."""
+    """Raise `UserError` if two of the runs are the same, because their times would then seem more certain than they
+    are.
+    """
     seen: list[Results] = []
     for run in runs:
         if run.rows and any(list(run.rows) == list(other.rows) for other in seen):

@@ -30,7 +30,7 @@ from opgrip.replay.run.kernels import with_kernels
 from opgrip.replay.run.preparation import Prepared, prepare
 from opgrip.replay.run.workload import Workload, failed
 from opgrip.replay.timing import pages
-from opgrip.replay.timing.concurrent import ConcurrentRun, side_by_side
+from opgrip.replay.timing.concurrent import ConcurrentRun, measure_concurrently
 from opgrip.replay.timing.ranges import watched
 from opgrip.replay.timing.rounds import NO_ROW, Announce, Measurer, SubjectGroup
 from opgrip.replay.timing.samples import LEAST, Samples, like_with_like, ratio_quantiles
@@ -176,7 +176,7 @@ def _measure(
     if not workload.request.profiled:
         warm_up(workload.device, workload.timing.clock_warmup)
     announce = clocks.reading(announce)
-    concurrent_runs = _side_by_side(prepared_cases, workload, announce)
+    concurrent_runs = _measure_concurrently(prepared_cases, workload, announce)
     running = Counter(subject.number for group in all_groups for subject in group.subjects)
 
     def finished(case: Case, energies: Mapping[int, Energy]) -> list[Result]:
@@ -223,7 +223,7 @@ def _groups_with(
     return _groups(rows, workload, surroundings, around)
 
 
-def _side_by_side(
+def _measure_concurrently(
     rows: Sequence[tuple[Case, list[Prepared]]], workload: Workload, announce: Announce
 ) -> dict[int, ConcurrentRun]:
     """Return the measurements of subjects of which several run concurrently, by the subject's `id`."""
@@ -236,7 +236,9 @@ def _side_by_side(
                 if subject is not None and way.point.streams == count:
                     kind = (f"{sorted(context(case, way).items())} {grad}", replace(way, number=0))
                     groups.setdefault(kind, SubjectGroup(context(case, way), grad, [])).subjects.append(subject)
-        for run in side_by_side(list(groups.values()), count, workload.request.effort, workload.device, announce):
+        for run in measure_concurrently(
+            list(groups.values()), count, workload.request.effort, workload.device, announce
+        ):
             run_of_subject[id(run.subject)] = run
     return run_of_subject
 

@@ -1,1 +1,1 @@
-"""Repeated, timed runs of a call under given conditions."""
+"""Repeated, timed runs of calls, with a chosen cache state and clock."""

@@ -1,4 +1,4 @@
-"""Concurrent runs of cases on threads, and how much they slow each other down."""
+"""Concurrent runs of cases on several threads, and how much they slow each other down."""
 
 from __future__ import annotations
 
@@ -29,8 +29,14 @@ Work: TypeAlias = Callable[[Callable[[], None]], T]
 """function whose argument is a function that waits for its work on the device"""
 
 
-class Crew:
-    """A group of threads that run functions concurrently under the same torch settings, each on its own stream."""
+class ThreadGroup:
+    """Threads that run functions concurrently under the same torch settings, each thread on its own stream of the
+    device.
+
+    group : supplies the torch settings
+    count : number of threads
+    device : device of the streams; a CPU has none
+    """
 
     def __init__(self, group: SubjectGroup, count: int, device: str) -> None:
         self._group = group
@@ -41,14 +47,17 @@ class Crew:
         streams = 0 if self._kind == "cpu" else count
         self._streams = [getattr(torch, self._kind).Stream(device) for _ in range(streams)]
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> ThreadGroup:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._threads.shutdown()
 
     def at_once(self, functions: Sequence[Work[T]]) -> list[T]:
-        """Run the functions concurrently and return their results; each gets a function that waits for its work."""
+        """Run the functions concurrently, each on a separate thread, and return their results.
+
+        functions : each is called with a function that waits for the work of its thread on the device
+        """
         # a thread that waits here takes no other function, so each function gets a separate thread
         barrier = Barrier(len(functions))
         self.synchronize()
@@ -84,13 +93,14 @@ LOADED = "loaded"
 
 @dataclass(frozen=True, slots=True)
 class ConcurrentRun:
-    """Times of a subject while other subjects ran.
+    """Times of one subject (a call to time) while other subjects ran at the same time.
 
-    subject : its `failure` is set if a run raised; times may then be empty
-    loaded : times of a run in ns, each the mean of one repeat, which lasts until all subjects have run once
-    ratio : 10th, 50th and 90th percentile of the ratio of these times to an isolated run, by repeat
-    overlap : time of the batch when run one after the other, divided by its time when run concurrently (median of the
-        repeats): 1 if nothing is gained, `together` if the runs do not slow each other down
+    subject : its `failure` is set if a run raised an exception; the times may then be empty
+    loaded : mean time of a run in ns in each repeat; a repeat lasts until all subjects have run once
+    ratio : 10th, 50th and 90th percentile, over the repeats, of these times divided by the time of a run without
+        others; None if no ratio is known
+    overlap : time of all subjects when run one after the other, divided by their time when run concurrently (median
+        over the repeats): 1 if running concurrently saves no time, `together` if the runs do not slow each other down
     together : number of concurrent runs
     """
 
@@ -101,23 +111,24 @@ class ConcurrentRun:
     together: int
 
 
-def side_by_side(
+def measure_concurrently(
     groups: Sequence[SubjectGroup],
     count: int,
     effort: Effort,
     device: str,
     announce: Announce = lambda number, row: None,
 ) -> Iterator[ConcurrentRun]:
-    """Measure the subjects of each group in batches of `count`, in their order.
+    """Measure the subjects of each group (calls to time) in batches of `count` that run concurrently.
 
-    groups : subjects in program order; subjects with different settings never run concurrently, since most settings are
-    per process
-    effort : per subject; the first repeat of a batch is always a warm-up
-    device : unless it is the CPU, each thread has its own stream on it
-    announce : called with all cases of a batch before they run
+    groups : subjects in program order; subjects with different torch settings never run concurrently, because most
+        settings apply to a whole process
+    count : number of subjects that run at the same time
+    effort : number of repeats or time budget of each subject; the first repeat of a batch is always a warm-up
+    device : device of the subjects; unless it is the CPU, each thread has its own stream on it
+    announce : called before a batch runs, for each of its cases
 
-    This measures Python threads with everything that they share: the allocator, caches, cores (each thread has as many
-    torch threads as the settings specify), and the interpreter lock. A call holds the lock until a kernel releases it,
+    Concurrent Python threads share the allocator, caches, cores (each thread has as many torch threads as the settings
+    specify), and the interpreter lock; the times include all of this. A call holds the lock until a kernel releases it,
     so short calls wait for each other on every device. Short calls run in blocks, so that the ten microseconds between
     the starts of threads do not matter.
     """
@@ -125,13 +136,18 @@ def side_by_side(
         with restored(group.settings), torch.set_grad_enabled(group.grad), no_garbage_collection():
             for start in range(0, len(group.subjects), count):
                 batch = group.subjects[start : start + count]
-                with Crew(group, len(batch), device) as crew:
-                    yield from _Batch(batch, crew, effort, announce).measured()
+                with ThreadGroup(group, len(batch), device) as thread_group:
+                    yield from _Batch(batch, thread_group, effort, announce).measured()
 
 
 @dataclass(slots=True)
 class _Times:
-    """Times of a subject's runs by repeat, in ns."""
+    """Times of one subject's runs.
+
+    loaded : times of runs while the other subjects of the batch ran
+    alone_ns : for each repeat, the time of a run without other subjects
+    loaded_ns : for each repeat, the mean time of a run with them
+    """
 
     subject: Subject
     loaded: Samples = field(default_factory=lambda: Samples({LOADED: 1.0}))
@@ -140,10 +156,10 @@ class _Times:
 
 
 class _Load:
-    """Records whether all subjects have run once; until then, the others keep running.
+    """Records when all subjects of a batch have run once; until then, each keeps running.
 
-    begun_ns : start of the first subject, or None
-    over_ns : time at which all had run once, or None
+    begun_ns : start of the first subject; None before it
+    over_ns : time at which the last subject had run once; None before that
     """
 
     def __init__(self, count: int) -> None:
@@ -159,7 +175,7 @@ class _Load:
             return self.begun_ns
 
     def first_is_done(self) -> None:
-        """Record that a subject has run once, or failed."""
+        """Record that one more subject has run once, or failed."""
         with self._lock:
             self._pending -= 1
             if self._pending == 0:
@@ -167,11 +183,13 @@ class _Load:
 
 
 class _Batch:
-    """Measures subjects that run concurrently."""
+    """Measures the subjects of one batch, which run concurrently."""
 
-    def __init__(self, subjects: Sequence[Subject], crew: Crew, effort: Effort, announce: Announce) -> None:
+    def __init__(
+        self, subjects: Sequence[Subject], thread_group: ThreadGroup, effort: Effort, announce: Announce
+    ) -> None:
         self._all = [_Times(subject) for subject in subjects]
-        self._crew = crew
+        self._thread_group = thread_group
         self._effort = effort
         self._announce = announce
         self._overlaps: list[float] = []
@@ -180,7 +198,7 @@ class _Batch:
         self._pace = Pace()
 
     def measured(self) -> list[ConcurrentRun]:
-        """Repeat until enough times are known for each subject that does not fail."""
+        """Repeat the batch until each subject that does not fail has enough times; return the results."""
         threads = len(self._all) * torch.get_num_threads()
         with closing(Contention(threads=threads)) as contention:
             while self._again():
@@ -199,9 +217,10 @@ class _Batch:
         )
 
     def _repeat(self, contention: Contention) -> None:
-        """Run each subject alone in turn, then all once, then each while the others keep running.
+        """Run each subject once without the others, then all once at the same time, and then each while the others keep
+        running.
 
-        The first repeat is a warm-up and determines how many runs a block needs.
+        The first repeat is a warm-up and determines how many runs are timed together as a block.
         """
         began, since = perf_counter_ns(), contention.read()
         alone = [self._guarded(times.subject, self._alone) for times in self._list_running()]
@@ -214,9 +233,9 @@ class _Batch:
         running = running[first:] + running[:first]
         for times in running:
             self._announce(times.subject.number, times.subject.row)
-        spans = self._crew.at_once([self._once(times.subject) for times in running])
+        spans = self._thread_group.at_once([self._once(times.subject) for times in running])
         load = _Load(len(running))
-        under = self._crew.at_once([self._loaded(times.subject, load) for times in running])
+        under = self._thread_group.at_once([self._loaded(times.subject, load) for times in running])
         spent = (perf_counter_ns() - began) // len(running)
         alone_ns = [time for time in alone[first:] + alone[:first] if time is not None]
         if not self._block:
@@ -243,15 +262,17 @@ class _Batch:
     def _alone(self, subject: Subject) -> float:
         self._announce(subject.number, subject.row)
         runs = subject.ready(self._block or 1)
-        self._crew.synchronize()
+        self._thread_group.synchronize()
         start = perf_counter_ns()
         for args, kwargs in runs:
             subject.function(*args, **kwargs)
-        self._crew.synchronize()
+        self._thread_group.synchronize()
         return (perf_counter_ns() - start) / len(runs)
 
     def _once(self, subject: Subject) -> Work[tuple[int, int] | None]:
-        """Return a function that runs one block of a subject and returns its start and end."""
+        """Return a function that runs one block of a subject, and returns the start and end of the block in ns; None if
+        the subject failed.
+        """
         runs = self._guarded(subject, lambda subject: subject.ready(self._block or 1)) or []
 
         def run(finish: Callable[[], None]) -> tuple[int, int]:
@@ -264,9 +285,10 @@ class _Batch:
         return lambda finish: self._guarded(subject, lambda _: run(self._finisher(subject, finish)))
 
     def _loaded(self, subject: Subject, load: _Load) -> Work[float | None]:
-        """Return a function that measures the time of a run while all others run too.
+        """Return a function that returns the mean time of a subject's run in ns while all others run too; None if the
+        subject failed.
 
-        Subjects that are done keep running until the slowest has run once. The part of their last run before that
+        A subject keeps running until the slowest one has run once, and the part of its last run before that moment
         counts. The time between runs counts too, because a thread waits for the interpreter lock then.
         """
 
@@ -296,21 +318,25 @@ class _Batch:
         return guarded
 
     def _finisher(self, subject: Subject, finish: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that waits for a subject, or for the whole device if the subject uses other streams."""
-        return finish if subject.in_torch else self._crew.synchronize
+        """Return `finish`, which waits for the thread's stream, or a function that waits for the whole device if the
+        subject uses other streams.
+        """
+        return finish if subject.in_torch else self._thread_group.synchronize
 
     def _guarded(self, subject: Subject, function: Callable[[Subject], T]) -> T | None:
-        """Return the function's result, or None if it raises an error, which ends only this subject."""
+        """Return the function's result for a subject. If it raises an error, record the error as the subject's failure
+        and return None.
+        """
         try:
             return function(subject)
         except Exception as error:
             try:
-                check_use(self._crew.device, error)
+                check_use(self._thread_group.device, error)
             except DeviceLostError:
                 # other subjects have been announced in the meantime
                 self._announce(subject.number, subject.row)
                 raise
-            subject.fail(error, self._crew.device)
+            subject.fail(error, self._thread_group.device)
             return None
 
     def _result(self, times: _Times) -> ConcurrentRun:
@@ -320,7 +346,10 @@ class _Batch:
 
 
 def _mean_until(end_ns: int, spans: Sequence[tuple[int, int]]) -> float:
-    """Return the mean duration of the runs until a time, at which the last run may not have ended."""
+    """Return the mean duration in ns of the runs before `end_ns`; of a run that ends later, the part before counts.
+
+    spans : (start, end) of each run in ns
+    """
     durations = [max(end - start, 1) for start, end in spans]
     before = [max(min(end, end_ns) - start, 0) for start, end in spans]
     return sum(before) / max(float(sum(map(truediv, before, durations))), 1e-9)

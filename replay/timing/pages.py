@@ -1,10 +1,13 @@
-"""Control of whether a call's results are in new or in resident pages, as in the program; only with glibc.
+"""Control of whether a call's results are in newly mapped or in resident memory pages, as in the program; only with
+glibc.
 
 glibc returns a freed block to the system or keeps it, depending on thresholds and neighbouring blocks; a result in a
-returned block costs a page fault per 4 kB. This module prevents that freed memory is returned, unless new pages are
-requested. If huge pages are used on request, torch does not request them, but NumPy does for large arrays. A request
-for a part of the heap stays in effect, and a result there costs one fault per 2 MB. So such requests are disabled here.
-A thread that runs out of memory continues in a new arena, whose end is never returned. So all threads share one arena
+returned block costs a page fault per 4 kB. This module prevents glibc from returning freed memory, unless a run is to
+use new pages.
+
+If the system provides huge pages on request, torch does not request them, but NumPy does for large arrays. A request
+for a part of the heap stays in effect, and a result there costs one fault per 2 MB, so such requests are disabled here.
+A thread that runs out of memory continues in a new arena, whose end is never returned, so all threads share one arena
 here.
 """
 
@@ -53,7 +56,7 @@ CONTROLLED = _LIBRARY is not None
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep freed memory from now on, instead of returning it to the system."""
+    """Let this process keep freed memory from now on instead of returning it to the system."""
     if _LIBRARY is not None:
         _LIBRARY.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
         _LIBRARY.mallopt(M_TRIM_THRESHOLD, 1 << 30)
@@ -64,10 +67,10 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def keeping_freed_memory() -> Iterator[None]:
-    """Let this process keep freed memory during the block, instead of returning it to the system.
+    """Let this process keep freed memory during the block instead of returning it to the system.
 
-    After the block, glibc's thresholds have the values that its own adjustment reaches when large blocks are freed,
-    because glibc cannot report its previous ones. Threads may continue to share one arena.
+    glibc cannot report its previous thresholds. After the block, they have the values that glibc itself chooses when
+    large blocks are freed, and threads may continue to share one arena.
     """
     huge_pages_disabled = _prctl(PR_GET_THP_DISABLE, 0)
     keep_freed_memory()
@@ -97,21 +100,22 @@ def _huge_pages_on_request() -> bool:
 
 
 def give_back() -> None:
-    """Return all freed memory to the system, so that the next result is in new pages."""
+    """Return all freed memory of this process to the system, so that the next result is in newly mapped pages."""
     if _LIBRARY is not None:
         _LIBRARY.malloc_trim(0)
 
 
 def touch(size: int) -> None:
-    """Make `size` bytes of freed memory resident by writing them."""
+    """Write `size` bytes of freed memory, so that their pages are resident."""
     torch.empty(size + LARGE, dtype=torch.uint8).fill_(0)
 
 
 def arrange(sizes: Sequence[int], fresh_bytes: int) -> None:
-    """Free blocks of these sizes so that `fresh_bytes` of them will be in new pages, and the rest in resident pages.
+    """Allocate and free blocks of these sizes (in bytes) so that the next blocks of these sizes have `fresh_bytes` in
+    newly mapped pages, and the rest in resident pages.
 
-    If `fresh_bytes` exceeds the blocks, other memory of the operator will be in new pages. Other freed memory and the
-    caches do not change, except for one cache line per page.
+    If `fresh_bytes` exceeds the sum of the sizes, other memory of the operator will be in new pages too. Other freed
+    memory and the caches do not change, except for one cache line per page.
     """
     share = min(fresh_bytes / max(sum(sizes), 1), 1.0)
     wanted = [(size, round(size * share)) for size in sizes]
@@ -165,7 +169,7 @@ class FaultCount:
         return faults() - self._before.ru_minflt
 
     def were_slow(self, duration_ns: float) -> bool:
-        """Return True if page faults took at least twice the usual time, which happens if a virtual machine had
+        """Return True if the page faults took at least twice their usual time, which happens if a virtual machine had
         returned memory to its host.
 
         duration_ns : time of the work that caused the page faults

@@ -1,8 +1,8 @@
-"""NVTX ranges around runs, for Nsight's timelines and for assigning kernels to calls.
+"""NVTX ranges around runs, which let Nsight's profilers show runs on a timeline and assign kernels to calls.
 
 The message of a range is the operator or phase, its category the mode, its payload the case number. Profilers keep each
-distinct message forever, so messages must not contain numbers. Start/end ranges also cover the launches of autograd's
-threads.
+distinct message forever, so messages must not contain numbers. Start/end ranges also cover kernels that autograd's
+threads launch.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ DELAY_KERNEL = "spin_kernel"
 class Range:
     """An NVTX range that can be entered repeatedly.
 
-    message : operator or phase
+    message : operator, or phase around a timed run
     category : mode and other words that distinguish the rows of a case
-    profiled : name of the profiler; for some, the range's name contains all of these values
+    case : case number
+    profiled : name of the profiler that runs; for those that only show a range's message, the message also contains
+        case and category
     """
 
     __slots__ = ("_attributes", "_begin", "_end", "_open")
@@ -65,12 +67,14 @@ class Range:
 
 
 def row_name(case: int, op: str, category: str) -> str:
-    """Return a row's name for profilers that show only a range's message, such as ncu."""
+    """Return the message of a row's range for profilers, such as ncu, that show only messages."""
     return f"case {case} {op} {category}"
 
 
 def check_ranges(profiler: str) -> None:
-    """Raise `UserError` if NVTX ranges are not available; without them, kernels cannot be assigned to cases."""
+    """Raise `UserError` if NVTX ranges are not available, without which a profiler's kernels cannot be assigned to
+    cases.
+    """
     if nvtx is None:
         raise UserError(f"{profiler} separates cases by NVTX ranges, and the package nvtx is missing", "install nvtx")
     if not nvtx.enabled():
@@ -89,9 +93,10 @@ def entered(message: str, category: str, case: int) -> Iterator[None]:
 
 @contextmanager
 def watched(profiled: str, device: str, timelines: str | None) -> Iterator[None]:
-    """Return a context in which a profiler records.
+    """Let a profiler record while the block runs.
 
-    timelines : folder for traces of torch's own profiler
+    profiled : name of the profiler; empty for none
+    timelines : folder for the recordings of torch's own profiler
     """
     import torch
 

@@ -1,5 +1,5 @@
-"""Timed runs of subjects (calls to time) until their times are known: in rounds, as a program mixes its calls, or one
-after the other.
+"""Timed runs of subjects (calls to time) until enough times are known: in rounds, as a program mixes its calls, or one
+subject after the other.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ Announce = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SubjectGroup:
-    """Subjects that run under the same settings of torch.
+    """Subjects (calls to time) that run under the same settings of torch.
 
     grad : True if calls record an autograd graph
-    around : subjects that are run before others without being measured, by case number
+    around : untimed subjects that run before others, as in the program, by case number
     """
 
     settings: Mapping[str, Any]
@@ -72,12 +72,15 @@ class SubjectGroup:
 
 
 class Measurer:
-    """Measures groups of subjects.
+    """Times groups of subjects (calls to time).
 
-    announce : called before each run
-    flush : function that empties the caches; None to leave them unchanged
-    is_throttled : returns True if the device's clock is lowered now
-    records : whether the device records its work in a few runs of each subject after the timed ones
+    stopwatch : clock that times a run
+    effort : number of runs or time budget of each subject
+    flush : function that empties the caches before a run; None to leave them unchanged
+    announce : called before each run with case number and row index
+    seed : random seed for the order of runs
+    records : True to let the device record its work in a few runs of each subject after the timed ones
+    is_throttled : returns True if the device's clock is currently lowered
     """
 
     def __init__(
@@ -108,9 +111,10 @@ class Measurer:
         self._is_throttled = is_throttled
 
     def one_by_one(self, groups: Sequence[SubjectGroup]) -> Iterator[list[Subject]]:
-        """Run the subjects of one case in turn until they are done, then those of the next case.
+        """Run the subjects of one case in turn until enough times are known, then those of the next case.
 
-        Yields the subjects of each finished case. Cases that were contended run again and are yielded last.
+        Yields the subjects of each finished case. Cases whose runs other processes disturbed run again and are yielded
+        last.
         """
         with self._attentive():
             contended, started_ns = [], perf_counter_ns()
@@ -125,10 +129,11 @@ class Measurer:
             yield from self._retry(contended, self._run_until_done, perf_counter_ns() - started_ns)
 
     def in_rounds(self, groups: Sequence[SubjectGroup]) -> Iterator[list[Subject]]:
-        """Run every subject once per round, each after its preceding calls, until all are done.
+        """Run every subject once per round, each after the calls that precede it in the program, until enough times are
+        known.
 
-        Subjects of one case are compared round by round. Yields the subjects of each finished case, as `one_by_one`
-        does.
+        The subjects of a case are compared round by round. Yields the subjects of each finished case. Cases whose runs
+        other processes disturbed run again and are yielded last.
         """
         waiting = [(group, _by_case(group.subjects)) for group in groups]
         contended, started_ns = [], perf_counter_ns()
@@ -156,10 +161,16 @@ class Measurer:
         run: Callable[[SubjectGroup, list[list[Subject]]], None],
         spent_ns: int,
     ) -> Iterator[list[Subject]]:
-        """Run contended cases again when the machine is quiet, and yield the subjects of each case.
+        """Run cases again that other processes disturbed, when the machine is quiet, and yield the subjects of each
+        case.
 
-        This takes at most the budgets of these cases, and at most `spent_ns` (the time of all cases before) or
-        `RETRY_NS`. It ends early if `MOST_IN_A_ROW` consecutive cases stay contended; those are yielded last.
+        This takes at most the time budgets of these cases, and at most `spent_ns` or `RETRY_NS`, whichever is longer.
+        It ends early if `MOST_IN_A_ROW` consecutive cases are disturbed again; the remaining cases are then yielded as
+        they are.
+
+        contended : each disturbed case, with its group
+        run : function that runs cases of a group
+        spent_ns : time that all cases have taken so far
         """
         waiting = list(contended)
         until_ns = perf_counter_ns() + min(len(waiting) * self.effort.budget_s * 1e9, max(spent_ns, RETRY_NS))
@@ -186,9 +197,7 @@ class Measurer:
             yield self._settled(group, case)
 
     def _run_untimed(self, group: SubjectGroup, cases: Sequence[Sequence[Subject]]) -> None:
-        """Run the subjects once after an accelerator's allocator was emptied, so that timed runs request no memory from
-        the device.
-        """
+        """On an accelerator, run the subjects untimed, so that timed runs find their memory in the allocator."""
         if not is_accelerator(self._stopwatch.device):
             return
         with restored(group.settings), torch.set_grad_enabled(group.grad):
@@ -215,9 +224,9 @@ class Measurer:
         return case
 
     def _record(self, group: SubjectGroup, case: Sequence[Subject]) -> None:
-        """Run the subjects a few more times, each as for a timed run, while the device records its work.
+        """Run the subjects of a case a few more times, each as in a timed run, while the device records its work.
 
-        The first run is left out: its launches wait for the memory that the records need.
+        The first run is left out, because its launches wait for the memory that the recording needs.
         """
         place, spans = case[0].places[0], []
         until_ns = perf_counter_ns() + RECORDED_NS
@@ -303,7 +312,9 @@ class Measurer:
         self._pending_ns += runs_ns
 
     def _mark(self) -> bool:
-        """Return True if each run is currently checked for contention; if so, record the start of the run."""
+        """Record the start of a run if runs are currently checked one by one for contention; return True if
+        they are.
+        """
         is_watchful = perf_counter_ns() < self._watchful_until_ns
         if is_watchful:
             self._marks.append(self._watch.read())
@@ -322,9 +333,9 @@ class Measurer:
         self._lacks_memory = self._lacks_memory or (is_out_of_memory(error) and is_accelerator(self._stopwatch.device))
 
     def _check(self, all_of_them: bool = True) -> None:
-        """Keep the runs since the last check, except runs on a slowed or contended core.
+        """Keep the times of the runs since the last check, except those on a slowed core or while other processes ran.
 
-        all_of_them : False to do this only if enough runs are waiting to be worth a check
+        all_of_them : False to check only if enough runs have ended since the last check
         """
         enough = self._pending_ns >= CHECK_NS or len(self._pending) >= CHECK_RUNS
         if not self._pending or not (all_of_them or enough or self.effort.iterations is not None):
@@ -354,7 +365,9 @@ class Measurer:
             subject.keep(stratum, time_ns, is_slowed)
 
     def _again(self, case: Sequence[Subject]) -> bool:
-        """Return True if a case needs more runs; all of its modes get the same number of runs."""
+        """Return True if a case needs more runs: one of its subjects lacks times. All subjects of a case get the same
+        number of runs.
+        """
         most = MOST if self.effort.iterations is None else self.effort.iterations
         return any(
             subject.failure is None and subject.samples.done(self.effort) is None and len(subject.samples) < most
@@ -376,7 +389,7 @@ def _begin_again(case: Sequence[Subject]) -> None:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection in the block."""
+    """Disable Python's garbage collection in the block."""
     enabled = gc.isenabled()
     gc.disable()
     try:

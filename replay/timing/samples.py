@@ -1,4 +1,4 @@
-"""Times of a case's runs, and criteria for when there are enough."""
+"""Times of a case's runs, and the criteria by which there are enough of them."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ SETTLED, STEADY = 6, 0.1
 
 
 class Samples:
-    """Times of runs, grouped into strata: a stratum has the runs with the same values and the same memory state.
+    """Times of runs, grouped into strata; a stratum contains the runs with the same input values and the same memory
+    state.
 
-    The weight of a stratum is its share of the program's calls, and does not depend on its number of runs.
+    The weight of a stratum is its share of the program's calls; it does not depend on the stratum's number of runs.
+
     shares : share of each stratum, above 0
     alike : True if each run has the same weight
     in_order : times of all runs in ns, in the order of the runs
     dropped : number of runs that were not kept because the processor was slowed down
     slowed : number of runs that were kept although the processor was slowed down
-    contended : runs during which other processes used the cores; they only count if `is_contended`
-    is_contended : True if contended runs are used because other runs are lacking
-    spent_ns : time of the runs and of the work between them
+    contended : (stratum, time) of runs during which other processes used the cores; they only count if `is_contended`
+    is_contended : True if contended runs are used because there are too few others
+    spent_ns : time of the runs and of the work between them, in ns
     """
 
     def __init__(self, shares: Mapping[Hashable, float], alike: bool = False) -> None:
@@ -63,7 +65,9 @@ class Samples:
 
     @property
     def memory_gb_per_s(self) -> float | None:
-        """Mean rate of reading memory between the runs, in GB/s; None if it was not measured."""
+        """Mean rate at which this thread could read memory, measured between the runs, in GB/s; None if it was not
+        measured.
+        """
         return fsum(self._memory_rates) / len(self._memory_rates) if self._memory_rates else None
 
     @property
@@ -83,12 +87,12 @@ class Samples:
         self.contended.append((stratum, time_ns))
 
     def try_again(self) -> None:
-        """Start a new time budget, because the machine may be quiet now."""
+        """Set the spent time to zero, so that the runs are tried again when the machine may be quiet."""
         self.spent_ns = 0
         self._given_up = len(self.contended)
 
     def settle(self, effort: Effort) -> None:
-        """Use contended runs if there are too few others; called after the last run."""
+        """Use the times of contended runs if there are too few others; call this after the last run."""
         self.is_contended = self.lacks_quiet_runs(effort)
         if self.is_contended:
             for stratum, time_ns in self.contended[-MOST_CONTENDED:]:
@@ -102,22 +106,22 @@ class Samples:
         return bool(self.contended) and len(self) < _least(effort)
 
     def quantile_us(self, share: float) -> float:
-        """Return the time in us below which this share of the program's calls stays."""
+        """Return the time in us within which the given share of the program's calls ends (0.5 for the median)."""
         strata = self._select_strata()
         if len(strata) == 1 and len(self.times[strata[0]]) >= LEAST and not self._alike:
             return float(np.quantile(self.times[strata[0]], share)) / 1e3
         return quantile(self.in_order, self.weights, share) / 1e3
 
     def percentile_us(self, share: float) -> float | None:
-        """Return the time in us below which this share of calls stays; None if there are too few runs."""
+        """Return the same time as `quantile_us`, or None if there are too few runs for it."""
         return self.quantile_us(share) if self.effective_runs >= FEWEST_FOR_PERCENTILES else None
 
     @property
     def weights(self) -> list[float] | None:
-        """Return the share of the program's calls that each run represents, in the order of the runs; None if all
-        are equal.
+        """Share of the program's calls that each run represents, in the order of the runs; None if all shares are
+        equal.
 
-        A run represents at most a third, so that the median is never the time of a single run.
+        A run represents at most a third of the calls, so that the median is never the time of a single run.
         """
         strata = self._select_strata()
         if self._alike or len(self.times) == 1:
@@ -128,11 +132,13 @@ class Samples:
 
     @property
     def effective_runs(self) -> int:
-        """Effective number of runs; it is smaller if a stratum with few runs has a large share."""
+        """Number of equally weighted runs that would be as precise; smaller than the number of runs if
+        weights differ.
+        """
         return effective_runs(self.weights or [1.0] * len(self))
 
     def median_us_of(self, input_set: int) -> float | None:
-        """Return the median of an input set's runs in us; None without runs."""
+        """Return the median time in us of the runs with one input set, given by its index; None without such runs."""
         strata = [stratum for stratum in self.times if isinstance(stratum, tuple) and stratum[0] == input_set]
         times = [time for stratum in strata for time in self.times[stratum]]
         return float(np.median(times)) / 1e3 if times else None
@@ -143,7 +149,9 @@ class Samples:
 
     @property
     def spread(self) -> float:
-        """Interquartile range within strata relative to the median; infinite if no stratum has two runs."""
+        """Mean interquartile range within the strata, divided by the mean of their medians; infinite if no stratum has
+        two runs.
+        """
         strata = [stratum for stratum in self._select_strata() if len(self.times[stratum]) > 1]
         if not strata:
             return float("inf")
@@ -153,9 +161,11 @@ class Samples:
         return float(weights @ (quartiles[:, 2] - quartiles[:, 0])) / middle if middle else 0.0
 
     def done(self, effort: Effort) -> str | None:
-        """Return the reason why no more runs are made; None if another run is needed.
+        """Return the reason why no more runs are needed, or None if another run is needed.
 
-        The reason is one of `iterations`, `precision`, `settled`, `budget` and `contended`.
+        The reason is `iterations` (the requested number is reached), `precision` (the spread is small enough),
+        `settled` (the spread no longer changes), `budget` (the time is spent) or `contended` (other processes disturb
+        the runs).
         """
         is_spent = self.spent_ns >= effort.budget_s * 1e9
         if effort.iterations is not None:
@@ -185,7 +195,9 @@ class Samples:
         return any(share > MAIN and len(self.times[stratum]) < LEAST for stratum, share in self.shares.items())
 
     def _select_strata(self) -> list[Hashable]:
-        """Return the strata that have runs. If any of them represent calls of the program, the others are left out."""
+        """Return the strata that have runs, without those that represent no calls of the program, unless all of them
+        do.
+        """
         timed_strata = [stratum for stratum, times in self.times.items() if times]
         return [stratum for stratum in timed_strata if self.shares[stratum]] or timed_strata
 
@@ -195,7 +207,9 @@ def _least(effort: Effort) -> int:
 
 
 def trim(weights: Sequence[float]) -> list[float]:
-    """Return weights that add up to 1 and are at most a third each; the excess is distributed over the others."""
+    """Return the weights, which add up to 1, with those above a third reduced to a third; the excess is distributed
+    over the others.
+    """
     trimmed, count = list(weights), len(weights)
     limit = max(1 / LEAST, 1 / count) if count else 1.0
     while count > 1 and (above := fsum(max(weight - limit, 0.0) for weight in trimmed)) > 1e-12:
@@ -205,9 +219,9 @@ def trim(weights: Sequence[float]) -> list[float]:
 
 
 def quantile(times: Sequence[float], weights: Sequence[float] | None, share: float) -> float:
-    """Return the time below which this share of the total weight stays.
+    """Return the time up to which the times have the given share of the total weight.
 
-    Times are interpolated only if their weights are equal.
+    weights : weight of each time; None for equal weights, with which times are interpolated
     """
     if weights is None:
         return float(np.quantile(times, share))
@@ -228,9 +242,11 @@ def effective_runs(weights: Sequence[float]) -> int:
 
 
 def ratio_quantiles(times: Sequence[float], base: Sequence[float]) -> tuple[float, float, float] | None:
-    """Return the 10th, 50th and 90th percentile of the ratio of two subjects' times, run by run.
+    """Return the 10th, 50th and 90th percentile of the ratio times / base, taken run by run; None if no run has a
+    ratio.
 
-    Runs that take no longer than reading the clock have no ratio. Return None if no run has a ratio.
+    times, base : times of two subjects, in the order of their runs; times of 0 (shorter than reading the clock) have no
+        ratio
     """
     pairs = [(time, other) for time, other in zip(times, base, strict=False) if time > 0 and other > 0]
     if not pairs:
@@ -242,9 +258,9 @@ def ratio_quantiles(times: Sequence[float], base: Sequence[float]) -> tuple[floa
 def like_with_like(
     runs: Sequence[tuple[Hashable, float]], base: Sequence[tuple[Hashable, float]]
 ) -> tuple[list[float], list[float]]:
-    """Return the times of two subjects, paired by run within each stratum.
+    """Return the times of two subjects, paired run by run within each stratum, as two lists of equal length.
 
-    If the two subjects have no stratum in common, runs are paired by input set.
+    runs, base : (stratum, time) of each run. If the subjects have no stratum in common, runs are paired by input set.
     """
     if {stratum for stratum, _ in runs}.isdisjoint(stratum for stratum, _ in base):
         runs, base = ([(stratum[0], time) for stratum, time in of] for of in (runs, base))  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""Clocks: the start and duration of a call, on the host or by a device's events."""
+"""Clocks for runs: they measure the time of a call on the host, or on the device with events."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MEMORY_EVERY_NS = 500_000_000
 
 
 def empty_call_ns(wait: Callable[[], None] = lambda: None, count: int = 200) -> float:
-    """Return the time in ns that reading the clock twice and waiting for an idle device add to a timed call."""
+    """Return the time in ns that reading the clock twice and waiting for an idle device add to a timed run."""
     times = []
     for _ in range(count):
         start = perf_counter_ns()
@@ -49,15 +49,15 @@ def empty_call_ns(wait: Callable[[], None] = lambda: None, count: int = 200) -> 
 
 
 class Pace:
-    """Checks whether the processor currently runs as fast as it can."""
+    """Checks whether the processor currently runs as fast as it was ever observed to run."""
 
     def __init__(self) -> None:
         self._best = min(_probe_ns() for _ in range(50))
 
     def is_slowed(self) -> bool:
-        """Return True if the processor is slower by a quarter or more.
+        """Return True if the processor takes over a third longer than at its fastest.
 
-        The better of two measurements counts, because one may be interrupted.
+        The better of two measurements counts, because one of them may be interrupted.
         """
         first = _probe_ns()
         probe_ns = first if first <= self._best * SLOWED else min(first, _probe_ns())
@@ -66,8 +66,8 @@ class Pace:
 
 
 class MemoryPace:
-    """Measures periodically how fast this thread reads memory, because other programs and virtual machines use the same
-    memory.
+    """Measures from time to time how fast this thread reads memory, which other programs and virtual
+    machines use too.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class MemoryPace:
         self._read_ns, self._gb_per_s = 0, 0.0
 
     def gb_per_s(self) -> float:
-        """Return the last measured rate; measure again if it is older than `MEMORY_EVERY_NS`."""
+        """Return the last measured read rate in GB/s; measure it again if it is older than `MEMORY_EVERY_NS`."""
         if perf_counter_ns() - self._read_ns > MEMORY_EVERY_NS:
             times = []
             for _ in range(MEMORY_READS):
@@ -104,21 +104,26 @@ tried again
 
 
 def keep_busy(device: str, launch_ns: float) -> None:
-    """Keep a device busy for as long as a launch takes, so that its clock does not include the launch."""
+    """Enqueue work on a device that lasts as long as the launch of a call, so that the device's clock does not include
+    the launch.
+
+    launch_ns : expected time of the launch in ns
+    """
     delay(device, min(launch_ns + LEAD_MARGIN_NS, MOST_LEAD_NS) / 1e3)
 
 
 @dataclass(slots=True)
 class LaunchTime:
-    """The time of a call's launch, measured while the device is kept busy before each run.
+    """The time that launching a call takes, measured while the device is kept busy before each run.
 
-    A launch outlasts the busy time if it takes longer than the one before, or if the call waits for the device. The
-    launch time of a call that waits includes the busy time, so it would grow from run to run. Therefore, most runs of
-    such a call get the shortest busy time, and a longer one is tried again every `RETRIED` runs.
+    A launch outlasts the busy time if it takes longer than the launch before it, or if the call waits for the device.
+    The launch time of a call that waits includes the busy time, so it would grow from run to run. Therefore, most runs
+    of such a call get the shortest busy time, and a longer one is tried again every `RETRIED` runs.
 
     ns : expected time of the next launch; 0 if unknown
     last_ns : time of the last launch
-    count, outlasting : number of launches, and of those that took longer than the device was kept busy
+    count : number of launches
+    outlasting : number of launches that took longer than the device was kept busy
     """
 
     ns: float = 0.0
@@ -129,7 +134,7 @@ class LaunchTime:
     _least_ns: float = float("inf")
 
     def add(self, launch_ns: float, outlasts: bool) -> None:
-        """Record a launch that took this long."""
+        """Record the time of a launch, and whether it took longer than the device was kept busy."""
         self.last_ns = launch_ns
         self.count += 1
         self.outlasting += outlasts
@@ -140,17 +145,17 @@ class LaunchTime:
 
     @property
     def is_waited_for(self) -> bool:
-        """True if the device waited for the host in most runs."""
+        """True if the device had to wait for the host's launch in most runs."""
         return self.outlasting * 2 > self.count
 
 
 @dataclass(slots=True)
 class Stopwatch:
-    """A clock for runs on a device.
+    """A clock that times runs on a device.
 
-    method : one of `METHODS`
-    synchronize : waits for the device
-    empty_ns : time of an empty timed section
+    method : how runs are timed, one of `METHODS`
+    synchronize : function that waits for the device
+    empty_ns : time in ns that measuring an empty run takes; it is subtracted
     device : device whose clock is read, for methods that read one
     """
 
@@ -163,12 +168,13 @@ class Stopwatch:
     def time(
         self, function: Function, runs: Sequence[Arguments], span: Range, launch: LaunchTime, graph: Any = None
     ) -> float:
-        """Return the time in ns of one run: the mean over `runs`, which are timed together.
+        """Return the time of one run in ns: the mean over `runs`, which are timed together.
 
-        span : range that begins just before, and ends just after, the clock is read
-        launch : launch times of earlier runs, used to keep the device busy if its own clock is read; this run's is
-            added
-        graph : the runs as a graph of the device, which needs no launches from Python; None to call the function
+        function, runs : the function, and the arguments of each run
+        span : NVTX range that begins just before, and ends just after, the clock is read
+        launch : launch times of earlier runs, which decide how long the device is kept busy if its own clock is read;
+            the launch time of this run is added
+        graph : the runs as a CUDA graph, which needs no launches from Python; None to call the function
         """
         if graph is not None:
             return self._by_events(graph.replay, span, launch) / len(runs)
@@ -195,7 +201,7 @@ class Stopwatch:
         return max(elapsed_ns - self.empty_ns, 0.0) / len(runs)
 
     def capture(self, function: Function, runs: Sequence[Arguments]) -> Any:
-        """Capture the runs as a CUDA graph, replay it once to upload it, and return it.
+        """Capture the runs as a CUDA graph, replay it once to upload it to the device, and return it.
 
         Raises `Unsupported` for a call that waits for the device, and `DeviceLostError` if capturing fails for another
         reason, after which this process cannot capture again.
@@ -246,7 +252,5 @@ def _run_all(function: Function, runs: Sequence[Arguments]) -> None:
 
 
 def block_size(time_ns: float) -> int:
-    """Return the number of runs of this duration in a block that is long enough to hide the time of reading
-    the clock.
-    """
+    """Return how many runs of this duration are timed together, so that reading the clock hardly matters."""
     return max(1, min(MOST_IN_BLOCK, round(BLOCK_NS / max(time_ns, 1.0))))

@@ -1,4 +1,4 @@
-"""Subjects of a measurement: functions with input sets, ready to be run repeatedly."""
+"""Subjects: functions to time, with their input sets and the times of their runs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ Stratum = tuple[int, bool]
 
 @dataclass(slots=True)
 class InputSet:
-    """One input set of a case, ready to run.
+    """One set of argument values of a case, ready to run.
 
-    sets : copies of the arguments, one for each run of a block that writes into them
+    sets : copies of the arguments, one for each run of a block if runs write into them
+    ready : the arguments in the form that the function takes, if runs do not write into them
     """
 
     sets: list[Inputs]
@@ -42,22 +43,24 @@ class InputSet:
 
 @dataclass(slots=True)
 class Subject:
-    """A function, its input sets and the times of its runs.
+    """A function to time (a case in one mode), its input sets, and the times of its runs.
 
-    number : number of the case
-    label, category : name of its ranges in a profiler: the operator, and words that distinguish the rows of the case
+    number : case number
+    label, category : operator, and words that distinguish the rows of the case; they name its ranges in a profiler
     mutates : True if runs change the arguments, which are then restored before each run
-    fresh : share of the program's calls with results in new pages; None if irrelevant or unknown
+    fresh : share of the program's calls whose results are in newly mapped pages; None if irrelevant or unknown
+    result_bytes : size of the results
     enter : function that converts arguments for `function`; the conversion is not timed
     enters_each_run : True to call `enter` before each run; False to call it once, unless runs change the arguments
     row : index of the row among those of the case
     shares : share of the program's calls that each input set represents; empty if all are equal
     places : positions in the program of some of its calls
     profiled : name of the profiler that is used, or empty
-    in_torch : True if it uses torch's streams
+    in_torch : True if the function uses torch's streams
+    samples : times of the runs, for statistics
     runs : stratum and time in ns of each kept run, in order
-    failure : error of a run
-    recorded : for each of some runs after the timed ones, the work that it gave the device
+    failure : error that a run raised
+    recorded : for each of some runs after the timed ones, the work that it launched on the device
     """
 
     number: int
@@ -102,7 +105,7 @@ class Subject:
                 input_set.ready = [ready if self.enter is None or self.enters_each_run else self.enter(ready)]
 
     def fail(self, error: Exception, device: str) -> None:
-        """Record an error and release all memory; the subject is not run again."""
+        """Record an error and release the memory of the arguments and graphs; the subject does not run again."""
         self.failure = self.failure or error
         self.input_sets = ()
         self._graphs.clear()
@@ -116,7 +119,7 @@ class Subject:
         self.function(*args, **kwargs)
 
     def run_before(self) -> None:
-        """Run once before another subject is timed, in a separate NVTX range."""
+        """Run once without timing, before another subject is timed, in a separate NVTX range."""
         self._before.begin()
         try:
             self.run()
@@ -124,7 +127,9 @@ class Subject:
             self._before.end()
 
     def run_untimed(self, stopwatch: Stopwatch) -> None:
-        """Run as in timed runs: first to get memory from the device, then to measure the launch time."""
+        """Run twice as in timed runs: the first run gets memory from the device, the second one measures the launch
+        time.
+        """
         graph = self._graph_of(0, stopwatch) if stopwatch.method == GRAPH else None
         for _ in range(2):
             self._launch = LaunchTime()
@@ -132,17 +137,17 @@ class Subject:
 
     @property
     def is_launch_bound(self) -> bool:
-        """True if the device waited for the host in most runs."""
+        """True if the device had to wait for the host's launch in most runs."""
         return self._launch.is_waited_for
 
     def ready(self, count: int) -> list[Arguments]:
-        """Return arguments for several runs of the first input set, in their initial state."""
+        """Return the arguments of `count` runs with the first input set, in their initial state."""
         return self._arguments(self.input_sets[0], count)
 
     def time(
         self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
     ) -> tuple[Stratum, float]:
-        """Time one run, or a block of runs.
+        """Time one run, or a block of runs; return its stratum and the time of one run in ns.
 
         flush : function that empties the caches before the run; None to leave them unchanged
         recent : indices of argument tensors to read first, so that they are in the cache
@@ -182,7 +187,9 @@ class Subject:
     def time_apart(
         self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
     ) -> tuple[int, int]:
-        """Run once as a timed run does, and return the system's time in ns before and after; the run does not count."""
+        """Run once as in a timed run, and return the system's time in ns before and after; the run is not added to the
+        times.
+        """
         kept = self._size, self._launch, self.samples.spent_ns
         # launches take longer while a profiler records them
         self._size, self._launch = 1, self._launch_apart
@@ -198,13 +205,13 @@ class Subject:
         self.runs.append((stratum, time_ns))
 
     def keep_contended(self, stratum: Stratum, time_ns: float) -> None:
-        """Store the time of a contended run separately, and mark its NVTX range as dropped."""
+        """Add the time of a run that other processes disturbed, and mark its NVTX range as dropped."""
         self.samples.add_contended(stratum, time_ns)
         self._dropped.begin()
         self._dropped.end()
 
     def drop(self) -> None:
-        """Count a run whose time is dropped, and mark its NVTX range."""
+        """Count a run whose time is not kept, and mark its NVTX range as dropped."""
         self.samples.dropped += 1
         self._dropped.begin()
         self._dropped.end()
@@ -221,7 +228,9 @@ class Subject:
         return max(1, min(COPIES, COPIED_BYTES // size))
 
     def _graph_of(self, index: int, stopwatch: Stopwatch) -> Any:
-        """Return a CUDA graph of the runs with one input set; it uses the memory of these inputs."""
+        """Return a CUDA graph of the runs with one input set, given by its index; the graph uses the memory of that
+        input set.
+        """
         if index not in self._graphs:
             self._graphs[index] = stopwatch.capture(self.function, self._arguments(self.input_sets[index], self._size))
         return self._graphs[index]

@@ -1,4 +1,4 @@
-"""Options of timing: cache states, methods and effort."""
+"""Options of timing: cache state, method, and number of runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ MOST = 512 << 20
 
 
 def flusher(device: str) -> Callable[[], None]:
-    """Return a function that evicts a device's last-level cache by writing a buffer of twice its size."""
+    """Return a function that evicts all data from a device's last-level cache, by writing a buffer of twice
+    its size.
+    """
     import torch
 
     from opgrip.platform.machine import last_cache_bytes
@@ -50,7 +52,7 @@ def cache_states(text: str) -> tuple[str, ...]:
 @titled("timing")
 @dataclass(frozen=True, slots=True)
 class TimingOptions:
-    """Options for the timed part of a call, the cache state and the clock."""
+    """Options for what is timed, in which cache state, and with which clock."""
 
     backward: bool = option(
         False,
@@ -93,7 +95,7 @@ class TimingOptions:
 
     @property
     def caches(self) -> tuple[str, ...]:
-        """States of the caches before a run, with defaults."""
+        """Cache states before a run, one or several; the default if the user gave none."""
         return self.cache or ((WARM,) if self.exec_mode == CONTINUOUS else (PROGRAM,))
 
     @property
@@ -119,7 +121,7 @@ class TimingOptions:
             )
 
     def check_device(self, device: str) -> None:
-        """Raise `UserError` if the method does not work on this device."""
+        """Raise `UserError` if the timing method does not work on this device."""
         if self.by_clock_of_device and device == "cpu":
             raise UserError(
                 f"--exec-mode {self.exec_mode} needs the clock of a GPU, which {device} does not have", "use discrete"
@@ -129,7 +131,7 @@ class TimingOptions:
 @titled("timing")
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Options for the number of runs of a case."""
+    """Options for how many runs of each case are timed, and for how long."""
 
     precision: float = option(
         0.05,

@@ -1,1 +1,1 @@
-"""Processes that run cases, and the journal of their results."""
+"""Worker processes that run cases, and the journal that keeps the rows of finished cases."""

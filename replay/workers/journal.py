@@ -1,6 +1,7 @@
-"""The journal of a replay: a file next to the output that keeps the rows of finished cases.
+"""The journal of a replay: a file next to the output that keeps the rows of finished cases, so that a replay can
+resume.
 
-The cells of rows are checked, because files may be untrusted and calculations rely on the declared types.
+Values that are read from it are checked, because the file may be untrusted and calculations rely on the declared types.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ LARGEST = 1e150
 
 
 def measured_row(cells: Mapping[str, Any]) -> Result:
-    """Return the measured row with these cells, before any analysis adds columns to it.
+    """Return a result row from its values by column name, before any analysis adds columns to it.
 
-    Raises `ValueError` if a cell is invalid for its column, unknown, or missing.
+    Raises `ValueError` if a value is invalid for its column, or if a column is unknown or missing.
     """
     columns = _measured_columns()
     unknown = cells.keys() - columns.keys()
@@ -48,7 +49,10 @@ def _measured_columns() -> dict[str, Column]:
 
 
 def checked_cell(about: Column, value: Any) -> Any:
-    """Return the value of a cell as rows store it; raise `ValueError` if it does not match the column's declaration."""
+    """Return a value in the form in which rows store it; raise `ValueError` if it is not valid for the column.
+
+    about : declaration of the column
+    """
     if value is None:
         if about.may_lack:
             return None
@@ -104,7 +108,7 @@ def _check_range(values: Iterable[int | float]) -> None:
 
 
 def quoted(value: Any) -> str:
-    """Return a value in short form for messages."""
+    """Return a value as text of at most 60 characters for error messages."""
     return repr(value if isinstance(value, str | int | float) else type(value).__name__)[:60]
 
 
@@ -119,7 +123,12 @@ def journal_path(output: Path) -> Path:
 def open_journal(
     output: Path, request: RunRequest, machine_kind: str, resume: bool, force: bool
 ) -> Journal[list[Result]]:
-    """Open the journal of an output; see `Journal`."""
+    """Open the journal for an output file; its cases are reused only if the request and the kind of machine are the
+    same.
+
+    resume : True to use the rows in an existing journal
+    force : True to replace an existing journal
+    """
 
     def describe(stored: Any, asked: Mapping[str, Any]) -> str:
         return unlike(stored, asked) or "of another trace or with other options"
@@ -147,8 +156,8 @@ def _decoded(record: Any) -> list[Result]:
 
 
 def unlike(stored: Any, asked: Mapping[str, Any]) -> str | None:
-    """Describe that rows are from another version of torch or another kind of machine; None if other facts
-    differ too.
+    """Return in which single respect stored rows differ from the current replay: torch version or kind of machine. None
+    if they differ in other respects.
     """
     for key, difference in ((TORCH, "of another version of torch"), (MACHINE_KIND, "of another kind of machine")):
         if isinstance(stored, dict) and {**stored, key: None} == {**asked, key: None}:

@@ -1,4 +1,6 @@
-"""Workers on a Ray cluster, and the distribution of tasks to them; tasks of lost workers are repeated."""
+"""Workers on a Ray cluster, and the distribution of tasks to them; tasks of workers that end unexpectedly
+are repeated.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,12 @@ KIND = "kind:"
 
 @dataclass(slots=True)
 class RaySlot:
-    """A worker and its node.
+    """A worker process on a node of the cluster.
 
-    kind : kind of the machine, if a resource of its node names it
+    node : identifier of the node
+    actor : Ray's handle of the worker
+    kind : kind of machine that a resource of the node names; empty if none does
+    machine : the worker's machine; None until the worker has reported it
     about : facts about the machine for the header of results
     """
 
@@ -41,11 +46,11 @@ class RaySlot:
 
 @dataclass(slots=True)
 class Pool:
-    """Workers on the nodes of a cluster that have machines of one kind.
+    """The workers of a Ray cluster, all on machines of one kind.
 
     device : device of the cases, as each worker sees it
     about : facts about the machine of one worker, for the header of results
-    machines : kind of each machine that has or had workers, by name
+    machines : kind of each machine that has or had workers, by machine name
     """
 
     ray: Any
@@ -68,7 +73,7 @@ class Pool:
 
     @property
     def kind(self) -> str:
-        """Kind of the machines, once the pool has started."""
+        """Kind of machine that all workers run on; known after `start`."""
         assert self._kind is not None, "chosen at the start"
         return self._kind
 
@@ -78,11 +83,11 @@ class Pool:
 
     @property
     def _told(self) -> int:
-        """Number of workers that have reported their machine."""
+        """Number of workers that have reported which machine they run on."""
         return sum(slot.machine is not None for slot in self._slots)
 
     def start(self) -> None:
-        """Start workers on every node, and wait until the kinds of all machines are known."""
+        """Start workers on every node, wait for their machines' kinds, and keep the workers on one kind."""
         for node in self._nodes():
             self._start_worker(node)
         self._wait_for_starting()
@@ -106,8 +111,9 @@ class Pool:
     def deal(
         self, tasks: Collection[RayTask], submit: Callable[[Any, RayTask], Any], finished: Collection[int]
     ) -> Iterator[tuple[Machine, str, RayTask, bytes | None]]:
-        """Yield machine, node, task and message of workers; the message is None for a task whose workers were lost too
-        often.
+        """Distribute tasks to the workers; yield (machine, node, task, message) for each message of a worker.
+
+        The message is None for a task that ended too many workers.
 
         submit : function that sends a task to a worker and returns the generator of its messages
         finished : numbers of finished cases, which the caller updates
@@ -160,8 +166,8 @@ class Pool:
     def _after(
         self, error: Exception, slot: RaySlot, task: RayTask, queue: deque[RayTask]
     ) -> Iterator[tuple[Machine, str, RayTask, None]]:
-        """Put the unfinished cases of a lost worker back into the queue; yield tasks whose workers were lost
-        too often.
+        """Handle the error of a worker: put its unfinished cases back into the queue, and yield tasks that ended too
+        many workers.
         """
         assert slot.machine is not None, "it has reported its properties"
         tasks = [task] if task.cases else []
@@ -195,7 +201,7 @@ class Pool:
         return ready
 
     def _hear(self, ready: Collection[Any]) -> None:
-        """Receive the descriptions of machines from new workers."""
+        """Receive the machine descriptions of workers that have started, and end those that cannot be used."""
         for item in ready:
             slot = self._starting.pop(item)
             try:
@@ -241,10 +247,10 @@ class Pool:
         return self.options.machine_kind is None or fnmatchcase(kind, self.options.machine_kind)
 
     def _choose_kind(self) -> None:
-        """Choose one kind of machine, and keep only its workers.
+        """Choose the kind of machine to use, and end workers on machines of other kinds.
 
-        Raises `ExecutorLostError` if several kinds match, or none.
-        Raises `UserError` if no machine has the device that a trace names.
+        Raises `ExecutorLostError` if several kinds match `--machine-kind`, or none.
+        Raises `UserError` if no machine has the device that a trace needs.
         """
         kinds = self._kinds()
         chosen = list(filter(self._is_fitting, kinds))
@@ -270,7 +276,7 @@ class Pool:
         self.machines = {slot.machine.name: self._kind for slot in self._idle if slot.machine is not None}
 
     def _refresh(self) -> None:
-        """Start workers on new nodes, and replace lost workers."""
+        """Start workers on new nodes and for workers that have ended; at most every `REFRESH_S` seconds."""
         if monotonic() - self._refreshed < REFRESH_S:
             return
         self._refreshed = monotonic()
@@ -304,7 +310,7 @@ class Pool:
         self._starting[slot.actor.describe.remote(self.device, versions)] = slot
 
     def _missing(self, node: Mapping[str, Any]) -> int:
-        """Return the number of workers that can still be started on a node; devices of another kind do not count."""
+        """Return how many more workers can be started on a node; its devices of another kind are not counted."""
         name = node["NodeID"]
         if name in self._problems:
             return 0
@@ -323,12 +329,12 @@ class Pool:
         return [node for node in self.ray.nodes() if node["Alive"] and self._room(node["Resources"])]
 
     def _is_every_node_bad(self) -> bool:
-        """Return True if there are nodes but none can run cases; without nodes, nodes may still return."""
+        """Return True if the cluster has nodes, but none of them can run cases."""
         nodes = self._nodes()
         return bool(nodes) and all(node["NodeID"] in self._problems for node in nodes)
 
     def _lose(self, slot: RaySlot) -> None:
-        """Remove a worker that has ended."""
+        """Remove a worker that has ended from the lists of workers."""
         if slot in self._slots:
             self._slots.remove(slot)
         if slot in self._idle:
@@ -344,14 +350,14 @@ class Pool:
         self.ray.kill(slot.actor)
 
     def _turn_down(self, slot: RaySlot) -> None:
-        """End a worker on another kind of machine; its node gets one worker less until a worker of the chosen kind is
-        lost.
+        """End a worker on a machine of another kind. Its node gets one worker less, until a worker of the chosen kind
+        ends there.
         """
         self._turned_down[slot.node] += 1
         self._drop(slot)
 
     def _end_surplus(self) -> None:
-        """End workers that are still starting if there are enough of the chosen kind."""
+        """End workers that are still starting, if as many as requested already run on machines of the chosen kind."""
         if self._kind is None or self.options.workers is None or self._told < self.options.workers:
             return
         for item in list(self._starting):
@@ -371,8 +377,8 @@ class Pool:
 
 
 def _take(queue: deque[RayTask], node: str) -> RayTask:
-    """Return the next task for a node: preferably a task for this node, then one for any node, then one for another
-    node.
+    """Remove the next task for a node from the queue and return it: a task for this node, else one for any node, else
+    one for another node.
     """
     for homes in ((node,), ("",)):
         for place, task in enumerate(queue):

@@ -1,4 +1,4 @@
-"""The Ray actor of a worker, which measures windows of cases like a local replay."""
+"""The Ray actor of a worker, which measures groups of cases in the same way as a replay on the user's machine."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ LOSSES = 3
 
 @dataclass(frozen=True, slots=True)
 class RayTask:
-    """Cases that one worker runs together, because they are measured side by side.
+    """Cases that one worker measures in the same rounds.
 
-    home : node that has their compiled programs
-    losses : number of workers that were lost while they ran it
+    cases : case numbers
+    home : node that has their compiled programs; empty for any
+    losses : number of workers that ended unexpectedly while they ran these cases
     """
 
     cases: Sequence[int]
@@ -42,8 +43,8 @@ class RayTask:
     losses: int = 0
 
     def after_loss(self) -> list[RayTask]:
-        """Return the tasks to repeat; from the second loss on, each case gets its own task, to find the one that ends
-        the worker.
+        """Return the tasks to run after a worker ended; from the second time on, a task for each case, to find the one
+        that ends workers.
         """
         lost = replace(self, losses=self.losses + 1)
         if lost.losses < LOSSES - 1 or len(self.cases) == 1:
@@ -60,9 +61,10 @@ class Processors:
 
     Each processor has a locked file, which the system unlocks when this process ends.
 
-    count : number of processors, or 0 to pin none
+    count : number of processors; 0 to pin none
+    wait_s : time in seconds to wait for processors that other workers use
     numbers : numbers of the processors, ascending
-    Raises `UserError` if other workers hold too many processors.
+    Raises `UserError` if too few processors are free.
     """
 
     def __init__(self, count: int, wait_s: float = WAIT_S) -> None:
@@ -93,7 +95,7 @@ class Processors:
         self._files.clear()
 
     def _take(self, folder: Path, usable: Sequence[int], count: int) -> bool:
-        """Lock `count` processors; if there are not enough, lock none."""
+        """Lock `count` of the usable processors and return True; if not enough are free, lock none and return False."""
         numbers = []
         for number in usable:
             file = os.open(folder / str(number), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -111,9 +113,9 @@ class Processors:
 
 
 class RayWorker:
-    """A worker with its own device or pinned processors.
+    """A worker process with one device, or with processors to itself.
 
-    processors : number of processors to pin to, or 0 for no pinning
+    processors : number of processors to pin to; 0 for no pinning
     threads : the user's value of `OMP_NUM_THREADS`
     slots : number of workers on this machine, which share its memory
     """
@@ -136,7 +138,7 @@ class RayWorker:
         self._copied = "-", "-"
 
     def describe(self, device: str, versions: Mapping[str, str]) -> dict[str, Any]:
-        """Return a description of the machine for the header of results, or the reason why cases cannot run on it.
+        """Return facts about this machine for the header of results, or the reason why it cannot run cases.
 
         versions : versions of packages on the user's machine, which must be the same here
         """
@@ -166,7 +168,12 @@ class RayWorker:
         self._folder.cleanup()
 
     def compile(self, number: int, bundle: Sequence[Any], cases: Sequence[int], jobs: int | None) -> Iterator[bytes]:
-        """Prepare rows, and yield a message for each case."""
+        """Compile rows, and yield a message with them for each case.
+
+        number : number of the workload in the user's command; its trace is loaded once
+        bundle : list with a reference to the request and its files
+        jobs : number of processes that compile; None for one per processor
+        """
         yield from _encoded(self._compile(number, bundle, cases, jobs))
 
     def measure(
@@ -174,10 +181,10 @@ class RayWorker:
     ) -> Iterator[bytes]:
         """Yield a message with the rows of each case, as soon as they are measured.
 
-        number : number of the replay; its trace is loaded once
+        number : number of the workload in the user's command; its trace is loaded once
         turn : number of the repeat; each repeat has a new process
         bundle : list with a reference to the request and its files
-        cached : case, variant and row of each compiled program
+        cached : (case number, row number, row) of each compiled program
         """
         yield from _encoded(self._measure(number, turn, bundle, cases, cached))
 
@@ -208,11 +215,11 @@ class RayWorker:
             yield [self._as_asked(row).to_plain() for row in rows]
 
     def _as_asked(self, row: Result) -> Result:
-        """Return a row whose error message names the user's trace instead of its copy on this machine."""
+        """Return a row whose error message names the user's trace instead of this machine's copy of it."""
         return row if row.error is None else replace(row, error=row.error.replace(*self._copied))
 
     def _worker_of(self, turn: int, workload: Workload) -> Worker:
-        """Return the process that measures; it is the same for all windows of a repeat."""
+        """Return the process that measures the cases; it is the same for all tasks of a repeat."""
         from opgrip.replay.workers.worker import Worker
 
         if self._worker is None or self._worker[0] != turn:
@@ -226,7 +233,7 @@ class RayWorker:
             self._worker = None
 
     def _load(self, number: int, bundle: Sequence[Any]) -> Workload:
-        """Load the workload of a replay, with the limits of this machine."""
+        """Return the workload of a replay, loaded on this machine with this machine's memory limits."""
         if self._replay is not None and self._replay[0] == number:
             return self._replay[1]
         import ray
@@ -259,7 +266,7 @@ class RayWorker:
 
 
 def _encoded(messages: Iterator[Any]) -> Iterator[bytes]:
-    """Yield messages as JSON, because reading it executes no code; a `UserError` becomes the last message."""
+    """Yield messages as JSON, which can be read without executing code; a `UserError` becomes the last message."""
     try:
         for message in messages:
             yield json.dumps(message).encode()

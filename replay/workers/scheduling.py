@@ -1,7 +1,7 @@
-"""Distribution of cases over the devices of this machine: rows to compile in advance, and cases for each device to
-measure.
+"""Distribution of cases over the devices of this machine: which rows to compile in advance, and which device measures
+which cases.
 
-Rows that need a compiler are prepared first, several at a time. Compiled programs are kept on disk, so that the process
+Rows that need a compiler are compiled first, several at a time. Compiled programs are kept on disk, so that the process
 that times a row does not compile it again, and a compiler that hangs or crashes affects only its row.
 """
 
@@ -39,19 +39,19 @@ PARTS = 4
 
 
 def rows_ahead(workload: Workload, done: Collection[int] = ()) -> list[Row]:
-    """Return the rows that need a compiler, for cases that are not finished."""
+    """Return the rows, as (case, variant), whose mode needs a compiler; cases in `done` (case numbers) are left out."""
     slow = {name for name in workload.request.modes.all_names if find_mode(name)[0].ahead}
     cases = [case for case in workload.cases if case.number not in done and case.signature.raised is None]
     return [(case, way) for case in cases for way in workload.ways(case) if way.mode in slow]
 
 
 def in_parts(rows: Collection[Row], workload: Workload, jobs: int) -> list[tuple[list[Row], int]]:
-    """Split rows into parts that are prepared together, each with the number of processes.
+    """Split rows into parts that are compiled one after the other; return each part with its number of processes.
 
-    All processes share the memory and the time of one accelerator, and rows that autotune measure time. So these run in
-    a single process.
+    All processes share the memory and the time of one accelerator, and a compiler that autotunes measures times, so
+    rows that autotune on an accelerator are compiled by a single process.
 
-    jobs : maximum number of processes
+    jobs : largest number of processes
     """
     if torch.device(workload.device).type == "cpu":
         return [(list(rows), jobs)]
@@ -74,11 +74,13 @@ def make_ahead(
     may_fork: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> dict[int, dict[int, Result]]:
-    """Prepare rows, and return them by case and row number, with the time of the first call or the reason of a failure.
-    A row that ran out of memory is left out, because other processes may have used it; it is prepared again when it is
-    timed.
+    """Compile rows; return them by case and row number, with the time of the first call or the reason of a failure.
+
+    A row that ran out of memory is left out, because other processes may have used the memory; it is compiled again
+    when it is timed.
 
     jobs : number of processes
+    may_fork : True if this process has not used torch yet, so that it can be forked
     advance : function called after each row
     """
     rows_by_case: dict[int, dict[int, Result]] = {}
@@ -111,9 +113,11 @@ def make_ahead(
 
 
 class DealtWindows:
-    """Windows of cases, distributed to devices in turn; a device without windows takes the last one of another device.
+    """Distribution of windows (groups of cases that are measured in the same rounds) to devices.
 
-    done : numbers of cases that are left out
+    Each device gets windows in turn; a device without windows takes the last one of another device.
+
+    done : numbers of cases to leave out
     """
 
     def __init__(self, workload: Workload, done: Collection[int]) -> None:
@@ -125,11 +129,11 @@ class DealtWindows:
             self._windows[devices[place % len(devices)]].append(window)
 
     def dealt_to(self, device: str) -> list[Case]:
-        """Return the cases that are first assigned to a device."""
+        """Return the cases that are still assigned to a device."""
         return [case for window in self._windows[device] for case in window]
 
     def take(self, device: str) -> Iterator[list[Case]]:
-        """Yield windows for a device while there are any left; each is taken when it is requested."""
+        """Yield windows for a device while any device has some left; each is taken when it is requested."""
         own = self._windows[device]
         while any(self._windows.values()):
             yield own.popleft() if own else max(self._windows.values(), key=len).pop()
@@ -138,11 +142,12 @@ class DealtWindows:
 def run_cases(
     workload: Workload, done: Collection[int] = (), may_fork: bool = False, cached_rows: CachedRows | None = None
 ) -> Iterator[list[Result]]:
-    """Return an iterator of the rows of each case as soon as all of its runs are done; each device has a worker.
+    """Return an iterator over the rows of each case, as soon as the case is done; one worker process per device runs
+    the cases.
 
-    done : numbers of cases that are left out
-    may_fork : see `Worker`
-    cached_rows : rows that were prepared or that failed in preparation
+    done : numbers of cases to leave out
+    may_fork : True if this process has not used torch yet, so that it can be forked
+    cached_rows : rows that were compiled before, or whose compilation failed
     """
     without: list[int] = []
     dealt = DealtWindows(workload, done)
@@ -157,8 +162,8 @@ def run_cases(
 def interleaved(lanes: Mapping[Worker, Lane], ends_workers: bool = False) -> Iterator[list[Result]]:
     """Yield the rows of all lanes as they arrive.
 
-    lanes : lanes by the worker that they wait for
-    ends_workers : end the workers after their last rows, or after an error
+    lanes : for each worker, an iterator that yields the rows of its cases, or None while it waits for the worker
+    ends_workers : True to end the workers after their last rows, or after an error
     """
     remaining = dict(lanes)
     with ExitStack() as stack:

@@ -1,8 +1,8 @@
-"""A worker: a process that measures cases, and both ends of its connection.
+"""A worker process that measures cases, and both ends of its connection.
 
-`Worker` is the end in the parent process. A case that crashes or hangs ends the worker and costs its own row, and the
-worker restarts without this case. `serve` is the end in the worker; `python -m opgrip.replay.workers.worker` is a
-worker that was not forked. Messages are lines of JSON.
+`Worker` is the end in the parent process. A case that crashes or hangs ends the worker process and costs its own row;
+the process then restarts without this case. `serve` is the end in the worker process; `python -m
+opgrip.replay.workers.worker` is a worker process that was not forked. Messages are lines of JSON.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ Lane = Iterator[list[Result] | None]
 
 
 class Worker:
-    """A worker for one device, which starts on its first request and again after it has ended.
+    """The parent's end of a worker process for one device. The process starts on the first request, and again after it
+    has ended.
 
-    may_fork : True if this process has not used torch yet; else a fork would wait forever for threads of OpenMP
+    may_fork : True if this process has not used torch yet; otherwise a fork would wait forever for threads of OpenMP
     """
 
     def __init__(self, workload: Workload, may_fork: bool) -> None:
@@ -59,7 +60,10 @@ class Worker:
         self.close(lets_end=error is None)
 
     def close(self, lets_end: bool = False) -> None:
-        """End the worker; a profiled worker may exit on its own, because its profiler writes its report then."""
+        """End the worker process.
+
+        lets_end : True to let a process under a profiler exit by itself, because the profiler writes its report then
+        """
         if self._child is not None:
             if lets_end and self._workload.request.profiled:
                 self._child.finish()
@@ -77,7 +81,7 @@ class Worker:
         self._child.send(message)
 
     def receive(self, wait_s: float = POLL_S) -> list[Any] | Ended:
-        """Return received messages; see `Child.receive`."""
+        """Return the messages received within `wait_s` seconds, or the reason why the worker process has ended."""
         assert self._child is not None, "it was asked"
         received = self._child.receive(wait_s)
         if isinstance(received, Ended):
@@ -86,9 +90,11 @@ class Worker:
         return received
 
     def measure(self, cases: Sequence[Case], without: list[int], cached_rows: CachedRows) -> Lane:
-        """Yield the rows of cases that are measured side by side; a case that ends the worker is left out.
+        """Yield the rows of cases that are measured in the same rounds, or None while no rows are ready; a case that
+        ends the process is left out.
 
-        without : numbers of cases that do not run as preceding calls; cases that end the worker there are added
+        without : numbers of cases that do not run as preceding calls; cases that end the process there are added
+        cached_rows : rows that were compiled before, or whose compilation failed
         """
         workload = self._workload
         remaining = {case.number: case for case in cases}
@@ -129,7 +135,12 @@ class Worker:
         without: list[int],
         cached: dict[int, dict[int, Result]],
     ) -> bool:
-        """Record why the worker ended, for the row or case that it was running; return False if it was running none."""
+        """Record the reason why the process ended in the row or case that it was running; return False if it was
+        running none.
+
+        remaining : unfinished cases by number
+        cached : rows known so far, by case and row number; the failed rows are added
+        """
         workload, case = self._workload, remaining.get(ended.item)
         if case is not None and ended.part != IDLE:
             way = workload.ways(case)[ended.part]
@@ -156,10 +167,10 @@ def start_child(
     module: str,
     others: Mapping[str, Any] | None = None,
 ) -> Child:
-    """Start a process for a workload: a fork of this one that calls `run` if that is safe, else one that runs `module`.
+    """Start a process for a workload: a fork of this process that calls `run` if that is safe, otherwise a new process
+    that runs `module`.
 
     A GPU cannot be used in a fork of a process that has used it, and forks hang if code of cases has started threads.
-
     others : values for the module in addition to the request
     """
     request = workload.request
@@ -172,9 +183,9 @@ def start_child(
 
 
 def serve(workload: Workload, source: int, output: int, heartbeat: Heartbeat) -> None:
-    """Run the requested cases until the input ends.
+    """Run the requested cases until the input ends, in the worker process.
 
-    source, output : file descriptors to read requests from and write messages to
+    source, output : file descriptors from which requests are read, and to which messages are written
     """
     heartbeat.rest()
     # the last line of a dying process must be the reason
@@ -215,9 +226,8 @@ def serve(workload: Workload, source: int, output: int, heartbeat: Heartbeat) ->
 
 
 def _guarded(announce: Announce) -> Announce:
-    """Return a function that announces a row after undoing side effects of earlier cases.
-
-    Their code may have changed the working directory, or forked this process.
+    """Return a function that announces a row after it has undone side effects of earlier cases, whose code may have
+    changed the working directory or forked this process.
     """
     process = os.getpid()
     try:
@@ -236,7 +246,10 @@ def _guarded(announce: Announce) -> Announce:
 
 
 def _end_copy(process: int) -> None:
-    """End a process that code of a case forked and left running: it would send its rows a second time."""
+    """End this process if code of a case forked it: it would send its rows a second time.
+
+    process : number of the original worker process
+    """
     if os.getpid() != process:
         os._exit(0)
 
@@ -249,13 +262,14 @@ def _by_case(records: Collection[tuple[int, int, dict[str, Any]]]) -> dict[int, 
 
 
 def end_without_device(error: DeviceLostError) -> NoReturn:
-    """End this process, which can no longer use its device."""
+    """Print the error and end this process, which can no longer use its device."""
     print(error, file=sys.stderr, flush=True)
     os._exit(DEVICE_LOST)
 
 
 def limit_memory(limit: int | None, device: str) -> int | None:
-    """Limit the bytes that this process may take from now on, of an accelerator's memory or of the host's.
+    """Limit the memory in bytes that this process may take from now on: an accelerator's if `device` is one, else the
+    host's.
 
     limit : limit in bytes; None for most of an accelerator's free memory, and for no limit on the CPU
     Returns the limit in bytes, or None if there is none.

@@ -1,4 +1,4 @@
-"""The Nsight Compute analysis: its options, and the checks made before any case runs."""
+"""The Nsight Compute analysis (`--ncu`): its options, and the checks that it makes before any case runs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class NcuOptions:
 
 @analyses.register("ncu")
 class NcuAnalysis(Analysis):
-    """Analysis that adds kernel metrics from Nsight Compute to the rows."""
+    """Analysis that runs the cases once more under Nsight Compute and adds metrics of their kernels to the rows."""
 
     options = NcuOptions
     columns = NcuColumns

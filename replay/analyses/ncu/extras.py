@@ -1,6 +1,6 @@
-"""A script that reads a report with `ncu_report`, the Python module of Nsight Compute; it does not import opgrip.
+"""A script that prints the kernels in a report of Nsight Compute; it uses `ncu_report`, the product's Python module.
 
-The module loads a library that may crash, so it runs in a separate process.
+The module loads a library that may crash, so the script runs in a separate process and does not import opgrip.
 Source: https://docs.nvidia.com/nsight-compute/PythonReportInterface/index.html
 """
 
@@ -13,7 +13,12 @@ from typing import Any
 
 
 def main(folder: str, report: str, *metric_names: str) -> int:
-    """Print the kernels of a report as JSON Lines."""
+    """Print the kernels of a report as JSON Lines, each with its name, NVTX ranges and metrics.
+
+    folder : folder of the module `ncu_report`
+    report : path of the report
+    metric_names : metrics to print
+    """
     sys.path.insert(0, folder)
     context = importlib.import_module("ncu_report").load_report(report)
     for place in range(context.num_ranges()):
@@ -27,7 +32,7 @@ def main(folder: str, report: str, *metric_names: str) -> int:
 
 
 def _ranges(action: Any) -> str:
-    """Return the names of the NVTX ranges around a kernel launch, one per line."""
+    """Return the names of the NVTX ranges in which a kernel was launched, one per line."""
     state = action.nvtx_state()
     domains = [] if state is None else [state.domain_by_id(number) for number in state.domains()]
     return "\n".join(name for domain in domains for name in domain.start_end_ranges())

@@ -1,4 +1,4 @@
-"""Runs ncu on batches of cases, adds the reported metrics to rows, and keeps finished batches for `--resume`."""
+"""Runs batches of cases under ncu, adds the measured metrics to the rows, and keeps finished batches for `--resume`."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Results of one batch.
+    """The metrics that one ncu process measured for its batch of cases.
 
-    added : columns to add, by row
-    outside : number of kernels in the report that do not belong to a row
+    number : number of the batch, from 1
+    added : columns to add to each row, by the row's key
+    outside : number of kernels in the report that belong to no row
     """
 
     number: int
@@ -47,12 +48,17 @@ class Batch:
 
 
 def batches_path(output: Path) -> Path:
-    """Return the path of the journal of finished batches, given the path of the results."""
+    """Return the path of the file in which finished batches are kept, given the path of the results."""
     return output.with_name(f"{output.name}.ncu-journal")
 
 
 def open_batches(path: Path | None, run_options: Mapping[str, Any], resume: bool) -> Journal[Batch]:
-    """Open the journal of finished batches; see `Journal` for `resume`."""
+    """Open the file of finished batches.
+
+    path : path of the file; None to keep batches only in memory
+    run_options : options that must be equal for batches of an earlier run to be used
+    resume : True to use the finished batches in the file
+    """
     return Journal(path, run_options, Codec(_encoded, _decoded), resume, replace=True)
 
 
@@ -90,13 +96,15 @@ NO_KERNELS = "No kernels were profiled"
 
 @dataclass(frozen=True, slots=True)
 class Ncu:
-    """Settings of a run of ncu.
+    """How to run ncu, and what it measures.
 
-    report : path prefix of reports, before `.batchN.ncu-rep`
-    arguments : further arguments of the user
-    warmup, iterations : warm-up runs and profiled runs of each row
-    batch_size : cases per process
-    command : command line that contains `{command}` and starts ncu on another machine; None to run ncu here
+    binary : path of ncu
+    report : path of the reports without `.batchN.ncu-rep`
+    metrics : names of the metrics to measure
+    arguments : more arguments for ncu, from the user
+    warmup, iterations : number of warm-up runs and of profiled runs of each row
+    batch_size : number of cases per ncu process
+    command : command line that contains `{command}` and starts ncu on another machine; None to run ncu on this one
     device : device to profile on; None for the device of the replay
     """
 
@@ -112,11 +120,11 @@ class Ncu:
 
 
 class _Died(Exception):
-    """A batch ended without a result."""
+    """Raised if an ncu process ended without a usable report."""
 
 
 class _NoMetric(Exception):
-    """The GPU lacks a requested metric, so ncu did not run anything."""
+    """Raised if the GPU lacks a requested metric, so that ncu did not run anything; the message is the metric."""
 
 
 def profile_rows(
@@ -128,11 +136,14 @@ def profile_rows(
     resume: bool,
     say: Callable[[str], None],
 ) -> tuple[list[Result], bool]:
-    """Run the rows' cases once more under ncu; return the rows with ncu's columns, and True if all batches succeeded.
+    """Run the cases of the rows once more under ncu. Return the rows with ncu's columns, and True if all batches
+    succeeded.
 
-    journal_path : file of finished batches
-    resume : True to reuse the batches in that file
-    say : function that prints messages about more than one row
+    results : rows of the replay
+    timeout_s : time limit of a case without ncu, in seconds
+    journal_path : file in which finished batches are kept; None to keep none
+    resume : True to use the finished batches in that file
+    say : function that prints a message
     Raises `UserError` if ncu fails for a reason that would affect every batch.
     """
     from opgrip.replay.run.request import identity
@@ -170,7 +181,7 @@ def profile_rows(
 
 
 def json_of(ncu: Ncu) -> dict[str, object]:
-    """Return the options as JSON; a run can be resumed only if they are unchanged."""
+    """Return the settings that must be unchanged for a run to be resumed, as JSON."""
     options = asdict(ncu)
     for place in ("binary", "report", "command"):
         del options[place]
@@ -190,9 +201,12 @@ def _batch_with_what_there_is(
     everything: Sequence[Result],
     say: Callable[[str], None],
 ) -> tuple[Batch, Ncu]:
-    """Run a batch without metrics that the GPU lacks; return its results and the options for the next batch.
+    """Run one batch, again without each metric that the GPU lacks. Return its results, and the settings without these
+    metrics.
 
-    Raises `UserError` if the user named the missing metric, rather than a set that contains it.
+    rows, number : rows and number of the batch
+    everything : rows of all batches
+    Raises `UserError` if the missing metric was requested by its name and not as part of a set.
     """
     try:
         return _batch(request, rows, ncu, number, timeout_s, everything), ncu
@@ -208,8 +222,9 @@ def _batch_with_what_there_is(
 
 
 def _metric_named(text: str, metrics: Sequence[str]) -> str | None:
-    r"""Return the metric that an error message of ncu names, directly or as `regex:^dram__bytes_read\.(sum|avg)$`; None
-    without one.
+    r"""Return the requested metric that ncu reports as missing, or None if it is none of them.
+
+    text : the name in ncu's message, either plain or as a pattern such as `regex:^dram__bytes_read\.(sum|avg)$`
     """
     plain = text.removeprefix("regex:^").replace("\\", "")
     matching = [name for name in metrics if re.match(rf"{re.escape(name)}(?!\w)", plain)]
@@ -264,7 +279,7 @@ def _run(ncu: Ncu, request: RunRequest, report: Path, command: Sequence[str]) ->
 
 
 def in_template(template: str, command: Sequence[str]) -> list[str]:
-    """Return the words of a template in which `{command}` is replaced by the command's words."""
+    """Return the words of a command template, with `{command}` replaced by the words of `command`."""
     words: list[str] = []
     for word in shlex.split(template):
         words += command if word == COMMAND else [word.replace(COMMAND, shlex.join(command))]
@@ -272,7 +287,9 @@ def in_template(template: str, command: Sequence[str]) -> list[str]:
 
 
 def _reason(said: str, status: int) -> str:
-    """Return the reason why a batch has no report: the errors that ncu printed, or its last lines of output."""
+    """Return why an ncu process wrote no report: the errors in its output, the last lines of other output, or its exit
+    status.
+    """
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     if any(NO_KERNELS in line for line in lines):
         return "its cases launched no kernels"

@@ -1,4 +1,4 @@
-"""Reports of ncu: the metrics to measure, the kernels of a report, and the columns of a row.
+"""Reports of ncu: the metrics that can be measured, the kernels in a report, and the columns that they add to a row.
 
 Metrics: https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html, "Metrics Reference".
 """
@@ -54,8 +54,8 @@ NAMED = re.compile(r"[a-z0-9]+__\w+(\.\w+)*")
 
 
 def metrics_of(text: str) -> tuple[str, ...]:
-    """Return the metrics for a comma-separated list of names of metrics and sets; the kernels' duration is always
-    included.
+    """Return the metrics that a comma-separated list of metrics and sets of metrics names; the kernels' duration is
+    always included.
 
     Raises `UserError` for an unknown name.
     """
@@ -81,8 +81,9 @@ FIRST, KERNEL, RANGES = "ID", "Kernel Name", "Range:PL_Type"
 class NcuKernel:
     """A launched kernel with its metrics.
 
-    ranges : text that contains the names of the NVTX ranges around it
-    metrics : values in ns, bytes and percent
+    name : name of the kernel
+    ranges : text that contains the names of the NVTX ranges in which it was launched
+    metrics : value of each metric by name, in ns, bytes or percent
     """
 
     name: str
@@ -91,7 +92,7 @@ class NcuKernel:
 
 
 def read_report(binary: str, report: Path, requested_metrics: Sequence[str]) -> list[NcuKernel]:
-    """Return the kernels of a report with their metrics; raise `UserError` if ncu cannot read it.
+    """Return the kernels of a report with their metrics; raise `UserError` if ncu cannot read the report.
 
     binary : path of ncu
     """
@@ -108,14 +109,16 @@ def read_report(binary: str, report: Path, requested_metrics: Sequence[str]) -> 
 
 
 def module_folder(binary: str) -> Path | None:
-    """Return the folder of the `ncu_report.py` that belongs to this ncu, or None."""
+    """Return the folder of the Python module `ncu_report` that was installed with this ncu, or None if
+    there is none.
+    """
     beside = Path(binary).resolve().parent
     module_paths = (path for pattern in MODULES for path in sorted(beside.glob(f"{pattern}/ncu_report.py"))[::-1])
     return next((path.parent.resolve() for path in module_paths), None)
 
 
 def kernels_of_csv(text: str, requested_metrics: Sequence[str]) -> Iterator[NcuKernel]:
-    """Yield the kernels in the raw page of a report that ncu printed as CSV; raise `UserError` for other text."""
+    """Yield the kernels in the CSV text that `ncu --page=raw` printed; raise `UserError` for other text."""
     lines = text.splitlines(keepends=True)
     # ncu prints messages before the table
     start = next((place for place, line in enumerate(lines) if line.lstrip("\ufeff").startswith(f'"{FIRST}"')), None)
@@ -154,7 +157,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 @dataclass(frozen=True, slots=True)
 class NcuColumns(Columns):
-    """Columns with metrics from Nsight Compute."""
+    """The columns that the Nsight Compute analysis adds to a row."""
 
     ncu_kernels: str | None = column("names of the kernels of a run, with the number of each")
     ncu_launches: float | None = column("number of kernels of a run")
@@ -170,7 +173,7 @@ class NcuColumns(Columns):
 
 
 def joined(rows: Sequence[Result], kernels: Sequence[NcuKernel]) -> tuple[dict[Key, list[NcuKernel]], int]:
-    """Return the kernels of each row, and the number of kernels that do not belong to a row."""
+    """Return the kernels that each row launched, by row key, and the number of kernels that belong to no row."""
     keys = {row_name(row.case, row.op, key_of(row)[1]): key_of(row) for row in rows}
     # longest names first, because one name can be the start of another
     names = "|".join(re.escape(name) for name in sorted(keys, key=len, reverse=True))
@@ -187,7 +190,7 @@ def joined(rows: Sequence[Result], kernels: Sequence[NcuKernel]) -> tuple[dict[K
 
 
 def columns_of(kernels: Sequence[NcuKernel], runs: int, requested_metrics: Sequence[str]) -> NcuColumns:
-    """Return the columns of a row: sums and means per run, for `runs` runs."""
+    """Return the columns of a row from the kernels of all its profiled runs; sums are divided by the number of runs."""
     names = Counter(kernel.name for kernel in kernels)
     sums = {field: [_sum(kernels, name) for name in metrics] for field, metrics in SUMS.items()}
     shares: dict[str, Any] = {field: _mean(kernels, name) for field, name in SHARES.items()}
@@ -210,7 +213,7 @@ def _sum(kernels: Sequence[NcuKernel], name: str) -> float | None:
 
 
 def _mean(kernels: Sequence[NcuKernel], name: str) -> float | None:
-    """Return the mean of a metric, weighted by the kernels' times; None if no kernel has the metric."""
+    """Return the mean of a metric over the kernels, weighted by their durations; None if no kernel has the metric."""
     measured = [kernel for kernel in kernels if name in kernel.metrics]
     time = sum(map(_time, measured))
     return sum(kernel.metrics[name] * _time(kernel) for kernel in measured) / time if time else None

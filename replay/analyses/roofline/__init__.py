@@ -1,4 +1,4 @@
-"""The roofline analysis: the minimum time that a machine needs for a call, and the resource that limits it."""
+"""The roofline analysis: the least time that a machine needs for a call, and the resource that sets it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BOUNDS = (BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER)
 
 @dataclass(frozen=True, slots=True)
 class LimitColumns(Columns):
-    """Columns that compare a row with the machine's limit."""
+    """The columns that compare the time of a row with the least time that this machine needs."""
 
     limit_us: float | None = column("shortest time in which this machine could run one call", "us")
     of_limit: float | None = column("`limit_us` divided by the median")
@@ -38,11 +38,12 @@ class LimitColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The minimum time of a call on a machine.
+    """The least time that a machine needs for a call.
 
-    us : minimum time in us: the largest of the times for moving its bytes, for its arithmetic, and for one launch
-    bound : which of these times is the largest; `interpreter` if launching all of its operators takes longer
-    level : memory level from which its bytes are read
+    us : least time in us: the largest of the times for moving its bytes, for its arithmetic, and for one launch
+    bound : which of these times is the largest; `interpreter` if launching all operators of the call one by one takes
+        longer than `us`
+    level : name of the memory level from which its bytes are read
     """
 
     us: float
@@ -61,12 +62,15 @@ def limit_of(
     launches: bool = True,
     by_interpreter: bool = True,
 ) -> Limit:
-    """Return the limit of a call.
+    """Return the least time that a machine needs for a call.
 
-    size : bytes to move
-    dtype : dtype of its arithmetic
-    operators : number of operators in the call
-    cold : True if caches are empty
+    flops : number of floating-point operations; None if unknown
+    size : number of bytes to move
+    dtype : name of the dtype in which it computes
+    operators : number of operators that the call runs
+    ceilings : peak rates of the machine
+    threads : number of threads that run the call
+    cold : True if the caches are empty before the call
     launches : True if the measured time includes a launch
     by_interpreter : True if operators are launched one by one and not fused
     """
@@ -90,18 +94,24 @@ def with_limits(
     threads_of: Callable[[Result], int],
     dtype_of: Callable[[Result], str | None] = lambda row: row.math_dtype,
 ) -> list[Result]:
-    """Return the rows; rows that were timed and whose bytes are known get a limit."""
+    """Return the rows with the columns of the roofline; rows without a time or without known bytes stay as they are.
+
+    ceilings : peak rates of the machine
+    threads_of, dtype_of : functions that return the number of threads, and the dtype of the arithmetic, of a row
+    """
     return [_with_limit(row, ceilings, threads_of(row), dtype_of(row)) for row in rows]
 
 
 def dtype_of(workload: Workload) -> Callable[[Result], str | None]:
-    """Return a function that returns the dtype of a row's arithmetic: TF32 if the settings of its case allow it."""
+    """Return a function that maps a row to the dtype in which it computes: TF32 if the torch settings of its case allow
+    it.
+    """
     context_of_case = {case.number: case.context for case in workload.cases}
     return lambda row: arithmetic_dtype(row, context_of_case.get(row.case, {}))
 
 
 def threads_of(workload: Workload) -> Callable[[Result], int]:
-    """Return a function that returns the number of threads of a row, as requested or else as recorded."""
+    """Return a function that maps a row to its number of threads: the requested number, else the recorded one."""
     import torch
 
     threads_of_case = {case.number: case.context.get("threads") for case in workload.cases}
@@ -140,13 +150,14 @@ def _with_limit(row: Result, ceilings: Ceilings, threads: int, dtype: str | None
 
 @dataclass(frozen=True, slots=True)
 class Nearness:
-    """Times of one operator's calls compared with their limits.
+    """The total time of one operator's calls, compared with the least time that the machine needs for them.
 
-    operator : name, with words that distinguish its rows
-    share : share of the time of all calls with a limit
-    us, limit_us : total time of the calls, and total of their minimum times
-    bound : resource that limits most of this time
-    gain : share of the time of all calls that would be saved if these calls took their minimum times
+    operator : name, with words that distinguish its rows, such as the mode
+    share : share of these calls in the time of all calls that have a limit
+    calls : number of calls
+    us, limit_us : total time of the calls, and the least time for them, in us
+    bound : what limits most of this time: `bandwidth`, `arithmetic`, `launch` or `interpreter`
+    gain : share of the time of all calls that would be saved if each call took its least time
     """
 
     operator: str
@@ -163,7 +174,7 @@ class Nearness:
 
 
 def nearness(rows: Sequence[Result]) -> list[Nearness]:
-    """Return one entry per operator, largest share of time first."""
+    """Return one entry per operator, the one with the largest share of time first."""
     limited = [row for row in rows if LimitColumns.of(row).limit_us is not None and row.median_us]
     total = sum(time_of(row) for row in limited)
     by_operator: dict[str, list[Result]] = {}
@@ -209,12 +220,12 @@ def _nearness(name: str, rows: Sequence[Result], total: float) -> Nearness:
 
 
 def time_of(row: Result) -> float:
-    """Return the total time in us of all calls that a row represents."""
+    """Return the total time in us of all calls that a row represents: number of calls times median."""
     return row.count * (row.median_us or 0.0)
 
 
 def _name(row: Result) -> str:
-    """Return the operator's name, followed by the settings in which the row differs from the usual ones."""
+    """Return the operator's name, followed by the settings of the row that are not the defaults, such as its mode."""
     return " ".join(
         [
             row.op,
@@ -229,7 +240,7 @@ def _name(row: Result) -> str:
 @titled("roofline and energy")
 @dataclass(frozen=True, slots=True)
 class RooflineOptions:
-    """The option that compares rows with the machine's peaks."""
+    """The option `--roofline`."""
 
     roofline: bool = option(
         False,
@@ -243,7 +254,7 @@ class RooflineOptions:
 
 @analyses.register("roofline")
 class RooflineAnalysis(Analysis):
-    """Analysis that compares the time of each row with the minimum time on this machine."""
+    """Analysis that compares the time of each row with the least time that this machine needs for it."""
 
     options = RooflineOptions
     columns = LimitColumns
@@ -266,7 +277,7 @@ class RooflineAnalysis(Analysis):
         print_roofline(rows, file)
 
     def _ceilings(self) -> Ceilings:
-        """Return the machine's peaks; measure them the first time, after the last fork."""
+        """Return the machine's peak rates from the cache; measure and store them if the cache has none."""
         from opgrip.replay.analyses.roofline.measuring import measure
         from opgrip.traces.analysis.machine_ceilings import keep, read_cached_ceilings
 

@@ -1,4 +1,4 @@
-"""The drawing of a roofline: dots, numbers, lines and legends."""
+"""The drawing of a roofline: dots for cases, lines for the machine's peaks, numbers and legends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ def line_of_level(place: int) -> dict[str, Any]:
 
 
 def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) -> None:
-    """Add a heading, the colours of bounds, and the lines of memory levels with GB/s."""
+    """Add a legend to a figure: the heading, the colour of each bound, and the line style and bandwidth of each memory
+    level.
+
+    bandwidths : bandwidth of each memory level in GB/s, by name
+    """
     line = needed("matplotlib.lines", "plot").Line2D
     nothing = (line([], [], linestyle=""), "")
     bounds = [(line([], [], linestyle="", marker="o", color=color, alpha=0.6), name) for name, color in COLORS.items()]
@@ -49,7 +53,10 @@ def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) ->
 
 
 def add_key(figure: Figure, rows: Sequence[Result], total: float) -> dict[str, int]:
-    """List the operators that take most time below the plots, and return their numbers."""
+    """List the operators that take most time below the plots, numbered from 1; return the number of each operator.
+
+    total : time of all rows in us
+    """
     times = Counter[str]()
     for row in rows:
         times[row.op] += time_of(row)  # type: ignore[assignment]
@@ -62,7 +69,7 @@ def add_key(figure: Figure, rows: Sequence[Result], total: float) -> dict[str, i
 
 
 def short(value: float, unit: str) -> str:
-    """Return a number with three digits and an SI prefix."""
+    """Return a number with three digits, an SI prefix and its unit, such as `1.23 GB/s`."""
     size, prefix = next((pair for pair in PREFIXES if value >= pair[0]), (1.0, ""))
     return f"{value / size:.3g} {prefix}{unit}"
 
@@ -78,7 +85,11 @@ Dot = tuple[float, float, Result]
 
 
 def add_dots(axes: Axes, dots: Sequence[Dot], total: float) -> None:
-    """Draw dots, large ones first, so that none hides a smaller one."""
+    """Draw a dot for each case, large dots first, so that no dot hides a smaller one.
+
+    dots : (x, y, row) of each dot
+    total : time in us for which a dot has the largest area
+    """
     for place, (x, y, row) in enumerate(_ordered(dots)):
         area = SMALLEST + time_of(row) / total * (LARGEST - SMALLEST)
         color = COLORS.get(LimitColumns.of(row).bound or "", "#888888")
@@ -86,7 +97,10 @@ def add_dots(axes: Axes, dots: Sequence[Dot], total: float) -> None:
 
 
 def add_numbers(axes: Axes, dots: Sequence[Dot], key: Mapping[str, int]) -> None:
-    """Write an operator's number on its largest dot."""
+    """Write the number of each operator in `key` on the largest dot of this operator.
+
+    dots : (x, y, row) of each dot
+    """
     places: list[tuple[float, float]] = []
     numbered: set[str] = set()
     for x, y, row in _ordered(dots):
@@ -100,7 +114,10 @@ def _ordered(dots: Sequence[Dot]) -> list[Dot]:
 
 
 def _add_number(axes: Axes, x: float, y: float, number: int, places: list[tuple[float, float]]) -> None:
-    """Write a number on its dot, or next to the dot if another number is there."""
+    """Write a number at the point (x, y), or next to it if another number is too near; add its position to `places`.
+
+    places : positions of the numbers drawn so far, in points
+    """
     point = axes.transData.transform((x, y)) * 72 / axes.figure.dpi
     steps = [(0, 0), *((radius * a, radius * b) for radius in (1, 2, 3) for a, b in _AROUND)]
     for across, up in steps:
@@ -129,13 +146,15 @@ LEAST_US, MOST_US = 1.0, 100.0
 
 
 def draw(rows: Sequence[Result], ceilings: Ceilings, threads: int, title: str) -> Figure:
-    """Draw the roofline in the style that `write_figure` sets.
+    """Return a figure of the roofline, in the style that `write_figure` sets.
 
-    Left: operations per second over operations per byte. Right: time over bytes, for calls without arithmetic or with
-    an unknown number of operations. The area of a dot is the case's share of time; numbers refer to the list of
-    operators.
-    rows : rows without a limit are left out
-    threads : number of threads whose peaks are drawn
+    The left plot shows operations per second over operations per byte. The right plot shows time over bytes, for calls
+    without arithmetic or with an unknown number of operations. The area of a dot is the case's share of time; numbers
+    refer to the list of operators below the plots.
+
+    rows : result rows; those without a limit are left out
+    ceilings : peak rates of the machine
+    threads : number of threads for which the peak rates are drawn
     """
     shown = [row for row in rows if LimitColumns.of(row).bound is not None and row.median_us]
     computing = [row for row in shown if row.flops and row.bytes_moved]
@@ -186,7 +205,9 @@ def _draw_roofline(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threa
 
 
 def _rates(rows: Sequence[Result], ceilings: Ceilings, threads: int) -> dict[str, float]:
-    """Return Gflop/s by dtype of the rows, highest first."""
+    """Return the peak rate in Gflop/s of each dtype that the rows compute in, highest first; of float32 if none is
+    known.
+    """
     dtypes = {row.math_dtype for row in rows} & ceilings.rates.keys() or {"float32"} & ceilings.rates.keys()
     if "float32" in dtypes:
         dtypes |= {TF32} & ceilings.rates.keys()
@@ -195,7 +216,9 @@ def _rates(rows: Sequence[Result], ceilings: Ceilings, threads: int) -> dict[str
 
 
 def _draw_times(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threads: int) -> None:
-    """Draw time over bytes; calls that move no bytes are at the left."""
+    """Plot the time of calls over the bytes that they move; calls that move no bytes are in a separate lane on the
+    left.
+    """
     sizes = [float(row.bytes_moved) for row in rows if row.bytes_moved]
     has_lane = any(not row.bytes_moved for row in rows)
     lane = _lane(rows)
@@ -221,7 +244,7 @@ def _draw_times(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threads:
 
 
 def _lane(rows: Sequence[Result]) -> float:
-    """Return the position on the axis of bytes at which calls that move no bytes are drawn."""
+    """Return the x position, in bytes, at which calls that move no bytes are drawn."""
     return LANE * min([FEWEST_BYTES, *(float(row.bytes_moved) for row in rows if row.bytes_moved)])
 
 

@@ -1,4 +1,6 @@
-"""Measurement of a machine's peaks; the best of several runs counts, because disturbances only make runs slower."""
+"""Measurement of a machine's peak rates; the best of several runs counts, because disturbances only make
+runs slower.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,11 @@ LAUNCHES = 2000
 
 @dataclass(frozen=True, slots=True)
 class MatrixProduct:
-    """A matrix product whose rate is measured as a peak.
+    """A matrix product whose rate is measured as a peak rate.
 
-    precision : setting for torch's float32 products
+    dtype : dtype of the two matrices
+    multiply : function that multiplies them
+    precision : value for `torch.set_float32_matmul_precision` during the product
     """
 
     dtype: torch.dtype
@@ -73,10 +77,12 @@ NOT_THERE = (RuntimeError, AttributeError, TypeError, AssertionError)
 
 
 def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
-    """Measure the peaks of this machine or of one of its GPUs, which takes about 20 seconds.
+    """Measure the peak rates of a device, which takes about 20 seconds.
 
-    On the CPU, peaks are measured for one thread and for one thread per core. Raises `UserError` if the device lacks a
-    required feature, or if a rate is implausible.
+    On the CPU, the rates are measured for one thread and for one thread per processor.
+
+    tell : function that receives progress
+    Raises `UserError` if the device lacks a required feature, or if a rate is implausible.
     """
     try:
         ceilings = _measure(device, tell)
@@ -89,7 +95,7 @@ def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
 
 
 def products_of(kind: str) -> dict[str, MatrixProduct]:
-    """Return the matrix products to measure on a kind of device, by dtype."""
+    """Return the matrix products to measure on a device type, by the name of the dtype in which they compute."""
     if kind == "cpu":
         return PRODUCTS
     return PRODUCTS | (ROUNDED if kind in KINDS else {}) | ON_ACCELERATORS
@@ -124,7 +130,9 @@ def _measure(device: str, tell: Tell) -> Ceilings:
 
 
 def _matrix_rate(product: MatrixProduct, device: str) -> float | None:
-    """Return the rate in Gflop/s for the fastest matrix size, or None if the device does not support the product."""
+    """Return the highest rate of a product over all matrix sizes, in Gflop/s; None if the device does not support the
+    product.
+    """
     best = None
     wait = synchronizer(device)
     for size in SIZES:
@@ -146,9 +154,10 @@ def _matrix_rate(product: MatrixProduct, device: str) -> float | None:
 
 
 def random_matrices(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
-    """Return two square matrices of small random numbers.
+    """Return two random matrices of `size` rows and columns.
 
-    A GPU that multiplies ones needs less power and keeps a higher clock; small numbers do not overflow in any dtype.
+    The numbers are random because a GPU that multiplies ones needs less power and keeps a higher clock, and small
+    because small numbers do not overflow in any dtype.
     """
     numbers = torch.randn(2, size, size, generator=torch.Generator().manual_seed(0)).clamp_(-4, 4)
     if dtype is torch.int8:
@@ -158,7 +167,7 @@ def random_matrices(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor,
 
 
 def _launch_us(function: Callable[..., Any], one: torch.Tensor, device: str) -> float:
-    """Return the time of a launch in us, the mean over many launches that are not waited for individually."""
+    """Return the mean time in us to launch an operator, over many launches in a row without waiting for each."""
     wait = synchronizer(device)
 
     def run() -> None:

@@ -35,7 +35,7 @@ class CaseSet:
     all_cases : all cases of the trace, if the selection includes all of them; else None
     has_run_code : True if creating the cases ran functions of users or samples, after which forks of this process could
         hang
-    is_cut : True if `--start` and `--count` were applied already
+    is_cut : True if `--start`, `--stop` and `--sample` were applied already
     """
 
     cases: list[Case]

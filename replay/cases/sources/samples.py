@@ -64,7 +64,7 @@ def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
     for target in targets:
         folders = folders_in(target)
         if not folders:
-            raise UserError(f"{target} holds no sample", "name a folder that opgrip grip or opcapture --grip wrote")
+            raise UserError(f"{target} contains no sample", "name a folder that opgrip grip or opcapture --grip wrote")
         samples += [read_sample(folder) for folder in folders]
     return samples
 

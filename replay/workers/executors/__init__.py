@@ -31,11 +31,13 @@ PROCESSES = "processes"
 
 
 class ExecutorLostError(UserError):
-    """No machine can run cases any more; a command that replays several traces ends and keeps its rows."""
+    """Raised if no machine can run cases any more. A command that replays several traces then ends and keeps the rows
+    that it has.
+    """
 
 
 class Executor(Protocol):
-    """An executor, which runs the cases of workloads, one workload after another.
+    """Runs the cases of workloads (loaded traces with their cases), one workload after another.
 
     runs_here : True if cases run on this machine
     """
@@ -43,24 +45,33 @@ class Executor(Protocol):
     runs_here: bool
 
     def check(self, workload: Workload) -> None:
-        """Raise `UserError` if the devices are missing."""
+        """Raise `UserError` if a device that the workload needs is missing."""
 
     def machine_kind(self, workload: Workload) -> str:
-        """Return the kind of the machines; an interrupted replay resumes only on machines of the same kind."""
+        """Return a text that names the kind of machine, such as its processor; an interrupted replay resumes only on
+        machines of the same kind.
+        """
 
     def about(self, workload: Workload) -> dict[str, Any]:
-        """Return facts about machines and devices for the header of results, after the cases have run."""
+        """Return facts about machines and devices for the header of results; call it after the cases have run."""
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        """Compile the rows that need a compiler, for cases that are not finished.
+        """Compile the rows whose mode needs a compiler; return them with the time of the first call, by case and row
+        number.
 
+        done : numbers of finished cases, which are left out
         may_fork : True if this process has not used torch yet, so that it can be forked
         """
 
     def run(
         self, workload: Workload, done: Collection[int], cached_rows: CachedRows, may_fork: bool
     ) -> Iterator[list[Result]]:
-        """Yield the rows of each case that is not finished, in any order, each case once."""
+        """Yield the rows of each case, in any order, each case once.
+
+        done : numbers of finished cases, which are left out
+        cached_rows : rows that `compile` returned
+        may_fork : True if this process has not used torch yet, so that it can be forked
+        """
 
 
 StartExecutor = Callable[["EngineOptions"], AbstractContextManager[Executor]]
@@ -72,9 +83,9 @@ executors: Registry[StartExecutor] = Registry("opgrip.replay.workers.executors",
 
 @contextmanager
 def start_executor(args: argparse.Namespace) -> Iterator[Executor]:
-    """Start the executor that a command line requests, and end it with the block.
+    """Start the executor that the command line names, and end it with the block.
 
-    Raises `UserError` if it cannot be started, or options are not valid for it.
+    Raises `UserError` if it cannot be started, or if an option is not valid for it.
     """
     options = from_arguments(EngineOptions, args)
     options.check(from_arguments(InputOptions, args).devices, from_arguments(PointOptions, args).pin)
@@ -85,7 +96,7 @@ def start_executor(args: argparse.Namespace) -> Iterator[Executor]:
 
 
 def engine_name(text: str) -> str:
-    """Return the name of an executor; raise `argparse.ArgumentTypeError` if it is unknown."""
+    """Return the text if it is the name of an executor; raise `argparse.ArgumentTypeError` if not."""
     if executors.get(text) is None:
         hint = did_you_mean(text, executors.names(), f"choose from {', '.join(executors.names())}")
         raise argparse.ArgumentTypeError(f"unknown engine {text!r}: {hint}")
@@ -152,7 +163,8 @@ class EngineOptions:
     def check(self, devices: Sequence[str] = (), pin: Sequence[int] = ()) -> None:
         """Raise `UserError` if an option is only valid for another executor.
 
-        devices, pin : names of the requested devices, and numbers of the requested processors
+        devices : names of the devices in `--device`
+        pin : numbers of the processors in `--pin`
         """
         if self.engine != PROCESSES:
             if self.sandbox:
@@ -185,15 +197,17 @@ class LocalExecutor:
         check_equal(workload.devices)
 
     def machine_kind(self, workload: Workload) -> str:
-        """Return the kind of this machine without its device, which is in the header; asking for the device would
-        create a context.
+        """Return the kind of this machine's processor; devices are left out, because asking for them would create a
+        context.
         """
         from opgrip.replay.results.origins import this_machine
 
         return this_machine("cpu").kind
 
     def about(self, workload: Workload) -> dict[str, Any]:
-        """Return facts about the device for the header; this creates a context."""
+        """Return facts about the device and this machine for the header of results; this creates a context on the
+        device.
+        """
         from opgrip.replay.operators.devices import facts_of, name_of
         from opgrip.replay.results.origins import describe_environment
 

@@ -1,4 +1,6 @@
-"""Executor on a Ray cluster. Each worker has a device or pinned processors, and all machines are of one kind."""
+"""Executor that runs cases on a Ray cluster: each worker has one device, or processors to itself, and all machines are
+of one kind.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ variable) and with a secret token, and workers at normal priority instead of Ray
 
 
 class RayExecutor:
-    """Runs cases on the workers of a cluster; all workloads of a command use the same workers.
+    """Runs cases on the workers of a Ray cluster; all workloads of a command use the same workers.
 
     The request and the files of a workload are sent to the cluster once.
     """
@@ -61,7 +63,7 @@ class RayExecutor:
         self._bundle: Any = None
 
     def pool(self, device: str) -> Pool:
-        """Return the workers for a device; they are started on the first request."""
+        """Return the workers for a device; the first request starts them."""
         from opgrip.replay.workers.ray_pool import Pool
 
         if device not in self._pools:
@@ -82,14 +84,14 @@ class RayExecutor:
         self._pools.clear()
 
     def check(self, workload: Workload) -> None:
-        """Raise `UserError` for a device with an index other than 0; workers check their own devices."""
+        """Raise `UserError` for a device with an index other than 0; each worker checks that its device exists."""
         self._options.check((workload.device,))
 
     def machine_kind(self, workload: Workload) -> str:
         return self.pool(workload.device).kind
 
     def about(self, workload: Workload) -> dict[str, Any]:
-        """Return facts about the machines for the header; each row names its machine."""
+        """Return facts about the machines and devices for the header of results; each row names its own machine."""
         from opgrip.replay.results.origins import names_of
 
         pool = self.pool(workload.device)
@@ -97,7 +99,7 @@ class RayExecutor:
         return {**pool.about, "environment": environment, "machines": dict(pool.machines)}
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        """Prepare rows on all workers, before any of them measures."""
+        """Compile rows on all workers, before any of them measures."""
         from opgrip.replay.results.results import Result
         from opgrip.replay.workers.ray_worker import RayTask
         from opgrip.replay.workers.scheduling import rows_ahead
@@ -163,12 +165,15 @@ class RayExecutor:
                 yield rows
 
     def _begin(self, workload: Workload) -> None:
-        """Record the workload that is run now; workers load the trace of each workload once."""
+        """Make a workload the current one; workers load the trace of each workload once."""
         if self._workload is not workload:
             self._workload, self._number, self._homes, self._bundle = workload, self._number + 1, {}, None
 
     def _windows(self, workload: Workload, pool: Pool, done: Collection[int]) -> list[RayTask]:
-        """Return the cases that are not finished, in windows of cases that a worker measures side by side."""
+        """Return one task for each window: a group of unfinished cases that one worker measures in the same rounds.
+
+        Cases are assigned to the node that has their compiled programs.
+        """
         from opgrip.replay.run.measure import CASES, windows
         from opgrip.replay.workers.ray_worker import RayTask
 
@@ -191,7 +196,9 @@ class RayExecutor:
             reporter.say(f"the program ran {threads} threads, which share the {of_worker}: see --threads")
 
     def _ship(self, workload: Workload) -> Any:
-        """Put the request and the trace's files into the cluster's memory, because nodes may not share a disk."""
+        """Put the request and the trace's files into the cluster's memory, because nodes may not share a disk; return a
+        reference to them.
+        """
         if self._bundle is None:
             request, device = workload.request, workload.device
             if device not in ("cpu", "meta"):
@@ -213,8 +220,8 @@ MOST_COMPILED = 16
 
 
 def _files_of(workload: Workload) -> Mapping[str, bytes]:
-    """Return the contents of the trace's file and of its files of full values; empty for folders, samples and
-    operators.
+    """Return the contents of the trace's file and of its files of full values, by file name; empty for folders, samples
+    and operators.
     """
     from opgrip.traces.io.shipped_traces import trace_file
 
@@ -227,7 +234,7 @@ def _files_of(workload: Workload) -> Mapping[str, bytes]:
 
 
 def _unpacked(message: bytes) -> Any:
-    """Return the content of a worker's message; raise its `UserError` if it reports one."""
+    """Return the content of a worker's JSON message; raise the `UserError` that the message reports, if any."""
     said = json.loads(message)
     if isinstance(said, dict):
         raise UserError(*said["problem"])
@@ -235,7 +242,7 @@ def _unpacked(message: bytes) -> Any:
 
 
 def _check_reachable(address: str | None) -> None:
-    """Raise `UserError` if nothing listens at the address; Ray itself would retry for minutes."""
+    """Raise `UserError` if nothing listens at a cluster's address; Ray itself would retry for minutes."""
     match = re.fullmatch(r"(?:ray://)?\[?([^]/]+)\]?:([0-9]{1,5})", address or "")
     if match is None:
         return
@@ -249,10 +256,11 @@ def _check_reachable(address: str | None) -> None:
 @executors.register("ray")
 @contextmanager
 def start_ray(options: EngineOptions, processors: int | None = None) -> Iterator[RayExecutor]:
-    """Start the executor on an existing cluster, or on one that is started here and ends with the block.
+    """Connect to a Ray cluster and yield an executor; without an address, start a cluster on this machine that ends
+    with the block.
 
-    processors : number of processors that a cluster started here offers; None for those available to this process
-    Raises `UserError` if ray is not installed, or the cluster does not exist.
+    processors : number of processors that a cluster on this machine offers; None for those available to this process
+    Raises `UserError` if ray is not installed, or the cluster cannot be reached.
     """
     with _connected(options, processors or len(os.sched_getaffinity(0))) as ray:
         executor = RayExecutor(ray, options)

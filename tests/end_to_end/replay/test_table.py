@@ -75,7 +75,7 @@ def test_table_shows_every_number_in_full_at_any_width(width: int, detector_trac
             assert {f"{case.share:.1%}", captured} <= numbers_in(shown.text)
     assert shown.text.count(" ok") + shown.text.count(" contended") >= 8
     assert "speed-up" in shown.text
-    assert "beside eager" in shown.text
+    assert "compared with eager" in shown.text
 
 
 @pytest.mark.slow
@@ -207,7 +207,7 @@ def test_several_values_threads_and_caches_are_compared(tiny_trace: Path, tmp_pa
     with compared_times():
         assert rows[~first]["ratio"].notna().all()
         for title, names in expected.items():
-            heading, _, *below = lines[lines.index(f"beside {title}") + 1 :]
+            heading, _, *below = lines[lines.index(f"compared with {title}") + 1 :]
             assert heading.split() == [
                 title.split()[0],
                 *["cases", "speed-up", "p10", "p90", "by", "calls", "faster", "slower"],

@@ -67,7 +67,7 @@ def test_plugin_mode_runs_next_to_eager(trace: Path, tmp_path: Path, planted: di
     assert (mine["max_abs"].dropna() == 0).all()
     assert (mine["first_ms"] > 0).all()
     assert set(mine["note"]) == {"as it is"}
-    assert "beside eager" in done.stdout
+    assert "compared with eager" in done.stdout
     assert "planted-same (as it is)" in done.stdout
 
 
@@ -180,7 +180,7 @@ def test_any_mode_can_be_the_reference(trace: Path, tmp_path: Path, planted: dic
     rows, done = replayed(trace, tmp_path, planted, *options)
     assert rows["mode"].tolist() == ["planted-same", "planted-scaled"]
     assert rows["status"].tolist() == ["ok", "wrong"]
-    assert "beside planted-same" in done.stdout
+    assert "compared with planted-same" in done.stdout
 
 
 def test_tolerances_can_be_set(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:

@@ -104,7 +104,7 @@ def test_rows_missing_in_the_first_report_are_run_again(
     ("words", "message"),
     [
         (("--nsys-bin", "/no/such/nsys"), "/no/such/nsys is not an executable: "),
-        (("--nsys-args-file", "/no/such/file"), "/no/such/file holds no arguments: "),
+        (("--nsys-args-file", "/no/such/file"), "/no/such/file cannot be read as arguments: "),
         (("--streams", "2"), "nsys cannot separate cases that run concurrently: "),
     ],
 )

@@ -13,7 +13,7 @@ from busy import compared_times
 
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.timing import concurrent
-from opgrip.replay.timing.concurrent import ConcurrentRun, Crew, Work, side_by_side
+from opgrip.replay.timing.concurrent import ConcurrentRun, ThreadGroup, Work, measure_concurrently
 from opgrip.replay.timing.rounds import SubjectGroup
 from opgrip.replay.timing.subjects import InputSet, Subject
 from opgrip.replay.timing.timing_options import Effort
@@ -45,7 +45,7 @@ def subject_of(function: Callable[..., Any], number: int = 0, mutates: bool = Fa
 
 def measured(*subjects: Subject, count: int = 2, grad: bool = False, **settings: Any) -> list[ConcurrentRun]:
     group = SubjectGroup({**ONE_THREAD, **settings}, grad, list(subjects))
-    return list(side_by_side([group], count, FEW, "cpu"))
+    return list(measure_concurrently([group], count, FEW, "cpu"))
 
 
 def busy(_: torch.Tensor) -> int:
@@ -120,7 +120,7 @@ def test_short_call_runs_until_the_longest_is_done() -> None:
 def test_subjects_run_in_batches_in_order() -> None:
     announced: list[int] = []
     group = SubjectGroup(ONE_THREAD, False, [subject_of(torch.sin, number) for number in range(5)])
-    rows = list(side_by_side([group], 2, FEW, "cpu", lambda number, row: announced.append(number)))
+    rows = list(measure_concurrently([group], 2, FEW, "cpu", lambda number, row: announced.append(number)))
     assert [row.together for row in rows] == [2, 2, 2, 2, 1]
     assert list(dict.fromkeys(announced)) == [0, 1, 2, 3, 4]
 
@@ -191,7 +191,7 @@ def test_runtime_with_its_own_streams_is_synchronized_by_device(in_torch: bool) 
     """Use stand-ins for a device's streams: a thread waits for its own stream, or for all."""
     waited: list[str] = []
 
-    class Streams(Crew):
+    class Streams(ThreadGroup):
         def __init__(self, group: SubjectGroup, count: int, device: str) -> None:
             super().__init__(group, count, device)
             self.synchronize = lambda: waited.append("device")
