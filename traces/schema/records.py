@@ -1,4 +1,4 @@
-"""The types of the records in a trace."""
+"""The types of the records in a trace, one record for each line of its file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from opgrip.traces.schema.privacy import (
 
 
 class Drawable(Protocol):
-    """Something from which tensor values can be drawn."""
+    """A source from which values of a tensor can be drawn, such as a value model."""
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return new values on the generator's device, contiguous except for expanded dimensions.
@@ -38,11 +38,12 @@ class Drawable(Protocol):
 
 
 class ValueModel(Drawable, Protocol):
-    """A frozen dataclass whose fields are plain values that JSON and `encode` can represent.
+    """A value model: a frozen dataclass that keeps enough of a tensor's values to draw similar ones.
 
-    A field that was added in a later version has a default, because older traces lack it.
+    Its fields are plain values that JSON and `encode` can represent. A field that was added in a later version has a
+    default, because older traces lack it.
 
-    priority : models are tried in ascending order; the first whose `fit` returns a model is used
+    priority : kinds of models are tried in ascending order; the first whose `fit` returns a model is used
     """
 
     priority: ClassVar[int]
@@ -50,14 +51,15 @@ class ValueModel(Drawable, Protocol):
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> ValueModel | None:
-        """Return the model of this tensor's values, or None if this kind of model does not suit them.
+        """Return the value model of this tensor's values, or None if this kind of model does not suit them.
 
         The tensor is not empty. Fitting must not draw random numbers or change the tensor.
         """
 
     def check(self) -> None:
-        """Raise `FormatError` if no values can be drawn because a field is invalid; the fields may come from an
-        untrusted file.
+        """Raise `FormatError` if a field is invalid, so that no values can be drawn; the fields may come from an
+        untrusted
+        file.
         """
 
 
@@ -85,7 +87,9 @@ NO_STORAGE = -1
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first record: versions of opgrip and its format, the recorded model, the machine and the time."""
+    """The first record of a trace: versions of opgrip and of the format, the recorded model, the machine and the
+    time.
+    """
 
     fields: Annotated[dict[str, Any], table(HEADER_FIELDS)]
 
@@ -119,9 +123,8 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Values and outputs of a later call of a signature.
+    """Values and results of a later call of a signature, recorded if values determine the time or the results.
 
-    They are recorded if values determine the time or the outputs.
     If calls take different times at different call sites, there is one record per call site.
 
     signature : number of the signature
@@ -174,11 +177,10 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """Further facts about a gripped call in the trace of a sample: its operators, its arguments afterwards, its random
-    state.
+    """Further facts about a gripped call in the trace of a sample, such as its arguments after the call.
 
     signature : number of the call's signature
-    operators : number of operators that the call launched
+    operators : number of operators that the call ran
     operator_ns : total time of these operators
     after : positional and named arguments after the call, if the call wrote into them
     random_state : state of torch's CPU generator before the call, (N,) uint8, if the call drew from it
@@ -193,7 +195,11 @@ class Effects:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Torch settings that change how operators run: gradient and inference mode, autocast, threads and similar ones."""
+    """Torch settings that change how operators run, such as gradient mode, autocast and the number of threads.
+
+    number : number by which scopes refer to these settings
+    settings : values by name
+    """
 
     number: Public[Count] = field(metadata=ID)
     settings: Annotated[dict[str, bool | int | float | str | None], table(CONTEXT_SETTINGS)]
@@ -215,6 +221,7 @@ class Values:
 class Thread:
     """A thread that made calls.
 
+    number, name : number by which calls refer to the thread, and its name
     process : number of its process in a trace merged from several processes; None in other traces
     """
 
@@ -225,8 +232,9 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls of one thread, in the order in which they ended.
+    """A block of calls of one thread, in the order in which they ended.
 
+    thread : number of the thread
     signature, scope : numbers, one per call
     start_ns : start time relative to the start of the capture, one per call
     duration_ns : duration, one per call
@@ -265,14 +273,14 @@ if TYPE_CHECKING:
 else:
 
     class OpenedSignature(metaclass=AnyValue):
-        """A signature within another record."""
+        """Type of a record field that holds the signature of a call whose result is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """A call that had not ended when this record was written. If it ended later, it is also among the calls of the
-    trace.
+    """A call that had not ended when this record was written. If it ended later, it is also among the trace's calls.
 
+    thread, scope : numbers of the thread and the scope
     start_ns : start time relative to the start of the capture
     signature : number of its signature, which the trace contains if a call of it has ended before
     opened : known part of the signature if no call of it had ended
@@ -287,7 +295,7 @@ class Entered:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """The number of calls that could not be recorded, by operator and reason."""
+    """A group of calls with the same operator that could not be recorded for the same reason, and their number."""
 
     op: Annotated[Name, hashed("operator")]
     reason: Annotated[Name, hashed("reason")]
@@ -305,14 +313,14 @@ THINNED = ("values", "scopes", "steps")
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last record: totals, and the content that was not recorded.
+    """The last record: totals, and how much was not recorded.
 
+    calls, signatures : number of calls and of signatures in the trace
     duration_ns : duration of the whole capture
     dropped : calls that are not in the trace
-    passed_by : calls that are in the trace only as the calls that they made
+    passed_by : calls that are not in the trace, but the calls that they made are
+    without_values : recorded tensors without a value model, by operator and reason
     stopped : limit at which the recording ended while the program continued; None if it reached no limit
-    without_values : recorded tensors without a value model
-    without_work : number of calls on meta or fake tensors, which compute nothing and are not in the trace
     devices : names of the accelerators that the program used
     accelerator : properties of these accelerators, libraries and their settings, as returned by `describe_accelerators`
     before : in a trace of only the last calls, number of calls before them; None in other traces
@@ -321,6 +329,7 @@ class End:
     contended : share of the recorded time in which other processes used the processors that the program waited for
     step_starts_ns : start of each recorded step since the start of the capture, if the program or its optimizer marked
         it and the header does not declare the number of steps
+    without_work : calls on meta or fake tensors, which compute nothing and are not in the trace
     """
 
     calls: Public[Int64]

@@ -1,7 +1,6 @@
 """Reading of tensor metadata from JSON, with checks that such a tensor can be created.
 
-The checks are needed because a
-trace may be untrusted, and some of torch's constructors do not check their arguments.
+The checks are needed because a trace may be untrusted, and some of torch's constructors do not check their arguments.
 """
 
 from __future__ import annotations
@@ -35,7 +34,9 @@ from opgrip.traces.schema.tensor_specs import (
 
 
 def check_made_of(spec: TensorSpec) -> None:
-    """Raise `FormatError` if a sparse, quantized or nested tensor cannot be created from its parts or quantizer."""
+    """Raise `FormatError` if a sparse, quantized or nested tensor cannot be created from its parts or its
+    quantization.
+    """
     for part in spec.parts:
         _ask(
             part.layout is torch.strided and part.stride is not None,
@@ -131,7 +132,7 @@ def _ask(holds: bool, problem: str) -> None:
 
 
 def read_tensor(body: Json) -> TensorSpec:
-    """Return the spec in a JSON object; raise `FormatError` if such a tensor cannot be created."""
+    """Return the `TensorSpec` that a JSON object describes; raise `FormatError` if such a tensor cannot be created."""
     spec: TensorSpec = convert(body, TensorSpec)
     if spec.stride is not None and len(spec.stride) != len(spec.shape):
         raise FormatError(f"a tensor of {len(spec.shape)} dimensions and {len(spec.stride)} strides")

@@ -1,4 +1,4 @@
-"""Metadata of tensors in a trace, and names of torch's types."""
+"""Metadata of tensors in a trace, and the names by which a trace refers to torch's dtypes and layouts."""
 
 from __future__ import annotations
 
@@ -62,10 +62,12 @@ if TYPE_CHECKING:
 else:
 
     class AnyMadeOf(metaclass=AnyValue):
-        """Type of the description of a sparse, quantized or nested tensor's components."""
+        """Type of a record field that describes the parts of a sparse, quantized or nested tensor."""
 
     class AnyPart(metaclass=AnyValue):
-        """Type of a tensor that is a component of another tensor, such as the indices of a sparse tensor."""
+        """Type of a record field that holds a tensor which is a part of another tensor, such as the indices of a
+        sparse one.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,9 @@ class TensorSpec:
 
     @property
     def extent(self) -> int:
-        """Return the number of bytes from the start of the storage to the end of the tensor; 0 without strides."""
+        """Return the number of bytes from the start of the storage to the end of the tensor; 0 for layouts
+        without strides.
+        """
         if 0 in self.shape or self.stride is None:
             return 0
         last = self.offset + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
@@ -111,7 +115,7 @@ class TensorSpec:
 
     @property
     def parts(self) -> tuple[TensorSpec, ...]:
-        """Return the specs of the tensors of which a sparse or nested tensor consists."""
+        """Return the specs of the tensors of which a sparse or nested tensor consists; empty for other tensors."""
         match self.made_of:
             case Coo(indices, _, values):
                 return (indices, values)
@@ -124,11 +128,11 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Coo:
-    """The elements of a sparse tensor and their positions.
+    """The parts of a sparse tensor in coordinate format (COO): its elements and their positions.
 
     indices : (sparse dimensions, nnz) int64, without a value model
     rows : number of the value model of each row of the indices
-    values : (nnz, *dense dimensions)
+    values : (nnz, *dense dimensions), the elements
     coalesced : True if torch has marked the tensor as coalesced, with ascending and distinct indices
     """
 
@@ -140,11 +144,13 @@ class Coo:
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """A sparse tensor whose elements, or blocks of elements, are stored row by row or column by column.
+    """The parts of a sparse tensor in a compressed format such as CSR, which stores its elements or blocks row by row.
+
+    In layouts that are compressed by column, columns take the place of rows.
 
     compressed : (*batch, rows + 1), start of each row in `plain`; drawn from the lengths of rows
     plain : (*batch, nnz), column of each element
-    values : (*batch, nnz, *block, *dense dimensions)
+    values : (*batch, nnz, *block, *dense dimensions), the elements
     """
 
     compressed: Annotated[AnyPart, NESTED]
@@ -154,7 +160,7 @@ class Compressed:
 
 @dataclass(frozen=True, slots=True)
 class PerTensor:
-    """Quantization with the same parameters for all elements: value = (stored - zero_point) * scale."""
+    """A tensor's quantization with the same parameters for all elements: value = (stored - zero_point) * scale."""
 
     scale: Annotated[Argument, coarse("number")]
     zero_point: Annotated[Int64, coarse("number")]
@@ -162,7 +168,7 @@ class PerTensor:
 
 @dataclass(frozen=True, slots=True)
 class PerChannel:
-    """Quantization with a scale and a zero point for each index of one dimension.
+    """A tensor's quantization with a scale and a zero point for each index of dimension `axis`.
 
     zero_points : integers, or floats for torch's scheme `per_channel_affine_float_qparams`
     """
@@ -174,10 +180,10 @@ class PerChannel:
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """A list of tensors of different sizes in one buffer.
+    """The parts of a nested tensor: a list of tensors of different sizes in one buffer.
 
     buffer : (elements,)
-    sizes, strides : sizes and strides of each tensor
+    sizes, strides : sizes and strides of each tensor in the list
     offsets : offset of each tensor in the buffer
     """
 
@@ -210,13 +216,18 @@ def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def bounding_shape(sizes: list[list[int]] | tuple[tuple[int, ...], ...], dimensions: int) -> tuple[int, ...]:
-    """Return the number of nested tensors and their largest size in each dimension."""
+    """Return the shape of a nested tensor: the number of its tensors, and their largest size in each dimension.
+
+    sizes : sizes of each of its tensors
+    dimensions : number of dimensions of the nested tensor
+    """
     return (len(sizes), *(max((item[place] for item in sizes), default=0) for place in range(dimensions - 1)))
 
 
 def memory_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype with which to access a tensor's memory, because torch cannot access quantized and bits
-    dtypes.
+    """Return the dtype with which a tensor's memory can be accessed: that of its elements, or integers for quantized
+    and
+    bits dtypes, which torch cannot access.
     """
     if _BITS.fullmatch(str(dtype)):
         return torch.uint8 if dtype.itemsize == 1 else torch.int16
@@ -224,8 +235,9 @@ def memory_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def stored_elements(spec: TensorSpec) -> int:
-    """Return the number of elements in memory: an expanded dimension counts once; a sparse or nested tensor has as many
-    elements as its values.
+    """Return the number of a tensor's elements in memory; an expanded dimension counts once.
+
+    A sparse or nested tensor has as many elements as the tensor of its values.
     """
     if spec.parts:
         return prod(spec.parts[-1].shape)
@@ -234,7 +246,7 @@ def stored_elements(spec: TensorSpec) -> int:
 
 
 def value_numbers(spec: TensorSpec) -> Iterator[int | None]:
-    """Yield the numbers of all value models of a tensor and its parts."""
+    """Yield the number of the value model of a tensor, or of each part of a sparse or nested tensor."""
     match spec.made_of:
         case Coo(_, rows, values):
             yield from (*rows, values.values)
@@ -245,7 +257,9 @@ def value_numbers(spec: TensorSpec) -> Iterator[int | None]:
 
 
 def map_values(function: Callable[[int | None], int | None], spec: TensorSpec) -> TensorSpec:
-    """Return the spec with `function` applied to its value model numbers, in the order of `value_numbers`."""
+    """Return a tensor's spec with `function` applied to the numbers of its value models, in the order of
+    `value_numbers`.
+    """
 
     def moved(part: TensorSpec) -> TensorSpec:
         return replace(part, values=function(part.values))

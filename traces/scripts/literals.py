@@ -1,8 +1,7 @@
 """Conversion of arguments and tensor values to Python source.
 
-A trace may be untrusted, so its texts become ASCII
-literals, and only torch's own names appear as names in the source. Values of small tensors are literals; values of
-large ones are drawn by torch functions.
+A trace may be untrusted, so its texts become ASCII literals, and only torch's own names appear as names in the source.
+Values of small tensors are literals; values of large ones are drawn by torch functions.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ WIDTH = 110
 
 
 class Literals:
-    """Converts arguments to Python source.
+    """Converts arguments to Python source for a script.
 
     tensor : function that returns the source of a tensor
     main_device : device on which the call ran; the script replaces it by the device on which it runs
@@ -45,13 +44,11 @@ class Literals:
         self._kind = main_device.partition(":")[0]
 
     def device(self, name: str) -> str:
-        """Return the source of a device; tensors on the host stay on the host, even if the call ran on an
-        accelerator.
-        """
+        """Return the source of a device, which is the script's own device for all devices but the host."""
         return DEVICE if name.partition(":")[0] == self._kind or name != "cpu" else '"cpu"'
 
     def of(self, value: Any) -> str:
-        """Return the source of an argument; raise `UserError` if a script cannot contain it."""
+        """Return the source of an argument, which may be nested; raise `UserError` if a script cannot contain it."""
         match value:
             case TensorSpec():
                 return self._tensor(value)
@@ -71,7 +68,7 @@ class Literals:
 
 
 def plain(value: Any) -> str:
-    """Return the source of a number, a string or a type of torch."""
+    """Return the source of a number, a string, or a dtype, layout or memory format of torch."""
     match value:
         case None | bool() | int():
             return repr(value)
@@ -97,17 +94,17 @@ def _float(value: float) -> str:
 
 
 def sizes(numbers: Iterable[int]) -> str:
-    """Return the source of a shape or of strides."""
+    """Return the source of a shape or of strides, which is a tuple of integers."""
     return plain_tuple([repr(int(number)) for number in numbers])
 
 
 def plain_tuple(items: list[str]) -> str:
-    """Return the source of a tuple."""
+    """Return the source of a tuple, from the sources of its items."""
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
 def comment(text: object) -> str:
-    """Return a trace's text in a form that is safe inside a comment."""
+    """Return a text from a trace in a form that is safe inside a comment."""
     return ascii(str(text)[:200])[1:-1]
 
 
@@ -136,7 +133,7 @@ class ValueSource:
     Attributes
     ----------
     helpers : names of the helper functions that the source needs
-    is_exact : True if all values that decide sizes are the same as in a replay of the trace
+    is_exact : True if all values that decide sizes of results are the same as in a replay of the trace
     """
 
     def __init__(self, dtypes: Collection[torch.dtype]) -> None:
@@ -145,9 +142,10 @@ class ValueSource:
         self.is_exact = True
 
     def of(self, model: Drawable | None, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-        """Return a Python expression for a tensor with this shape and dtype.
+        """Return a Python expression for a tensor with this shape and dtype and with values like those of a value
+        model.
 
-        Raise `UserError` if torch cannot draw such values.
+        Raise `UserError` if neither torch functions nor a literal can provide such values.
         """
         count = prod(shape)
         if model is None:
@@ -170,7 +168,7 @@ class ValueSource:
         return writer(self, model, shape, dtype)
 
     def _unknown(self, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-        """Return the source for a tensor without recorded values: normal floats, or zeros, which are valid indices."""
+        """Return the source of a tensor without recorded values: normal floats, or zeros, which are valid indices."""
         if dtype.is_complex or dtype.is_floating_point:
             wide = torch.complex64 if dtype.is_complex else torch.float32
             return f"torch.randn({sizes(shape)}, dtype={wide}).to({dtype})"
@@ -197,7 +195,9 @@ class ValueSource:
         return f"{function}(\n{lines},\n{INDENT}{dtype}, {of_sample}{sizes(shape)},\n    )"
 
     def _sampled(self, model: Drawable, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-        """Return the source of a large tensor made of random rows or matrices of a small one."""
+        """Return the source of a large tensor that consists of random copies of the rows or matrices of a small
+        literal.
+        """
         from opgrip.traces.values import value_models
 
         name = next((key for key, kind in value_models.items() if kind is type(model)), "")
@@ -231,7 +231,12 @@ def _floats(source: ValueSource, model: Floats, shape: tuple[int, ...], dtype: t
 
 
 def _with_shares(source: ValueSource, model: Floats, text: str, count: int, work: torch.dtype) -> str:
-    """Return the source of values of which some are replaced by zeros, nan, infinities and denormals."""
+    """Return the source of `count` values of which some are replaced by zeros, nan, infinities and denormals.
+
+    model : value model with the share of each of them
+    text : source of the values
+    work : dtype of the values
+    """
     small = f"torch.finfo({work}).tiny / 2"
     shares = (
         *(("0.0", model.zeros), ("math.nan", model.nan), ("math.inf", model.inf), ("-math.inf", model.minus_inf)),
@@ -245,7 +250,7 @@ def _with_shares(source: ValueSource, model: Floats, text: str, count: int, work
 
 
 def _order(model: Any, shape: tuple[int, ...]) -> str:
-    """Return the source that sorts values, if they were sorted when recorded."""
+    """Return the source of a call that sorts values as they were sorted in the recording; empty if they were not."""
     if model.rises is None or model.falls is None:
         return ""
     downwards = ", descending=True" if model.falls > model.rises else ""
@@ -319,14 +324,14 @@ _WRITERS: dict[type, Callable[[ValueSource, Any, tuple[int, ...], torch.dtype], 
 
 
 def _short(value: Any, dtype: torch.dtype) -> str:
-    """Return the source of a number with the fewest digits that keep its value in the dtype."""
+    """Return the source of a number with the fewest digits that keep its value in a dtype."""
     if dtype.is_floating_point and dtype.itemsize <= 4 and isfinite(value):
         value = float(f"{value:.{DIGITS}g}")
     return plain(value)
 
 
 def _list(items: list[str]) -> str:
-    """Return the source of a list; a long list takes several lines."""
+    """Return the source of a list from the sources of its items; a long list takes several lines."""
     text = f"[{', '.join(items)}]"
     if len(text) <= LINE - len(INDENT):
         return text

@@ -1,4 +1,4 @@
-"""Conversion of a call, a module or a function to a Python script that only needs torch."""
+"""Conversion of one call of an operator, a module or a function to a Python script that only needs torch."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ ADDRESSES = 1 << 62
 def tensor_lines(
     specs: Sequence[TensorSpec], values: Mapping[int, Drawable], literals: Literals, source: ValueSource
 ) -> Iterator[str]:
-    """Yield the statements that create the tensors `x0`, `x1`, ... in order.
+    """Yield the statements that create the tensors `x0`, `x1`, ..., one for each spec, in order.
 
-    Raise `UserError` for a tensor that a
-    script cannot create.
+    values : value models by number
+
+    Raise `UserError` for a tensor that a script cannot create.
     """
     for spec in specs:
         _check(spec)
@@ -84,7 +85,9 @@ _WHOLE = (
 
 
 def _is_plain(spec: TensorSpec) -> bool:
-    """Return True if a tensor is contiguous and not sparse, quantized or nested."""
+    """Return True if a tensor is contiguous; a tensor of size 0 or 1 in a dimension must have contiguous
+    strides, too.
+    """
     step = 1
     for size, stride in zip(reversed(spec.shape), reversed(spec.stride or ()), strict=True):
         # torch does not look at the stride of a single element, and neither does it keep it
@@ -112,7 +115,7 @@ def _fill(place: int, memory: str, spec: TensorSpec, model: Drawable | None, sou
 
 
 def _has_windows(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Return True if these strides may make elements overlap in memory."""
+    """Return True if elements of a tensor with these strides may overlap in memory, such as sliding windows."""
     reach = 0
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size > 1:
@@ -212,13 +215,15 @@ def script_of(
 
 
 def _deciding(specs: Sequence[TensorSpec]) -> set[torch.dtype]:
-    """Return the dtypes of tensors whose values decide a result's shape: indices and masks, if there are any."""
+    """Return the dtypes of tensors whose values decide the shape of a result: indices and masks, or all without
+    these.
+    """
     dtypes = {spec.dtype for spec in specs}
     return {item for item in dtypes if not (item.is_floating_point or item.is_complex)} or dtypes
 
 
 def _function_of(signature: Signature) -> ScriptFunction:
-    """Return the function that calls a signature's operator."""
+    """Return the function that a script runs to call a signature's operator."""
     operator = registered_operator(signature)
     return ScriptFunction(
         f"A call of {signature.op} as a program made it.",
@@ -229,7 +234,10 @@ def _function_of(signature: Signature) -> ScriptFunction:
 
 
 def _head(function: ScriptFunction, facts: Sequence[str]) -> str:
-    """Return the script's docstring and comments."""
+    """Return the script's docstring and comments.
+
+    facts : lines for comments
+    """
     lines = [
         function.preamble or f'"""{function.title} This script only needs torch."""\n',
         *(f"# {comment(fact)}" for fact in facts),
@@ -240,7 +248,7 @@ def _head(function: ScriptFunction, facts: Sequence[str]) -> str:
 
 
 def registered_operator(signature: Signature) -> Any:
-    """Return the registered overload that a signature names, or raise `UserError`."""
+    """Return the registered overload that a signature names; raise `UserError` if torch lacks it."""
     if signature.kind != OPERATOR:
         raise UserError(
             f"{signature.op} is not an operator of torch but of kind {signature.kind}", "replay it with opreplay"
@@ -259,7 +267,7 @@ def registered_operator(signature: Signature) -> Any:
 
 
 def operator_source(op: str) -> str:
-    """Return a Python expression for a registered operator."""
+    """Return a Python expression for a registered operator, such as `torch.ops.aten.add.Tensor`."""
     source = "torch.ops"
     for part in op.split("."):
         source = f"getattr({source}, {part!r})" if keyword.iskeyword(part) else f"{source}.{part}"
@@ -271,7 +279,7 @@ def _named(kwargs: Mapping[str, Any], literals: Literals) -> str:
 
 
 def _results(signature: Signature) -> str | None:
-    """Return Python source of a list of the results' shapes and dtypes, or None if they are unknown."""
+    """Return Python source for a list of (shape, dtype) of the results, or None if they are unknown."""
     outputs = list(leaves(signature.outputs))
     specs = [leaf for leaf in outputs if isinstance(leaf, TensorSpec)]
     known = all(leaf is None or isinstance(leaf, TensorSpec | bool | int | float | complex) for leaf in outputs)
@@ -287,7 +295,7 @@ def _threads(settings: Mapping[str, Any]) -> int:
 
 
 def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield statements that set the torch settings which change the result of a call."""
+    """Yield statements that set the torch settings under which a call was recorded and which can change its result."""
     dtype = DTYPES.get(str(settings.get("default_dtype")))
     if dtype is not None and dtype.is_floating_point and dtype != torch.float32:
         yield f"torch.set_default_dtype({plain(dtype)})"

@@ -1,4 +1,4 @@
-"""Source code of helper functions for the scripts."""
+"""Source code of the helper functions that scripts contain."""
 
 DATA = '''
 def data(text, dtype, shape):

@@ -33,7 +33,7 @@ LAUNCH_BOUND = 0.1
 
 
 def time_doubts(contended: float, slow_memory: float) -> Iterator[str]:
-    """Yield the reasons why the times of a capture are doubtful, each with a remedy.
+    """Yield the reasons to doubt the times of a capture, each with a remedy.
 
     Parameters
     ----------
@@ -54,14 +54,14 @@ def time_doubts(contended: float, slow_memory: float) -> Iterator[str]:
 
 
 def doubt_of_events(calls: pd.DataFrame) -> str | None:
-    """Return the reason, with a remedy, why device times measured with events are doubtful, or None.
+    """Return the reason, with a remedy, to doubt device times measured with events, or None.
 
     If the device waits for the host, the event before a call is reached at once, and the measured time includes the
     launch. Such a time is not longer than the host time of the call.
 
     Parameters
     ----------
-    calls : calls with their number, as in `Trace.distinct_calls`
+    calls : rows of `Trace.distinct_calls`
     """
     device_ns = calls["device_ns"].fillna(0) * calls["count"]
     share = float(device_ns[calls["device_ns"] <= calls["duration_ns"]].sum()) / max(float(device_ns.sum()), 1.0)
@@ -128,7 +128,7 @@ def device_of(signature: Signature) -> str:
 
 
 def describe_accelerators(devices: Sequence[str]) -> Facts:
-    """Return the facts about some devices under `devices`, `libraries` and `settings`; empty without devices.
+    """Return facts about devices under the keys `devices`, `libraries` and `settings`; empty without devices.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def merge_facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Facts:
 
 
 def facts_in_words(accelerator: object) -> Iterator[tuple[str, str]]:
-    """Yield title and text for each line about devices, libraries and their settings; identical devices share a line.
+    """Yield title and text of lines that describe devices, libraries and their settings; equal devices share a line.
 
     Parameters
     ----------
@@ -229,7 +229,9 @@ def _properties(device: str) -> Facts:
 
 
 def _libraries(kinds: Collection[str]) -> dict[str, str]:
-    """Return versions of libraries; for CUDA and ROCm, the versions that torch was built with and runs on."""
+    """Return the versions of the driver and libraries that matter for these kinds of devices, such as CUDA and
+    cuDNN.
+    """
     readers: dict[str, Callable[[], Any]] = {
         "driver": _driver,
         "cuda": lambda: torch.version.cuda,
@@ -275,14 +277,14 @@ def _settings(kinds: Collection[str]) -> Facts:
 
 
 def _precisions() -> Iterator[tuple[str, str]]:
-    """Yield the float32 precision of each backend; before torch 2.9, whether TF32 is allowed."""
+    """Yield the name and float32 precision of each backend; before torch 2.9, `tf32` if it is allowed, else `ieee`."""
     for place in PLACES:
         if not place.startswith("mkldnn"):
             yield place, read_precision(place) or ("tf32" if allows_tf32(place) else "ieee")
 
 
 def _tell(read: Callable[[], Any] | None) -> Any:
-    """Return the result of `read`, or None if `read` is None or fails."""
+    """Return the result of `read()`, or None if `read` is None or raises an error."""
     with suppress(Exception):
         return None if read is None else read()
     return None

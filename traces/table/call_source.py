@@ -1,4 +1,4 @@
-"""Blocks of calls of a trace, kept in memory or read again from the file, and sets of numbers for searching them."""
+"""Blocks of calls of a trace, kept in memory or read again from the file; and sets of numbers that select calls."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from opgrip.traces.table.graph_launches import GraphLaunches
 
 
 class NumberSet:
-    """A set of integers with a fast membership test for whole arrays, which can grow while a trace is read."""
+    """A set of integers that tests all numbers of an array at once, and that can grow while a trace is read."""
 
     def __init__(self) -> None:
         self._numbers: set[int] = set()
         self._array: Integers | None = None
 
     def put(self, number: int, is_in: bool = True) -> None:
-        """Add a number to the set, or remove it if `is_in` is False."""
+        """Add a number to the set if `is_in` is True, else remove it."""
         (self._numbers.add if is_in else self._numbers.discard)(number)
         self._array = None
 
@@ -33,7 +33,7 @@ class NumberSet:
         return number in self._numbers
 
     def flags(self, column: Integers) -> NDArray[np.bool_]:
-        """Return a mask, (N,), which is True for the numbers in `column` that belong to the set."""
+        """Return a mask, (N,), of the numbers in `column`, (N,), that belong to the set."""
         if self._array is None:
             self._array = np.array(sorted(self._numbers), dtype=np.int64)
         return np.isin(column, self._array)
@@ -50,7 +50,7 @@ Select = Callable[[CallBlock], CallBlock]
 
 
 class CallSource:
-    """Selected blocks of calls; device times from later records are filled in.
+    """The blocks of calls of a trace, or the selected part of each block, with the device times of later records.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class CallSource:
         self.graphs = GraphLaunches()
 
     def add(self, block: CallBlock) -> None:
-        """Register a block that is read for the first time."""
+        """Add the next block, while the trace is read for the first time."""
         self._all_by_thread[block.thread] += len(block)
         self._blocks += 1
         if self._select is not None:
@@ -83,11 +83,14 @@ class CallSource:
                 self._kept = None
 
     def add_times(self, record: DeviceTimes) -> None:
-        """Register a record of device times that was written after the calls."""
+        """Add a record of device times that was written after the calls."""
         self._later.append((record.thread, record.first, np.asarray(record.device_ns, dtype=np.int64)))
 
     def weigh_graphs(self, signatures: Iterable[Signature]) -> None:
-        """Determine how the time of launches is divided, after all records were read."""
+        """Determine how the time of a launch of a CUDA graph is divided among its calls, after all records were read.
+
+        Raise `UserError` if the launches run too many calls.
+        """
         if self.graphs.graphs:
             calls = sum(
                 launches * len(self.graphs.graphs.get(number, ())) for number, (launches, _) in self.launches().items()
@@ -99,7 +102,7 @@ class CallSource:
             self.graphs.weigh(signatures, self._usual_ns)
 
     def _usual_ns(self) -> dict[int, float]:
-        """Return mean device times by signature of the calls outside of graphs."""
+        """Return the mean device time in ns of each signature's calls outside of CUDA graphs."""
         totals: Counter[int] = Counter()
         counts: Counter[int] = Counter()
         for block in self._recorded():
@@ -110,7 +113,10 @@ class CallSource:
         return {number: totals[number] / count for number, count in counts.items()}
 
     def launches(self) -> dict[int, tuple[int, int]]:
-        """Return the number of launches and their device time in ns by signature, for the graphs of the whole file."""
+        """Return the number of launches of each CUDA graph in the whole file, and their total device time in ns.
+
+        The key is the signature of the graph's launches.
+        """
         counts = dict.fromkeys((*self.graphs.graphs, *self.graphs.unknown), (0, 0))
         for block in self._recorded() if counts else ():
             times = block.device_ns if len(block.device_ns) else np.zeros(len(block), dtype=np.int64)
@@ -122,7 +128,7 @@ class CallSource:
 
     @property
     def calls(self) -> int:
-        """Number of calls."""
+        """Number of selected calls; the calls in a CUDA graph count once for each launch."""
         if not self.graphs.graphs:
             return self._calls
         if self._calls_with_graphs is None:
@@ -131,12 +137,12 @@ class CallSource:
 
     @property
     def has_later_times(self) -> bool:
-        """Return True if device times are in records after the calls; these are times of kernels."""
+        """Return True if the trace has device times in records after the calls; these are times of kernels."""
         return bool(self._later)
 
     @property
     def is_kept(self) -> bool:
-        """Return True if the calls are kept in memory."""
+        """Return True if all calls are kept in memory, so that the file is not read again."""
         return self._kept is not None and self.calls <= KEPT_CALLS
 
     def __iter__(self) -> Iterator[CallBlock]:
@@ -146,7 +152,9 @@ class CallSource:
             yield from self._selected_again()
 
     def _selected_again(self) -> Iterator[CallBlock]:
-        """Yield the selected part of each block, with later device times and the calls of launches."""
+        """Yield the selected part of each block, with later device times and with the calls of CUDA graphs for
+        their launches.
+        """
         for recorded in self._recorded():
             block = self.graphs.expand(recorded) if self.graphs.graphs else recorded
             block = block if self._select is None else self._select(block)
@@ -154,7 +162,7 @@ class CallSource:
                 yield block
 
     def _recorded(self) -> Iterator[CallBlock]:
-        """Yield the blocks of the file with later device times."""
+        """Yield the blocks as the file has them, but with later device times."""
         if self._kept is not None and self._select is None:
             yield from self._with_later_times(self._kept)
             return
@@ -193,7 +201,7 @@ class CallSource:
 
 
 def selected(block: CallBlock, flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> CallBlock:
-    """Return a block with only the calls for which the mask is True."""
+    """Return a block with only the calls for which the mask `flags` is True."""
     if flags.all():
         return block
     places = np.flatnonzero(flags)
@@ -219,11 +227,12 @@ def selected(block: CallBlock, flags: np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 def by_call(pairs: Sequence[tuple[int, int]], calls: int) -> Integers:
-    """Return an array with the number of each call of a block, 0 for a call without a pair.
+    """Return an array with a number for each call of a block, 0 for a call without a pair.
 
     Parameters
     ----------
     pairs : (position of the call, number), such as `page_faults` or `slow_memory` of a block
+    calls : number of calls in the block
     """
     numbers = np.zeros(calls, dtype=np.int64)
     for place, number in pairs:
@@ -232,10 +241,10 @@ def by_call(pairs: Sequence[tuple[int, int]], calls: int) -> Integers:
 
 
 def or_all(column: Integers, calls: int, value: int) -> Integers:
-    """Return `column`; if the block omits it, return an array of length `calls` filled with `value`."""
+    """Return a column of a block of `calls` calls; a column that the block omits has the same `value` for all calls."""
     return column if len(column) else np.full(calls, value, dtype=np.int64)
 
 
 def concatenated(pieces: Sequence[Integers]) -> Integers:
-    """Return the pieces of a column as one array."""
+    """Return the arrays of a column, one for each block, as one array."""
     return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The table of a trace's calls, including the times of accelerators."""
+"""The table of a trace's calls, with one row per call, and the computation of its columns of times."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ def counts_of(calls: pd.DataFrame) -> pd.Series[int]:
 
 
 def quantiles(values: pd.Series[Any], groups: Any, counts: pd.Series[int], share: float = 0.5) -> pd.Series[float]:
-    """Return the quantile of each group at `share`, interpolated linearly between neighbouring values.
+    """Return the quantile of each group of values at `share`, interpolated linearly between neighbouring values.
 
     NaN values are ignored; the result is NaN for a group without other values.
 
     Parameters
     ----------
+    groups : group of each value
     counts : weight of each value
+    share : 0 to 1, 0.5 for the median
     """
     names = pd.Series(np.asarray(groups), index=values.index)
     table = pd.DataFrame({"group": names, "value": values.astype(float), COUNT: counts})
@@ -56,26 +58,26 @@ def quantiles(values: pd.Series[Any], groups: Any, counts: pd.Series[int], share
 
 
 def usual_ns(calls: pd.DataFrame) -> pd.Series[Any]:
-    """Return durations of calls in ns, reduced by the extra time of unusually slow page faults."""
+    """Return the durations of calls in ns, reduced by the extra time of unusually slow page faults."""
     return calls["duration_ns"] - calls["slow_memory_ns"]
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Typical duration of each signature, used instead of the durations of perturbed calls.
+    """Typical duration of each signature's calls, used instead of the durations of perturbed calls.
 
     Attributes
     ----------
-    median_ns : by signature, the median duration of unperturbed calls, or of all calls if the unperturbed ones were
-        interrupted
-    was_interrupted : by signature, True if only one call was unperturbed and it took longer than all others
+    median_ns : by signature, the median duration of unperturbed calls, or of all calls if `was_interrupted`
+    was_interrupted : by signature, True if only one call was unperturbed and it took longer than all others, so that it
+        was probably interrupted
     """
 
     median_ns: pd.Series[float]
     was_interrupted: pd.Series[bool]
 
     def unperturbed_ns(self, calls: pd.DataFrame) -> pd.Series[Any]:
-        """Return durations of calls in ns; perturbed calls get their typical duration if it is known."""
+        """Return the durations of calls in ns, with the typical duration for perturbed calls if it is known."""
         signature, durations = calls["signature"], usual_ns(calls)
         median_ns = signature.map(self.median_ns)
         is_replaced = calls["perturbed"] | signature.map(self.was_interrupted)
@@ -83,7 +85,10 @@ class Typical:
 
 
 def typical_of(calls: pd.DataFrame) -> Typical | None:
-    """Return the typical durations from all calls, or all distinct calls, of a trace; None if no call was perturbed."""
+    """Return the typical durations of a trace's signatures, or None if no call was perturbed.
+
+    calls : all calls, or all distinct calls, of the trace
+    """
     durations, perturbed, counts = usual_ns(calls), calls["perturbed"], counts_of(calls)
     if not perturbed.any():
         return None
@@ -95,8 +100,9 @@ def typical_of(calls: pd.DataFrame) -> Typical | None:
 
 
 def unperturbed_ns(calls: pd.DataFrame) -> pd.Series[Any]:
-    """Return durations in ns of all calls, or all distinct calls, of a trace; perturbed calls get their typical
-    duration.
+    """Return the durations in ns of all calls of a trace, with typical durations for perturbed calls.
+
+    calls : all calls, or all distinct calls, of the trace
     """
     typical = typical_of(calls)
     return calls["duration_ns"] if typical is None else typical.unperturbed_ns(calls)
@@ -106,9 +112,7 @@ Times: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def with_functions(calls: pd.DataFrame) -> Times:
-    """Return the device times of a trace's calls; the time of a gripped function is the sum over the calls
-    inside it.
-    """
+    """Return the device times of a trace's calls; a gripped function's time is the sum over the calls inside it."""
     times = calls["device_ns"].to_numpy(dtype=np.float64, copy=True)
     functions = (calls["kind"] == FUNCTION).to_numpy()
     if not functions.any() or np.isnan(times).all():
@@ -127,8 +131,9 @@ def with_functions(calls: pd.DataFrame) -> Times:
 
 
 def summarize_kernels(kernels: Sequence[Kernels], op_by_signature: Mapping[int, str]) -> pd.DataFrame:
-    """Return one row per kernel and operator that launched it, longest time first: kernel, op, launches, time_us,
-    share.
+    """Return a table with one row per kernel and operator that launched it, longest time first.
+
+    The columns are kernel, op, launches, time_us, and share (of the time of all kernels, 0 to 1).
     """
     rows = [
         (name, op_by_signature.get(record.signature, ""), launches, device_ns / 1e3)
@@ -157,7 +162,7 @@ DENSE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class CallNames:
-    """The records (signatures, scopes, threads) to which the numbers in calls refer."""
+    """The signatures, scopes and threads to which the numbers in blocks of calls refer."""
 
     signatures: list[Signature]
     scopes: list[Scope]
@@ -165,7 +170,7 @@ class CallNames:
 
 
 def calls_table(source: Iterable[CallBlock], names: CallNames) -> pd.DataFrame:
-    """Return one row per call in start order, with the columns of `Trace.calls`."""
+    """Return the table of `Trace.calls`: one row per call, in start order."""
     table = rows_table(concatenated_columns(source), names)
     table = table.sort_values("start_ns", kind="stable", ignore_index=True)
     table["device_ns"] = with_functions(table)
@@ -173,12 +178,17 @@ def calls_table(source: Iterable[CallBlock], names: CallNames) -> pd.DataFrame:
 
 
 def known_streams(numbers: np.ndarray[Any, Any], is_on_host: np.ndarray[Any, Any]) -> pd.arrays.IntegerArray:
-    """Return the streams of calls, without the default stream of calls that are not known to have used a device."""
+    """Return the column of stream numbers; the value is missing for stream 0 of a call that may not have used a device.
+
+    is_on_host : True for calls that are not known to have used a device
+    """
     return pd.arrays.IntegerArray(numbers, is_on_host & (numbers == 0))
 
 
 def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: CallNames) -> pd.DataFrame:
-    """Return one row per call in the given order, without columns of times that depend on other calls."""
+    """Return a table with one row per call in the given order; columns of times that depend on other calls are
+    missing.
+    """
     tensors = columns["tensors"]
     table = pd.DataFrame(
         named_columns(columns["signature"], columns["scope"], columns["thread"], names)
@@ -192,7 +202,7 @@ def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: CallNames) ->
 
 
 def with_times(table: pd.DataFrame, typical: Typical | None) -> pd.DataFrame:
-    """Add the columns of times that depend on other calls to a table, in place, and return the table."""
+    """Add the columns `raw_ns`, `host_ns` and `time_ns` to a table of calls, in place, and return the table."""
     table["raw_ns"] = table["device_ns"].fillna(table["duration_ns"])
     table["host_ns"] = table["duration_ns"] if typical is None else typical.unperturbed_ns(table)
     table["time_ns"] = table["device_ns"].fillna(table["host_ns"])
@@ -200,7 +210,9 @@ def with_times(table: pd.DataFrame, typical: Typical | None) -> pd.DataFrame:
 
 
 def named_columns(signature: Integers, scope: Integers, thread: Integers, names: CallNames) -> dict[str, Any]:
-    """Return the columns of a table of calls that follow from signature, scope and thread."""
+    """Return the columns of a table of calls that follow from the numbers of each call's signature, scope and
+    thread.
+    """
     signatures, scopes, threads = names.signatures, names.scopes, names.threads
     by_number = {record.number: record for record in scopes}
 
@@ -264,7 +276,7 @@ def all_storages(source: Iterable[CallBlock]) -> Integers:
 
 
 def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) -> pd.Categorical:
-    """Return the name of each number as a categorical column, because a million calls share a few names."""
+    """Return a categorical column with the name of each number, because a million calls share a few names."""
     categories = list(dict.fromkeys(name for name in names.values() if name is not None))
     place = {name: index for index, name in enumerate(categories)}
     code_of = {number: place.get(name, -1) for number, name in names.items()}
@@ -273,7 +285,7 @@ def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) 
 
 
 def _translated(numbers: Integers, code_of: Mapping[int, int]) -> Integers:
-    """Return the category code of each number; -1 for a number without a code."""
+    """Return the category code of each number in an array; -1 for a number without a code."""
     if min(code_of, default=0) < 0 or max(code_of, default=0) >= DENSE:
         unique, inverse = np.unique(numbers, return_inverse=True)
         own = np.array([code_of.get(int(number), -1) for number in unique], dtype=np.int64)

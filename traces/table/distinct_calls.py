@@ -1,4 +1,4 @@
-"""Distinct calls with counts; and all calls part by part, in memory that does not grow with the trace."""
+"""Distinct calls, which are equal calls counted in one row; and all calls in parts, in memory that does not grow."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FINEST, COARSEST = 10, 3
 
 
 class DistinctCalls:
-    """Counts distinct calls while blocks are read."""
+    """Counts equal calls while blocks are read; calls are equal if all columns except start and storages are."""
 
     def __init__(self) -> None:
         self._pieces: list[list[Integers]] = []
@@ -70,7 +70,7 @@ class DistinctCalls:
             self._sum_up()
 
     def table(self, names: CallNames) -> pd.DataFrame:
-        """Return one row per distinct call, sorted by first start.
+        """Return one row per group of equal calls, sorted by the start of its first call.
 
         The columns are `count` and all columns of `Trace.calls` except `tensors` and `first_storage`.
         """
@@ -92,8 +92,9 @@ class DistinctCalls:
         return table
 
     def rows(self) -> pd.DataFrame:
-        """Return the rows of `table` as integers: key columns, first start, position of this call in the file, and
-        `count`.
+        """Return the rows of `table` as integers.
+
+        The columns are the keys, the start of the first call, the position of this call in the file, and `count`.
         """
         self._sum_up()
         while len(self._sums) > 1:
@@ -131,8 +132,10 @@ def _again(table: pd.DataFrame, bits: int | None) -> pd.DataFrame:
 def _distinct(
     keys: Sequence[Integers], starts: Integers, places: Integers, counts: Integers, bits: int | None
 ) -> pd.DataFrame:
-    """Return one row per combination of keys: its earliest start, the position of that call, and the sum of counts.
+    """Return one row per group of equal calls: its earliest start, the position of that call, and the sum of counts.
 
+    keys : columns that equal calls have in common
+    starts, places, counts : start, position in the file and count of each row
     bits : combine calls whose times have this number of leading bits in common, and use their mean time; None to
         combine only equal times
     """
@@ -153,7 +156,7 @@ def _distinct(
 
 
 def _rounded(times: Integers, bits: int | None) -> Integers:
-    """Return times (-1 or more) truncated to their leading bits.
+    """Return times (-1 or more) truncated to their `bits` leading bits, or unchanged if `bits` is None.
 
     If several times have the same truncated value, so does their mean.
     """
@@ -166,7 +169,7 @@ def _rounded(times: Integers, bits: int | None) -> Integers:
 
 
 def _packed(keys: Sequence[Integers]) -> Integers:
-    """Return one integer for each row, which is equal for rows with equal keys."""
+    """Return one integer for each row, such that two rows have equal integers if all their keys are equal."""
     if not len(keys[0]):
         return keys[0]
     packed, width = np.zeros(len(keys[0]), dtype=np.int64), 1
@@ -204,7 +207,7 @@ START, NUMBER = "start_ns", "number"
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a table of calls.
+    """Calls as rows of a table, before names are looked up.
 
     Attributes
     ----------
@@ -229,7 +232,7 @@ class Rows:
 
 
 def ordered_rows(source: CallSource) -> Iterator[Rows]:
-    """Yield all calls sorted by start, part by part; calls with equal start stay in file order."""
+    """Yield all calls sorted by start, in parts; calls with equal start stay in file order."""
     if source.is_kept:
         rows = _rows(list(source))
         yield _numbered(rows.take(np.argsort(rows.columns[START], kind="stable")), 0)
@@ -251,7 +254,10 @@ def ordered_rows(source: CallSource) -> Iterator[Rows]:
 
 
 class _Lateness:
-    """Detects late calls: calls that started before the newest call that was known `NEAR` blocks earlier."""
+    """Detects calls that are far out of start order in the file.
+
+    A call is late if it started before the newest call that was known `NEAR` blocks earlier.
+    """
 
     def __init__(self) -> None:
         self._newest_ns = np.iinfo(np.int64).min
@@ -259,7 +265,7 @@ class _Lateness:
 
     @property
     def bound_ns(self) -> int:
-        """Return a lower bound of the starts of calls in later blocks, not counting late calls."""
+        """Return a time before which no call of later blocks started, except late calls."""
         return int(self._bounds[0])
 
     def flags(self, block: CallBlock) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -281,8 +287,9 @@ def _late_rows(source: Iterable[CallBlock]) -> Iterator[Rows]:
 
 
 def _near_rows(source: Iterable[CallBlock]) -> Iterator[tuple[Rows, int | None]]:
-    """Yield the rows that are not late, part by part, each part with a lower bound of the starts in later parts (None
-    at the end).
+    """Yield the calls that are not late, in parts, each with a time before which no call of later parts starts.
+
+    This time is None for the last part.
     """
     lateness, number = _Lateness(), 0
     blocks: list[CallBlock] = []
@@ -319,7 +326,10 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 
 
 def _in_order(rows: Rows, bound_ns: int | None) -> tuple[Rows, Rows]:
-    """Return the rows that start at or before `bound_ns`, sorted by start, and the remaining rows; None selects all."""
+    """Return the rows that start at or before `bound_ns`, sorted by start, and the other rows.
+
+    None for `bound_ns` selects all rows.
+    """
     starts = rows.columns[START]
     order = np.lexsort((rows.columns[NUMBER], starts))
     end = len(order) if bound_ns is None else int(np.searchsorted(starts[order], bound_ns, side="right"))

@@ -1,4 +1,4 @@
-"""Launches of graphs, in whose place a trace has the calls that each of them runs."""
+"""Launches of CUDA or HIP graphs: a table of calls has the calls that a launch runs in place of the launch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ BY_ESTIMATE = "by an estimate: times of the same signatures outside of graphs, e
 
 
 def doubt_of_graphs(share: float) -> str:
-    """Return the reason to doubt a trace that lacks the calls of graphs with this share of the device's time."""
+    """Return the reason to doubt a trace that lacks the calls of CUDA graphs.
+
+    share : share of the device's time that the launches of these graphs take, 0 to 1
+    """
     return (
         f"{share:.0%} of the device's time is in launches of graphs whose capture the trace does not have, so that "
         "their operators are missing: start the capture before the program captures its graphs"
@@ -29,12 +32,14 @@ def doubt_of_graphs(share: float) -> str:
 
 @dataclass(slots=True)
 class GraphCalls:
-    """The calls of a graph, in columns, and their shares of a launch's time.
+    """The calls of a CUDA or HIP graph as columns, and how the time of a launch is divided among them.
 
     Attributes
     ----------
+    signature, scope, tensors : (N,), as in a block of calls
+    storages : (sum of `tensors`,), storage numbers
     kernel_ns : time of each call's kernels, (N,); None if their records are not known
-    weights : share of each call, (N,)
+    weights : share of a launch's time that each call gets, (N,)
     """
 
     signature: Integers
@@ -46,7 +51,7 @@ class GraphCalls:
 
     @property
     def split(self) -> str:
-        """How the time of launches is divided among the calls."""
+        """How the time of launches is divided among the calls: `BY_KERNELS` or `BY_ESTIMATE`."""
         return BY_ESTIMATE if self.kernel_ns is None else BY_KERNELS
 
     def __len__(self) -> int:
@@ -55,7 +60,7 @@ class GraphCalls:
 
 @dataclass(slots=True)
 class GraphLaunches:
-    """The graphs of a trace by the signature of their launches.
+    """The CUDA or HIP graphs of a trace, by the signature of their launches.
 
     Attributes
     ----------
@@ -82,16 +87,16 @@ class GraphLaunches:
 
     @property
     def estimated(self) -> set[int]:
-        """Signatures of calls in graphs whose launches' time is divided by an estimate."""
+        """Signatures of calls in graphs for which the division of a launch's time is an estimate."""
         graphs = (graph for graph in self.graphs.values() if graph.kernel_ns is None)
         return {number for graph in graphs for number in graph.signature.tolist()}
 
     def weigh(self, signatures: Iterable[Signature], usual_ns: Callable[[], Mapping[int, float]]) -> None:
-        """Determine the share of each call in the time of its launches.
+        """Determine which share of a launch's time each call of a graph gets.
 
         Parameters
         ----------
-        usual_ns : returns mean device times by signature of calls that are not launches
+        usual_ns : returns the mean device time in ns of each signature's calls outside of graphs
         """
         for number, times in self._times.items():
             graph = self.graphs.get(number)
@@ -112,7 +117,7 @@ class GraphLaunches:
                 graph.weights = graph.weights / total if total > 0 else np.full(len(graph), 1 / len(graph))
 
     def expand(self, block: CallBlock) -> CallBlock:
-        """Return a block with the calls of each launch in place of the launch."""
+        """Return a block of calls with the calls of each graph launch in place of the launch."""
         is_launch = np.isin(block.signature, list(self.graphs))
         if not is_launch.any():
             return block
@@ -155,19 +160,23 @@ class GraphLaunches:
 
 
 def _bytes_of(signature: Signature | None) -> int:
-    """Return the size of the memory that a call's tensors span."""
+    """Return the number of bytes that the tensors of a signature span in memory; 0 without a signature."""
     return 0 if signature is None else sum(spec.extent for spec in tensors([signature.args, signature.outputs]))
 
 
 def _are_views(graph: GraphCalls, signatures: Mapping[int, Signature]) -> NDArray[np.bool_]:
-    """Return a mask of the calls that only return views of their arguments, and launch nothing."""
+    """Return a mask of the graph's calls that only return views of their arguments and launch no kernel."""
     flows = np.split(graph.storages, np.cumsum(graph.tensors)[:-1])
     calls = zip(graph.signature.tolist(), flows, strict=True)
     return np.array([_is_view(signatures.get(number), storages) for number, storages in calls])
 
 
 def _is_view(signature: Signature | None, storages: Integers) -> bool:
-    """Return True if a call returns only memory of its arguments, and does not write to them by its name."""
+    """Return True if a call only returns memory of its arguments and does not write to them, judged by its operator's
+    name.
+
+    storages : storages of the call's tensors, arguments first
+    """
     if signature is None or "out" in signature.kwargs or signature.op.partition(".")[2].split(".")[0].endswith("_"):
         return False
     inputs = sum(1 for _ in tensors([signature.args, signature.kwargs]))

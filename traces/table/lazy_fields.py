@@ -9,12 +9,13 @@ T = TypeVar("T")
 
 
 class LazyField(Generic[T]):
-    """Descriptor of a dataclass field that holds a value, or a function that computes it. The dataclass must not have
-    slots.
+    """Descriptor of a dataclass field that is computed when it is first read; the dataclass must not have slots.
+
+    The constructor of the dataclass takes the value, or a function that returns it.
 
     Parameters
     ----------
-    default : function that computes the value if the argument is left out; None for a required field
+    default : function that computes the value if the constructor gets none; None for a required field
     """
 
     def __init__(self, default: Callable[[], T] | None = None) -> None:
@@ -45,5 +46,5 @@ class LazyField(Generic[T]):
 
 
 def is_made(item: object, name: str) -> bool:
-    """Return True if a lazy field is already computed."""
+    """Return True if the lazy field `name` of an object is already computed."""
     return not callable(item.__dict__[f"_{name}"])

@@ -17,7 +17,9 @@ from opgrip.traces.table.trace import Trace
 
 
 class LiveArguments:
-    """Creates the arguments that a trace describes. Names in the trace are never imported.
+    """Creates the arguments and results that a trace describes, as tensors and Python objects.
+
+    Names in the trace are never imported.
 
     Parameters
     ----------
@@ -30,7 +32,8 @@ class LiveArguments:
         self._files = [TensorFile(path) for path in trace.tensor_files]
 
     def make(self, tree: Any) -> Any:
-        """Return the live arguments for specs; missing tensor values are drawn from value models.
+        """Return the arguments that nested specs describe; tensor values that the trace lacks are drawn from value
+        models.
 
         Raises
         ------
@@ -69,7 +72,7 @@ def _number(spec: TensorSpec) -> int:
 
 
 def _device(recorded: str) -> str:
-    """Return the recorded device if this machine has it, else another one."""
+    """Return the recorded device if this machine has it, else `cpu`."""
     try:
         torch.empty(0, device=recorded)
     except (RuntimeError, AssertionError, ImportError):

@@ -1,4 +1,4 @@
-"""Labels of `record_function`: pseudo-operators that compute nothing and mark the calls made inside them."""
+"""Labels of `record_function`: calls of pseudo-operators that compute nothing and enclose the calls between them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def is_mark(op: str) -> bool:
 
 
 def is_operator(op: str, kind: str) -> bool:
-    """Return True unless a signature is of a gripped function or a label of `record_function`."""
+    """Return True for the signature of an operator, False for that of a gripped function or a `record_function` label.
+
+    op, kind : operator and kind of the signature
+    """
     return kind != FUNCTION and not is_mark(op)
 
 
@@ -43,12 +46,12 @@ def operator_calls(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def own_calls(calls: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table of calls or distinct calls that `Trace.own_calls` keeps."""
+    """Return the rows of a table of calls that `Trace.own_calls` keeps: operators that the program itself called."""
     return operator_calls(calls[calls["inside"].isna() | calls["gripped"]])
 
 
 def label_of(signature: Signature) -> str | None:
-    """Return the label that a signature's calls open, or None if they open none."""
+    """Return the text of the `record_function` label that a signature's calls open, or None if they open none."""
     label = signature.args[0] if signature.op.startswith(ENTER) and signature.args else None
     return label if isinstance(label, str) else None
 
@@ -56,14 +59,16 @@ def label_of(signature: Signature) -> str | None:
 def labeled(
     calls: pd.DataFrame, label_by_signature: Mapping[int, str], is_selected: Callable[[str], bool]
 ) -> pd.Series[bool]:
-    """Return a mask of the calls that ran within a selected label.
+    """Return a mask of the calls that ran within a selected `record_function` label.
 
     Labels nest within a thread. Calls in autograd's threads count as inside the labels that are open in any other
     thread.
 
     Parameters
     ----------
-    label_by_signature : label that a signature's calls open, by signature
+    calls : table of calls in start order
+    label_by_signature : text of the label that a signature's calls open, by signature
+    is_selected : returns True if the label with this text is selected
     """
     spans: list[tuple[int, int]] = []
     within = np.zeros(len(calls), dtype=np.bool_)
@@ -87,8 +92,8 @@ def _are_in_spans(times: Integers, spans: list[tuple[int, int]]) -> np.ndarray[t
 def _within(
     calls: pd.DataFrame, label_by_signature: Mapping[int, str], is_selected: Callable[[str], bool]
 ) -> tuple[list[bool], list[tuple[int, int]]]:
-    """Return, for each call of one thread, whether a selected label is open; and the time spans in which one
-    is open.
+    """Return, for each call of one thread, True if a selected label is open; and the time spans in which one is
+    open.
     """
     open_labels: list[bool] = []
     flags: list[bool] = []

@@ -1,4 +1,4 @@
-"""Start times of a program's steps, selection of calls by step and names, and calls that did not end."""
+"""Start times of a program's steps, selection of calls by step and names, and calls that never ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEVER = np.iinfo(np.int64).max
 
 
 class _Thread:
-    """A thread's first call after each call that was entered but not ended, and the start of its last call."""
+    """Finds the calls of one thread that were entered and never ended."""
 
     def __init__(self, records: list[Entered]) -> None:
         self.records = records
@@ -48,7 +48,7 @@ class _Thread:
         self._signatures[rows] = block.signature[order][places]
 
     def unfinished(self) -> list[Entered]:
-        """Return the calls that did not end, in start order."""
+        """Return the calls that never ended, in start order."""
         rows = np.searchsorted(self._entered_ns, [record.start_ns for record in self.records])
         firsts = self._signatures[rows].tolist()
         by_start = {
@@ -62,10 +62,12 @@ class _Thread:
 
 
 def unfinished_calls(entered: Mapping[int, list[Entered]], source: Iterable[CallBlock]) -> list[Entered]:
-    """Return the calls that were entered and never ended.
+    """Return the calls that were entered and never ended, which are the last calls of their thread.
 
-    These are the last calls of their thread. The recorded start
-    of a call can be later than its entry, because it excludes the capture's work before the operator runs.
+    The recorded start of a call can be later than its entry, because it excludes the capture's work before the operator
+    runs.
+
+    entered : records of calls that were entered, by thread
     """
     if not entered:
         return []
@@ -100,8 +102,11 @@ class StepStarts:
     begins: Mapping[int | None, Integers]
 
     def steps_of(self, process: int | None, start_ns: Integers) -> Integers:
-        """Return the step of each call, given the start times of calls; -1 if unknown. Calls before the first step
-        count as part of it.
+        """Return the step of each call of a process, counted from 0; -1 if unknown.
+
+        Calls before the first step count as part of it.
+
+        start_ns : start times of the calls
         """
         begins = self.begins.get(process)
         if begins is None:
@@ -113,11 +118,14 @@ class StepStarts:
 def step_starts(read: Callable[[], Iterable[Columns]], counts: Mapping[int | None, int]) -> StepStarts:
     """Return start times of steps, derived from the first place in the program that runs exactly once per step.
 
-    The calls are read twice: once to count the calls of each place, and once to collect the starts at the chosen
-    places. Memory therefore grows with the number of places and steps, not with the number of calls.
+    A place is a scope and a signature. The calls are read twice: once to count the calls of each place, and once to
+    collect
+    the starts at the chosen places. Memory therefore grows with the number of places and steps, not with the number of
+    calls.
 
     Parameters
     ----------
+    read : returns the calls of each block as (process, scope, signature, start_ns), the last three as arrays
     counts : number of steps by process
     """
     places = {process: _Places() for process in counts}
@@ -134,7 +142,7 @@ def step_starts(read: Callable[[], Iterable[Columns]], counts: Mapping[int | Non
 
 
 class _Places:
-    """Number of calls at each place in a process, and the start of the first call at each."""
+    """Number of calls of each scope and signature in a process, and the start of the first of these calls."""
 
     def __init__(self) -> None:
         self._counts: Counter[Place] = Counter()
@@ -155,15 +163,15 @@ class _Places:
             self._first_ns[place] = min(self._first_ns.get(place, first_ns), first_ns)
 
     def first_of(self, count: int) -> Place | None:
-        """Return the first place that the process ran exactly `count` times, or None if there is no such place."""
+        """Return the first scope and signature with exactly `count` calls in the process, or None."""
         once_a_step = (place for place, number in self._counts.items() if number == count)
         return min(once_a_step, key=self._first_ns.__getitem__, default=None)
 
 
 def find_step_starts(read: Callable[[], Iterable[Record | CallBlock]]) -> StepStarts | None:
-    """Return the start times of the steps of a trace, or None if the trace does not report steps.
+    """Return the start times of a trace's steps, or None if the trace does not report steps.
 
-    The records are read once or twice.
+    read : returns the records of the trace, which are read once or twice
     """
     first = next(iter(read()), None)
     counts = step_counts(first.fields) if isinstance(first, Header) else {}
@@ -207,7 +215,7 @@ def _columns(records: Iterable[Record | CallBlock]) -> Iterator[Columns]:
 
 
 def step_counts(header: Mapping[str, Any]) -> dict[int | None, int]:
-    """Return the number of steps of each process, for processes whose number of steps is in the header."""
+    """Return the number of steps of each process whose number of steps is in the header."""
     processes = header.get("processes")
     items: list[tuple[int | None, Any]] = [(None, header)]
     if isinstance(processes, list):
@@ -217,7 +225,7 @@ def step_counts(header: Mapping[str, Any]) -> dict[int | None, int]:
 
 
 class CallFilter:
-    """Selects the calls that meet all conditions.
+    """Selects the calls of a trace that meet all conditions.
 
     Parameters
     ----------
@@ -238,7 +246,7 @@ class CallFilter:
         self._scopes, self._signatures = NumberSet(), NumberSet()
 
     def note(self, record: Record | CallBlock) -> None:
-        """Store a record to which later calls refer."""
+        """Keep what the conditions need of a record; records come in the order of the trace."""
         if isinstance(record, Scope):
             # as in `Trace.calls`, a backward call belongs to the module of its forward call
             of_forward = None if record.forward is None else self._modules.get(record.forward)
@@ -270,9 +278,14 @@ def call_filter(
     op: str | Sequence[str],
     steps: range | int | None,
 ) -> CallFilter | None:
-    """Return the filter for some conditions, or None if all are empty.
+    """Return the filter for these conditions, or None if all are empty.
 
-    If steps are selected, the trace is read once to find their starts.
+    If steps are selected, the trace is read once to find their starts. Raise `UserError` for an unknown phase, and if
+    the
+    trace lacks the steps.
+
+    phase, module, op : shell patterns, one of which a call must match
+    steps : index of a step, or range of indices; None selects every step
     """
     phases, modules, ops = ((names,) if isinstance(names, str) else tuple(names) for names in (phase, module, op))
     if phases and not any(matches(name, phases) for name in PHASES):

@@ -1,4 +1,4 @@
-"""Bar charts of a trace's time, with one bar per operator, divided by phase or module."""
+"""Bar charts of the time in a trace, with one bar per operator or module, divided by phase or another column."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ DEEPEST = 4
 
 
 def check_columns(*names: str) -> None:
-    """Raise `UserError` if bars cannot show one of the columns."""
+    """Raise `UserError` if a bar chart cannot be grouped by one of these columns."""
     strange = [name for name in names if name not in COLUMNS]
     if strange:
         raise UserError(f"a picture cannot be grouped by {strange[0]}", f"choose {', '.join(COLUMNS)}")
 
 
 def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
-    """Return a figure with bars for the values of column `by` that take most time, divided by the values of column
-    `parts`.
+    """Return a bar chart with bars for the values of column `by` that take most time, divided by column `parts`.
 
     Parameters
     ----------
@@ -75,14 +74,14 @@ def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
 
 
 def _texts(values: pd.Series[Any], column: str) -> pd.Series[str]:
-    """Return the values of a column as text; empty and missing values get a name."""
+    """Return the values of a column as text, with `(outside)` or `-` for empty and missing values."""
     absent = "(outside)" if column in ("module", "function") else "-"
     texts = [absent if pd.isna(value) or value == "" else str(value) for value in values]
     return pd.Series(texts, values.index)
 
 
 def _parts(values: pd.Series[Any], column: str) -> pd.Series[str]:
-    """Return the values of a column as names of parts.
+    """Return the values of a column as names of the parts into which bars are divided.
 
     Module paths are cut to the smallest depth at which there are more than two different names.
     """
@@ -97,7 +96,7 @@ def _parts(values: pd.Series[Any], column: str) -> pd.Series[str]:
 
 
 def _few(sums: pd.DataFrame) -> pd.DataFrame:
-    """Return the first columns, and one column with the sum of the others."""
+    """Return the first columns of a table, and one column with the sum of the others."""
     if sums.shape[1] <= MOST_PARTS + 1:
         return sums
     few = sums.iloc[:, :MOST_PARTS].copy()

@@ -176,10 +176,10 @@ class Trace:
         return distinct_calls(self.source, self.names)
 
     def call_parts(self) -> Iterator[tuple[pd.DataFrame, Integers]]:
-        """Yield `calls` part by part, in memory that does not grow with their number.
+        """Yield `calls` in parts, in memory that does not grow with their number.
 
-        The parts are in start order, with a continuous index. Each is yielded with the storages to which its
-        `first_storage` refers.
+        The parts are in start order, with a continuous index. Each comes with the storages to which its `first_storage`
+        refers.
         """
         if is_made(self, "calls") or self.source.is_kept or self._has_function_times:
             yield self.calls, self.storages
@@ -199,7 +199,7 @@ class Trace:
 
     @property
     def doubts(self) -> list[str]:
-        """Reasons why the calls in another tool's file do not represent the program."""
+        """Reasons why the calls may not represent the program, as in a profile without the calls of CUDA graphs."""
         doubts = self.header.get("doubts")
         in_header = list(map(str, doubts)) if isinstance(doubts, list) else []
         unseen = self.graphs[~self.graphs["captured"]]
@@ -207,10 +207,11 @@ class Trace:
 
     @cached_property
     def graphs(self) -> pd.DataFrame:
-        """Return one row per graph: calls, captured, split, launches, device_us, share.
+        """Return a table with one row per CUDA or HIP graph: calls, captured, split, launches, device_us, share.
 
-        `calls` is the number of calls in the graph, `captured` whether the trace has them, `split` how the launches'
-        time is divided among them, and `share` the share of the device's time that the launches take.
+        `calls` is the number of calls in the graph, `captured` is True if the trace has them, `split` is how the
+        launches'
+        time is divided among them, and `share` is the share of the device's time that the launches take, 0 to 1.
         """
         launched, known = self.source.launches(), self.source.graphs.graphs
         own = self.own_distinct_calls if launched else None
@@ -225,7 +226,7 @@ class Trace:
 
     @property
     def device_time_doubt(self) -> str | None:
-        """Reason why the calls' device times may include host time, or None if none is known."""
+        """Reason why the calls' device times may include host time, or None if there is none."""
         if self.source.has_later_times or "converted_from" in self.header:
             return None
         if is_made(self, "calls") and self.calls.empty:
@@ -239,19 +240,22 @@ class Trace:
 
     @property
     def names(self) -> CallNames:
-        """Return the records to which numbers in blocks of calls refer."""
+        """Return the signatures, scopes and threads to which numbers in blocks of calls refer."""
         return CallNames(self.signatures, self.scopes, self.threads)
 
     @property
     def labels(self) -> pd.Series[int]:
-        """Return how often each label of `record_function` was opened, most frequent first."""
+        """Return how often each label of `record_function` was opened, by label, most frequent first."""
         calls = self.distinct_calls
         labels = calls["signature"].map(self._label_by_signature())
         counts = calls[COUNT].groupby(labels.astype(object), sort=False).sum()
         return counts.sort_values(ascending=False)
 
     def within_labels(self, is_selected: Callable[[str], bool]) -> pd.Series[bool]:
-        """Return a mask of the `calls` that ran within a `record_function` with a selected label."""
+        """Return a mask of the rows of `calls` that ran within a selected label of `record_function`.
+
+        is_selected : returns True if the label with this text is selected
+        """
         return labeled(self.calls, self._label_by_signature(), is_selected)
 
     def _label_by_signature(self) -> dict[int, str]:
@@ -295,7 +299,8 @@ class Trace:
         return table.sort_values(["share", "calls"], ascending=False).reset_index()
 
     def kernels_by_operator(self) -> pd.DataFrame:
-        """Return one row per kernel and operator, by decreasing device time: kernel, op, launches, time_us, share.
+        """Return a table with one row per kernel and operator, longest time first: kernel, op, launches, time_us,
+        share.
 
         The table is empty if the trace was captured without `--device-time kernels`.
         """

@@ -1,4 +1,4 @@
-"""Collection of the records of a trace while it is read."""
+"""Collection of the records of a trace while the trace is read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from opgrip.traces.table.step_starts import unfinished_calls
 
 
 class TraceContents:
-    """Collects the records of a trace while it is loaded."""
+    """Collects the records of a trace while it is loaded, and turns them into the attributes of a `Trace`."""
 
     def __init__(self, source: CallSource) -> None:
         self._source = source
@@ -86,7 +86,7 @@ class TraceContents:
                 fields["header"] = _with_accelerators(fields["header"], record)
 
     def attributes(self, reader: TraceReader) -> dict[str, Any]:
-        """Return the attributes of the trace with the collected records."""
+        """Return the attributes of the `Trace`, by name, after all records were added."""
         fields = self._fields
         names = CallNames(fields["signatures"], fields["scopes"], fields["threads"])
         self._source.weigh_graphs(fields["signatures"])
@@ -102,8 +102,9 @@ class TraceContents:
 
 
 def _with_accelerators(header: dict[str, Any], end: End) -> dict[str, Any]:
-    """Return a header with the accelerators from the closing record, which knows those that were first used after the
-    header was written.
+    """Return a trace's header with the facts about accelerators from its closing record added.
+
+    The closing record knows accelerators that the program first used after the header was written.
     """
     later = {"devices": end.devices, "accelerator": end.accelerator}
     present = {name: facts for name, facts in later.items() if facts}

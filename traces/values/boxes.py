@@ -1,6 +1,4 @@
-"""Value model of boxes and their overlap, with a layout for which non-maximum suppression keeps the recorded number of
-boxes.
-"""
+"""Value model of boxes and their overlap; from drawn boxes, non-maximum suppression keeps the recorded number."""
 
 from __future__ import annotations
 
@@ -29,13 +27,13 @@ MAX_CELLS = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A grid of boxes of one size.
+    """A grid in which all boxes have the same size.
 
     Attributes
     ----------
-    size : width and height
-    step : distance between neighbours, in x and y
-    cells : number of cells of the grid, in x and y
+    size : width and height of each box
+    step : distance between neighbouring boxes, in x and y
+    cells : number of boxes of the grid, in x and y
     """
 
     size: tuple[float, float]
@@ -48,7 +46,10 @@ class _Layer:
 
 
 def overlapping(boxes: torch.Tensor) -> float:
-    """Return the mean number of other boxes that a box of (N, 4) overlaps by more than half of the union."""
+    """Return the mean number of other boxes that a box overlaps with an intersection over union above one half.
+
+    boxes : (N, 4), x1 y1 x2 y2
+    """
     part = boxes[:: -(-len(boxes) // OTHERS)]
     if len(part) < 2:
         return 0.0
@@ -63,7 +64,7 @@ def overlapping(boxes: torch.Tensor) -> float:
 
 
 def copies(boxes: torch.Tensor, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Return `count` boxes, (N, 4) x1 y1 x2 y2, in random order: the given boxes and slightly moved copies of them.
+    """Return `count` boxes, (count, 4) x1 y1 x2 y2, in random order: the given boxes and slightly moved copies of them.
 
     Parameters
     ----------
@@ -89,16 +90,18 @@ def draw_separate_boxes(
     whole: bool,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """Return `count` boxes, (N, 4) x1 y1 width height, of which no two have an intersection over union of 0.3 or more.
+    """Return `count` boxes, (count, 4) x1 y1 width height, no two with an intersection over union of 0.3 or more.
 
-    Each layer of boxes forms a grid. Sides halve from layer to layer, so that a box of one layer has at most a quarter
-    of the area of any box of another. This is true for both definitions of a side, x2 - x1 and x2 - x1 + 1.
+    The boxes are arranged in layers, each of which is a grid of boxes of one size. Sides halve from layer to layer, so
+    that
+    a box of one layer has at most a quarter of the area of any box of another. This is true for both definitions of a
+    side, x2 - x1 and x2 - x1 + 1.
 
     Parameters
     ----------
-    low, high : range of each column; shorter sides are used if the boxes do not fit otherwise
+    low, high : range of x1, y1, width and height; shorter sides are used if the boxes do not fit otherwise
     widths : equidistant quantiles of the width
-    whole : whether all columns hold integers
+    whole : True if all columns hold integers
     """
     layers = _layers(count, low, high, whole)
     device = generator.device
@@ -116,7 +119,7 @@ def draw_separate_boxes(
 
 
 def _layers(count: int, low: list[float], high: list[float], whole: bool) -> list[_Layer]:
-    """Return grids with smaller and smaller boxes, until `count` boxes fit."""
+    """Return grids of smaller and smaller boxes, until `count` boxes fit; parameters as in `draw_separate_boxes`."""
     layers: list[_Layer] = []
     # zero sides have no area to overlap with
     width, height = (side if side > 0 else 1.0 for side in high[2:])
@@ -142,7 +145,10 @@ def _layers(count: int, low: list[float], high: list[float], whole: bool) -> lis
 
 
 def _shares(count: int, layers: list[_Layer], widths: list[float]) -> list[int]:
-    """Return the number of boxes in each layer, which follows the distribution of widths as far as there is space."""
+    """Return the number of boxes to place in each layer.
+
+    It follows the distribution of widths (quantiles in `widths`) as far as the layers have space.
+    """
     edges = [layer.size[0] for layer in layers[1:]]
     above = [1 - bisect(widths, edge) / len(widths) for edge in edges] + [1.0]
     shares, before = [], 0.0
@@ -181,7 +187,7 @@ class Boxes:
 
     Attributes
     ----------
-    first : column of x1
+    first : index of the column with x1
     low, high : range of each column, with width and height instead of x2 and y2
     whole : for each column, True if it holds only integers
     quantiles : nine equidistant quantiles of each column; None in old traces
@@ -203,7 +209,9 @@ class Boxes:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Boxes | None:
-        """Return the model of a float tensor with four to eight columns if its rows hold boxes with an area."""
+        """Return the model of a float tensor with four to eight columns if its rows hold boxes with an area,
+        else None.
+        """
         if tensor.dim() != 2 or not 4 <= tensor.shape[1] <= MAX_COLUMNS or not tensor.dtype.is_floating_point:
             return None
         # an index and the first three corners can look like a box, so the box after an index is tried first
@@ -225,7 +233,10 @@ class Boxes:
 
     @classmethod
     def _of(cls, first: int, columns: torch.Tensor, overlap: float) -> Boxes:
-        """Return the model of boxes in the form x1 y1 width height."""
+        """Return the model of boxes, given as columns x1 y1 width height (and an image index before them).
+
+        first : index of the column with x1
+        """
         low, high = columns.amin(dim=0).tolist(), columns.amax(dim=0).tolist()
         whole = (columns == columns.round()).all(dim=0).tolist()
         ranked = sample(columns, SAMPLED).sort(dim=0).values
@@ -258,8 +269,7 @@ class Boxes:
             checks.whole(self.groups, "a count of groups", 1)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return boxes whose columns follow the quantiles, or are uniform if there are none; x2 and y2 follow from
-        width and height.
+        """Return boxes whose columns follow the quantiles, or are uniform if there are no quantiles.
 
         If `groups` is known, this number of boxes are separate, and the others are slightly moved
         copies of them.
@@ -274,7 +284,7 @@ class Boxes:
         return rows.to(dtype).reshape(-1)[:numel].reshape(shape)
 
     def _column(self, at: int, count: int, generator: torch.Generator) -> torch.Tensor:
-        """Return `count` random values of a column."""
+        """Return `count` random values of the column with index `at`."""
         if self.quantiles is not None:
             values = at_quantiles(self.quantiles[at], PROBABILITIES, count, generator)
         else:
@@ -283,7 +293,10 @@ class Boxes:
         return values.round() if self.whole[at] else values
 
     def _places(self, rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Return the boxes that will be copied, out of independently drawn boxes x1 y1 width height."""
+        """Return some of the drawn boxes, of which the others become copies, so that boxes overlap as recorded.
+
+        rows : (N, 4), independently drawn boxes x1 y1 width height
+        """
         if self.groups is not None:
             corners = slice(self.first, self.first + 4)
             low, high = self.low[corners], self.high[corners]

@@ -38,7 +38,7 @@ SHARED = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """A row of the table of defaults.
+    """A row of the table of default values: which arguments it applies to, and the value model that they get.
 
     Attributes
     ----------
@@ -54,14 +54,14 @@ class Default:
     make: Make
 
     def is_about(self, op: str, argument: str, kind: str) -> bool:
-        """Return True if the row applies to this argument."""
+        """Return True if the row applies to an argument of an operator; `kind` is the kind of the tensor's dtype."""
         return self.of == kind and matches_any(argument, self.argument) and matches_any(op, self.op)
 
 
 def default_values(
     op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Any = None, first: int = -1
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[int, ValueModel]]:
-    """Return a call's arguments, in which tensors without recorded values refer to default models, and these models by
+    """Return a call's arguments with default value models for tensors without recorded values, and these models by
     number.
 
     Parameters
@@ -119,7 +119,7 @@ def _between(low: float, high: float, whole: bool = False) -> Make:
 
 
 def _numbers(spec: TensorSpec, low: int, high: int, are_distinct: bool = False) -> Integers | None:
-    """Return a model of integers in a range, limited to the range of the dtype."""
+    """Return a model of integers from `low` to `high`, limited to the range of the dtype; None for an empty range."""
     try:
         high = min(high, torch.iinfo(spec.dtype).max)
     except TypeError:
@@ -140,7 +140,7 @@ def _rows(name: str, dimension: int = 0) -> Callable[[Call], int]:
 
 
 def _along(call: Call) -> int:
-    """Return the size of the dimension that an index selects from."""
+    """Return the size of the dimension `dim` of `self`, from which an index selects."""
     return int(call["self"].shape[call["dim"]]) if call["self"].shape else 1
 
 
@@ -154,12 +154,17 @@ def _classes(call: Call) -> int:
 
 
 def _plane(dimensions: int) -> Callable[[Call], int]:
-    """Return a function that returns the number of positions in the last dimensions of the pooled tensor."""
+    """Return a function that returns the number of positions in the last `dimensions` dimensions of the pooled
+    tensor.
+    """
     return lambda call: math.prod(call["self"].shape[-dimensions:])
 
 
 def _in_list(are_distinct: bool) -> Make:
-    """Return a function that makes a list of index tensors, each within the range of the dimension that it indexes."""
+    """Return a function that makes the value model of an index tensor in a list, as for `index_put`.
+
+    The indices are within the range of the dimension that the tensor indexes.
+    """
 
     def make(spec: TensorSpec, call: Call) -> ValueModel | None:
         sizes = iter(call["self"].shape)
@@ -184,8 +189,9 @@ def _all(spec: TensorSpec, call: Call) -> ValueModel:
 
 
 def _as_values(spec: TensorSpec, call: Call) -> ValueModel:
-    """Return a mask for `index_put` with one true element per row of `values`, or half of all elements if `values` is
-    broadcast.
+    """Return the value model of a mask for `index_put`, with one true element per row of the argument `values`.
+
+    If `values` is broadcast, half of all elements are true.
     """
     total = math.prod(spec.shape)
     shape = call["values"].shape
@@ -194,7 +200,7 @@ def _as_values(spec: TensorSpec, call: Call) -> ValueModel:
 
 
 def _equal_lengths(spec: TensorSpec, call: Call) -> ValueModel | None:
-    """Return offsets of bags that all have the same number of indices."""
+    """Return the value model of the offsets of `embedding_bag`, with which all bags have the same number of indices."""
     bags, indices = math.prod(spec.shape), math.prod(call["indices"].shape)
     each = indices // max(1, bags - bool(call.get("include_last_offset")))
     if bags < 2:
@@ -210,7 +216,7 @@ def _repeats(spec: TensorSpec, call: Call) -> ValueModel | None:
 
 
 def _steps(spec: TensorSpec, call: Call) -> ValueModel | None:
-    """Return batch sizes of a packed sequence in which all sequences are equally long."""
+    """Return the value model of a packed sequence's batch sizes if all its sequences are equally long."""
     longest = int(call["input"].shape[1 if call["batch_first"] else 0])
     return _numbers(spec, longest, longest)
 
@@ -220,7 +226,9 @@ def _keys(spec: TensorSpec, call: Call) -> ValueModel | None:
 
 
 def _boxes(spec: TensorSpec, call: Call) -> ValueModel | None:
-    """Return boxes within an image; if there are five columns, the first one is the index of the image."""
+    """Return the value model of boxes within an image; if there are five columns, the first one is the image's
+    index.
+    """
     columns = spec.shape[-1] - 4
     if len(spec.shape) != 2 or columns not in (0, 1):
         return None
@@ -235,14 +243,15 @@ def _positive_definite(spec: TensorSpec, call: Call) -> ValueModel:
 
 
 def _triangular(upper_by_default: bool) -> Make:
-    """Return a function that makes triangular matrices with a diagonal far from zero; the argument `upper` selects the
-    triangle.
+    """Return a function that makes the value model of triangular matrices with a diagonal far from zero.
+
+    The argument `upper` of the call selects the triangle; `upper_by_default` is its default.
     """
     return lambda spec, call: Triangular(bool(call.get("upper", upper_by_default)), 1.0, 2.0, 0.1, 0.0)
 
 
 def _ranges() -> Iterator[Default]:
-    """Yield rows for floats that must lie in a range to be accepted or meaningful."""
+    """Yield rows of the table for floats that must lie in a range to be accepted or meaningful."""
     chance, positive, around = _between(0.0, 1.0), _between(0.5, 1.5), _between(-1.0, 1.0)
     yield Default("aten.bernoulli*|aten.multinomial*", "self|p", FLOAT, chance)
     yield Default("aten.binary_cross_entropy*", "target", FLOAT, chance)
@@ -261,7 +270,7 @@ def _ranges() -> Iterator[Default]:
 
 
 def _structures() -> Iterator[Default]:
-    """Yield rows for matrices that are factorized or used to solve linear systems, and for boxes."""
+    """Yield rows of the table for matrices that are factorized or used to solve linear systems, and for boxes."""
     yield Default("aten.cholesky.*|aten.linalg_cholesky*", "self", FLOAT, _positive_definite)
     yield Default("aten._linalg_eigh*", "A", FLOAT, _positive_definite)
     yield Default("aten.cholesky_inverse*", "self", FLOAT, _triangular(False))
@@ -273,7 +282,7 @@ def _structures() -> Iterator[Default]:
 
 
 def _indices() -> Iterator[Default]:
-    """Yield rows for indices; indices of elements that are written are distinct if possible."""
+    """Yield rows of the table for indices; indices of elements that are written are distinct if possible."""
     yield Default("aten.embedding.*|aten._embedding_bag*.default", "indices", WHOLE, _below(_embeddings))
     yield Default("aten.embedding*_backward*|aten._embedding_bag*", "indices", WHOLE, _below(_embeddings))
     yield Default("aten.*embedding_bag*", "offsets", WHOLE, _equal_lengths)
@@ -294,7 +303,7 @@ def _indices() -> Iterator[Default]:
 
 
 def _numbers_and_masks() -> Iterator[Default]:
-    """Yield rows for class labels, lengths, keys and masks."""
+    """Yield rows of the table for class labels, lengths, sort keys and masks."""
     yield Default("aten.*nll_loss*|aten.cross_entropy_loss*", "target", WHOLE, _below(_classes))
     yield Default("aten.one_hot*", "self", WHOLE, _below(lambda call: max(1, call.get("num_classes", 1))))
     yield Default("aten.*ctc_loss*", "targets", WHOLE, _below(_rows("log_probs", -1)))

@@ -25,7 +25,7 @@ _NUMPY_INTEGERS: dict[int, Any] = {4: np.int32, 8: np.int64}
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """Number of elements of each special kind: zeros, nan, infinities and denormals."""
+    """Number of elements of a float tensor that are zero, denormal, nan or infinite."""
 
     zeros: int
     denormals: int
@@ -35,7 +35,7 @@ class Kinds:
 
     @property
     def special(self) -> int:
-        """Return the total of all counts."""
+        """Return the number of all elements that are zero, denormal, nan or infinite."""
         return self.zeros + self.denormals + self.nan + self.inf + self.minus_inf
 
 
@@ -47,8 +47,9 @@ def as_floats(tensor: torch.Tensor) -> Floats1D:
 
 
 def magnitudes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bits of floats without the sign, as integers in the order of absolute values; dtypes of two bytes or
-    more.
+    """Return the bits of floats without the sign bit, as integers, which have the order of the absolute values.
+
+    The dtype must have two bytes or more.
     """
     integer = _INTEGERS[tensor.itemsize]
     return tensor.view(integer) & torch.iinfo(integer).max
@@ -56,12 +57,12 @@ def magnitudes(tensor: torch.Tensor) -> torch.Tensor:
 
 @cache
 def smallest(dtype: torch.dtype) -> int:
-    """Return the bits of the smallest positive normal number."""
+    """Return the bits of a float dtype's smallest positive normal number, as an integer."""
     return int(torch.tensor(torch.finfo(dtype).tiny, dtype=dtype).view(_INTEGERS[dtype.itemsize]))
 
 
 def kinds_of(values: Floats1D, dtype: torch.dtype) -> Kinds:
-    """Return the counts of special values among floats that were converted from `dtype`."""
+    """Return the numbers of zeros, denormals, nan and infinities among floats that were converted from `dtype`."""
     bits = _magnitudes(values)
     low, high = _bounds(dtype, values.dtype.itemsize)
     zeros = len(values) - int(np.count_nonzero(bits))
@@ -77,7 +78,7 @@ def kinds_of(values: Floats1D, dtype: torch.dtype) -> Kinds:
 
 
 def is_plain(values: Floats1D, dtype: torch.dtype) -> NDArray[np.bool_]:
-    """Return a mask of the elements that are finite and neither zero nor denormal in that dtype."""
+    """Return a mask of the elements that are finite and neither zero nor denormal in the original `dtype`."""
     bits = _magnitudes(values)
     low, high = _bounds(dtype, values.dtype.itemsize)
     return (bits >= low) & (bits < high)
@@ -102,7 +103,10 @@ def _magnitudes(values: Floats1D) -> NDArray[Any]:
 
 @cache
 def _bounds(dtype: torch.dtype, itemsize: int) -> tuple[int, int]:
-    """Return the bits, in floats of `itemsize` bytes, of the dtype's smallest normal number and of infinity."""
+    """Return the bits of a dtype's smallest normal number and of infinity, as integers.
+
+    itemsize : size in bytes of the floats to which the numbers are converted
+    """
     integer = _NUMPY_INTEGERS[itemsize]
     real = np.float32 if itemsize == 4 else np.float64
     bounds = np.array([torch.finfo(dtype).tiny, math.inf], dtype=real).view(integer)
@@ -121,7 +125,7 @@ FEW = 1024
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Distribution of floats within a range; the fields are those of `Floats` with the same names."""
+    """Distribution of floats within a range; the fields are those of the value model `Floats` with the same names."""
 
     mean: float
     std: float
@@ -132,7 +136,7 @@ class Distribution:
     whole: bool = False
 
     def draw(self, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return `count` numbers (N,) that are neither zero nor denormal; two of them are the ends of the range."""
+        """Return `count` random numbers that are neither zero nor denormal; two of them are the ends of the range."""
         device = generator.device
         work = torch.float64 if dtype == torch.float64 else torch.float32
         if self.shape == "quantiles" and self.quantiles is not None:
@@ -158,12 +162,14 @@ class Distribution:
 
 
 def distribution_of(values: Floats1D, dtype: torch.dtype, kinds: Kinds, sampled: int) -> Distribution:
-    """Return the distribution of the plain elements; all fields are zero if there are none.
+    """Return the distribution of the plain elements, which are finite and neither zero nor denormal.
+
+    All fields are zero if there are no such elements.
 
     Parameters
     ----------
     dtype : original dtype of the values
-    kinds : counts of the other elements
+    kinds : numbers of the other elements
     sampled : number of elements that are examined; the range covers all elements
     """
     count = len(values) - kinds.special
@@ -194,7 +200,7 @@ def distribution_of(values: Floats1D, dtype: torch.dtype, kinds: Kinds, sampled:
 
 
 def _shortened(values: list[float], dtype: torch.dtype) -> list[float]:
-    """Return the values with the fewest digits that still give the same numbers in the dtype, to shorten the trace."""
+    """Return the values with the fewest digits that keep them the same in the dtype, to shorten the trace."""
     if dtype == torch.float64:
         return values
     # a number next to the end of the dtype's range could be rounded out of it
@@ -204,7 +210,11 @@ def _shortened(values: list[float], dtype: torch.dtype) -> list[float]:
 
 
 def _range(values: Floats1D, dtype: torch.dtype, ranked: Floats1D, kinds: Kinds) -> tuple[float, float]:
-    """Return the smallest and the largest plain element."""
+    """Return the smallest and the largest plain element, where plain is finite and neither zero nor denormal.
+
+    ranked : a sample of the plain elements, sorted
+    kinds : numbers of the other elements
+    """
     if len(values) == len(ranked) + kinds.special:
         plain = ranked[[0, -1]]
     else:
@@ -214,7 +224,9 @@ def _range(values: Floats1D, dtype: torch.dtype, ranked: Floats1D, kinds: Kinds)
 
 
 def _shape(quantiles: list[float], mean: float, std: float, count: int) -> str:
-    """Return the simplest distribution that agrees with the quantiles of `count` elements."""
+    """Return the simplest distribution that agrees with the quantiles of `count` elements: `uniform`, `normal`
+    or `quantiles`.
+    """
     low, high = quantiles[0], quantiles[-1]
     # by how much the distribution functions of a sample and of its source differ by chance, plus a margin
     slack = 0.01 + 1 / math.sqrt(count)
@@ -242,7 +254,7 @@ class Probabilities:
     Attributes
     ----------
     peak : mean over the rows of the largest probability
-    zeros, denormals : share of all elements
+    zeros, denormals : share of all elements, 0 to 1
     """
 
     peak: float
@@ -305,8 +317,11 @@ class Probabilities:
         return values.to(dtype).reshape(shape)
 
     def _spread(self, logits: torch.Tensor, length: int) -> float:
-        """Return the factor for normally distributed logits with which the largest probability has the
-        recorded mean.
+        """Return the factor by which normally distributed logits must be multiplied for the recorded mean of the
+        largest
+        probability.
+
+        length : number of classes
         """
         part = logits[: max(1, TRIED // length)]
         low, high = 0.0, 1.0

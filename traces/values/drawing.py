@@ -1,4 +1,7 @@
-"""Random draws for value models, with limited memory, and checks of the models' fields."""
+"""Random draws for value models, with limited memory, and checks of the models' fields.
+
+The checks raise `FormatError`; `what` is the noun for the field in the message.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,16 @@ UNSIGNED = (1 << 64) - 1
 
 
 def whole(value: Any, what: str, low: int = LOWEST, high: int = HIGHEST) -> None:
-    """Check that a value is an integer from `low` to `high`, by default any 64-bit integer."""
+    """Raise `FormatError` if a field is not an integer from `low` to `high`, by default any 64-bit integer.
+
+    what : noun for the field in the message, with its article
+    """
     if type(value) is not int or not low <= value <= high:
         raise FormatError(f"{what} that is not an integer from {low} to {high}: {str(value)[:40]}")
 
 
 def finite(value: Any, what: str) -> None:
-    """Check that a value is a finite number in the range of floats."""
+    """Raise `FormatError` if a field is not a finite number; `what` is the noun for the field in the message."""
     if type(value) not in (int, float) or (not -UNSIGNED <= value <= UNSIGNED and type(value) is int):
         raise FormatError(f"{what} that is not a number: {str(value)[:40]}")
     if not math.isfinite(value):
@@ -33,26 +39,29 @@ def finite(value: Any, what: str) -> None:
 
 
 def share(value: Any, what: str) -> None:
-    """Check that a value is a number from 0 to 1."""
+    """Raise `FormatError` if a field is not a number from 0 to 1; `what` is the noun for the field in the message."""
     finite(value, what)
     if not 0 <= value <= 1:
         raise FormatError(f"{what} that is not a share from 0 to 1: {value}")
 
 
 def flag(value: Any, what: str) -> None:
-    """Check that a value is a boolean."""
+    """Raise `FormatError` if a field is not a boolean; `what` is the noun for the field in the message."""
     if type(value) is not bool:
         raise FormatError(f"{what} that is neither true nor false: {str(value)[:40]}")
 
 
 def listed(values: Any, what: str, least: int, most: int) -> None:
-    """Check that a value is a list of `least` to `most` items."""
+    """Raise `FormatError` if a field is not a list of `least` to `most` items; `what` is its noun in the message."""
     if not isinstance(values, list) or not least <= len(values) <= most:
         raise FormatError(f"{what} that is not a list of {least} to {most} items")
 
 
 def rising(values: Any, what: str, length: int) -> None:
-    """Check that a value is an ascending list of `length` finite numbers, such as quantiles."""
+    """Raise `FormatError` if a field is not an ascending list of `length` finite numbers, such as quantiles.
+
+    what : noun for the field in the message
+    """
     listed(values, what, length, length)
     for value in values:
         finite(value, what)
@@ -61,7 +70,10 @@ def rising(values: Any, what: str, length: int) -> None:
 
 
 def counted(pairs: Any, what: str, most: int) -> None:
-    """Check that a value is a list of at most `most` pairs (value, count) whose sum of counts fits in 64 bits."""
+    """Raise `FormatError` if a field is not a list of at most `most` pairs (value, count) of integers.
+
+    The sum of the counts must fit in 64 bits. `what` is the noun for the field in the message.
+    """
     listed(pairs, what, 0, most)
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
@@ -78,7 +90,7 @@ PIECE = 1 << 15
 
 
 def exactly(chosen: int, total: int, generator: torch.Generator) -> torch.Tensor:
-    """Return a mask of `total` elements, of which exactly `chosen` are true, at random positions."""
+    """Return a mask, (total,), of which exactly `chosen` elements at random positions are True."""
     device = generator.device
     chosen = max(0, min(chosen, total))
     if chosen in (0, total):
@@ -95,7 +107,7 @@ def exactly(chosen: int, total: int, generator: torch.Generator) -> torch.Tensor
 
 
 def in_runs(chosen: int, total: int, runs: int, generator: torch.Generator) -> torch.Tensor:
-    """Return a mask of `total` elements, of which `chosen` are true in `runs` separate runs at random positions."""
+    """Return a mask, (total,), of which `chosen` elements are True, in `runs` separate runs at random positions."""
     device = generator.device
     others = total - chosen
     if chosen in (0, total):
@@ -113,12 +125,12 @@ def in_runs(chosen: int, total: int, runs: int, generator: torch.Generator) -> t
 
 
 def runs_of(mask: NDArray[np.bool_]) -> int:
-    """Return the number of runs of true elements in a mask (N,)."""
+    """Return the number of runs of consecutive True elements in a mask, (N,)."""
     return int(np.count_nonzero(mask[1:] > mask[:-1])) + int(mask[0])
 
 
 def shuffled(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return the elements in random order."""
+    """Return the elements, or rows, of a tensor in random order."""
     return values[torch.randperm(len(values), generator=generator, device=generator.device)]
 
 
@@ -146,9 +158,9 @@ def parts(total: int, weights: torch.Tensor, most: int | None = None) -> torch.T
 
     Parameters
     ----------
-    total : at least the number of parts
+    total : integer that is at least the number of parts
     weights : (P,) float64, one per part
-    most : upper limit of a part, if the total allows it
+    most : upper limit of each part, unless the parts cannot add up to `total` then
     """
     steps = weights.cumsum(0)
     steps = (steps / steps[-1] * (total - len(weights))).long()
@@ -164,7 +176,7 @@ def parts(total: int, weights: torch.Tensor, most: int | None = None) -> torch.T
 def at_quantiles(
     quantiles: list[float], probabilities: tuple[float, ...], count: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return random numbers (float64) whose distribution function is linear between the quantiles.
+    """Return random numbers, (count,) float64, whose distribution function is linear between the quantiles.
 
     Parameters
     ----------
@@ -186,11 +198,16 @@ def at_quantiles(
 
 
 def _between_levels(levels: torch.Tensor, cell: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """Return values between the quantile at the start of a cell and the next quantile, by linear interpolation."""
+    """Return numbers that are interpolated linearly between neighbouring quantiles.
+
+    levels : quantiles, in ascending order
+    cell : for each number, the index of the quantile below it
+    part : for each number, its position between the two quantiles, 0 to 1
+    """
     # the difference of two levels can overflow a float
     return levels[cell] * (1 - part) + levels[cell + 1] * part
 
 
 def scaled(share: int, whole: int, size: int) -> int:
-    """Return `size` * `share` / `whole`, rounded to an integer."""
+    """Return a count out of `whole` elements, scaled to `size` elements and rounded to an integer."""
     return share if size == whole else round(share * size / whole)

@@ -19,7 +19,7 @@ MAX_ELEMENTS = 64
 @value_models.register("exact")
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """Value model of a tensor of at most 64 elements: all values in order."""
+    """Value model of a tensor of at most 64 elements, which keeps all values in order."""
 
     data: list[bool | int | float | complex]
 
@@ -38,14 +38,14 @@ class Exact:
             check_element(value)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return the values, repeated or cut to fill the shape."""
+        """Return a tensor with the values, which are repeated or cut to fill its shape."""
         values = elements(self.data, dtype, generator.device)
         count = torch.Size(shape).numel()
         return values.repeat(-(-count // len(self.data)))[:count].reshape(shape)
 
 
 def check_element(value: Any) -> None:
-    """Raise `FormatError` if a value is not a number that a tensor can hold."""
+    """Raise `FormatError` if `value` is not a number that a tensor can hold."""
     if not isinstance(value, bool | int | float | complex):
         raise FormatError(f"a value that is not a number: {str(value)[:40]}")
     if isinstance(value, int) and not LOWEST <= value <= UNSIGNED:
@@ -53,7 +53,7 @@ def check_element(value: Any) -> None:
 
 
 def elements(data: list[bool | int | float | complex], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor (N,) of these numbers, converted by torch's rules if the dtype cannot hold them."""
+    """Return a tensor, (N,), of these numbers, converted by torch's rules if the dtype cannot hold them."""
     if dtype.is_complex:
         return torch.tensor([complex(value) for value in data], dtype=torch.complex128, device=device).to(dtype)
     real = [value.real for value in data]
@@ -95,12 +95,13 @@ class Constant:
 @value_models.register("booleans")
 @dataclass(frozen=True, slots=True)
 class Booleans:
-    """Value model of booleans: the number of true elements, which determines the output size of `nonzero` and
-    `masked_select`.
+    """Value model of booleans, which keeps the number of True elements, because it determines the output size of
+    `nonzero`.
 
     Attributes
     ----------
-    runs : number of runs of true elements in row-major order; None in old traces
+    true, total : number of True elements, and of all elements
+    runs : number of runs of consecutive True elements in row-major order; None in old traces
     """
 
     true: int
@@ -127,8 +128,9 @@ class Booleans:
                 raise FormatError("true booleans without a run")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return booleans with the recorded numbers of true elements and runs, at random positions; both scale with the
-        size.
+        """Return booleans with the recorded numbers of True elements and of runs, at random positions.
+
+        Both numbers are scaled if the size differs from the recorded one.
         """
         count = torch.Size(shape).numel()
         true = scaled(self.true, self.total, count)
@@ -143,7 +145,7 @@ FREQUENT = 64
 @value_models.register("one_hot")
 @dataclass(frozen=True, slots=True)
 class OneHot:
-    """Value model of one-hot rows, along the last dimension: the frequency of each class.
+    """Value model of one-hot rows along the last dimension, which keeps the frequency of each class.
 
     Attributes
     ----------
@@ -187,7 +189,7 @@ class OneHot:
         checks.whole(self.others + sum(count for _, count in self.frequent), "a count of rows", 1)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return rows in random order with the recorded class counts, scaled if the number of rows differs."""
+        """Return one-hot rows in random order with the recorded frequency of each class."""
         length = shape[-1] if shape else 1
         rows, device = torch.Size(shape).numel() // length, generator.device
         total = self.others + sum(count for _, count in self.frequent)

@@ -120,7 +120,10 @@ class Floats(Ordered):
         self.check_order()
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return numbers from the distribution, with the recorded shares of zeros, denormals, nan and infinities."""
+        """Return numbers from the distribution, with the recorded shares of zeros, denormals, nan and infinities, and
+        in the
+        recorded order.
+        """
         if dtype.is_complex:
             return torch.view_as_complex(self.draw((*shape, 2), dtype.to_real(), generator))
         wide = dtype.is_floating_point and dtype.itemsize > 1
@@ -130,7 +133,9 @@ class Floats(Ordered):
         return values.to(dtype).reshape(shape)
 
     def _values(self, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return `count` values: zeros in runs, and all others in random order."""
+        """Return `count` values of which the zeros form runs, if these were recorded; the others are in random
+        order.
+        """
         zeros = round(self.zeros * count)
         if self.zero_runs is None or not zeros:
             return self._others(count, dtype, generator, self.zeros)
@@ -143,7 +148,11 @@ class Floats(Ordered):
     def _others(
         self, count: int, dtype: torch.dtype, generator: torch.Generator, zeros: float, total: int | None = None
     ) -> torch.Tensor:
-        """Return `count` of `total` values in random order; the share `zeros` of them is zero."""
+        """Return `count` values in random order, with the recorded shares of nan, infinities and denormals.
+
+        zeros : share of zeros among them
+        total : number of elements to which the other shares refer; None for `count`
+        """
         specials: list[torch.Tensor] = []
         free, device, total = count, generator.device, count if total is None else total
         for value, share in (
@@ -169,7 +178,9 @@ class Floats(Ordered):
         return values
 
     def _plain(self, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return `count` plain elements, with the recorded number of distinct values if it is known."""
+        """Return `count` plain elements (finite, not zero), with the recorded number of distinct values if it is
+        known.
+        """
         if self.distinct is None or not count:
             return self.spread.draw(count, dtype, generator)
         kinds = min(count, max(1, self.distinct - sum(share > 0 for share in (self.zeros, self.inf, self.minus_inf))))
@@ -185,5 +196,5 @@ class Floats(Ordered):
 
     @property
     def spread(self) -> Distribution:
-        """Return the distribution of the plain elements."""
+        """Return the distribution of the plain elements, which are finite and neither zero nor denormal."""
         return Distribution(self.mean, self.std, self.low, self.high, self.shape, self.quantiles, self.whole)

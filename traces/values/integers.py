@@ -28,7 +28,7 @@ HASHED = 1 << 18
 
 
 def tally(flat: Integers1D) -> tuple[Integers1D, Integers1D]:
-    """Return the distinct values of integers (N,) in ascending order, and their counts."""
+    """Return the distinct values of an array, (N,), in ascending order, and the count of each."""
     low, high = int(flat.min()), int(flat.max())
     if is_narrow(low, high, len(flat)):
         histogram = np.bincount(flat - low if low else flat)
@@ -41,13 +41,14 @@ def tally(flat: Integers1D) -> tuple[Integers1D, Integers1D]:
 
 
 def is_narrow(low: int, high: int, count: int) -> bool:
-    """Return True if counting the numbers in a range is faster than sorting `count` elements."""
+    """Return True if counting `count` integers from `low` to `high` by value is faster than sorting them."""
     return high - low < min(max(4 * count, 1024), WIDEST)
 
 
 def estimate(flat: Integers1D) -> tuple[Integers1D, Integers1D, int]:
-    """Return the distinct values and counts in a sample of many elements, and an estimate of the number of distinct
-    values in all.
+    """Return the distinct values in a sample of the elements, and their counts; and the estimated number of distinct
+    values
+    in all elements.
     """
     values, counts = tally(every_so_many(flat, SAMPLED))
     # equal elements have equal hashes, so the number of distinct values in a part of the hashes can be extrapolated
@@ -80,7 +81,8 @@ class Integers(Ordered):
     others : number of elements that are not frequent values
     ascending : True if the elements are sorted, as in offsets and sorted keys
     distinct : number of distinct values, including frequent ones; None in old traces
-    zipf : exponent z such that the r-th most frequent of the other values occurs about in proportion to r**-z
+    zipf : exponent z of a Zipf distribution: the r-th most frequent of the other values occurs about in proportion to
+        r**-z
     total : sum of all elements, if an operator's output determines it; drawn values have the same sum
     """
 
@@ -178,7 +180,9 @@ class Integers(Ordered):
     def _rest(
         self, count: int, low: int, high: int, frequent: torch.Tensor, generator: torch.Generator
     ) -> torch.Tensor:
-        """Return `count` elements that are not frequent values and that reach from `low` to `high`."""
+        """Return `count` integers that are not frequent values, the smallest and largest of which are `low` and
+        `high`.
+        """
         if self.distinct is None:
             rest = between(low, high, count, generator)
             rest[:1], rest[1:2] = low, high
@@ -200,10 +204,11 @@ class Integers(Ordered):
 
 
 def _frequent(values: Integers1D, counts: Integers1D, complete: bool) -> list[list[int]]:
-    """Return the most frequent values and their counts.
+    """Return the most frequent values as a list of [value, count].
 
     Parameters
     ----------
+    values, counts : distinct values, and count of each
     complete : True if the values come from all elements and not from a sample
     """
     places = np.argsort(-counts, kind="stable")[:FREQUENT]
@@ -214,8 +219,9 @@ def _frequent(values: Integers1D, counts: Integers1D, complete: bool) -> list[li
 
 
 def _with(frequent: list[list[int]], wanted: list[list[int]]) -> list[list[int]]:
-    """Return the frequent values with the `wanted` ones included; if necessary, these replace the least
-    frequent ones.
+    """Return the frequent values with all `wanted` ones; if necessary, these replace the least frequent ones.
+
+    Both are lists of [value, count].
     """
     there = {value for value, _ in frequent}
     added = [pair for pair in wanted if pair[0] not in there]
@@ -223,7 +229,7 @@ def _with(frequent: list[list[int]], wanted: list[list[int]]) -> list[list[int]]
 
 
 def _places(values: Integers1D, queries: list[int]) -> Integers1D:
-    """Return the indices of the queries in the sorted `values`; queries that do not occur there are left out."""
+    """Return the indices in the sorted `values` of those queries that occur there."""
     wanted = np.array(queries, dtype=np.int64)
     places = np.searchsorted(values, wanted).clip(max=len(values) - 1)
     there: Integers1D = places[values[places] == wanted]
@@ -244,7 +250,10 @@ def _range_without(low: int, high: int, values: Integers1D, frequent: set[int]) 
 
 
 def _zipf(counts: Integers1D) -> float:
-    """Return the exponent by which counts decrease with rank; counts of 1 are ignored."""
+    """Return the exponent z with which counts decrease with rank r, in proportion to r**-z; counts of 1 are ignored.
+
+    counts : number of occurrences of each value
+    """
     most = int(counts.max()) if len(counts) else 0
     if most < 2:
         return 0.0
@@ -261,7 +270,7 @@ def _zipf(counts: Integers1D) -> float:
 
 
 def _summing_to(values: torch.Tensor, total: int) -> torch.Tensor:
-    """Return the values in random order, some of them changed within their range so that the sum is `total`."""
+    """Return the values in random order, some of them changed within their range so that their sum is `total`."""
     low, high = (int(bound) for bound in torch.aminmax(values))
     if max(abs(low), abs(high)) * len(values) > checks.HIGHEST:
         return values

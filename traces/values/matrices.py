@@ -21,11 +21,11 @@ LOOKED_AT = 4
 @value_models.register("factorable")
 @dataclass(frozen=True, slots=True)
 class Factorable:
-    """Value model of symmetric positive definite matrices (..., N, N).
+    """Value model of symmetric positive definite matrices (..., N, N), which have a Cholesky factor.
 
     Attributes
     ----------
-    diagonal : mean of the diagonal
+    diagonal : mean of the diagonal elements
     spread : root mean square of the other elements, relative to `diagonal`
     """
 
@@ -37,7 +37,9 @@ class Factorable:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Factorable | None:
-        """Return the model if all matrices of a float tensor have a Cholesky factor and at least two rows, or None."""
+        """Return the model if all examined matrices of a float tensor have a Cholesky factor and at least two
+        rows, or None.
+        """
         matrices = _matrices(tensor)
         if matrices is None or matrices.shape[-1] > LARGEST:
             return None
@@ -59,7 +61,9 @@ class Factorable:
             raise FormatError("a model of positive definite matrices with an invalid diagonal or spread")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return products of random matrices with their transposes, mixed with the identity."""
+        """Return positive definite matrices: products of random matrices with their transposes, mixed with the
+        identity.
+        """
         if len(shape) < 2 or shape[-1] != shape[-2]:
             return _any(self.diagonal, shape, dtype, generator)
         size = shape[-1]
@@ -79,9 +83,9 @@ class Triangular:
     Attributes
     ----------
     upper : True if the zeros are below the diagonal
-    low, high : range of the diagonal's absolute values
+    low, high : range of the absolute values of diagonal elements
     spread : root mean square of the non-zero triangle, without the diagonal
-    negative : share of negative elements on the diagonal
+    negative : share of negative elements on the diagonal, 0 to 1
     """
 
     upper: bool
@@ -121,8 +125,8 @@ class Triangular:
             raise FormatError("a model of triangular matrices with an invalid diagonal or spread")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return triangular matrices whose linear systems have bounded solutions, which random triangular matrices do
-        not.
+        """Return triangular matrices whose linear systems have bounded solutions, unlike those of random
+        triangular matrices.
         """
         if len(shape) < 2 or shape[-1] != shape[-2]:
             return _any(self.high, shape, dtype, generator)
@@ -138,7 +142,7 @@ class Triangular:
 
 
 def _matrices(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return some matrices of a batch, (B, N, N), or None if they are not square or not real."""
+    """Return at most `LOOKED_AT` matrices of a batch, (B, N, N), or None if they are not square or not real."""
     shape = tensor.shape
     if tensor.dim() < 2 or shape[-1] != shape[-2] or shape[-1] < 2 or not tensor.dtype.is_floating_point:
         return None
@@ -149,6 +153,6 @@ def _matrices(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _any(scale: float, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Return normally distributed values, for a shape that is not square."""
+    """Return normally distributed values with standard deviation `scale`, for a shape that is not square."""
     values = torch.randn(shape, dtype=torch.float64, generator=generator, device=generator.device)
     return (values * scale).to(dtype)

@@ -1,4 +1,4 @@
-"""Choice of the value model of a tensor, and selection of the pieces of a large tensor from which models are fitted."""
+"""Choice of the value model of a tensor, and selection of the pieces of a large tensor to which models are fitted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ _FORMS = {
 
 
 class _Memory:
-    """Owner of the memory of an array, which keeps the memory alive."""
+    """Object through which numpy accesses the memory of a tensor without changing the tensor; it keeps the
+    memory alive.
+    """
 
     __slots__ = ("__array_interface__", "tensor")
 
@@ -92,8 +94,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def pieces(tensor: torch.Tensor) -> torch.Tensor:
     """Return pieces of a tensor, (R, C), in row-major order: rows along the last dimension, or parts of long rows.
 
-    If a piece is constant (most pieces of a rarely used embedding table are), the function returns more and shorter
-    pieces.
+    If the elements of a piece are all equal, as in a rarely used embedding table, more and shorter pieces are returned.
 
     Parameters
     ----------
@@ -110,7 +111,9 @@ def pieces(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return pieces of a tensor that are whole rows; the longer the rows, the fewer pieces."""
+    """Return complete rows of a large tensor, evenly spread; the longer the rows, the fewer. Return a small one
+    unchanged.
+    """
     if tensor.numel() <= FEWEST_ROWS * tensor.shape[-1]:
         return tensor
     return _pieces(tensor, LENGTH, MOST, whole_rows=True)
@@ -122,17 +125,18 @@ def _pieces(tensor: torch.Tensor, length: int, most: int, whole_rows: bool = Fal
 
 
 def _holds_constants(part: torch.Tensor) -> bool:
-    """Return True if a piece exists whose elements are all equal."""
+    """Return True if `part` contains a piece of `LENGTH` elements that are all equal."""
     flat = part.reshape(-1)
     whole = flat[: len(flat) // LENGTH * LENGTH].view(-1, LENGTH)
     return bool((whole == whole[:, :1]).all(dim=1).any())
 
 
 def taken(tensor: torch.Tensor, offsets: NDArray[np.int64], extent: int) -> torch.Tensor:
-    """Return the elements at memory offsets from the first element, in the shape of `offsets`.
+    """Return the elements of a tensor at some memory offsets, in the shape of `offsets`.
 
     Parameters
     ----------
+    offsets : distances in elements from the tensor's first element in memory
     extent : number larger than every offset
     """
     memory = tensor.as_strided((extent,), (1,))
@@ -144,7 +148,7 @@ def taken(tensor: torch.Tensor, offsets: NDArray[np.int64], extent: int) -> torc
 
 
 def every_so_many(values: NDArray[Number], most: int) -> NDArray[Number]:
-    """Return a view of at most `most` evenly spaced elements (N,)."""
+    """Return a view of at most `most` evenly spaced elements of an array, (N,)."""
     # an odd distance: an even one would take only one element of each interleaved pair
     return values if len(values) <= most else values[:: -(-len(values) // most) | 1]
 
@@ -153,7 +157,12 @@ def every_so_many(values: NDArray[Number], most: int) -> NDArray[Number]:
 def _offsets(
     shape: tuple[int, ...], stride: tuple[int, ...], length: int, most: int, whole_rows: bool
 ) -> tuple[NDArray[np.int64], int]:
-    """Return the memory offsets, (R, C), of the elements of all pieces, and a number larger than every offset."""
+    """Return the memory offsets, (R, C), of the elements of some pieces of a tensor, and a number larger than every
+    offset.
+
+    length, most : number of elements of a piece, and maximum number of all elements
+    whole_rows : True if pieces are complete rows
+    """
     columns, rows = shape[-1], int(np.prod(shape[:-1], dtype=np.int64))
     height, width = max(1, length // columns), columns if whole_rows else min(columns, length)
     count = max(min(rows, FEWEST_ROWS), most // (height * width))
@@ -191,7 +200,7 @@ def fit(tensor: torch.Tensor, requested_kinds: Collection[str] = (), exact: bool
 
     Parameters
     ----------
-    requested_kinds : names of kinds of models with `on_request = True` to try
+    requested_kinds : names of kinds of value models to try although they have `on_request = True`
     exact : True if every kind of model examines all elements; if False, a kind examines the part of a large tensor
         named by its `seen`
     """
@@ -213,8 +222,10 @@ def fit(tensor: torch.Tensor, requested_kinds: Collection[str] = (), exact: bool
 
 @lru_cache
 def _kinds(requested: frozenset[str], known: int) -> tuple[type[ValueModel], ...]:
-    """Return the kinds of models to try, in order. `known`, the number of registered kinds, is only part of the cache
-    key.
+    """Return the kinds of value models to try, in order.
+
+    requested : names of kinds to try although they have `on_request = True`
+    known : number of registered kinds, which is only part of the cache key
     """
     kinds = [kind for name, kind in value_models.items() if name in requested or not getattr(kind, "on_request", False)]
     return tuple(sorted(kinds, key=lambda kind: kind.priority))
@@ -239,7 +250,7 @@ def sample(tensor: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def leading(tensor: torch.Tensor, most: int) -> torch.Tensor:
-    """Return a view of the first elements of a large tensor in row-major order; whole rows if they fit."""
+    """Return a view of the first elements of a tensor in row-major order, about `most`; complete rows if they fit."""
     for dimension in range(tensor.dim()):
         if tensor.numel() <= most:
             break
@@ -249,9 +260,7 @@ def leading(tensor: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def value_model_to_json(model: ValueModel) -> dict[str, Json]:
-    """Return a JSON object with the fields of a model that differ from their defaults, and the model's name as
-    `model`.
-    """
+    """Return a value model as a JSON object: its name as `model`, and the fields that differ from their defaults."""
     name = next(name for name, kind in value_models.items() if kind is type(model))
     values = {field.name: getattr(model, field.name) for field in fields(model)}
     defaults = {field.name: field.default for field in fields(model)}
@@ -261,7 +270,7 @@ def value_model_to_json(model: ValueModel) -> dict[str, Json]:
 
 
 def value_model_from_json(form: Mapping[str, Json]) -> ValueModel:
-    """Return the model in a JSON object written by `value_model_to_json` of this or an older version.
+    """Return the value model in a JSON object that `value_model_to_json` of this or an older version wrote.
 
     Raises
     ------

@@ -1,7 +1,6 @@
-"""Table of the values that operators need in their arguments, and of the facts about values that recorded outputs
-reveal.
+"""Table of the value models that operators need for their arguments, and of facts that recorded outputs reveal.
 
-The table is written for people who read and extend it. Most rows name a model that such a tensor gets anyway;
+The table is written for people who read and extend it. Most rows name a value model that such a tensor gets anyway;
 `factorable` and `triangular` are only tried for rows that name them, because fitting them is expensive.
 """
 
@@ -29,7 +28,7 @@ Refine = Callable[[Any, Any], ValueModel]
 
 @dataclass(frozen=True, slots=True)
 class ValueNeed:
-    """A row of the table.
+    """A row of the table: the value model that an argument of an operator needs.
 
     Attributes
     ----------
@@ -52,12 +51,14 @@ class ValueNeed:
     of: str = ""
 
     def is_about(self, op: str) -> bool:
-        """Return True if the row applies to an operator, regardless of the argument."""
+        """Return True if the row applies to some argument of an operator."""
         return matches_any(op, self.op.removeprefix("!")) is not self.op.startswith("!")
 
     @property
     def counts_all(self) -> bool:
-        """Return True if a few of many elements can decide the sizes of outputs or the memory that is read."""
+        """Return True if a few elements of a large tensor can decide the sizes of outputs or the memory that is
+        read.
+        """
         return self.why == _COUNT or self.model not in ("", "floats")
 
 
@@ -75,10 +76,12 @@ def fit_argument(op: str, argument: str, tensor: torch.Tensor) -> ValueModel | N
 
 
 def refine_model(op: str, argument: str, model: ValueModel, outputs: Any) -> ValueModel:
-    """Return the model with fields replaced whose values follow from the recorded outputs.
+    """Return a value model with fields replaced that follow from the recorded outputs, such as the number of True
+    elements.
 
     Parameters
     ----------
+    op, argument : operator, and argument that the value model describes
     outputs : outputs of the call, as nested `TensorSpec`
     """
     for need in _needs(op, argument, None):
@@ -89,13 +92,13 @@ def refine_model(op: str, argument: str, model: ValueModel, outputs: Any) -> Val
 
 @lru_cache(maxsize=4096)
 def is_refined(op: str) -> bool:
-    """Return True if the outputs of an operator reveal something about the values of its arguments."""
+    """Return True if the outputs of an operator reveal facts about the values of its arguments."""
     return any(need.refine is not None and need.is_about(op) for need in NEEDS)
 
 
 def has_needs(op: str, argument: str, dtype: torch.dtype) -> bool:
-    """Return True if the table has a row for an argument of an operator, so that the values of another call may not
-    suit it.
+    """Return True if the table has a row for an argument, so that values from another operator's argument may
+    not suit it.
     """
     return bool(_needs(op, argument, dtype))
 
@@ -106,7 +109,7 @@ def depends_on_values(op: str, argument: str, dtype: torch.dtype) -> bool:
 
 
 def requested_kinds(op: str, argument: str, dtype: torch.dtype) -> frozenset[str]:
-    """Return the names of the kinds of value models that an operator needs for an argument."""
+    """Return the names of the kinds of value models that the table requires for an argument of an operator."""
     return frozenset(need.model for need in _needs(op, argument, dtype) if need.model)
 
 
@@ -125,7 +128,7 @@ def sizes_outputs(op: str, argument: str, dtype: torch.dtype) -> bool:
 
 @lru_cache(maxsize=4096)
 def _needs(op: str, argument: str, dtype: torch.dtype | None) -> tuple[ValueNeed, ...]:
-    """Return the rows that apply to an argument; with None, rows for any dtype."""
+    """Return the rows of the table that apply to an argument; None for `dtype` selects rows for any dtype."""
     return tuple(
         need
         for need in NEEDS
@@ -156,8 +159,9 @@ def _size(outputs: Any, which: int = 0, dimension: int = 0) -> int | None:
 
 
 def _with_true(model: Any, outputs: Any) -> Any:
-    """Return the model with as many true elements as the output has rows; models other than `Booleans` already count
-    zeros exactly.
+    """Return the value model with the number of True elements set to the number of rows in the output.
+
+    Models other than `Booleans` are returned unchanged, because they already count zeros exactly.
     """
     rows = _size(outputs)
     if type(model) is not Booleans or rows is None or rows > model.total:
@@ -167,25 +171,31 @@ def _with_true(model: Any, outputs: Any) -> Any:
 
 
 def _with_distinct(model: Any, outputs: Any) -> Any:
-    """Return the model with as many distinct values as the output has rows."""
+    """Return the value model with the number of distinct values set to the number of rows in the output."""
     rows = _size(outputs)
     return replace(model, distinct=rows) if isinstance(model, Integers | Floats) and rows else model
 
 
 def _with_runs(model: Any, outputs: Any) -> Any:
-    """Return the model with as many distinct values as the output has rows, if equal values are adjacent."""
+    """Return the value model with the number of distinct values set to the number of rows in the output, if the values
+    are
+    sorted.
+    """
     is_sorted = isinstance(model, Integers | Floats) and model.rises is not None and 0 in (model.rises, model.falls)
     return _with_distinct(model, outputs) if is_sorted else model
 
 
 def _with_total(model: Any, outputs: Any) -> Any:
-    """Return the model of the numbers of repeats, with their sum set to the number of rows in the output."""
+    """Return the value model of the numbers of repeats, with their sum set to the number of rows in the output."""
     rows = _size(outputs)
     return replace(model, total=rows) if isinstance(model, Integers) and rows is not None else model
 
 
 def _with_groups(model: Any, outputs: Any) -> Any:
-    """Return the model of the input boxes with one group of overlapping boxes for each box in the output."""
+    """Return the value model of the input boxes, with the number of groups set to the number of boxes in the output.
+
+    A group is a box and those that non-maximum suppression removes because they overlap it.
+    """
     rows = _size(outputs)
     return replace(model, groups=rows) if isinstance(model, Boxes) and rows else model
 

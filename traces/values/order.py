@@ -35,7 +35,7 @@ SORTED_BY_NUMPY = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ordered:
-    """Base class of models whose elements have an order.
+    """Base class of value models that keep whether neighbouring elements rise or fall.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Ordered:
     by_row: bool = False
 
     def check_order(self) -> None:
-        """Raise `FormatError` if the shares of rises and falls add up to more than one."""
+        """Raise `FormatError` if a field is invalid, for example if `rises` and `falls` add up to more than one."""
         for value, what in ((self.rises, "a share of rises"), (self.falls, "a share of falls")):
             if value is not None:
                 checks.share(value, what)
@@ -64,12 +64,12 @@ class Ordered:
         checks.flag(self.by_row, "sorted rows")
 
     def arranged(self, values: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Return the values arranged in the recorded order.
+        """Return the values, (N,), rearranged so that neighbours rise and fall as often as recorded.
 
         Parameters
         ----------
         values : (N,), in random order
-        shape : shape of the returned tensor
+        shape : shape of the tensor that the values will fill
         """
         pairs = len(values) - 1
         if self.rises is None or self.falls is None or pairs < 1:
@@ -94,7 +94,7 @@ def last_length(tensor: torch.Tensor) -> int:
 
 
 def order_of(values: NDArray[Any], row: int) -> dict[str, Any]:
-    """Return the fields of `Ordered` for the elements of a tensor.
+    """Return the fields of `Ordered` for the elements of a tensor, by name.
 
     Parameters
     ----------
@@ -117,7 +117,10 @@ def order_of(values: NDArray[Any], row: int) -> dict[str, Any]:
 
 
 def _in_runs(values: torch.Tensor, count: int, downwards: bool, generator: torch.Generator) -> torch.Tensor:
-    """Return the values as `count` sorted runs of equal length, whose elements are chosen at random."""
+    """Return the values rearranged as `count` sorted runs of equal length, whose elements are chosen at random.
+
+    downwards : True if runs descend
+    """
     ranked = values.sort(descending=downwards).values
     if count == 1:
         return ranked
@@ -130,7 +133,7 @@ def _as_array(values: torch.Tensor) -> NDArray[Any]:
 
 
 def _mean_step(values: NDArray[Any]) -> float:
-    """Return the mean absolute difference of finite neighbours, or 0 if there are none."""
+    """Return the mean absolute difference of neighbouring elements, without infinite ones, or 0 if there are none."""
     with np.errstate(over="ignore", invalid="ignore"):
         distances = np.abs(np.diff(values[: STEPPED + 1].astype(np.float64)))
         mean = float(distances.mean()) if len(distances) else 0.0
@@ -141,8 +144,9 @@ def _mean_step(values: NDArray[Any]) -> float:
 
 
 def _random_walk(values: torch.Tensor, step: float, usual: float, generator: torch.Generator) -> torch.Tensor:
-    """Return the values in the order of a random walk between the smallest and the largest, which visits all ranks
-    equally often.
+    """Return the values in the order of a random walk between the smallest and the largest value.
+
+    The walk visits all parts of the sorted values equally often.
 
     Parameters
     ----------
@@ -167,7 +171,11 @@ def _random_walk(values: torch.Tensor, step: float, usual: float, generator: tor
 
 
 def _walk_of_rows(ranked: torch.Tensor, noise: torch.Tensor, spread: float) -> torch.Tensor:
-    """Return each sorted row, (R, W), rearranged in the order of a separate random walk."""
+    """Return each sorted row, (R, W), rearranged in the order of a separate random walk.
+
+    noise : (R, W), normally distributed steps of the walks
+    spread : factor for these steps
+    """
     folded = ((noise * spread).cumsum(-1).remainder(2) - 1).abs()
     order = torch.from_numpy(folded.numpy().argsort(axis=-1)) if folded.is_cpu else folded.argsort(dim=-1)
     return torch.empty_like(ranked).scatter_(-1, order, ranked)
@@ -181,7 +189,10 @@ def _sorted_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _in_blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Return `count` blocks of equal values in random order, or `values` if random order already has enough blocks."""
+    """Return the values as about `count` blocks of equal values in random order.
+
+    If random order already has so few blocks, the values are returned unchanged.
+    """
     ranked = values.sort().values
     total = len(ranked)
     changes = ranked[1:] != ranked[:-1]
@@ -207,7 +218,9 @@ def _in_blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> 
 @value_models.register("permutation")
 @dataclass(frozen=True, slots=True)
 class Permutation(Ordered):
-    """Value model of a permutation, such as the result of `randperm` or `argsort`: its range and order."""
+    """Value model of a permutation of the integers from `low` to `high`, such as the result of `randperm` or
+    `argsort`.
+    """
 
     low: int
     high: int
@@ -216,7 +229,7 @@ class Permutation(Ordered):
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Permutation | None:
-        """Return the model of distinct integers that leave no gap, or None for other tensors."""
+        """Return the model of distinct integers that include all integers of their range, or None for other tensors."""
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
             return None
         if tensor.itemsize == 1 and tensor.numel() > 256:
@@ -239,7 +252,9 @@ class Permutation(Ordered):
         self.check_order()
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return another permutation; a smaller shape gets a part of it, a larger one repeats it."""
+        """Return another permutation in the recorded order; a smaller shape gets a part of it, a larger one
+        repeats it.
+        """
         count, width = torch.Size(shape).numel(), self.high - self.low + 1
         if count <= width:
             values = distinct(count, self.low, self.high, generator)

@@ -1,4 +1,4 @@
-"""Value models of increasing numbers: arithmetic progressions and offsets."""
+"""Value models of increasing numbers: arithmetic progressions, and offsets such as those of segments."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Progression:
                 checks.finite(value, "a progression")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return the same numbers, continued periodically if the shape is larger."""
+        """Return the same numbers, which continue periodically if the shape is larger than the recorded one."""
         places = torch.arange(torch.Size(shape).numel(), device=generator.device)
         places = places // self.repeats % self.period
         whole = type(self.start) is type(self.step) is int
@@ -84,7 +84,7 @@ class Progression:
 
 
 def _may_be(tensor: torch.Tensor) -> bool:
-    """Return True if a tensor's first elements can begin a progression."""
+    """Return True if a tensor's first elements do not rule out a progression."""
     for count in HEADS:
         head = leading(tensor, count).reshape(-1)
         values = array_of(head.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64))
@@ -97,7 +97,10 @@ def _may_be(tensor: torch.Tensor) -> bool:
 
 
 def _goes_on(blocks: NDArray[Any]) -> bool:
-    """Return True if blocks continue the progression, which may restart periodically."""
+    """Return True if numbers form an arithmetic progression, which may restart periodically.
+
+    blocks : first element of each block of equal elements
+    """
     ramp = blocks[0] + (blocks[1] - blocks[0]) * np.arange(len(blocks))
     breaks = blocks != ramp
     period = int(breaks.argmax())
@@ -107,7 +110,9 @@ def _goes_on(blocks: NDArray[Any]) -> bool:
 
 
 def _looked_at(count: int) -> NDArray[np.int64]:
-    """Return the positions of the elements to compare, in ascending order: all, or the first ones and some others."""
+    """Return the positions of the elements to compare, out of `count`, in ascending order: all, or the first and
+    some others.
+    """
     if count <= LOOKED_AT:
         return np.arange(count)
     rest = np.linspace(HEADS[-1], count - 1, LOOKED_AT - HEADS[-1], dtype=np.int64)
@@ -115,7 +120,7 @@ def _looked_at(count: int) -> NDArray[np.int64]:
 
 
 def _at(tensor: torch.Tensor, places: NDArray[np.int64]) -> NDArray[Any]:
-    """Return the elements at positions in row-major order, as float64 or int64."""
+    """Return the elements of a tensor at positions in row-major order, as float64 or int64."""
     if tensor.is_contiguous():
         offsets = places
     else:
@@ -127,7 +132,12 @@ def _at(tensor: torch.Tensor, places: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def _first_change(tensor: torch.Tensor, places: NDArray[np.int64], values: NDArray[Any]) -> int | None:
-    """Return the first position whose element differs from the first element, assuming blocks of equal elements."""
+    """Return the position of the first element that differs from the tensor's first element, or None.
+
+    It is exact if the tensor consists of blocks of equal elements.
+
+    places, values : positions that were examined, and the elements there
+    """
     differs = values != values[0]
     at = int(differs.argmax())
     # nan is not even equal to itself
@@ -145,13 +155,15 @@ def _period(
     step: float,
     repeats: int,
 ) -> int | None:
-    """Return the number of the first block that does not continue the progression, where a period ends; None if all
-    blocks do.
+    """Return the number of blocks in a period of the progression, or None if the progression never restarts.
+
+    A block consists of `repeats` equal elements.
 
     Parameters
     ----------
-    blocks : numbers of the examined blocks
-    breaks : mask of the blocks that do not continue the progression
+    blocks : indices of the examined blocks
+    breaks : mask of the examined blocks that do not continue the progression
+    start, step : first number, and difference between blocks
     """
     at = int(breaks.argmax())
     if not breaks[at]:
@@ -172,17 +184,18 @@ PROBABILITIES = tuple(at / 16 for at in range(17))
 @value_models.register("offsets")
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Value model of ascending integers (N,): the first and the last one, and the distribution of their differences
-    (lengths).
+    """Value model of ascending integers, (N,), such as offsets: the first, the last, and the distribution of
+    differences.
 
-    This includes sorted segment numbers, whose differences are one or zero.
+    This includes sorted segment numbers, whose differences are one or zero. The differences are called lengths.
 
     Attributes
     ----------
-    lengths : (length, count), if there are at most 64 different lengths
-    quantiles : 17 equidistant quantiles of the non-zero lengths, if there are more different lengths
+    first, last : first and last integer
     count : number of lengths
     empty : number of zero lengths
+    lengths : (length, count), if there are at most 64 different lengths
+    quantiles : 17 equidistant quantiles of the non-zero lengths, if there are more different lengths
     """
 
     first: int
@@ -237,7 +250,9 @@ class Offsets:
             raise FormatError("offsets without lengths")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return offsets from the first to the last one, with lengths in random order."""
+        """Return ascending integers from `first` to `last`, whose differences have the recorded distribution, in
+        random order.
+        """
         values = torch.full((torch.Size(shape).numel(),), self.first, dtype=torch.int64, device=generator.device)
         if len(values) > 1:
             lengths = self._lengths(len(values) - 1, generator)
@@ -246,7 +261,7 @@ class Offsets:
         return values.to(dtype).reshape(shape)
 
     def _lengths(self, count: int, generator: torch.Generator) -> torch.Tensor:
-        """Return `count` random lengths that add up to the distance from the first to the last offset."""
+        """Return `count` random lengths that add up to the difference between the last and the first integer."""
         device = generator.device
         if self.lengths is not None:
             sizes = torch.tensor([length for length, _ in self.lengths], dtype=torch.int64, device=device)
@@ -270,7 +285,7 @@ class Offsets:
 
 
 def _summing_to(lengths: torch.Tensor, total: int) -> torch.Tensor:
-    """Return the lengths scaled to a total; non-zero lengths stay non-zero if the total allows it."""
+    """Return lengths scaled so that their sum is `total`; non-zero lengths stay non-zero if `total` allows it."""
     some = (lengths > 0).long()
     least = int(some.sum())
     if least == 0:

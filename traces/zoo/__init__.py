@@ -1,6 +1,4 @@
-"""The zoo: traces of real models that ship with opgrip, and the manifest, which describes them and how to record them
-again.
-"""
+"""The zoo: traces of real models that ship with opgrip, and the manifest, which states how to record them again."""
 
 from opgrip.traces.zoo.manifest import PREFIX, Recording, ZooTrace, patterns_in, read_manifest, select, zoo_file
 

@@ -1,5 +1,5 @@
-"""Reading of the zoo's manifest `traces/zoo.json`, and functions that find its files and interpret trace names and
-headers.
+"""Reading of the zoo's manifest `traces/zoo.json`, and functions that find trace files of the zoo and interpret their
+names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Facts about a trace from the time of its recording.
+    """Facts about a trace of the zoo that are known once it was recorded.
 
     Attributes
     ----------
@@ -30,6 +30,7 @@ class Recording:
     machine : device on which the times were measured
     steps : number of recorded steps
     step_ms : median time of a step without capture
+    calls, signatures : number of calls and of signatures
     operators : number of distinct operators and extension functions
     longtail : number of distinct long-tail functions
     size_bytes, sha256 : size and hash of the file
@@ -60,7 +61,7 @@ class ZooTrace:
     arguments : arguments of `opcapture` that record the trace again
     inputs : description of the inputs: `1 image of 800x1333`
     remark : differences from the model's config and their reasons; may be empty
-    recording : facts about the file; None if it has not been recorded yet
+    recording : facts about the trace file; None if it has not been recorded yet
     """
 
     model: str
@@ -85,7 +86,7 @@ def read_manifest(path: Path = MANIFEST) -> list[ZooTrace]:
 
 
 def patterns_in(text: str) -> list[str]:
-    """Return the comma-separated patterns that follow `zoo:`."""
+    """Return the patterns in a text such as `faster*,*.train`, which follows `zoo:` on the command line."""
     return [part for part in text.split(",") if part]
 
 
@@ -139,8 +140,7 @@ def name_of_trace(trace: ZooTrace) -> TraceName:
 
 
 def name_of_file(path: str | Path, manifest: Mapping[str, ZooTrace]) -> TraceName:
-    """Return the name of a trace file. If a trace of the zoo has the same name, the file counts as one of the same
-    model.
+    """Return the name of a trace file and its parts; a file named like a trace of the zoo has that trace's parts.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def name_of_file(path: str | Path, manifest: Mapping[str, ZooTrace]) -> TraceNam
 
 
 def told_apart(names: Sequence[str]) -> list[str]:
-    """Return the names, with numbers appended to duplicate ones."""
+    """Return the names, with a number appended to each repeated one, such as `name~2`."""
     seen: Counter[str] = Counter()
     taken = set(names)
     distinct = []
@@ -182,7 +182,7 @@ INSTALL = "install the package opgrip-zoo (pip install ./traces/zoo/models in a 
 
 
 def zoo_file(trace: ZooTrace) -> Path:
-    """Return the file of a trace.
+    """Return the file of a trace of the zoo.
 
     Raises
     ------
@@ -207,9 +207,11 @@ FIELD = "distilled"
 
 
 def chosen_numbers(header: Mapping[str, Any]) -> range | None:
-    """Return the numbers of the selected signatures of a distilled trace, or None for other traces.
+    """Return the numbers of the signatures for which a distilled trace was made, or None for any other trace.
 
-    Its other signatures belong to calls that precede the selected ones.
+    Its other signatures belong to calls that precede calls of the chosen ones.
+
+    header : header of the trace
     """
     field = header.get(FIELD)
     keys = field.get("keys") if isinstance(field, dict) else None
