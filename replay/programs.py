@@ -109,6 +109,9 @@ def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[
     return raw_result, RunOutputs(list(leaves(raw_result)), tensors_in(list(arguments)) if mutates else [])
 
 
+NO_GRADIENT = "not differentiable: its results have no gradient"
+
+
 def as_call(program: Program, mutates: bool) -> Function:
     """Return a program as a function that takes a call's arguments and, if the call does, writes into them."""
 
@@ -158,18 +161,23 @@ def remove_partial(store: str | None) -> None:
             pass
 
 
-def check_gradients(operator: Operator, arguments: Arguments) -> None:
-    """Raise `Unsupported` if a call has no gradients."""
+def differentiable_results(operator: Operator, arguments: Arguments) -> list[int]:
+    """Return the indices of a call's results that have a gradient; raise `Unsupported` if there are none."""
     if operator.mutates:
         raise Unsupported("a call that writes into its arguments has no separate backward")
     args, kwargs = arguments
     if not _wanting(arguments):
         raise Unsupported(_why_none_wants(arguments))
-    results = _with_graph(operator.function(*args, **kwargs))
+    results = {
+        place: leaf.grad_fn
+        for place, leaf in enumerate(leaves(operator.function(*args, **kwargs)))
+        if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
+    }
     if not results:
-        raise Unsupported("not differentiable: its results have no gradient")
-    if any("NotImplemented" in result.grad_fn.name() for result in results if result.grad_fn is not None):
+        raise Unsupported(NO_GRADIENT)
+    if any("NotImplemented" in function.name() for function in results.values()):
         raise Unsupported("not differentiable: no derivative of it is implemented")
+    return list(results)
 
 
 def _why_none_wants(arguments: Arguments) -> str:
@@ -178,9 +186,9 @@ def _why_none_wants(arguments: Arguments) -> str:
     return "not differentiable: it has no floating-point tensor argument"
 
 
-def with_backward(program: Program) -> Function:
-    """Return a function that runs a program forward and returns the gradients."""
-    enter = graph_of(program)
+def with_backward(program: Program, places: Sequence[int]) -> Function:
+    """Return a function that runs a program forward and returns the gradients of the results at these indices."""
+    enter = graph_of(program, places)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return gradients(*enter((args, kwargs))[0])
@@ -188,12 +196,17 @@ def with_backward(program: Program) -> Function:
     return call
 
 
-def graph_of(program: Program) -> Callable[[Arguments], Arguments]:
-    """Return a function that runs the program forward, and returns arguments for the function `gradients`."""
+def graph_of(program: Program, places: Sequence[int]) -> Callable[[Arguments], Arguments]:
+    """Return a function that runs the program forward, and returns arguments for the function `gradients`.
+
+    places : indices of the results of which gradients are computed; the function raises `Unsupported` if one has none
+    """
 
     def enter(arguments: Arguments) -> Arguments:
         _, results = run_program(program, arguments, mutates=False)
-        outputs = _with_graph(results.outputs)
+        outputs = [results.outputs[place] for place in places if place < len(results.outputs)]
+        if len(_with_graph(outputs)) < len(places):
+            raise Unsupported(NO_GRADIENT)
         return (outputs, _wanting(arguments), [_incoming(output) for output in outputs]), {}
 
     return enter

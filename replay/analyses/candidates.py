@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from math import fsum
 from typing import IO, TYPE_CHECKING
@@ -11,8 +12,16 @@ from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.analyses import UnaskedAnalysis, analyses
 from opgrip.replay.cases.selection import FORWARD
-from opgrip.replay.results.judgement import VERDICTS, CandidateColumns, JudgedStep, judge_rows, judged_steps
-from opgrip.replay.results.results import WRONG, Result
+from opgrip.replay.modes import CANDIDATE
+from opgrip.replay.results.judgement import (
+    VERDICTS,
+    CandidateColumns,
+    JudgedStep,
+    counted_signatures,
+    judge_rows,
+    judged_steps,
+)
+from opgrip.replay.results.results import RAN, SKIPPED, WRONG, Result
 
 if TYPE_CHECKING:
     from opgrip.replay.run.workload import Workload
@@ -72,10 +81,21 @@ def print_judgement(rows: Sequence[Result], file: IO[str]) -> None:
         print_line(f"and {len(judged) - MOST_ROWS:,} more signatures: -o FILE writes all", file)
     for row in judged:
         if row.error is not None:
-            print_line(f"{row.op} {row.shapes}, case {row.case}: {row.status}: {row.error}", file)
+            print_line(f"{_operator(row)} {row.shapes}, case {row.case}: {row.status}: {row.error}", file)
         if (command := _of(row).export) is not None and row.status == WRONG:
             print_line(f"  {command}", file)
+    _print_without_gradients(rows, file)
     _print_steps(judged_steps(rows), file)
+
+
+def _print_without_gradients(rows: Sequence[Result], file: IO[str]) -> None:
+    """Print why gradients of candidates were not judged, if the operators have gradients."""
+    timed = {_key(row) for row in rows if row.direction != FORWARD and row.status in RAN}
+    reasons = Counter(
+        row.error for row in rows if row.mode == CANDIDATE and row.status == SKIPPED and _key(row) in timed
+    )
+    for reason, count in reasons.items():
+        print_line(f"gradients {counted_signatures(count)} are not judged: {reason}", file)
 
 
 def _print_steps(steps: Sequence[JudgedStep], file: IO[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, comb, exp, floor, fsum, hypot, inf, log, sqrt
@@ -175,7 +176,7 @@ class JudgedStep:
 
     trace : name of the trace, if there are several
     rows : rows of the candidates
-    verdicts : number of signatures by verdict
+    verdicts, gradients : number of signatures by verdict, of the calls and of their gradients
     share : share of the step's captured time that the judged operators take; None if the rows are of no step
     saving, error : share of the step that the candidates save, and half of its 95 % interval
     untimed : number of signatures that are right and have no valid time
@@ -185,6 +186,7 @@ class JudgedStep:
     trace: str
     rows: Sequence[Result]
     verdicts: dict[str, int]
+    gradients: dict[str, int]
     share: float | None
     saving: float
     error: float
@@ -193,7 +195,7 @@ class JudgedStep:
 
     @property
     def signatures(self) -> int:
-        return len(self.rows)
+        return sum(self.verdicts.values())
 
     @property
     def ratio_low(self) -> float:
@@ -207,14 +209,19 @@ class JudgedStep:
 
     @property
     def broken(self) -> int:
-        """Number of signatures on which a candidate is wrong or does not run."""
-        return self.verdicts[WRONG] + self.verdicts[FAILED]
+        """Number of signatures on which a candidate or its gradients are wrong, or do not run."""
+        return sum(counts[verdict] for counts in (self.verdicts, self.gradients) for verdict in (WRONG, FAILED))
 
     @property
     def line(self) -> str:
         """The judgement in one line."""
-        of = f"of {self.signatures} signature{'s' if self.signatures != 1 else ''}"
+        of, of_gradients = (counted_signatures(sum(counts.values())) for counts in (self.verdicts, self.gradients))
         parts = [f"{verdict} on {self.verdicts[verdict]} {of}" for verdict in (WRONG, FAILED) if self.verdicts[verdict]]
+        parts += [
+            f"gradients {verdict} on {self.gradients[verdict]} {of_gradients}"
+            for verdict in (WRONG, FAILED)
+            if self.gradients[verdict]
+        ]
         if self.share is not None:
             what = "this operator takes" if len({row.op for row in self.rows}) == 1 else "these operators take"
             parts.append(
@@ -225,9 +232,16 @@ class JudgedStep:
         if len(self.phases) > 1:
             parts.append(", ".join(f"{phase} {100 * saving:.1f} %" for phase, saving in self.phases.items()))
         parts.append(f"slower on {self.verdicts[SLOWER]} {of}")
+        if self.gradients[SLOWER]:
+            parts.append(f"slower in the backward of {self.gradients[SLOWER]} {of_gradients}")
         if self.untimed:
             parts.append(f"{self.untimed} without a valid time")
         return "; ".join(parts)
+
+
+def counted_signatures(count: int) -> str:
+    """Return a number of signatures as part of a sentence, such as `of 4 signatures`."""
+    return f"of {count} signature{'s' if count != 1 else ''}"
 
 
 def is_slower_by(row: Result, limit: float) -> bool:
@@ -261,10 +275,16 @@ def _judged_step(trace: str, rows: Sequence[Result]) -> JudgedStep:
     return JudgedStep(
         trace=trace,
         rows=rows,
-        verdicts={verdict: sum(item.verdict == verdict for item in columns) for verdict in VERDICTS},
+        verdicts=_by_verdict(row for row in rows if row.direction == FORWARD),
+        gradients=_by_verdict(row for row in rows if row.direction != FORWARD),
         share=fsum(shares) if shares else None,
         saving=fsum(item.step_saving or 0.0 for item in columns),
         error=hypot(*(item.step_saving_error or 0.0 for item in columns)),
         untimed=sum(item.verdict == UNDECIDED and item.ratio_low is None for item in columns),
         phases=phases,
     )
+
+
+def _by_verdict(rows: Iterable[Result]) -> dict[str, int]:
+    found = Counter(CandidateColumns.of(row).verdict for row in rows)
+    return {verdict: found[verdict] for verdict in VERDICTS}

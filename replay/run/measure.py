@@ -231,9 +231,10 @@ def _measure_concurrently(
     for count in {point.streams for point in workload.request.points} - {1}:
         groups: dict[object, SubjectGroup] = {}
         for case, prepared in rows:
-            context, grad = workload.context_of, workload.wants_grad(case)
+            context = workload.context_of
             for way, _, subject in prepared:
                 if subject is not None and way.point.streams == count:
+                    grad = workload.wants_grad(case, way.direction)
                     kind = (f"{sorted(context(case, way).items())} {grad}", replace(way, number=0))
                     groups.setdefault(kind, SubjectGroup(context(case, way), grad, [])).subjects.append(subject)
         for run in measure_concurrently(
@@ -298,10 +299,10 @@ def _groups(
     groups: dict[str, SubjectGroup] = {}
     cache_bytes = recent_bytes(workload.device) if surroundings.places else 0
     for case, prepared in rows:
-        grad, places = workload.wants_grad(case), surroundings.places_of(case, cache_bytes)
+        places = surroundings.places_of(case, cache_bytes)
         for way, _, subject in prepared:
             if subject is not None and way.point.streams == 1:
-                context = workload.context_of(case, way)
+                context, grad = workload.context_of(case, way), workload.wants_grad(case, way.direction)
                 group = groups.setdefault(f"{sorted(context.items())} {grad}", SubjectGroup(context, grad, [], around))
                 subject.places = places or subject.places
                 group.subjects.append(subject)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from opgrip.errors import cause_of
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.selection import BACKWARD, Variant
 from opgrip.replay.cases.unused_results import refused_argument, with_gradients
@@ -20,6 +21,7 @@ from opgrip.replay.checks.verdicts import ResultVerdict, joined
 from opgrip.replay.inputs.input_options import with_values
 from opgrip.replay.inputs.inputs import ADDRESSES, Inputs
 from opgrip.replay.modes import CANDIDATE, EAGER, Program, RunOutputs, find_mode
+from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.agreement import check_agreement, check_graph, check_parts
 from opgrip.replay.operators.agreement.indices import bound_indices
 from opgrip.replay.operators.contexts import restored
@@ -39,7 +41,7 @@ from opgrip.replay.operators.torch_private import is_composite
 from opgrip.replay.operators.work import Work, counted, work_of
 from opgrip.replay.programs import (
     as_call,
-    check_gradients,
+    differentiable_results,
     gradient_graph,
     gradients,
     graph_of,
@@ -48,7 +50,7 @@ from opgrip.replay.programs import (
     with_backward,
 )
 from opgrip.replay.results.ratios import shares_of
-from opgrip.replay.results.results import OK, SKIPPED, WRONG, Result, same_outputs
+from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED, WRONG, Result, same_outputs
 from opgrip.replay.run.workload import Workload, empty_row, failed, key_of
 from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
@@ -111,7 +113,7 @@ class _Preparation:
             with (
                 entered(PREPARE, way.label, case.number),
                 restored(workload.context_of(case, way)),
-                torch.set_grad_enabled(workload.wants_grad(case)),
+                torch.set_grad_enabled(workload.wants_grad(case, way.direction)),
             ):
                 case, note = _with_equivalents(case, workload.device)
                 operator = case.operator or find_operator(case.signature, workload.request.inputs.extensions)
@@ -126,6 +128,9 @@ class _Preparation:
         except (Exception, SystemExit) as error:
             check_use(workload.device, error)
             result, is_memory_short = failed(result, error, workload), is_out_of_memory(error)
+            if way.direction == BACKWARD and not workload.timing.backward and result.status == UNSUPPORTED:
+                # nobody requested these gradients
+                result = replace(result, status=SKIPPED)
         # only after the error is released: the frames of its traceback hold tensors
         if is_memory_short:
             release_memory(workload.device)
@@ -135,7 +140,7 @@ class _Preparation:
         """Return the row and the subject to time; if an argument cannot require a gradient, try again without."""
         workload = self._workload
         make = self._backward if way.direction == BACKWARD else self._forward
-        is_unsaid = workload.adds_gradients and workload.wants_grad(case) and not operator.mutates
+        is_unsaid = workload.adds_gradients and workload.wants_grad(case, way.direction) and not operator.mutates
         try:
             return make(with_gradients(case, is_unsaid, self._refused), operator, way, result)
         except Exception as error:
@@ -151,7 +156,7 @@ class _Preparation:
         inputs = [self._inputs(case, operator, signature, way.values) for signature in signatures]
         examples = [item.make() for item in inputs]
         began = perf_counter_ns()
-        grad = workload.wants_grad(case)
+        grad = workload.wants_grad(case, way.direction)
         program = make_program(operator, examples, way, workload, key_of(case, way, workload), grad, case.op)
         del examples
         if operator.mutates:
@@ -236,13 +241,19 @@ class _Preparation:
         workload = self._workload
         inputs = self._inputs(case, operator, case.signature, way.values)
         arguments = inputs.make()
-        check_gradients(operator, arguments)
+        places = differentiable_results(operator, arguments)
         began = perf_counter_ns()
         key = key_of(case, way, workload)
         if find_mode(way.mode)[0].differentiable:
             program = make_program(operator, [arguments], way, workload, key, True, case.op)
-            function, enter, enters_each_run = gradients, graph_of(program), True
-            actual = RunOutputs(gradients(*enter(arguments)[0]))
+            function, enter, enters_each_run = gradients, graph_of(program, places), True
+            try:
+                made, _ = enter(arguments)
+            except Exception as error:
+                if way.mode != CANDIDATE or isinstance(error, Unsupported) or is_out_of_memory(error):
+                    raise
+                raise Unsupported(f"it does not run on tensors that require gradients: {cause_of(error)}") from error
+            actual = RunOutputs(gradients(*made))
         else:
             graph, saved = gradient_graph(operator, arguments)
             with torch.no_grad():
@@ -253,7 +264,7 @@ class _Preparation:
             enter = lambda _: enter_program((saved, {}))  # noqa: E731
         result = _with_program_note(result, program, (perf_counter_ns() - began) / 1e6)
         if workload.request.count_work:
-            (gradient_arguments, _) = graph_of(Program(operator.function))(inputs.make())
+            (gradient_arguments, _) = graph_of(Program(operator.function), places)(inputs.make())
             result = _working(result, counted(gradients, gradient_arguments, {}, whole=False))
         if way.mode != workload.request.modes.reference or case.reference is not None:
             reference = self._reference(case, way, 0, operator, inputs)
@@ -326,7 +337,7 @@ class _Preparation:
             reference = replace(way, mode=workload.request.modes.reference)
             program = make_program(operator, [arguments], reference, workload, None, grad=backward)
         if backward:
-            return with_backward(program)
+            return with_backward(program, differentiable_results(operator, arguments))
         return operator.function if workload.request.modes.reference == EAGER else as_call(program, operator.mutates)
 
     def _inputs(self, case: Case, operator: Operator, signature: Signature, kind: str) -> Inputs:

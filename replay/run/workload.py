@@ -38,7 +38,7 @@ from opgrip.replay.operators.lookup import mutates
 from opgrip.replay.operators.memory import bytes_of, is_out_of_memory
 from opgrip.replay.results.results import FAILED, OK, UNSUPPORTED, Result, describe_shapes
 from opgrip.replay.run.request import RunRequest, take_shard
-from opgrip.replay.timing.timing_options import DISCRETE, EVENTS, PROGRAM, TimingOptions
+from opgrip.replay.timing.timing_options import DISCRETE, EVENTS, GRAPH, PROGRAM, TimingOptions
 from opgrip.traces import Trace
 from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.formats.building import says_gradients
@@ -61,6 +61,7 @@ class Workload:
     batches : facts about which sizes are the batch size; None if the batch is not scaled
     memory : True to measure the memory that a call allocates
     adds_gradients : True if all floating-point arguments require gradients, because the trace does not record which do
+    judges_backward : True to judge candidates also on gradients, because the trace has a backward pass
     """
 
     request: RunRequest
@@ -73,6 +74,7 @@ class Workload:
     batches: BatchScale | None = None
     memory: bool = False
     adds_gradients: bool = False
+    judges_backward: bool = False
 
     @property
     def trace(self) -> Trace:
@@ -129,17 +131,23 @@ class Workload:
         """Return the workload with some fields of its request changed."""
         return replace(self, request=replace(self.request, **changes))
 
-    def wants_grad(self, case: Case) -> bool:
-        """Return True if the calls of a case record an autograd graph, as in training.
+    def wants_grad(self, case: Case, direction: str) -> bool:
+        """Return True if the runs of a case in a direction record an autograd graph, as in training.
 
         Operators that write into their arguments do not, because generated arguments are leaves, and autograd does not
         allow writing into leaves.
         """
+        asks = self.timing.backward if direction == FORWARD else self._runs_backward(case)
         writes = case.operator is None and mutates(case.signature)
-        return self._runs_backward(case) and not writes
+        return asks and case.phase == "forward" and not writes
 
     def _runs_backward(self, case: Case) -> bool:
-        return self.timing.backward and case.phase == "forward"
+        if self.judges_backward and not self.timing.backward:
+            specs = tensors([case.signature.args, case.signature.kwargs])
+            wants = any(spec.requires_grad for spec in specs) and not mutates(case.signature)
+        else:
+            wants = self.timing.backward
+        return wants and case.phase == "forward"
 
     def ways(self, case: Case) -> list[Variant]:
         """Return the variants of a case, grouped by values and by point (threads, batch scale, streams), reference mode
@@ -202,6 +210,11 @@ def load_workload(request: RunRequest) -> Workload:
     return replace(workload, source_cases=source_cases, cases=cases, notes=notes)
 
 
+def has_backward(trace: Trace) -> bool:
+    """Return True if a trace has calls of a backward pass."""
+    return not trace.calls.empty and bool((trace.own_distinct_calls["phase"] == BACKWARD).any())
+
+
 def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
     """Return the workload of a request for a trace, without cases."""
     recorded = recorded_device(trace)
@@ -220,6 +233,9 @@ def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
         device=device,
         timing=timing,
         adds_gradients=timing.backward and not says_gradients(trace.header),
+        judges_backward=bool(request.candidates.candidate)
+        and request.timing.exec_mode != GRAPH
+        and has_backward(trace),
         batches=batches,
     )
 
@@ -259,7 +275,7 @@ def key_of(case: Case, variant: Variant, workload: Workload) -> str | None:
         "call": to_json(replace(case.signature, number=0, args=args, kwargs=kwargs, outputs=None, registered_by=None)),
         "code": code,
         "mode": variant.mode,
-        "grad": workload.wants_grad(case),
+        "grad": workload.wants_grad(case, variant.direction),
         "direction": variant.direction,
         "device": workload.device,
         "context": dict(workload.context_of(case, variant)),

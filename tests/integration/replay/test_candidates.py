@@ -8,6 +8,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from busy import compared_times
@@ -159,6 +160,67 @@ def test_broken_candidates_are_named_with_the_reason(
     verdicts = verdicts_of(trace, candidate, op)
     found, error = verdicts[shapes] if shapes is not None else next(iter(verdicts.values()))
     assert (found, reason in str(error)) == (verdict, True), error
+
+
+class NegatedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
+        ctx.dim = dim
+        result = OPERATOR(x, dim, False)
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (result,) = ctx.saved_tensors
+        return -torch.ops.aten._softmax_backward_data(gradients[0], result, ctx.dim, result.dtype), None
+
+
+def in_numpy(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    exponentials = np.exp(x.numpy() - x.numpy().max(dim, keepdims=True))
+    return torch.from_numpy(exponentials / exponentials.sum(dim, keepdims=True))
+
+
+@pytest.mark.parametrize(
+    ("candidate", "status", "reason"),
+    [
+        (OPERATOR, "ok", None),
+        (lambda x, dim, half: NegatedGradient.apply(x, dim), "wrong", "output 0: "),
+        (lambda x, dim, half: OPERATOR(x.detach(), dim, half), "skipped", "its results have no gradient"),
+        (in_numpy, "skipped", "Can't call numpy() on Tensor that requires grad"),
+    ],
+)
+def test_gradients_are_judged_if_the_trace_has_them(
+    tmp_path: Path, candidate: Callable[..., Any], status: str, reason: str | None
+) -> None:
+    with Capture(tmp_path / "train.jsonl"):
+        torch.softmax(torch.randn(16, 64, requires_grad=True), -1).square().sum().backward()
+        torch.softmax(torch.randn(8, 64), -1)
+    verdict = judge({SOFTMAX: candidate}, tmp_path / "train.jsonl", iterations=2)
+    found = {(row.direction, row.case): row for row in verdict.results if row.mode == "candidate"}
+    assert [row.status in ("ok", "contended") for (direction, _), row in found.items() if direction == "forward"] == [
+        True
+    ] * 2
+    (gradients,) = (row for (direction, _), row in found.items() if direction == "backward")
+    assert (gradients.status.replace("contended", "ok"), (reason or "") in str(gradients.error)) == (status, True)
+    assert verdict.is_right == (status != "wrong")
+    if status == "skipped":
+        assert "gradients of 1 signature are not judged: " in str(verdict)
+    if status == "wrong":
+        assert "gradients wrong on 1 of 1 signature; " in str(verdict)
+
+
+def test_results_without_gradient_get_none_from_a_candidate(tmp_path: Path) -> None:
+    def layer_norm(x: Tensor, shape: Any, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, ...]:
+        mean = x.mean(-1, keepdim=True)
+        scale = (x.var(-1, unbiased=False, keepdim=True) + eps).rsqrt()
+        return (x - mean) * scale * weight + bias, mean, scale
+
+    with Capture(tmp_path / "train.jsonl"):
+        torch.nn.LayerNorm(64)(torch.randn(16, 64, requires_grad=True)).square().sum().backward()
+    verdict = judge({"aten.native_layer_norm.default": layer_norm}, tmp_path / "train.jsonl", iterations=2)
+    assert [row.direction for row in verdict.results if row.mode == "candidate"] == ["forward", "backward"]
+    assert verdict.is_right
 
 
 def test_other_calls_stay_right_if_a_candidate_fails_on_one(trace: Path) -> None:
