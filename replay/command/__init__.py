@@ -1,1 +1,1 @@
-"""The command `opreplay`, the Python API of a replay, and replays of several traces."""
+"""The command `opreplay`, the Python functions that replay, benchmark and judge, and replays of several traces."""

@@ -1,4 +1,4 @@
-"""Benchmarks of Python functions on given inputs, measured as a replay measures the calls of a trace."""
+"""`benchmark()`: times Python functions on given inputs, in the same way as a replay times the calls of a trace."""
 
 from __future__ import annotations
 
@@ -108,7 +108,9 @@ def benchmark(
 
 
 def _check(functions: Sequence[object], inputs: object) -> None:
-    """Raise `UserError` unless there are functions and a list with a list or dictionary of arguments for each case."""
+    """Raise `UserError` unless there is at least one function and a list that has a list or dictionary of arguments for
+    each case.
+    """
     if not functions:
         raise UserError("no function to time", "pass a function or a list of functions")
     for function in functions:
@@ -126,11 +128,12 @@ def _check(functions: Sequence[object], inputs: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Contender:
-    """One function on one input set.
+    """One function on one set of inputs.
 
-    reference : case number of the first function on these inputs
-    fault : reason why the results are wrong, if known before timing
-    note : text for the note in its rows
+    case : the function and its inputs as a case
+    reference : case number of the first function on the same inputs
+    fault : why the results are wrong, if this is known before timing
+    note : text for the column `note` of its rows
     """
 
     case: Case
@@ -142,7 +145,13 @@ class _Contender:
 def _contenders(
     functions: Mapping[str, Callable[..., Any]], inputs: Inputs, args: Any, numbers: Iterator[int]
 ) -> Iterator[_Contender]:
-    """Yield each function on one input set, the reference first."""
+    """Yield each function on one set of inputs; the first function is the reference.
+
+    functions : functions by the name that their rows have
+    inputs : arguments of the case
+    args : parsed options
+    numbers : yields unused case numbers
+    """
     reference: Callable[..., Any] | None = None
     expected = FunctionTrial(writes=False)
     number_of_reference = -1
@@ -168,8 +177,8 @@ def _contenders(
 
 
 def _called_as(reference: Callable[..., Any], candidate: Callable[..., Any], results: Any) -> Callable[..., Any]:
-    """Return a function that calls the reference with the candidate's keywords, and returns dictionaries in the
-    candidate's key order.
+    """Return a function that calls the reference with the candidate's argument names, and returns a dictionary with its
+    keys in the order of the candidate's results.
     """
     theirs = {new: old for old, new in _other_names(candidate).items()}
     ours = _other_names(reference)
@@ -182,7 +191,7 @@ def _called_as(reference: Callable[..., Any], candidate: Callable[..., Any], res
 
 
 def _measured(contenders: Sequence[_Contender], workload: Workload, device: Any) -> list[Result]:
-    """Return the rows of all functions, in order."""
+    """Time all functions and return their rows, in the order of `contenders`."""
     rows_of_case = {
         item.case.number: list(empty_rows(item.case, workload, WRONG, item.fault).values())
         for item in contenders
@@ -219,13 +228,15 @@ def _variant_key(row: Result) -> tuple[object, ...]:
 
 
 def _over(row: Result, base: Result | None) -> Result:
-    """Return a candidate's row with its time relative to the reference."""
+    """Return a function's row with `ratio`, its median time divided by that of the reference's row `base`."""
     ratio = None if base is None else ratio_over(row, base)
     return replace(row, ratio=ratio, ratio_p10=None, ratio_p50=None, ratio_p90=None)
 
 
 def _arguments(function: Callable[..., Any], inputs: Inputs, args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments of a function; all functions get the same values."""
+    """Return the positional and keyword arguments with which a function is called; the random values are the same for
+    all functions.
+    """
     generator = torch.Generator().manual_seed(args.seed)
 
     def argument_of(value: Any) -> Any:
@@ -244,12 +255,14 @@ def _arguments(function: Callable[..., Any], inputs: Inputs, args: Any) -> tuple
 
 
 def _other_names(function: Callable[..., Any]) -> dict[str, str]:
-    """Return the names that torch's built-in functions use for arguments, by name in the operator's schema."""
+    """Return the argument names that differ in torch's built-in functions, by the name in the operator's schema."""
     return {"self": "input"} if isinstance(function, BuiltinFunctionType) else {}
 
 
 def _like(meta: Tensor, generator: torch.Generator) -> Tensor:
-    """Return random numbers for a floating-point `meta` tensor, random booleans for a bool tensor, else zeros."""
+    """Return a tensor with the shape, strides and dtype of a `meta` tensor, with normal random numbers, random
+    booleans, or (for integers) zeros.
+    """
     tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
     if meta.is_floating_point():
         return tensor.copy_(torch.randn(meta.shape, generator=generator))

@@ -1,4 +1,4 @@
-"""The command `opreplay`, which replays the calls of a trace and prints tables."""
+"""The command `opreplay`, which replays the calls of a trace and prints tables of their times."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
-    """Run the requested replay, print the tables, and return the exit status.
+    """Run the requested replay, print its tables, and return the exit status.
 
     words : the command line, which is printed with `--resume` added if the replay is interrupted
     """
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
 
 
 def _report_problems(outcome: ReplayOutcome, reporter: Reporter) -> None:
-    """Name the traces that could not be replayed."""
+    """Print how many traces could not be replayed, with the names of the first few."""
     if outcome.problems:
         names, more = list(outcome.problems)[:NAMED], len(outcome.problems) - NAMED
         words = ", ".join([*names, *([f"{more} more"] if more > 0 else [])])
@@ -107,7 +107,7 @@ def _report_problems(outcome: ReplayOutcome, reporter: Reporter) -> None:
 
 
 def _check_scorers(workload: Workload) -> None:
-    """Raise `UserError` if scores are requested for a trace that cannot be scored."""
+    """Raise `UserError` if a score is requested for a trace that has none."""
     from opgrip.replay.outcome import scorers
 
     for scorer in scorers.values():
@@ -132,7 +132,7 @@ def _print_cases(
 def _print_several(
     outcome: ReplayOutcome, printers: Sequence[PrintScore], reporter: Reporter, selection: Selection
 ) -> None:
-    """Print the selected cases, one line for each model, and the score."""
+    """Print the results of several traces: rows of the selected cases, or scores with the reasons of failed cases."""
     from opgrip.replay.reports.results_table import MOST_INPUTS, print_inputs, print_reasons
 
     rows = list(outcome.results)
@@ -149,7 +149,7 @@ def _print_several(
 
 
 def _print_scores(printers: Sequence[PrintScore], results: Results, reporter: Reporter) -> None:
-    """Print scores, or the reason why there are none.
+    """Print the scores of the results, or the reason why there is none.
 
     Errors are caught here, so that the measured rows are not lost.
     """
@@ -184,7 +184,7 @@ def _print_list(outcome: ReplayOutcome, reporter: Reporter) -> int:
 
 
 def _report_details(outcome: ReplayOutcome, reporter: Reporter) -> None:
-    """Print the full text of errors; without this, only the rows of a single trace have it, with `--debug`."""
+    """Print the full error texts of a single trace's rows, which the rows have with `--debug`."""
     for row in outcome.results if not outcome.traces and outcome.step is None else ():
         if row.detail is not None:
             reporter.say(f"{row.op} {row.mode}:\n{row.detail.rstrip()}")
@@ -201,7 +201,7 @@ def _hint(output: OutputOptions, again: str) -> str:
 
 
 def _keep(results: Results, args: argparse.Namespace, reporter: Reporter) -> None:
-    """Store the results and report the path of their file."""
+    """Print to which file the rows were written, store the results, and print the path of the stored file."""
     from opgrip.replay.command.trace_replay import keep
 
     rows, output = counted(len(results), "row"), from_arguments(OutputOptions, args)
@@ -212,7 +212,7 @@ def _keep(results: Results, args: argparse.Namespace, reporter: Reporter) -> Non
 
 
 def _end(args: argparse.Namespace, outcome: ReplayOutcome, reporter: Reporter) -> int:
-    """Report requests that could not be fulfilled, and the number of cases by status; return the exit status."""
+    """Print which requests could not be fulfilled and how many cases have each status; return the exit status."""
     from opgrip.replay.reports.fulfilment import unfulfilled
 
     rows = list(outcome.results)

@@ -1,4 +1,4 @@
-"""Replay of several traces in turn with the same options, as one run."""
+"""Replay of several traces one after the other, with the same options and one file of results."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ _UNFIT = re.compile(r"[^A-Za-z0-9._~-]+")
 
 
 class Unmatched:
-    """Counts the traces in which no case is selected.
+    """Counts the traces in which the selection matches no case.
 
-    traces : total number of traces
+    traces : number of traces that are replayed
     """
 
     def __init__(self, traces: int) -> None:
@@ -63,22 +63,22 @@ class Unmatched:
         self._advice = ""
 
     def add(self, error: NothingSelectedError) -> None:
-        """Count a trace without selected cases, by the reason in `error`."""
+        """Count a trace in which no case is selected, by the problem that `error` describes."""
         self._counts[error.problem] += 1
         self._advice = self._advice or error.advice
 
     @property
     def are_all(self) -> bool:
-        """Return True if no trace has a selected case."""
+        """Return True if no case is selected in any of the traces."""
         return self._counts.total() == self._traces
 
     def line(self) -> str:
-        """Return a line that reports these traces, or an empty string."""
+        """Return a line that says in how many traces no case is selected, and why; empty if there are none."""
         reasons = "; ".join(f"{problem} in {count:,}" for problem, count in self._counts.most_common())
         return f"{reasons} of {counted(self._traces, 'trace')}" if reasons else ""
 
     def error(self) -> UserError:
-        """Return the error for a selection that matches no case of any trace."""
+        """Return the error to raise if no case is selected in any of the traces."""
         return NothingSelectedError(self.line(), f"opgrip corpus --by op lists the traces' operators{self._advice}")
 
 
@@ -86,10 +86,11 @@ MakeReplay = Callable[[argparse.Namespace, Origin], TraceReplay]
 
 
 class SeveralReplays:
-    """Replays several traces that a command line requests, one after the other.
+    """Replays the traces that a command line names, one after the other.
 
-    If there is an output, the rows of each trace are kept in a folder next to it, so that `--resume` can continue.
+    If there is an output file, the rows of each trace are kept in a folder next to it, so that `--resume` can continue.
 
+    targets : traces to replay
     make : function that creates the replay of one trace
     runs_here : True if the cases run on this machine
     Raises `UserError` if options contradict each other, or are valid for a single trace only.
@@ -126,13 +127,13 @@ class SeveralReplays:
 
     @property
     def folder(self) -> Path | None:
-        """Folder for the rows of each trace until the results are complete, or None without an output."""
+        """Folder that keeps the rows of each trace until the output file is written; None without an output file."""
         return None if self.output.output is None else parts_folder(self.output.output)
 
     def run(self) -> ReplayOutcome:
-        """Replay each trace and write the output.
+        """Replay all traces, write the output file, and return the results and how the replay ended.
 
-        Raises `UserError` if no trace can be replayed, or earlier rows are incompatible with new ones.
+        Raises `UserError` if no trace can be replayed, or if rows of an earlier run cannot be combined with new ones.
         """
         if self.output.append and self.output.output is not None and self.output.output.exists():
             self._earlier = read_run(self.output.output)
@@ -169,15 +170,15 @@ class SeveralReplays:
         return outcome
 
     def _set_aside_absent(self) -> None:
-        """Leave out traces of the zoo that are not installed, and report them in one line."""
+        """Record traces of the zoo that are not installed as problems, and report their number in one line."""
         absent = [target.origin.trace for target in self.targets if not target.is_installed]
         self._problems |= dict.fromkeys(absent, UserError("this trace of the zoo is not installed", INSTALL))
         if absent:
             self._reporter.say(f"{len(absent):,} of {counted(len(self.targets), 'trace')} are not installed: {INSTALL}")
 
     def _deal(self) -> bool:
-        """If the run is split into shards, determine this shard's part of each trace; return False if the user
-        interrupts it.
+        """If this process runs one shard, determine which part of each trace belongs to it; return False if the user
+        interrupts this.
         """
         part = self._args.shard
         if part is None:
@@ -191,7 +192,9 @@ class SeveralReplays:
         return True
 
     def _run_all(self) -> bool:
-        """Replay the traces of this shard; return True if the user interrupts it; raise as `_run_one` does."""
+        """Replay the traces of this shard, and return True if the user interrupts it; errors are those of
+        `_run_one`.
+        """
         for place, target in self._finished_first():
             if target.origin.trace in self._problems:
                 continue
@@ -202,9 +205,10 @@ class SeveralReplays:
         return False
 
     def _run_one(self, place: int, target: TraceTarget) -> bool:
-        """Replay one trace; return True if the user interrupts it.
+        """Replay one trace, and return True if the user interrupts it.
 
-        Raises `ExecutorLostError` if no further trace can be replayed; `OtherMachinesError` if earlier rows of the
+        place : index of the trace
+        Raises `ExecutorLostError` if no more traces can be replayed, and `OtherMachinesError` if earlier rows of the
         trace were measured on another kind of machine.
         """
         name = target.origin.trace
@@ -245,7 +249,11 @@ class SeveralReplays:
         return outcome.interrupted
 
     def _check_kinds(self, part: Path, rows: Iterable[Result], replay: TraceReplay) -> None:
-        """Check that kept rows of a trace are from the kind of machine that runs now; raise as `_run_one` does."""
+        """Check that stored rows of a trace were measured on the kind of machine that runs cases now; errors are those
+        of `_run_one`.
+
+        part : file of the stored rows
+        """
         if self._runs_here:
             return
         try:
@@ -256,7 +264,7 @@ class SeveralReplays:
         check_kinds(part, rows, header)
 
     def _args_of(self, place: int, target: TraceTarget) -> argparse.Namespace:
-        """Return the command line for replaying one of the traces."""
+        """Return the command line that replays a single one of the traces."""
         args = args_of_one(self._args, target)
         args.store, args.append, args.force, args.resume = None, False, False, False
         if args.shard is not None:
@@ -267,12 +275,12 @@ class SeveralReplays:
         return args
 
     def _part_of(self, folder: Path, place: int, target: TraceTarget) -> Path:
-        """Return the file for the rows of one trace."""
+        """Return the path of the file that keeps one trace's rows in `folder`."""
         return folder / f"{place:03d}-{_UNFIT.sub('-', target.origin.trace)[:60]}.json"
 
     def _finished_first(self) -> list[tuple[int, TraceTarget]]:
-        """Return the traces with their indices, completed ones first, because the machines that measured them determine
-        where other traces may run.
+        """Return (index, trace) of all traces, finished ones first, because the machines that measured these determine
+        where the others may run.
         """
         folder, targets = self.folder, list(enumerate(self.targets))
         if folder is None:
@@ -280,21 +288,23 @@ class SeveralReplays:
         return sorted(targets, key=lambda item: not self._part_of(folder, *item).exists())
 
     def _keeps_rows(self) -> bool:
-        """Return True if the folder has rows from which the run can be resumed; remove the folder if it has none."""
+        """Return True if the folder has rows from which the replay can be resumed; remove the folder if it has none."""
         if self.folder is None:
             return False
         remove_if_empty(self.folder)
         return self.folder.exists()
 
     def _prepare_folder(self) -> None:
-        """Create the folder for the rows of each trace, or check that it belongs to the same run."""
+        """Create the folder that keeps the rows of each trace, or check that it belongs to the same replay."""
         if self.folder is not None:
             about = about_parts(self.targets, self._options, self._args.shard, self._machine_kind)
             self._hashes = about[HASHES]
             prepare_parts(self.folder, self.output, about)
 
     def _check_new(self, name: str, replay: TraceReplay) -> None:
-        """Raise `UserError` if rows in the output could be confused with the new rows of a trace."""
+        """Raise `UserError` if new rows of a trace could be confused with rows that the output file already has
+        (`--append`).
+        """
         earlier, output = self._earlier, self.output.output
         own = [row for row in earlier if row.trace == name]
         if not own:
@@ -309,7 +319,9 @@ class SeveralReplays:
             )
 
     def _write(self, results: Results) -> UserError | None:
-        """Write all rows to the output and remove the files of single traces; return the error if writing fails."""
+        """Write all rows to the output file and remove the folder with the rows of each trace; return the error if
+        writing fails.
+        """
         output, header = self.output.output, results.header
         if output is None or self.folder is None:
             return None
@@ -323,7 +335,7 @@ class SeveralReplays:
         return None
 
     def _header(self) -> dict[str, Any]:
-        """Return the header of the results: facts shared by all traces, and facts about each trace."""
+        """Return the header of the results: facts that all traces share, and facts about each trace."""
         traces = {}
         for target in self.targets:
             name = target.origin.trace

@@ -1,4 +1,4 @@
-"""Replay of one trace, of samples or of operators: run the cases, add the results of analyses, write the output.
+"""Replay of one trace, of samples or of operators: runs the cases, adds the columns of analyses, and writes the output.
 
 `TraceReplay` loads the workload. `rows` yields the rows of each case as soon as they are measured, and `run` does
 everything that a command line requests. A journal next to the output keeps the rows of finished cases, so that an
@@ -65,16 +65,16 @@ RunOnce = Callable[[Collection[int], str], RowsByCase]
 class ReplayOutcome:
     """The results of a replay, and how it ended.
 
-    results : rows of all cases that were run
+    results : rows of all cases that ran
     analyses : analyses that print something about the rows
     interrupted : True if the user ended the replay before the last case
-    problem : reason why an analysis failed after the cases had run, or why the output was not written
+    problem : why an analysis failed after the cases had run, or why the output was not written
     was_complete : True if the output was already complete
     cases : number of all cases
-    listed : cases by name of the trace, if the command only lists them; the name of a single trace is ""
+    listed : (trace name, cases) if the command only lists cases; the name is empty for a single trace
     step : times of the whole step, if a step was replayed
-    problems : reason why a trace was not replayed, by name of the trace
-    unmatched : line that reports the traces without selected cases
+    problems : why a trace was not replayed, by trace name
+    unmatched : line that reports in how many traces no case is selected
     traces : number of traces if several were requested, else 0
     """
 
@@ -92,10 +92,10 @@ class ReplayOutcome:
 
 
 class TraceReplay:
-    """The replay of one trace that a command line requests. Creating it loads the workload.
+    """The replay of one trace that a command line requests; creating it loads the trace and selects the cases.
 
     may_fork : True if this process has not used torch yet, so that it can be forked
-    origin : the trace, if it is one of several that are replayed together
+    origin : the trace's name and source, if it is one of several that are replayed together
     again : command that resumes this replay, for messages; empty for no such message
     stored_cases : number of cases whose rows are in the journal
     Raises `UserError` if options contradict each other, or a file cannot be read or written.
@@ -131,7 +131,7 @@ class TraceReplay:
 
     @property
     def header(self) -> dict[str, Any]:
-        """Header of the results, which describes their origin; reading it may create a context on the device."""
+        """Header of the results: trace, versions, device and command. Reading it may create a context on the device."""
         workload, request, about_executor = self.workload, self.workload.request, self._executor.about(self.workload)
         header = {
             "trace": request.trace,
@@ -153,14 +153,14 @@ class TraceReplay:
         return header | about | about_executor | stands_for | ({SETTINGS: settings} if settings else {})
 
     def completed_rows(self) -> list[Result]:
-        """Return the rows that an earlier replay has completed; raise `UserError` if it was a different replay."""
+        """Return the rows of the complete output file; raise `UserError` if it belongs to a different replay."""
         assert self.output.output is not None, "an earlier replay wrote it"
         workload = self.workload
         expected = expected_rows(workload.cases, workload)
         return read_completed(self.output.output, expected, workload.devices, workload.timing.caches, self.header)
 
     def run(self) -> ReplayOutcome:
-        """Run the cases, add the results of the analyses, and write the output."""
+        """Run the cases, add the columns of the analyses, and write the output."""
         output, path = self.output, self.output.output
         requested = self._requested_analyses()
         earlier = read_results(path) if output.append and path is not None and path.exists() else []
@@ -200,7 +200,7 @@ class TraceReplay:
         return outcome
 
     def _confirmed(self) -> dict[str, Any]:
-        """Replay the whole step with and without the candidates; report the saving, and return it for the header."""
+        """Replay the whole step with and without the candidates, print what they save, and return it for the header."""
         from opgrip.replay.sequences.confirmation import confirm
 
         with self._reporter.following("replaying the whole step four times") as tell:
@@ -211,7 +211,9 @@ class TraceReplay:
         return {"confirmation": asdict(confirmation)}
 
     def run_sequence(self) -> ReplayOutcome:
-        """Run all calls in order, and write the rows of the cases and the times of the whole step."""
+        """Run all calls of the step in order (`--sequence`), and write the rows of the cases and the times of the whole
+        step.
+        """
         from opgrip.replay.sequences.step_options import rows_of, totals_of
         from opgrip.replay.sequences.step_replay import replay_apart
 
@@ -222,7 +224,9 @@ class TraceReplay:
         return self._written(rows_of(step, workload.cases, workload), {"sequence": totals_of(step)}, step)
 
     def run_ranks(self, options: RankOptions, control: Control) -> ReplayOutcome | None:
-        """Run this rank's calls together with the other ranks; the first rank writes the output, others return None."""
+        """Run this rank's calls together with the other ranks; the first rank writes the output and returns the
+        results, the others return None.
+        """
         from opgrip.replay.sequences.ranks.replay_ranks import replay_ranks
 
         workload = self.workload
@@ -241,7 +245,9 @@ class TraceReplay:
         return ReplayOutcome(results, step=step)
 
     def _requested_analyses(self) -> list[Analysis]:
-        """Create the requested analyses, before any case runs."""
+        """Create the analyses that the options request; this happens before any case runs, so that missing requirements
+        show first.
+        """
         output = self.output
         context = AnalysisSession(
             self.workload, output.output, output.may_replace, output.resume, self._reporter, self._may_fork
@@ -254,7 +260,7 @@ class TraceReplay:
         return requested
 
     def _run_cases(self) -> tuple[list[Result], bool]:
-        """Return the rows of all cases in order, and True if the user interrupted the replay."""
+        """Return the rows of all cases in the order of the cases, and True if the user interrupted the replay."""
         output, workload = self.output, self.workload
         rows: RowsByCase = {}
         with ExitStack() as stack:
@@ -292,11 +298,11 @@ class TraceReplay:
         return self._in_order(rows), False
 
     def rows(self, done: Collection[int], compiled: CachedRows, doing: str) -> Iterator[list[Result]]:
-        """Show progress, and yield the rows of each case that is not finished as soon as they are measured.
+        """Yield the rows of each unfinished case as soon as they are measured, and show progress.
 
         done : numbers of finished cases
-        compiled : rows of cases that cannot be compiled, as returned by `Executor.compile`
-        doing : description of the task
+        compiled : rows that `Executor.compile` returned
+        doing : text that describes the task, for the progress display
         """
         workload, not_ok = self.workload, 0
         # workers on other machines add the machine to each row
@@ -313,7 +319,7 @@ class TraceReplay:
                 advance(f"{f'{not_ok} not ok, ' if not_ok else ''}{printable(rows[0].op)}")
 
     def _report_decision(self, base: Results, rows: Sequence[Result]) -> None:
-        """Report the result of the comparison with the run that `--until-decided` names."""
+        """Print the comparison of the new rows with the run that `--until-decided` names."""
         from opgrip.replay.comparison import compare
         from opgrip.replay.comparison.comparison_report import advice, summary
 
@@ -323,7 +329,7 @@ class TraceReplay:
             self._reporter.say(line)
 
     def _report_stored(self) -> None:
-        """Report which rows are kept after a failed replay, and how to resume it."""
+        """After a failure, print where the rows of finished cases are kept and how to continue."""
         if self._again and self.output.output is not None and self.stored_cases:
             cases = f"{self.stored_cases} of {counted(len(self.workload.cases), 'case')}"
             self._reporter.say(f"{cases} are in {journal_path(self.output.output)}; continue with: {self._again}")
@@ -335,11 +341,12 @@ class TraceReplay:
 def repeat(
     first: Mapping[int, list[Result]], run_once: RunOnce, repeats: int, base: Results | None, reference: str = EAGER
 ) -> RowsByCase:
-    """Repeat cases in new processes, and return the combined rows of all repeats.
+    """Repeat cases in new processes, and return the rows of all cases, each combined from all repeats.
 
-    first : rows of the first replay
-    repeats : number of replays of every case, including the first
-    base : another run; cases are repeated further while it is undecided whether they differ from it
+    first : rows of the first replay, by case number
+    repeats : number of replays of each case, including the first
+    base : another run; a case is repeated further until it is decided whether it differs from this run. None for no
+        such repeats
     reference : mode with which other modes are compared
     """
     joined = {number: list(rows) for number, rows in first.items()}
@@ -359,7 +366,7 @@ def repeat(
 
 
 def _undecided(base: Results, rows: RowsByCase) -> set[int]:
-    """Return the cases for which more repeats could show whether they differ from the base."""
+    """Return the numbers of the cases for which more repeats could decide whether they differ from the base."""
     from opgrip.replay.comparison import compare
 
     comparison = compare(base, Results([row for case_rows in rows.values() for row in case_rows], {}))
@@ -368,16 +375,16 @@ def _undecided(base: Results, rows: RowsByCase) -> set[int]:
 
 
 def _base_of(output: OutputOptions, origin: Origin | None) -> Results:
-    """Return the run that `--until-decided` names; if it contains several traces, only the rows of one trace."""
+    """Return the run that `--until-decided` names; for a run of several traces, only the rows of the trace `origin`."""
     assert output.until_decided is not None, "asked for"
     base = read_run(Store(output.store).find(output.until_decided))
     return base if origin is None else Results([row for row in base if row.trace == origin.trace], base.header)
 
 
 def keep(results: Results, output: OutputOptions, reporter: Reporter) -> Path | None:
-    """Add results to the store and return the path of their file, or None if nothing is stored.
+    """Add results to the results store, and return the path of their file; None if nothing is stored.
 
-    Raises `UserError` if the store named by the user cannot be written.
+    Raises `UserError` if the store that the user named cannot be written.
     """
     folder = output.store or usual_folder()
     if folder is None or not results.rows:

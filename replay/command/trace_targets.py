@@ -1,5 +1,5 @@
-"""Traces named on a command line, their shards, and the folder that keeps the rows of each trace until all are
-replayed.
+"""The traces that a command line names, their division into shards, and the folder that keeps the rows of each trace
+until all are replayed.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 
 @dataclass(frozen=True, slots=True)
 class TraceTarget:
-    """One of several traces.
+    """One of several traces to replay.
 
-    file : path of the trace, or None for a trace of the zoo
-    zoo : entry in the zoo's manifest, whose file may not be installed
+    origin : name of the trace in results, and its model
+    file : path of the trace; None for a trace of the zoo
+    zoo : entry in the zoo's manifest, whose file may not be installed; None for other traces
     """
 
     origin: Origin
@@ -57,7 +58,7 @@ class TraceTarget:
 
     @property
     def is_installed(self) -> bool:
-        """Return False for a trace of the zoo whose file is not installed."""
+        """Return False if this is a trace of the zoo whose file is not on this machine."""
         try:
             self.path()
         except MissingFileError:
@@ -66,9 +67,9 @@ class TraceTarget:
 
 
 def targets_of(names: Sequence[str]) -> list[TraceTarget] | None:
-    """Return the traces that the names refer to, without duplicates, or None for a single trace or sample.
+    """Return the traces that the names on a command line mean, each once; None for a single trace or for samples.
 
-    Raises `UserError` if a pattern matches no trace of the zoo, or one of several names is not a trace.
+    Raises `UserError` if a pattern matches no trace of the zoo, or if one of several names is not a trace.
     """
     if len(names) == 1 and not (_is_zoo(names[0]) or is_folder_of_traces(names[0])):
         return None
@@ -81,7 +82,7 @@ def targets_of(names: Sequence[str]) -> list[TraceTarget] | None:
 
 
 def args_of_one(args: argparse.Namespace, target: TraceTarget) -> argparse.Namespace:
-    """Return the command line that replays one of several traces.
+    """Return the command line that replays only this one of several traces.
 
     Raises `UserError` for a trace of the zoo that is not installed.
     """
@@ -91,8 +92,8 @@ def args_of_one(args: argparse.Namespace, target: TraceTarget) -> argparse.Names
 
 
 def is_folder_of_traces(name: str) -> bool:
-    """Return True if a folder contains traces and no Python files; the folder of a gripped sample contains Python
-    files.
+    """Return True if a path is a folder that contains traces and no Python files, unlike the folder of a gripped
+    sample.
     """
     folder = Path(name)
     return folder.is_dir() and format_of(folder) is None and bool(_files_in(folder)) and not any(folder.glob("*.py"))
@@ -122,7 +123,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _with_distinct_names(targets: Sequence[TraceTarget]) -> Iterator[TraceTarget]:
-    """Yield the targets with repeated names made distinct."""
+    """Yield the traces, with repeated names changed so that all names differ."""
     names = told_apart([target.origin.trace for target in targets])
     for target, name in zip(targets, names, strict=True):
         yield replace(target, origin=replace(target.origin, trace=name))
@@ -130,9 +131,9 @@ def _with_distinct_names(targets: Sequence[TraceTarget]) -> Iterator[TraceTarget
 
 @dataclass(frozen=True, slots=True)
 class TraceShare:
-    """A shard's part of a trace.
+    """The part of one trace that a shard replays.
 
-    shard : the shard's part of this trace, or None if it has no cases of the trace
+    shard : the shard's part of this trace; None if it has no cases of the trace
     trace_hash : hash of the whole trace for the header; None if the trace cannot be read
     """
 
@@ -143,12 +144,12 @@ class TraceShare:
 def deal(
     args: argparse.Namespace, targets: Sequence[TraceTarget], part: Shard, advance: Callable[[], None]
 ) -> dict[str, TraceShare]:
-    """Return a shard's part of each trace, by trace name.
+    """Return which part of each trace a shard replays, by trace name.
 
     Every shard reads all traces, so that all shards compute the same costs.
 
     part : the shard
-    advance : function called after each trace
+    advance : function called after each trace has been read
     """
     costs: list[tuple[str, int, str | None]] = []
     for target in targets:
@@ -164,7 +165,7 @@ def deal(
 
 
 def _cost(args: argparse.Namespace, target: TraceTarget) -> tuple[int, str | None]:
-    """Return the cost of a trace and its hash.
+    """Return the estimated cost of a trace in us, and the trace's hash.
 
     A trace that cannot be read costs 1, so that exactly one shard replays it and reports the error.
     """
@@ -183,12 +184,12 @@ OF_TRACE = ("trace", "trace_hash", FIELD)
 
 
 def common_header(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the header fields that the results of all traces share, taken from the first header."""
+    """Return the header fields that are not about a single trace, taken from the first header."""
     return {name: value for name, value in next(iter(headers), {}).items() if name not in OF_TRACE}
 
 
 def with_traces(words: str, common: Mapping[str, Any], traces: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the header for the results of several traces.
+    """Return the header of the results of several traces.
 
     words : the traces' names on the command line
     common : header fields that all traces share
@@ -200,11 +201,11 @@ def with_traces(words: str, common: Mapping[str, Any], traces: Mapping[str, Any]
 
 
 def with_earlier(header: Mapping[str, Any], earlier: Mapping[str, Any], replayed: Collection[str]) -> dict[str, Any]:
-    """Return the header of a file to which rows are appended.
+    """Return the new header of a file to which rows are appended.
 
     header : header of the new rows
     earlier : header of the file
-    replayed : names of the traces with new rows; the facts about other traces in the file do not change
+    replayed : names of the traces with new rows; facts about other traces in the file do not change
     """
     facts = earlier.get("traces", {})
     new = {name: about for name, about in header["traces"].items() if name in replayed or name not in facts}
@@ -213,7 +214,7 @@ def with_earlier(header: Mapping[str, Any], earlier: Mapping[str, Any], replayed
 
 
 def hash_of(about: Any) -> str | None:
-    """Return the hash of a trace from its entry in a header, which may be untrusted."""
+    """Return a trace's hash from its entry in the header of results, which may be untrusted; None if it has none."""
     return about.get("trace_hash") if isinstance(about, Mapping) else None
 
 
@@ -224,13 +225,15 @@ HASHES = "trace_hashes"
 
 
 class OtherMachinesError(UserError):
-    """Rows of an earlier run were measured on another kind of machine than the present one."""
+    """Raised if rows of an earlier run were measured on another kind of machine than the current one."""
 
 
 def about_parts(
     targets: Sequence[TraceTarget], options: Mapping[str, Any], shard: object | None, machine_kind: str
 ) -> dict[str, Any]:
-    """Return the facts that must be equal for rows of several traces to be in one table, as plain values."""
+    """Return the facts that two replays of several traces must share if rows of both are to be in one table, as
+    JSON-compatible values.
+    """
     names = [target.origin.trace for target in targets]
     hashes = {name: _trace_hash(target) for name, target in zip(names, targets, strict=True)}
     about = {"traces": names, "options": dict(options), TORCH: str(torch.__version__), HASHES: hashes}
@@ -239,8 +242,9 @@ def about_parts(
 
 
 def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any]) -> None:
-    """Create the folder for the rows of each trace, or check that it belongs to the same run.
+    """Create the folder that keeps the rows of each trace, or check that it belongs to the same replay.
 
+    about : facts that must be the same, from `about_parts`
     Raises `UserError` if the folder has rows and `--resume` is not given; if its rows are from other traces, options or
     versions; or if it cannot be written.
     """
@@ -257,9 +261,9 @@ def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any])
 
 
 def check_kinds(part: Path, rows: Iterable[Result], header: Mapping[str, Any]) -> None:
-    """Raise `OtherMachinesError` if kept rows of a trace were measured on another kind of machine than this one.
+    """Raise `OtherMachinesError` if stored rows of a trace were measured on another kind of machine than is used now.
 
-    part : file of the trace
+    part : file with the rows of the trace
     rows : rows in that file; empty if only its journal has rows
     header : header of the new results, which names the machines
     """
@@ -273,9 +277,9 @@ def check_kinds(part: Path, rows: Iterable[Result], header: Mapping[str, Any]) -
 
 
 def _kind_in_journal(part: Path) -> str | None:
-    """Return the kind of machine in the first line of a journal, or None if it is missing or damaged.
+    """Return the kind of machine that the first line of a journal states; None if the journal is missing or damaged.
 
-    A damaged journal is reported later, by the replay.
+    The replay reports a damaged journal later.
     """
     with suppress(OSError, ValueError, RecursionError, AttributeError), journal_path(part).open("rb") as file:
         kind = json.loads(file.readline()).get(MACHINE_KIND)
@@ -284,14 +288,14 @@ def _kind_in_journal(part: Path) -> str | None:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove the folder if it has no rows from which the run can be resumed."""
+    """Remove the folder if it contains no rows from which a replay could be resumed."""
     with suppress(OSError):
         if [path.name for path in folder.iterdir()] == [ABOUT]:
             shutil.rmtree(folder)
 
 
 def _trace_hash(target: TraceTarget) -> str | None:
-    """Return the hash of a trace, or None if the trace cannot be read; its replay reports the error later."""
+    """Return the hash of a trace's content, or None if the trace cannot be read; its replay reports the error later."""
     try:
         path = target.path()
         return source_of(path).fingerprint(path)
@@ -319,7 +323,11 @@ def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def _difference(stored: Any, about: Mapping[str, Any]) -> str | None:
-    """Describe how the kept rows' run differs from the requested one; None if they belong to the same run."""
+    """Return in which respect the stored rows belong to a different replay than the requested one, as text; None if
+    they belong to it.
+
+    stored, about : facts that must be the same, as stored and as requested
+    """
     hashes = stored.get(HASHES) if isinstance(stored, dict) else None
     but_hashes = {**stored, HASHES: about[HASHES]} if isinstance(stored, dict) else stored
     if but_hashes != about:

@@ -1,1 +1,1 @@
-"""Preparation, checks and timing of cases."""
+"""How a case becomes result rows: preparation, a check of the results, and timing."""

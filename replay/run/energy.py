@@ -1,5 +1,5 @@
-"""Energy that a GPU takes while a call runs, and its clock, which is raised before timing and read between
-timed runs.
+"""Energy and clock of a GPU: the energy that it takes while a call runs, and its clock, which is raised before timing
+and read between timed runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_GROWTH = 10.0
 @titled("roofline and energy")
 @dataclass(frozen=True, slots=True)
 class EnergyOptions:
-    """The option that reads the energy counters of a GPU."""
+    """The option `--energy`, which reads the energy counters of a GPU."""
 
     energy: bool = option(
         False,
@@ -48,14 +48,14 @@ class EnergyOptions:
     )
 
     def check(self, device: str) -> None:
-        """Raise `UserError` if energy is requested but the counters cannot be read."""
+        """Raise `UserError` if `--energy` is given but the counters of the device cannot be read."""
         if self.energy:
             open_gpu(device).close()
 
 
 @dataclass(frozen=True, slots=True)
 class EnergyColumns(Columns):
-    """Energy columns of a row."""
+    """The columns that `--energy` adds to a row."""
 
     energy_mj: float | None = column("energy of the GPU for one run, including its idle power", "mJ")
     energy_above_idle_mj: float | None = column(
@@ -66,11 +66,11 @@ class EnergyColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Energy and clock of a GPU during the runs of a call; None for values that the GPU does not report.
+    """Energy and clock of a GPU while a call runs repeatedly; None for values that the GPU does not report.
 
-    millijoules : energy of one run, including idle power
-    above_idle_mj : energy of one run without the idle power
-    idle_w : power of the idle device
+    millijoules : energy of one run, including idle power, in mJ
+    above_idle_mj : energy of one run minus that of an idle GPU in the same time, in mJ
+    idle_w : power of the idle GPU in W
     clock_mhz : mean clock of the multiprocessors during the runs
     throttled : reasons why the clock was lower than possible; empty if there were none
     """
@@ -83,12 +83,15 @@ class Energy:
 
     @property
     def columns(self) -> EnergyColumns:
-        """The energy columns of a row; clock and throttling have separate columns."""
+        """The energy columns of a row; clock and throttling are columns of every row and not included."""
         return EnergyColumns(self.millijoules, self.above_idle_mj, self.idle_w)
 
 
 class Meter:
-    """Measures the energy that a GPU takes for a call."""
+    """Measures the energy that a GPU takes for one run of a call.
+
+    gpu : the GPU's counters
+    """
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -97,11 +100,11 @@ class Meter:
     def measure(
         self, run: Callable[[], object], wait: Callable[[], None], seconds: float = SECONDS, idle_s: float = IDLE_S
     ) -> Energy:
-        """Run a call repeatedly, and read the counters before and after.
+        """Run a call repeatedly, and return the energy of one run from the GPU's counters.
 
         wait : function that waits until the device has finished its work
-        seconds : minimum time of the runs
-        idle_s : seconds for which the idle device is measured, when this meter is first used
+        seconds : least total time of the runs
+        idle_s : time in seconds for which the idle device is measured, on the first use of this meter
         """
         wait()
         if self._idle_w is None:
@@ -139,8 +142,8 @@ class Meter:
 
 
 class _Watch:
-    """Context manager that reads clock, power and throttle reasons in a separate thread during the block, and once at
-    its end.
+    """Context manager that reads a GPU's clock, power and throttle reasons every `EVERY_S` seconds in a separate
+    thread, and once at the end of the block.
 
     clocks_mhz, powers_mw : the available readings
     reasons : throttle reasons in the order of their first appearance
@@ -174,15 +177,15 @@ class _Watch:
 
 
 def open_meter(device: str) -> Meter:
-    """Return the meter of a GPU.
+    """Return an energy meter for a GPU.
 
-    Raises `UserError` if a GPU, NVML, or permission to use it is missing.
+    Raises `UserError` if the GPU, NVML, or permission to use it is missing.
     """
     return Meter(open_gpu(device))
 
 
 def _block_size(run: Callable[[], object], wait: Callable[[], None]) -> int:
-    """Return the number of runs that take `BLOCK_S`."""
+    """Return how many runs of a call take `BLOCK_S` seconds together."""
     count = 1
     while True:
         began = perf_counter()
@@ -196,7 +199,7 @@ def _block_size(run: Callable[[], object], wait: Callable[[], None]) -> int:
 
 
 def _total_mj(before: float | None, after: float | None, powers_mw: Sequence[float], elapsed_s: float) -> float | None:
-    """Return the energy in mJ from the counter or, if there is none, from mean power and time."""
+    """Return the energy in mJ between two counter values or, without a counter, from mean power and time."""
     if before is not None and after is not None:
         return after - before
     return fmean(powers_mw) * elapsed_s if powers_mw else None
@@ -208,10 +211,8 @@ SIZE, WARM_UP_BLOCK_S = 1024, 0.01
 
 @cache
 def warm_up(device: str, seconds: float) -> None:
-    """Keep a device busy for some time, once per process, because the clock of an idle device takes tenths of a second
-    to rise.
-
-    Does nothing on the CPU.
+    """Keep a device busy for some seconds, once per process, because the clock of an idle device takes tenths of a
+    second to rise; do nothing on the CPU.
     """
     # this module is imported to print the help
     import torch
@@ -245,7 +246,9 @@ class Clocks:
         self._spans: dict[tuple[int, int], tuple[int, int]] = {}
 
     def reading(self, announce: Announce) -> Announce:
-        """Return an `announce` function that also reads the GPU, at most every `EVERY_S`."""
+        """Return an `announce` function that also reads the GPU's clock and throttling, at most every `EVERY_S`
+        seconds.
+        """
         if self._gpu is None:
             return announce
         gpu = self._gpu
@@ -263,7 +266,8 @@ class Clocks:
         return read_and_announce
 
     def of_row(self, number: int, row: int) -> tuple[float | None, str | None]:
-        """Return the mean clock in MHz during a row's runs and the reasons for throttling; None for unknown values.
+        """Return the mean clock in MHz during a row's runs, and the reasons for throttling as text; None for unknown
+        values.
 
         number : number of the case
         row : index of the row among the rows of the case
@@ -278,7 +282,7 @@ class Clocks:
 
     @property
     def is_throttled(self) -> bool:
-        """True if the clock was throttled at the last reading."""
+        """True if the GPU lowered its clock at the last reading."""
         return bool(self._readings and self._readings[-1][1])
 
     def close(self) -> None:

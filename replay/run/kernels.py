@@ -1,4 +1,4 @@
-"""Kernels of a replayed call: columns from the records that an accelerator kept of some of its runs."""
+"""Columns about the kernels of a call, from the records that an accelerator itself keeps of some runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KernelColumns(Columns):
-    """Columns from an accelerator's own records of runs like the timed ones, without the delay before a run."""
+    """The columns about kernels, copies and fills, from an accelerator's records of runs that are made like the timed
+    ones.
+    """
 
     kernels: float | None = column("number of kernels, copies and fills of a run", heading="kernels")
     launches: float | None = column("number of launches of these by the host; a CUDA graph is one launch")
@@ -43,10 +45,10 @@ class KernelColumns(Columns):
 
 
 def with_kernels(row: Result, runs: Sequence[Sequence[LaunchedWork]], context: Mapping[str, Any]) -> Result:
-    """Return a row with the columns of kernels, and shares of the peaks in the datasheet of its GPU.
+    """Return a row with the columns of kernels, and with shares of the peak rates in its GPU's datasheet.
 
-    runs : the work of each run, in order of its begin; at least one run
-    context : settings of torch under which the case runs
+    runs : the device work of each recorded run, in order of launch; at least one run
+    context : torch settings under which the case runs
     """
     from opgrip.replay.operators.devices import name_of
     from opgrip.traces.analysis.datasheets import datasheet_of
@@ -67,7 +69,9 @@ def with_kernels(row: Result, runs: Sequence[Sequence[LaunchedWork]], context: M
 
 
 def arithmetic_dtype(row: Result, context: Mapping[str, Any]) -> str | None:
-    """Return the dtype of a row's arithmetic: TF32 for float32 if the settings of its case allow it."""
+    """Return the name of the dtype in which a row's case computes: TF32 for float32 if its torch settings
+    allow this.
+    """
     from opgrip.platform.precisions import is_tf32
     from opgrip.replay.operators.contexts import KINDS
     from opgrip.traces.analysis.machine_ceilings import TF32
@@ -77,9 +81,9 @@ def arithmetic_dtype(row: Result, context: Mapping[str, Any]) -> str | None:
 
 
 def kernel_columns(runs: Sequence[Sequence[LaunchedWork]]) -> KernelColumns:
-    """Return the columns of a row, without shares of peaks.
+    """Return the columns about kernels, without shares of peak rates.
 
-    runs : the work of each run, in order of its begin; at least one run
+    runs : the device work of each recorded run, in order of launch; at least one run
     """
     figures = [_figures(run) for run in runs]
     busy_us, gap_us, waiting_us = (median(values) / 1e3 for values in zip(*figures, strict=True))
@@ -94,12 +98,16 @@ def kernel_columns(runs: Sequence[Sequence[LaunchedWork]]) -> KernelColumns:
 
 
 def counted_names(names: Iterable[str], runs: int) -> str:
-    """Return the distinct names, most frequent first, with the number of each in one of several runs."""
+    """Return the distinct names as text, the most frequent first, each with its mean number per run, such as `a x2; b
+    x1`.
+    """
     return "; ".join(f"{name} x{number / runs:g}" for name, number in Counter(names).most_common())
 
 
 def _figures(run: Sequence[LaunchedWork]) -> tuple[int, int, int]:
-    """Return for how many ns a device was busy with a run, idle within it, and idle because a launch came too late."""
+    """Return three times of a run in ns, between its first and last device work: how long the device was busy, how long
+    it was idle, and how long it was idle because a launch came too late.
+    """
     if not run:
         return 0, 0, 0
     first, last = min(work.start_ns for work in run), max(work.end_ns for work in run)
@@ -117,7 +125,10 @@ def _figures(run: Sequence[LaunchedWork]) -> tuple[int, int, int]:
 
 
 def idle_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return begin and end of each time between the first and the last of some spans that is in none of them."""
+    """Return (begin, end) of each gap between the first and the last of the spans that none of them covers.
+
+    spans : (begin, end) of each span, in any order
+    """
     gaps: list[tuple[int, int]] = []
     busy_until: int | None = None
     for start, end in sorted(spans):

@@ -1,4 +1,6 @@
-"""Measurement of cases side by side, with times and energy; a failing case does not affect others."""
+"""Measurement of cases: their rows with times, energy and kernels. Several cases are measured in the same rounds; a
+failing case does not affect the others.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,12 @@ from opgrip.replay.timing.timing_options import COLD, DISCRETE, PROGRAM, flusher
 
 
 def metered(number: int, groups: Sequence[SubjectGroup], workload: Workload, announce: Announce) -> dict[int, Energy]:
-    """Return the energy of one run of each subject (a call to time) of a case, by the subject's `id`; failing subjects
-    are left out.
+    """Return the energy of one run of each subject (a call to time) of a case, by `id(subject)`.
 
-    The result is empty if the counters can no longer be read.
+    Failing subjects are left out; the result is empty if the counters cannot be read.
 
     number : number of the case
+    groups : groups that contain the subjects
     """
     wait = synchronizer(workload.device)
     energy_of_subject: dict[int, Energy] = {}
@@ -69,7 +71,9 @@ def metered(number: int, groups: Sequence[SubjectGroup], workload: Workload, ann
 
 
 def with_energy(row: Result, energy: Energy | None) -> Result:
-    """Return a row with energy and clock filled in; unchanged if `energy` is None."""
+    """Return a row with the columns of energy and with the clock during that measurement; the row itself if `energy` is
+    None.
+    """
     if energy is None:
         return row
     clock_mhz = row.clock_mhz if energy.clock_mhz is None else energy.clock_mhz
@@ -103,10 +107,10 @@ def measure_cases(
 ) -> Iterator[list[Result]]:
     """Yield the rows of each case as soon as all of its runs are done.
 
-    surroundings : calls that precede the cases in the program, and that are run before them
-    announce : called before each run with the numbers of its case and row
+    surroundings : calls that precede the cases in the program, and that run before them
+    announce : called before each run with case number and row index
     without : numbers of cases that do not run as preceding calls
-    cached_rows : rows whose preparation has a known outcome
+    cached_rows : rows that were compiled before, or whose compilation failed
     """
     pages.keep_freed_memory()
     with closing(Clocks(None if workload.request.profiled else find_gpu(workload.device))) as clocks:
@@ -117,9 +121,10 @@ def measure_cases(
 
 
 def windows(cases: Sequence[Case], workload: Workload, most: int = CASES) -> Iterator[list[Case]]:
-    """Yield windows of cases that are measured side by side, each case in all of its modes.
+    """Yield the cases in windows: groups of cases that are measured in the same rounds, because their arguments fit
+    into memory together.
 
-    most : maximum number of cases in a window
+    most : largest number of cases in a window
     """
     window: list[Case] = []
     size, time_us = 0, 0.0
@@ -145,8 +150,8 @@ def _argument_bytes(case: Case) -> int:
 
 
 def _most_bytes(cases: Iterable[Case], workload: Workload) -> int:
-    """Return the maximum number of bytes of arguments in memory at a time: half of `BYTES`, or more for a
-    larger case.
+    """Return how many bytes the arguments of a window's cases may take: half of `BYTES`, or more if a single case needs
+    more; limited by a share of the memory limit.
     """
     limit = workload.request.limits.memory_limit
     largest = max((_argument_bytes(case) for case in cases), default=0)
@@ -217,7 +222,7 @@ def _groups_with(
     announce: Announce,
     without: Collection[int],
 ) -> list[SubjectGroup]:
-    """Return the groups of the rows with this cache state."""
+    """Return the subjects (calls to time) of all rows with the cache state `cache`, grouped by torch settings."""
     rows = [(case, [item for item in prepared if workload.cache_of(item[0]) == cache]) for case, prepared in all_rows]
     around = _around(rows, workload, surroundings, announce, without) if cache == PROGRAM else {}
     return _groups(rows, workload, surroundings, around)
@@ -251,7 +256,11 @@ def _around(
     announce: Announce,
     without: Collection[int],
 ) -> dict[int, Subject]:
-    """Return the subjects of the measured cases and of all calls that precede these, by case number."""
+    """Return the subjects of the measured cases and of all calls that precede them in the program, by case number.
+
+    rows : measured cases with their prepared rows
+    without : numbers of cases that do not run as preceding calls
+    """
     subject_of_case = {
         subject.number: subject
         for _, prepared in reversed(rows)
@@ -283,8 +292,8 @@ def _around(
 
 
 def _eviction(case: Case, flush: Function, workload: Workload) -> Subject:
-    """Return a replacement for a preceding call whose arguments do not fit into memory: it evicts the caches, as the
-    call would.
+    """Return a subject that replaces a preceding call whose arguments do not fit into memory: it evicts the caches, as
+    the call would do.
     """
     return Subject(case.number, case.op, "", flush, [InputSet([Inputs((), {}, {}, workload.place, 0)])], False, None, 0)
 
@@ -295,7 +304,10 @@ def _groups(
     surroundings: PrecedingCalls,
     around: Mapping[int, Subject],
 ) -> list[SubjectGroup]:
-    """Return the subjects grouped by the torch settings under which they run."""
+    """Return the subjects of all rows, grouped by the torch settings under which they run.
+
+    around : untimed subjects that run before others, by case number
+    """
     groups: dict[str, SubjectGroup] = {}
     cache_bytes = recent_bytes(workload.device) if surroundings.places else 0
     for case, prepared in rows:
@@ -317,10 +329,10 @@ def _fill_rows(
     energies: Mapping[int, Energy],
     clocks: Clocks,
 ) -> Iterator[Result]:
-    """Yield the rows of one case with their measurements.
+    """Yield the rows of one case with their measured values.
 
-    concurrent_runs : measurements of subjects of which several ran concurrently, by the subject's `id`
-    energies : energy of the runs, by the subject's `id`
+    concurrent_runs : times of subjects that ran concurrently, by `id(subject)`
+    energies : energy of one run, by `id(subject)`
     """
     for way, row, subject in prepared:
         clock_mhz, throttled = clocks.of_row(row.case, way.number)
@@ -342,7 +354,9 @@ def _fill_rows(
 
 
 def _compared(rows: Sequence[Result], prepared: Sequence[Prepared], reference: str) -> list[Result]:
-    """Return the rows of a case with the ratios of medians and of paired runs."""
+    """Return the rows of a case with their ratios to the reference mode: of the medians, and percentiles over paired
+    runs.
+    """
     compared = []
     for place, row in enumerate(with_ratios(rows, reference)):
         base = base_place(place, rows, reference) if row.ratio is not None else None

@@ -1,5 +1,5 @@
-"""Preparation of a case for timing: its operator is found, its arguments are generated, and it is run once in
-a mode.
+"""Preparation of a case for timing: its arguments are generated, and it is compiled, run once and checked
+in each mode.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def prepare(
     cached_rows: Mapping[int, Result] | None = None,
     only: int | None = None,
 ) -> list[Prepared]:
-    """Return the prepared rows of a case, one for each variant.
+    """Return (variant, row, subject to time) for each variant of a case; the subject is None if the row says why not.
 
-    announce : called before each row with the numbers of its case and row
-    cached_rows : rows that were prepared before, by row number
-    only : number of the only row to prepare, or None for all
+    announce : called before each row with case number and row number
+    cached_rows : rows that were compiled before, or whose compilation failed, by row number
+    only : number of the only row to prepare; None for all
     """
     preparation = _Preparation(case, workload)
     rows: list[Prepared] = []
@@ -96,7 +96,7 @@ class _Preparation:
         self._refused: set[str] = set()
 
     def row(self, way: Variant, cached_row: Result | None) -> tuple[Result, Subject | None]:
-        """Return the row of a variant, and the subject to time."""
+        """Return the row of a variant, and the subject to time; None if the row says why it cannot be timed."""
         workload = self._workload
         result = cached_row or empty_row(self._recorded, way, workload)
         if result.status != OK:
@@ -137,7 +137,9 @@ class _Preparation:
         return result, None
 
     def _made(self, case: Case, operator: Operator, way: Variant, result: Result) -> tuple[Result, Subject | None]:
-        """Return the row and the subject to time; if an argument cannot require a gradient, try again without."""
+        """Return the row and the subject to time. If an argument cannot require a gradient, try again without its
+        gradient.
+        """
         workload = self._workload
         make = self._backward if way.direction == BACKWARD else self._forward
         is_unsaid = workload.adds_gradients and workload.wants_grad(case, way.direction) and not operator.mutates
@@ -197,8 +199,9 @@ class _Preparation:
     def _first_run(
         self, case: Case, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
     ) -> tuple[Result, RunOutputs]:
-        """Run a program once; record the time of the first call, and operations and memory, which do not vary between
-        runs.
+        """Run a program once; return the row with operations, memory and the time of the first call, and the results.
+
+        began : time in ns at which the compilation began
         """
         workload = self._workload
         device = _device_of(case.signature, workload)
@@ -222,7 +225,7 @@ class _Preparation:
     def _with_work(
         self, case: Case, result: Result, operator: Operator, inputs: Inputs, in_torch: bool, *run: Any
     ) -> Result:
-        """Return a row with operations and bytes of a call filled in; they are the same in all modes.
+        """Return a row with the operations and bytes of a call, which are the same in all modes.
 
         in_torch : True if the results of a run are torch tensors
         run : arguments, keyword arguments and results of the call
@@ -303,7 +306,7 @@ class _Preparation:
         )
 
     def _reference(self, case: Case, way: Variant, place: int, operator: Operator, inputs: Inputs) -> Reference:
-        """Return the correct results for one input set of the case.
+        """Return the correct results for one input set of a case.
 
         place : index of the input set
         inputs : arguments of the input set
@@ -365,8 +368,8 @@ class _Preparation:
 
 
 def _with_equivalents(case: Case, device: str) -> tuple[Case, str]:
-    """Return a case whose operators the device has, and a note on the replaced operator; the note is empty if none was
-    replaced.
+    """Return a case whose operator the device has, and a note on the operator that it replaces; empty if it replaces
+    none.
     """
     if case.operator is not None:
         return case, ""
@@ -383,10 +386,7 @@ def _with_memory(result: Result, memory: CallMemory) -> Result:
 
 
 def _with_program_note(result: Result, program: Program, first_ms: float) -> Result:
-    """Return a row with the note and first-call time of its program, unless the program was compiled ahead.
-
-    After compiling ahead, the first call only loads the program.
-    """
+    """Return a row with its program's note and first-call time, unless it was compiled ahead and already has them."""
     return replace(result, note=program.note, first_ms=first_ms) if result.first_ms is None else result
 
 
@@ -397,7 +397,7 @@ def _working(result: Result, work: Work | None) -> Result:
 
 
 def _with_verdict(result: Result, verdicts: Sequence[ResultVerdict]) -> Result:
-    """Return a row with the combined verdict on all input sets; unchanged without verdicts."""
+    """Return a row with the verdicts on all input sets' results combined; the row itself without verdicts."""
     if not verdicts:
         return result
     verdict = joined(verdicts)

@@ -1,4 +1,4 @@
-"""The request of a user, as plain data.
+"""The request of a user: which cases to replay and how, as plain data.
 
 A `RunRequest` is created from the options once. Worker processes receive it, profiled processes read it, and the
 journal compares it when an interrupted replay resumes. A `Workload` (`replay/run/workload.py`) is the request applied
@@ -52,12 +52,12 @@ PREPARE_US, COMPILE_US = 10_000, 3_000_000
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of several equal parts of a replay.
+    """One of several equal parts of a replay, such as 3/16.
 
     number : number of the shard, counted from 1
     count : number of shards
-    offset_us, total_us : if several traces are divided together, cost of the traces before this one and cost of all
-        traces in us; else None
+    offset_us : if several traces are divided together, cost in us of the traces before this one
+    total_us : if several traces are divided together, cost in us of all traces; else None
     """
 
     number: int
@@ -70,22 +70,24 @@ class Shard:
 
     @property
     def slug(self) -> str:
-        """Text for the shard in file names."""
+        """Text that represents the shard in file names, such as `03-of-16`."""
         return f"{self.number:0{len(str(self.count))}d}-of-{self.count}"
 
     def bounds_us(self, total_us: int) -> tuple[int, int]:
-        """Return the start and end of the shard's part of a total time."""
+        """Return where the shard's part of the total cost starts and ends, in us."""
         return total_us * (self.number - 1) // self.count, total_us * self.number // self.count
 
     def has_part_of(self, cost_us: int) -> bool:
-        """Return True if the shard has cases of a trace with this cost that starts at the offset."""
+        """Return True if a trace that starts at `offset_us` and has this cost overlaps the shard's part of the total
+        cost.
+        """
         assert self.total_us is not None, "it is one of several"
         begin, end = self.bounds_us(self.total_us)
         return self.offset_us < end and self.offset_us + cost_us > begin
 
     def select(self, costs_us: Sequence[int]) -> list[int]:
-        """Return the indices of the shard's cases, given the costs of all cases: the cases whose middle lies in the
-        shard's part.
+        """Return the indices of the shard's cases, given the cost of each case in us: those whose middle lies in the
+        shard's part of the total.
         """
         begin, end = self.bounds_us(sum(costs_us) if self.total_us is None else self.total_us)
         places, start = [], self.offset_us
@@ -103,7 +105,7 @@ TORCH = "torch"
 @titled("limits")
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """Limits of time, memory and processes."""
+    """Options that limit time, memory and the number of processes."""
 
     timeout: float = option(
         120.0,
@@ -129,22 +131,23 @@ class RunLimits:
 
     @property
     def compilers(self) -> int:
-        """Number of cases that are compiled at the same time."""
+        """Number of cases that may be compiled at the same time."""
         return self.jobs or len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """The cases to replay and how to run them, in plain values.
+    """The cases to replay and how to run them, as plain values that can be sent to other processes.
 
     trace : path of the trace, or name of the samples or operators
-    shard : part of the cases to replay, or None for all
+    shard : part of the cases to replay; None for all
     detail : True to keep the full text of an error instead of its first line
-    store : folder for compiled programs, or None to keep none
-    profiled : name of the profiler that records the timed runs; it needs worker processes that exit by themselves
+    store : folder for compiled programs; None to keep none
+    profiled : name of the profiler that records the timed runs, or empty; profiled workers exit by themselves
     timelines : folder for the timelines of torch's profiler
     count_work : True to run each subgraph case and sample once more to count operations and bytes
     sandbox : True to run workers in bubblewrap
+    The other fields are the options of one group each.
     """
 
     trace: str = ""
@@ -169,8 +172,8 @@ class RunRequest:
 
     @classmethod
     def from_plain(cls, record: Mapping[str, Any]) -> RunRequest:
-        """Return the request from a dictionary made by `dataclasses.asdict`, which may have been converted to JSON and
-        back.
+        """Return the request from a dictionary that `dataclasses.asdict` made, also after conversion to
+        JSON and back.
         """
         return msgspec.convert(record, cls)
 
@@ -180,7 +183,7 @@ OPTION_GROUPS: dict[str, Any] = {name: kind for name, kind in get_type_hints(Run
 
 
 def identity(request: RunRequest) -> dict[str, Any]:
-    """Return the facts that must be equal in two replays for their rows to belong in one table."""
+    """Return the facts that two replays must share if rows of both are to be in one table."""
     from torch import __version__ as torch_version
 
     from opgrip.replay.cases.sources import source_of
@@ -191,20 +194,23 @@ def identity(request: RunRequest) -> dict[str, Any]:
 
 
 def identifying_options(request: RunRequest) -> dict[str, Any]:
-    """Return the options that affect the rows of a replay, in the form in which JSON returns them."""
+    """Return the options that affect the rows of a replay, as JSON-compatible values."""
     options: dict[str, Any] = json.loads(json.dumps(asdict(replace(request, limits=RunLimits(), store=None))))
     del options["trace"], options["shard"], options["sandbox"]
     return options
 
 
 def options_hash(request: RunRequest) -> str:
-    """Return a hash of the options that affect rows; it is equal for shards that only differ in their processors."""
+    """Return a hash of the options that affect the rows; it does not depend on `--pin`, which may differ between
+    shards.
+    """
     options = identifying_options(replace(request, points=replace(request.points, pin=())))
     return hashlib.blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def settle_shard(args: argparse.Namespace) -> None:
-    """Put the shard number into the name of the output; under torchrun, make only one GPU visible to this process.
+    """Insert the shard number into the name of the output file; under torchrun, make only one GPU visible to this
+    process.
 
     Raises `UserError` if the name has a placeholder for the shard, but the replay is not divided into shards.
     """
@@ -222,7 +228,9 @@ def settle_shard(args: argparse.Namespace) -> None:
 
 
 def shard(text: str) -> Shard:
-    """Parse a shard such as `3/16`; `auto` means the shard that the launcher of this process set in the environment."""
+    """Return the shard that a text such as `3/16` describes; `auto` means the shard that the launcher of this process
+    set in the environment.
+    """
     if text == AUTO:
         return shard_of_environment(os.environ)
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
@@ -232,7 +240,7 @@ def shard(text: str) -> Shard:
 
 
 def shard_of_environment(variables: Mapping[str, str]) -> Shard:
-    """Return the shard of a process that torchrun, Slurm or Open MPI started, from its environment.
+    """Return the shard of a process that torchrun, Slurm or Open MPI started, from its environment variables.
 
     If a task of a Slurm job array starts several processes with `srun`, each of these processes is a shard.
     """
@@ -283,7 +291,7 @@ def _shards_of(count: int) -> str:
 
 
 def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[Case]:
-    """Return the cases that belong to a shard, in the given order."""
+    """Return the cases that belong to a shard, without changing their order."""
     # sort by number, which is the order of first calls: neighbours share their preceding calls
     in_program = sorted(range(len(cases)), key=lambda place: cases[place].number)
     selected = part.select([cost_us(cases[place], workload) for place in in_program])
@@ -291,8 +299,8 @@ def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[C
 
 
 def cost_us(case: Case, workload: Workload) -> int:
-    """Return the estimated time in us to measure a case, from its captured time; an integer, so that all machines get
-    the same value.
+    """Return the estimated time in us to measure a case, from its captured time. It is an integer, so that all machines
+    compute the same value.
     """
     from opgrip.replay.modes import find_mode
 

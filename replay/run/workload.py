@@ -1,6 +1,6 @@
 """A request applied to one trace on one device: the loaded trace, its cases, and how each case runs.
 
-This module also creates the rows of cases before they run, and of cases that cannot be measured.
+This module also creates the rows of cases before they run, and of cases that cannot run.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workload:
-    """A request with its trace, cases and device.
+    """A request together with the loaded trace, its cases and the device.
 
-    place : function that returns the replay device for a recorded device
+    place : function that returns the device of the replay for a recorded device
     device : device that results name and that is synchronized
     timing : timing options of the request, with the timing method for this device
     source_cases : selected cases of the trace, before a shard takes its part
     cases : cases to run
     notes : notes for the user about the trace, such as missing values
-    batches : facts about which sizes are the batch size; None if the batch is not scaled
+    batches : which sizes in the trace are the batch size; None if the batch is not scaled
     memory : True to measure the memory that a call allocates
     adds_gradients : True if all floating-point arguments require gradients, because the trace does not record which do
     judges_backward : True to judge candidates also on gradients, because the trace has a backward pass
@@ -94,12 +94,12 @@ class Workload:
 
     @property
     def tuning(self) -> Tuning:
-        """Limits of a compiler's search."""
+        """Options that limit a compiler's search for fast programs."""
         return self.request.tuning
 
     @property
     def candidates(self) -> CandidateOptions:
-        """Implementations that replace operators."""
+        """Options that name a user's implementations of operators."""
         return self.request.candidates
 
     @property
@@ -120,7 +120,7 @@ class Workload:
         return make_preceding_calls(self.trace, self.source_cases.all_cases, self.source_cases.cases)
 
     def on(self, device: str) -> Workload:
-        """Return the workload for one of the devices over which cases are spread; it has the same cases."""
+        """Return the workload for one of the devices over which the cases are spread; it contains all cases."""
         inputs = self.request.inputs
         if not inputs.is_spread:
             return self
@@ -134,8 +134,8 @@ class Workload:
     def wants_grad(self, case: Case, direction: str) -> bool:
         """Return True if the runs of a case in a direction record an autograd graph, as in training.
 
-        Operators that write into their arguments do not, because generated arguments are leaves, and autograd does not
-        allow writing into leaves.
+        Operators that write into their arguments do not, because generated arguments are leaf tensors, and autograd
+        does not allow writing into leaves.
         """
         asks = self.timing.backward if direction == FORWARD else self._runs_backward(case)
         writes = case.operator is None and mutates(case.signature)
@@ -150,8 +150,8 @@ class Workload:
         return wants and case.phase == "forward"
 
     def ways(self, case: Case) -> list[Variant]:
-        """Return the variants of a case, grouped by values and by point (threads, batch scale, streams), reference mode
-        first.
+        """Return the variants of a case: all combinations of cache state, point (threads, batch scale, streams),
+        values, direction and mode; modes vary fastest, the reference mode first.
         """
         request = self.request
         directions = (FORWARD, BACKWARD) if self._runs_backward(case) else (FORWARD,)
@@ -167,9 +167,9 @@ class Workload:
         return way.cache or self.timing.caches[0]
 
     def scaled(self, case: Case, point: Point) -> Case:
-        """Return a case with the batch size of a point.
+        """Return a copy of a case whose batch size is multiplied by `point.batch`.
 
-        Raises `Unsupported` if it is unknown which of its sizes are the batch size.
+        Raises `Unsupported` if it is unknown which sizes of the case are the batch size.
         """
         if point.batch == 1:
             return case
@@ -180,13 +180,15 @@ class Workload:
         return scaled(case, point.batch, self.batches)
 
     def context_of(self, case: Case, way: Variant) -> Mapping[str, Any]:
-        """Return the torch settings under which a case runs."""
+        """Return the torch settings under which a variant of a case runs: the recorded ones, with the requested number
+        of threads.
+        """
         threads = way.point.threads
         return case.context if threads is None else {**case.context, "threads": threads}
 
 
 def load_workload(request: RunRequest) -> Workload:
-    """Load the trace and select its cases.
+    """Load the trace of a request and select its cases.
 
     Raises `UserError` if the trace cannot be read, or no case is selected.
     """
@@ -216,7 +218,7 @@ def has_backward(trace: Trace) -> bool:
 
 
 def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
-    """Return the workload of a request for a trace, without cases."""
+    """Return the workload of a request for a loaded trace, without its cases."""
     recorded = recorded_device(trace)
     requested = next(map(with_index, request.inputs.devices), None)
     device = requested or with_index(recorded)
@@ -241,16 +243,15 @@ def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
 
 
 def _unsaid_device(trace: Trace, recorded: str) -> str | None:
-    """Return `cpu` for a file of another tool in which tensors have no recorded device but an argument may name one,
-    else None.
+    """Return `cpu` if the trace is converted from another tool's file whose tensors have no recorded device, else None.
 
-    For example, a TritonBench file has `device='cuda'` in calls whose tensors have no recorded device.
+    Other arguments may still name a device: a TritonBench file has `device='cuda'` in calls whose tensors have none.
     """
     return "cpu" if recorded == "cpu" and "converted_from" in trace.header else None
 
 
 def recorded_device(trace: Trace) -> str:
-    """Return the accelerator of most tensors of a trace, or `cpu` if all are on the CPU."""
+    """Return the accelerator that most tensors of a trace are on, or `cpu` if all are on the CPU."""
     devices = Counter(
         spec.device for signature in trace.signatures for spec in tensors([signature.args, signature.kwargs])
     )
@@ -259,7 +260,9 @@ def recorded_device(trace: Trace) -> str:
 
 
 def key_of(case: Case, variant: Variant, workload: Workload) -> str | None:
-    """Return a key that is equal for programs that can replace each other; None if the program cannot be identified."""
+    """Return a key of the program that runs a variant of a case; equal keys mean that a stored program can be used.
+    None if the program cannot be stored.
+    """
     if workload.store is None or variant.mode == EAGER:
         return None
     mode, _ = find_mode(variant.mode)
@@ -309,17 +312,17 @@ _NO_DERIVATIVE = re.compile(r"(?:the )?derivative for .+? is not implemented")
 
 
 def expected_rows(cases: Iterable[Case], workload: Workload) -> list[Result]:
-    """Return the rows of a replay before they are measured."""
+    """Return the rows of all variants of the cases, as they are before measurement."""
     return [empty_row(case, way, workload) for case in cases for way in workload.ways(case)]
 
 
 def empty_rows(case: Case, workload: Workload, status: str, error: str) -> dict[int, Result]:
-    """Return the rows of a case that cannot be measured, by row number."""
+    """Return the rows of a case that cannot be measured, by row number, with this status and reason."""
     return {way.number: empty_row(case, way, workload, status, error) for way in workload.ways(case)}
 
 
 def empty_row(case: Case, way: Variant, workload: Workload, status: str = OK, error: str | None = None) -> Result:
-    """Return the row of a case before it runs, or of a case that cannot run, with the reason."""
+    """Return the row of a variant before it runs, or of a variant that cannot run, with status and reason."""
     signature, forward = cast_signature(case.signature, workload.dtype), way.direction != BACKWARD
     return Result(
         case=case.number,
@@ -355,7 +358,7 @@ def empty_row(case: Case, way: Variant, workload: Workload, status: str = OK, er
 
 
 def describe_failure(error: BaseException) -> tuple[str, str]:
-    """Return the status and reason for a case that raised an error."""
+    """Return the status and the reason that the row of a case gets if the case raises this error."""
     if isinstance(error, UserError) and isinstance(error.__cause__, ModuleNotFoundError):
         error = error.__cause__
     # check first: a compiler that runs out of memory raises its own error
@@ -376,7 +379,7 @@ def describe_failure(error: BaseException) -> tuple[str, str]:
 
 
 def failed(result: Result, error: BaseException, workload: Workload) -> Result:
-    """Return the row of a case that raised an error."""
+    """Return the row of a case that raised an error, with status and reason."""
     status, reason = describe_failure(error)
     if isinstance(error, Untrusted):
         reason = error.with_command(workload.request.trace, workload.request.inputs.extension)
