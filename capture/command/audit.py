@@ -22,10 +22,12 @@ from opgrip.traces.schema.records import OPERATOR, Calls, End, Signature
 
 @dataclass(frozen=True, slots=True)
 class CountDifference:
-    """Operator that torch and the trace count differently.
+    """An operator whose calls torch and a trace count differently.
 
     Attributes
     ----------
+    op : operator, such as `aten::add`
+    torch_calls, trace_calls : number of calls that torch reports, and number in the trace
     explained : reason why the capture does not see the operator, if known; see docs/capture.md
     """
 
@@ -36,12 +38,14 @@ class CountDifference:
 
 
 def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifference]:
-    """Return the differences between torch's count of the operators in some steps and a trace of the same steps.
+    """Return the differences between the operators that torch reports for some steps and a trace of the same steps.
 
     Torch reports an operator and also the operators that it calls. If the operator's name is in the trace, it counts as
     one call; otherwise the operators that it calls are counted. Variants such as `add` and `add_` count together,
     because torch may choose another variant under a dispatch mode. The printing of tensors is ignored, because torch
     turns dispatch modes off for it.
+
+    steps : function that runs the steps
     """
     trace_counts = count_calls(trace)
     names = {form_of(name) for name in trace_counts}
@@ -57,7 +61,7 @@ def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifferenc
 
 
 def differences(torch_counts: Mapping[str, int], trace_counts: Mapping[str, int]) -> list[CountDifference]:
-    """Return the differences between two counts of calls, largest first."""
+    """Return the operators whose numbers of calls differ, largest difference first."""
     differing = []
     for name in {form_of(name) for name in (*torch_counts, *trace_counts)}:
         forms = [form for form in {*torch_counts, *trace_counts} if form_of(form) == name]
@@ -74,14 +78,16 @@ def differences(torch_counts: Mapping[str, int], trace_counts: Mapping[str, int]
 
 
 def form_of(name: str) -> str:
-    """Return the name under which all variants of an operator are counted: `aten::add` for `aten::add_`."""
+    """Return the common name of all variants of an operator, under which they are counted: `aten::add` for
+    `aten::add_`.
+    """
     if name.endswith("_") and not name.endswith("__"):
         name = name[:-1]
     return SAME.get(name, name)
 
 
 def count_calls(trace: str | Path) -> Counter[str]:
-    """Count the calls of each operator in a trace, all overloads together, by names such as `aten::add`.
+    """Return the number of calls of each operator in a trace, all overloads together, by names such as `aten::add`.
 
     Calls on meta and fake tensors count too, because torch also reports them.
     """
@@ -167,7 +173,7 @@ def _outermost(event: Any, names: Collection[str]) -> Iterator[str]:
 
 @contextmanager
 def _printing_marked() -> Iterator[None]:
-    """Mark the operators that print a tensor in a profile."""
+    """Mark operators that run because a tensor is printed, so that a profile taken in the block shows them as such."""
     patches = Patches()
     patches.replace(torch.Tensor, "__repr__", _marked)
     try:
@@ -185,8 +191,9 @@ def _marked(function: Callable[..., str]) -> Callable[..., str]:
 
 
 def _is_made_of_others(event: Any) -> bool:
-    """Return True for an overload that only calls other operators, or that autocast calls a second time with cast
-    arguments.
+    """Return True for the event of an operator that counts as the operators inside it.
+
+    It is an overload that only calls other operators, or one that autocast calls a second time with cast arguments.
     """
     below = {child.name for child in event.cpu_children}
     return MADE_OF.get(event.name) in below or {event.name, "aten::to"} <= below

@@ -95,7 +95,7 @@ class Steps:
 @titled("contents of the trace")
 @dataclass(frozen=True, slots=True)
 class RecordingOptions:
-    """Options for the contents of a recording; each is a keyword of `Capture` with the same name."""
+    """Options of `opcapture` about the contents of a trace; each is a keyword of `Capture` with the same name."""
 
     extension: tuple[str, ...] = option(
         (),
@@ -247,7 +247,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def check_grips(args: argparse.Namespace) -> None:
-    """Raise `UserError` if functions cannot be gripped as requested."""
+    """Raise `UserError` if the options ask for functions to be gripped in a way that is not possible."""
     if args.private and args.grip:
         raise UserError("--grip writes samples with source and values", "leave out --private or --grip")
     if args.grip_to is not None and not args.grip:
@@ -255,7 +255,7 @@ def check_grips(args: argparse.Namespace) -> None:
 
 
 def check_not_for_models(args: argparse.Namespace) -> None:
-    """Raise `UserError` if options for models are set in a capture of a script."""
+    """Raise `UserError` if options that only apply to models are set in a capture of a script."""
     refuse_options(args, OPTIONS, ("models",), "a script after -- has its own options")
 
 

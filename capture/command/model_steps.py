@@ -46,13 +46,16 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 
 
 def ignore_own_warnings() -> None:
-    """Suppress warnings that are issued at the end of a capture, because the caller reports these problems itself."""
+    """Suppress warnings about the end of a capture, because the caller reports these problems itself."""
     for message in ("the trace .* could not be written", ".* was not gripped", "the extension .* was not recorded"):
         warnings.filterwarnings("ignore", message=message)
 
 
 def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
-    """Raise `UserError` if the requested capture is not possible or its trace cannot be written."""
+    """Raise `UserError` if the capture that the options request is impossible, or if its trace cannot be written.
+
+    device : device of the steps, or None if unknown
+    """
     check_grips(args)
     output = None if args.output is None else own_path(args.output)
     if output is not None and str(output) != "-":
@@ -66,7 +69,7 @@ def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
 
 
 def build(args: argparse.Namespace, reporter: Reporter) -> ModelProgram:
-    """Build the requested model, with weights drawn from the seed."""
+    """Build the model that the options request, with weights drawn from the seed."""
     source = source_of(args.model)
     refuse_options(args, OPTIONS, source.lacks, source.hint)
     torch.manual_seed(args.seed)
@@ -85,7 +88,15 @@ def make_capture(
     model: nn.Module | None = None,
     schedule: Schedule = ALWAYS,
 ) -> Capture:
-    """Return the requested capture, which has not begun yet."""
+    """Return the capture that the options request; it has not begun yet.
+
+    Parameters
+    ----------
+    output : path of the trace
+    details : fields for the trace's header
+    model : module whose submodules give the calls their module paths, or None
+    schedule : steps to record
+    """
     recording = asdict(from_arguments(RecordingOptions, args))
     extensions = (*KNOWN_EXTENSIONS, *recording.pop("extension"))
     recording["grip_to"] = (recording["grip_to"] or Path(GRIPS)) if recording["grip"] else None
@@ -99,7 +110,7 @@ def output_of(args: argparse.Namespace, name: str) -> str:
 
 
 def capture_of(program: ModelProgram, args: argparse.Namespace) -> Capture:
-    """Return the capture for a program's steps, which has not begun yet."""
+    """Return the capture for a program's steps as the options request it; it has not begun yet."""
     model = {"name": program.name, "run": args.run, **program.details}
     settings = {"seed": args.seed, "warmup": args.warmup, "steps": args.steps, "device": args.device}
     learned = min(args.warmup, MOST_LEARNED)
@@ -111,8 +122,9 @@ def capture_of(program: ModelProgram, args: argparse.Namespace) -> Capture:
 
 
 def capture_steps(capture: Capture, program: ModelProgram, args: argparse.Namespace, reporter: Reporter) -> None:
-    """Run the warm-up steps and the recorded steps, then end the capture. During the last warm-up steps, the capture
-    examines new signatures.
+    """Run the warm-up steps and the recorded steps, then end the capture.
+
+    During the last warm-up steps, the capture examines new signatures without recording calls.
 
     Raises
     ------
@@ -142,12 +154,14 @@ def capture_steps(capture: Capture, program: ModelProgram, args: argparse.Namesp
 def warm_up(
     program: ModelProgram, args: argparse.Namespace, advance: Callable[[], None] = lambda: None, learned: int = 0
 ) -> list[Any]:
-    """Run the warm-up steps without capture, and return the inputs of the remaining steps, so that their generation is
-    not captured.
+    """Run warm-up steps without capture, and return the inputs of all remaining steps.
+
+    The inputs are generated here so that their generation is not captured.
 
     Parameters
     ----------
-    learned : number of warm-up steps that the capture watches without recording them
+    advance : called after each step
+    learned : number of warm-up steps that are not run here, because the capture watches them without recording
     """
     for _ in range(args.warmup - learned):
         run_step(program, program.inputs())
@@ -156,7 +170,7 @@ def warm_up(
 
 
 def run_step(program: ModelProgram, inputs: object) -> None:
-    """Run a step; raise `UserError` if it fails."""
+    """Run one step with the given inputs; raise `UserError` if it fails."""
     try:
         program.step(inputs)
     except UserError:
@@ -188,7 +202,7 @@ OF_MODULES = ("run", "warmup", "steps", "autocast")
 
 
 def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **options: Any) -> Trace:
-    """Run a model, and capture its steps.
+    """Run steps of a model, record them in a trace file, and return the trace.
 
     ::
 
@@ -198,7 +212,7 @@ def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **op
     Parameters
     ----------
     model : a module, or a model source as for `opcapture --model`
-    output : trace file
+    output : path of the trace file
     inputs : inputs of a module: a tensor, a tuple of positional inputs, or a dictionary; each step gets copies
     options : options of `opcapture --help` by their long names, with `_` in place of `-`; a list for options that take
         several values. With `run="train"`, the module's parameters change. The module's training mode is restored

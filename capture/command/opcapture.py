@@ -47,7 +47,9 @@ MOST_NAMES = 4
 
 
 def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
-    """Yield lines that report the recorded calls, the trace's path, missing parts, and what to do next."""
+    """Yield the lines printed after a capture: recorded calls, path of the trace, missing parts, and what to do
+    next.
+    """
     where = "stdout" if str(capture.path) == "-" else str(capture.path)
     if capture.keeps_last:
         yield from _dump_lines(capture)
@@ -91,7 +93,7 @@ def _dump_lines(capture: Capture) -> Iterator[str]:
 
 
 def _shown(capture: Capture, path: Path) -> Path:
-    """Return the path of a file next to the trace, in the form in which the user wrote the trace's path."""
+    """Return the path of a file next to the trace, written like the path of the trace that the user gave."""
     return Path(capture.path).with_name(path.name)
 
 
@@ -129,7 +131,10 @@ LONGTAIL_TOP = 30
 
 
 def run(args: argparse.Namespace, program: Sequence[str] | None) -> int:
-    """Capture a script, or build, warm up and capture a model; return the exit status."""
+    """Run the command: capture a script, or build, warm up and capture a model; return the exit status.
+
+    program : script and its arguments, or None to capture a model
+    """
     reporter = Reporter("opcapture")
     return _run_script(args, program, reporter) if program is not None else _run_model(args, reporter)
 
@@ -250,7 +255,7 @@ LOW = 0.25
 
 
 def own_cost() -> CaptureCost:
-    """Return the cost of recording a repeated call, measured now or taken from an earlier measurement."""
+    """Return the time that recording adds to a repeated call, measured now or taken from an earlier measurement."""
     operator_ns, between_ns = measure_once("cost of capture", "cpu", _measure)
     return CaptureCost(operator_ns, between_ns)
 
@@ -269,7 +274,7 @@ def _measure() -> tuple[float, float]:
 
 
 def _measure_block(boxes: torch.Tensor) -> tuple[float, float]:
-    """Return the same times as `_measure`, from one block without and one with a capture.
+    """Return the two times of `_measure`, from one block of operators without and one with a capture.
 
     Without a capture only the sum of both is known. Operator time beyond that sum must be added to the operators; the
     rest counts as time between them.
@@ -299,7 +304,7 @@ def _time(boxes: torch.Tensor) -> int:
 
 
 def _small_operators(boxes: torch.Tensor) -> torch.Tensor:
-    """Run views and arithmetic on a few boxes, as a box coder does."""
+    """Run views and arithmetic on a few boxes, as a box coder does, as a workload with little work per operator."""
     corners, sizes = boxes[:, :2], boxes[:, 2:]
     centers = (corners + sizes) * 0.5
     sizes = (sizes - corners).abs().clamp(min=0.1)

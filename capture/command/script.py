@@ -49,7 +49,7 @@ def check_script(arguments: Sequence[str]) -> None:
 
 
 def script_name(arguments: Sequence[str]) -> str:
-    """Return the name of a script or module in a form suitable for a file name; `arguments` as in `check_script`."""
+    """Return the name of a script or module without folder and suffix; `arguments` as in `check_script`."""
     return arguments[1].rpartition(".")[2] if arguments[0] == "-m" else Path(arguments[0]).stem
 
 
@@ -58,11 +58,13 @@ def run_script(
     compiled: Callable[[bytes, str], CodeType] | None = None,
     ended_in: Callable[[BaseException], None] = lambda error: None,
 ) -> int:
-    """Run a script or module, and return the exit status that `python` would have. An exception that ends the script is
-    reported by `sys.excepthook`.
+    """Run a script or module, and return the exit status that `python` would have.
+
+    An exception that ends the script is reported by `sys.excepthook`.
 
     Parameters
     ----------
+    arguments : as in `check_script`
     compiled : function that compiles a script's source, given source and file name; None for Python's own `compile`
     ended_in : called with the exception that ends the script, including `SystemExit`
 
@@ -106,7 +108,10 @@ def run_script(
 
 
 def _run_file(file: str, compiled: Callable[[bytes, str], CodeType] | None) -> dict[str, Any]:
-    """Run a file, and return the global names that it defined."""
+    """Run a script's file, and return the global names that it defined.
+
+    compiled : as in `run_script`
+    """
     if compiled is None or not Path(file).is_file():
         return runpy.run_path(file, run_name="__main__")
     try:
@@ -125,7 +130,9 @@ def _run_file(file: str, compiled: Callable[[bytes, str], CodeType] | None) -> d
 
 
 def _wait_for_threads() -> None:
-    """Wait for threads as `python` does at exit; thread pools must be notified, or their threads wait for ever."""
+    """Wait for the script's threads as `python` does at exit; thread pools are notified first, or they would
+    wait for ever.
+    """
     hooks: list[Callable[[], None]] = getattr(threading, "_threading_atexits", [])
     while hooks:
         with suppress(Exception):
@@ -147,7 +154,10 @@ def _status(code: object) -> int:
 
 
 def _report(error: BaseException, frames: TracebackType | None) -> int:
-    """Report an exception that ends the script with `sys.excepthook`, as `python` does, and return the exit status."""
+    """Report an exception that ended the script by `sys.excepthook`, as `python` does, and return the exit status.
+
+    frames : traceback to report
+    """
     error = error.with_traceback(frames)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, frames
     try:
@@ -163,7 +173,7 @@ def _report(error: BaseException, frames: TracebackType | None) -> int:
 
 
 def _own_frames(error: BaseException) -> TracebackType | None:
-    """Return the traceback without the frames of opgrip that ran the script, or None if no frames remain."""
+    """Return an exception's traceback without the frames of opgrip that ran the script, or None if no frame remains."""
     frames, runners = error.__traceback__, (__file__, runpy.run_path.__code__.co_filename, "<frozen importlib")
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(runners):
         frames = frames.tb_next

@@ -18,14 +18,14 @@ Array = np.ndarray[Any, Any]
 
 
 class Arrays:
-    """Converts numpy arrays to tensors; views of one array become tensors in one storage."""
+    """Converts numpy arrays to specs with tensors; views of one array become tensors in one storage."""
 
     def __init__(self) -> None:
         self._memory: dict[int, tuple[Array, torch.Tensor]] = {}
 
     def take(self, array: Array) -> ArraySpec:
         """Return the spec of an array with a tensor over its memory, or over a copy if torch does not support its
-        layout.
+        strides.
 
         Raises
         ------
@@ -66,14 +66,16 @@ ALIGNMENT = 16
 
 @contextmanager
 def isolate_from_program() -> Iterator[None]:
-    """Run the block without the program's dispatch modes and without gradients."""
+    """Run the block without the program's dispatch and function modes and without gradients."""
     # leave inference mode, because tensors created inside it cannot be used outside
     with without_modes(), without_functions(), torch.inference_mode(False), torch.no_grad():
         yield
 
 
 def copy_tensors(tree: Any) -> Any:
-    """Return nested values with copied tensors; the copies keep strides and share memory as the originals do."""
+    """Return nested values with copies of their tensors; the copies keep strides, and share memory as the
+    originals do.
+    """
     with isolate_from_program():
         tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
         copies = iter(_copies([tensor.resolve_conj().resolve_neg() for tensor in tensors]))
@@ -81,7 +83,7 @@ def copy_tensors(tree: Any) -> Any:
 
 
 def bytes_of(tree: Any) -> int:
-    """Return the number of bytes of storage used by the tensors in nested values; shared storage counts once."""
+    """Return the number of bytes of memory that the tensors in nested values use; shared memory counts once."""
     spans = _spans(leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor))
     return sum(end - first for first, end in spans.values())
 
@@ -133,7 +135,7 @@ def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _over(tensor: torch.Tensor, first: int, memory: torch.UntypedStorage) -> torch.Tensor:
-    """Return a copy of a tensor over a copy of its memory, which begins at byte `first` of the original."""
+    """Return a copy of a tensor that uses `memory`, a copy of its storage from byte `first` on."""
     offset = tensor.storage_offset() - first // ALIGNMENT * ALIGNMENT // tensor.dtype.itemsize
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     copy = empty.set_(memory, offset if tensor.numel() else 0, tensor.shape, tensor.stride())
@@ -146,7 +148,7 @@ def _part(tensor: torch.Tensor, first: int, end: int) -> torch.UntypedStorage:
 
 
 def _spans(tensors: Iterable[torch.Tensor]) -> dict[int, tuple[int, int]]:
-    """Return the range of bytes of each storage that tensors use, by the storage's address."""
+    """Return the range of bytes of each storage that some tensors use, by the storage's address."""
     spans: dict[int, tuple[int, int]] = {}
     for tensor in tensors:
         address, (first, end) = storage_address(tensor), _span(tensor)

@@ -1,4 +1,4 @@
-"""A gripped function with its kept calls: the first call of each distinct signature."""
+"""A gripped function with its recorded calls, which are the first calls of distinct signatures."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ from opgrip.traces.schema.python_objects import SharedSpec
 
 @dataclass(frozen=True, slots=True)
 class GrippedCall:
-    """A recorded call of a gripped function.
+    """A recorded call of a gripped function, with live arguments and results.
 
     Attributes
     ----------
     args, kwargs : copies made before the call, with the tensors' strides and requires_grad
     results : copy of the returned value
-    after : copy of the arguments after the call, if it wrote into them
-    random_state : state of torch's CPU generator before the call, if the call drew random numbers
-    operators, operator_ns : number and time of the operators that it launched
+    after : copy of the arguments after the call, if it wrote into them, else None
+    random_state : state of torch's CPU generator before the call, if the call drew random numbers, else None
+    operators, operator_ns : number and total time of the operators that it ran
+    duration_ns : time of the call
     settings : torch settings as in a trace's `Context`, and autocast in the form `cpu:bfloat16`
     """
 
@@ -55,15 +56,16 @@ class GrippedCall:
 
 @dataclass(frozen=True, slots=True)
 class Gripped:
-    """A gripped function with its recorded calls.
+    """A gripped function with its recorded calls, from which a sample is written.
 
     Attributes
     ----------
     function : the original function, without the wrapper
-    owner : class of a method
+    owner : class of a method, None for a function
     entry : qualified name, such as `delta2bbox` or `Coder.decode`
     name : name of the sample
     tags : values of `opgrip.samples.tags.Tag`
+    calls : recorded calls
     by_reference : True if the sample imports the function instead of containing its code
     """
 
@@ -82,11 +84,11 @@ MOST_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Settings for recording a function's calls.
+    """Settings for recording the calls of a gripped function.
 
     Attributes
     ----------
-    calls : number of calls to record, all with different signatures
+    calls : maximum number of recorded calls, all with different signatures
     name : name of the sample; None for the function's own name
     tags : tags from the user, in addition to detected ones
     by_reference : True if the sample imports the function instead of containing its code
@@ -100,14 +102,16 @@ class Keep:
 
 @dataclass(slots=True)
 class Keeper:
-    """Records the first calls of one function, each with another signature.
+    """Records the first calls of one gripped function, each with another signature.
 
     Attributes
     ----------
     function : the original function
-    owner : class of a method
+    owner : class of a method, None for a function
     entry : qualified name of the function
-    filled : callback that is called when enough calls are recorded
+    keep : settings, such as the maximum number of calls
+    filled : called with this object when enough calls are recorded
+    calls : recorded calls
     lost : number of calls that could not be recorded, by reason
     """
 
@@ -134,18 +138,21 @@ class Keeper:
         return len(self.calls) + self._going < self.keep.calls
 
     def gripped(self) -> Gripped:
-        """Return the function and its calls."""
+        """Return the function with the calls recorded so far."""
         owner = self.owner or owner_of(self.function, self.entry)
         tags = frozenset(self._tags) | self.keep.tags
         calls = tuple(self.calls)
         return Gripped(self.function, owner, self.entry, self.name, tags, calls, self.keep.by_reference)
 
     def run(self, arguments: SpecTree, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
-        """Run a call, and record it if its signature is new. Errors of recording are only counted.
+        """Run a call and return its result; record the call if its signature is new. Errors of recording are only
+        counted.
 
         Parameters
         ----------
         arguments : the arguments as specs
+        args, kwargs : the live arguments
+        call : function that runs the call
         """
         try:
             before = self._begin(arguments)
@@ -179,7 +186,7 @@ class Keeper:
         return result
 
     def _begin(self, arguments: SpecTree) -> _Before | None:
-        """Return a copy of a call's arguments, or None if the call need not be recorded."""
+        """Return the state before a call, with a copy of its arguments, or None if the call need not be recorded."""
         if not self.has_room() or os.getpid() != self._pid:
             return None
         key = call_key(self.entry, *arguments.tree)
@@ -245,7 +252,7 @@ class Keeper:
 
 
 def _bound_name(function: FunctionType) -> str:
-    """Return the name of the variable in its module to which a lambda is assigned."""
+    """Return the name of the global variable that holds a lambda, or `unnamed`."""
     for name, value in list(function.__globals__.items()):
         if value is function or (type(value) is FunctionType and getattr(value, "__wrapped__", None) is function):
             return name
@@ -253,7 +260,7 @@ def _bound_name(function: FunctionType) -> str:
 
 
 def owner_of(function: FunctionType, entry: str) -> type | None:
-    """Return the class of a method, found by its qualified name, or None for a function."""
+    """Return the class of a method, found by its qualified name `entry`, or None for a function."""
     scope: Any = function.__globals__
     for part in entry.split(".")[:-1]:
         scope = (scope if isinstance(scope, dict) else vars(scope)).get(part)
@@ -264,7 +271,13 @@ def owner_of(function: FunctionType, entry: str) -> type | None:
 
 @dataclass(frozen=True, slots=True)
 class _RandomStates:
-    """States of random generators before a call."""
+    """States of random number generators before a call.
+
+    Attributes
+    ----------
+    cpu, device : states of torch's generators for the CPU and for the current accelerator, if there is one
+    others : states of Python's and numpy's generators
+    """
 
     cpu: Tensor
     device: Tensor | None
@@ -273,7 +286,15 @@ class _RandomStates:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """State before a call runs; `tree` holds the arguments with copied tensors."""
+    """State before a call of a gripped function runs.
+
+    Attributes
+    ----------
+    names : classes, functions and enum members to which `tree` refers by name
+    tree : the arguments as specs, with copied tensors
+    random_states : states of random number generators
+    settings : torch settings
+    """
 
     names: Mapping[str, Any]
     tree: Any
@@ -291,9 +312,7 @@ def _copy_within_limit(spec_tree: SpecTree) -> Any:
 
 
 def _is_on_nothing(tree: Any) -> bool:
-    """Return True if all tensors in the arguments are empty, ignoring tensors inside objects such as module
-    parameters.
-    """
+    """Return True if all tensors in the arguments are empty, not counting those inside objects, such as parameters."""
     tensors: list[Tensor] = []
     waiting = [tree]
     while waiting:
@@ -320,7 +339,7 @@ def _random_states() -> _RandomStates:
 
 
 def _has_drawn(before: _RandomStates) -> bool:
-    """Return True if torch's CPU generator has drawn numbers since `before`.
+    """Return True if torch's CPU generator has drawn numbers since the states `before` were taken.
 
     Raises
     ------

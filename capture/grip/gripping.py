@@ -1,4 +1,6 @@
-"""Gripping: replaces functions in all modules that refer to them, records their calls, and writes samples."""
+"""Gripping: replacement of functions by wrappers in all modules that refer to them, to record their calls and
+write samples.
+"""
 
 from __future__ import annotations
 
@@ -48,16 +50,16 @@ class Grips:
 
     Parameters
     ----------
-    patterns : patterns of functions
+    patterns : patterns for the names of functions
     keep : settings for recording calls
     to : folder for samples, or None for no samples; a sample is written when it has enough calls, at the latest by
         `finish`
-    recorder : recorder of the trace that also records the calls, or None
+    recorder : recorder of a trace that also gets the calls, or None
 
     Attributes
     ----------
     written : folders of the samples
-    refused : reason why a function could not be gripped or written, by function
+    refused : reason why a function could not be gripped or written, by name of the function
     """
 
     def __init__(
@@ -113,8 +115,12 @@ class Grips:
         rebind({watched.wrapper: watched.function for watched in self.watched})
 
     def grip(self, value: Any, entry: str | None = None, owner: type | None = None) -> Any:
-        """Return a function, static method or class method in a form that records its calls; unchanged if that is not
-        possible.
+        """Return a wrapper of a function, static method or class method that records its calls.
+
+        `value` is returned unchanged if its calls cannot be recorded; `refused` then has the reason.
+
+        entry : qualified name; None for the function's own
+        owner : class of a method
         """
         function = plain_function(value)
         candidate = value if function is None else function
@@ -127,7 +133,9 @@ class Grips:
         return type(value)(wrapper) if isinstance(value, staticmethod | classmethod) else wrapper
 
     def finish(self) -> None:
-        """Write the remaining samples that have calls, and report patterns that matched nothing."""
+        """Write the remaining samples that have calls, and add patterns that matched no called function to
+        `refused`.
+        """
         for thread in self._writing:
             thread.join()
         for watched in self.watched:
@@ -141,8 +149,9 @@ class Grips:
                 self.refused[str(pattern)] = "no function that it matches was called"
 
     def script_compiler(self) -> Compile | None:
-        """Return a function that compiles a script and grips functions in it, or None if no pattern matches a
-        script.
+        """Return a function that compiles a script so that its matching functions are gripped.
+
+        The result is None if no pattern can match functions of a script.
         """
         patterns = [item for item in self.patterns if item.matches_module("__main__")]
         if not patterns:
@@ -183,7 +192,7 @@ class Grips:
         rebind(replacements, modules if len(modules) == 1 else None)
 
     def _lend(self, target: GripTarget) -> None:
-        """Define an inherited method, gripped, in the class itself."""
+        """Define an inherited method, wrapped, in the class that inherits it."""
         name = target.qualname.rpartition(".")[2]
         if (target.owner, name) not in self._lent:
             assert target.owner is not None
@@ -209,7 +218,7 @@ class Grips:
             self.refused[target.qualname] = str(error)
 
     def _watch(self, target: GripTarget) -> WatchedFunction:
-        """Return the wrapper of a function; the same wrapper is returned each time."""
+        """Return the wrapper of a function; it is the same wrapper each time."""
         function = target.function
         # an inner function is a new object whenever the outer one runs, but counts as one function
         is_local = LOCALS in target.qualname
@@ -225,7 +234,7 @@ class Grips:
         return watched
 
     def _write_beside(self, keeper: Keeper) -> None:
-        """Write a function's sample in a thread while the program continues."""
+        """Write a function's sample in another thread while the program continues."""
         thread = threading.Thread(target=self._write, args=(keeper,), name="opgrip-gripper", daemon=True)
         self._writing.append(thread)
         with own_work() if self._recorder is None else self._recorder.own_calls.lock:
@@ -254,10 +263,12 @@ class Grips:
 
 
 class WatchedFunction:
-    """Wrapper that records a function's calls for a sample, in a trace, or both.
+    """Wrapper of a function that records its calls for a sample, in a trace, or both.
 
     Parameters
     ----------
+    function : the original function
+    entry : qualified name of the function
     recorder : recorder of the trace, or None
     keeper : recorder of calls for a sample, or None
 
@@ -322,12 +333,12 @@ def _wrapper(function: FunctionType, watched: WatchedFunction) -> FunctionType:
 
 
 def _is_traced() -> bool:
-    """Return True if torch is tracing or compiling the running code."""
+    """Return True if torch is tracing or compiling the running code, so that calls are not executed."""
     tracing: bool = torch._C._get_tracing_state() is not None
     return tracing or is_transforming()
 
 
 def _describe_result(result: Any) -> Any:
-    """Return a result in the form in which a trace holds it."""
+    """Return the result of a call in the form in which a trace holds it."""
     with own_work(), isolate_from_program():
         return take(result).tree

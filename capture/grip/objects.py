@@ -1,4 +1,4 @@
-"""Conversion of live arguments to nested specs, with live tensors and plain values inside.
+"""Conversion of live arguments to nested specs, which contain the live tensors and plain values.
 
 Objects are read without calling any of the program's code; not even `isinstance` is used, because classes can override
 it.
@@ -57,18 +57,18 @@ _NAMES_BY_ID = {id(thing): name for name, thing in SAFE_OBJECTS.items()}
 
 
 class CannotHold(Exception):
-    """A sample cannot hold an argument; the message gives the reason."""
+    """Raised if a sample cannot hold an argument; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecTree:
-    """Arguments as nested specs.
+    """Arguments of a call as nested specs.
 
     Attributes
     ----------
     tree : nested specs, live tensors and plain values; `Opaque` for values that cannot be held
     names : classes, functions and enum members to which `tree` refers by name
-    refused : reasons why an argument cannot be held, ignoring fields of objects; None if all can be held
+    refused : reason why an argument cannot be held, ignoring fields of objects; None if all can be held
     """
 
     tree: Any
@@ -77,7 +77,7 @@ class SpecTree:
 
 
 def take(value: Any) -> SpecTree:
-    """Return a value as specs; raise `CannotHold` if it is too large."""
+    """Return a value as nested specs; raise `CannotHold` if it is too large."""
     taker = _Taker()
     taker.count(value)
     return SpecTree(taker.take(value), taker.names, next(iter(taker.refused), None))
@@ -85,7 +85,14 @@ def take(value: Any) -> SpecTree:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The parts of an object: class, fields, and, if its class derives from a builtin type, its value as this type."""
+    """The parts of an object.
+
+    Attributes
+    ----------
+    cls : class of the object
+    fields : attributes by name
+    content : if the class derives from a builtin type, the value as this type, else None
+    """
 
     cls: type
     fields: Mapping[str, Any]
@@ -105,7 +112,7 @@ class _Taker:
     _in_field: bool = False
 
     def count(self, value: Any) -> None:
-        """Count how often each object occurs."""
+        """Count how often each object occurs in a nested value; raise `CannotHold` if there are too many."""
         stack = [value]
         while stack:
             item = stack.pop()
@@ -224,7 +231,7 @@ class _Taker:
 
 
 def _inner(value: Any) -> list[Any] | None:
-    """Return the parts of a value that can be referenced from several places; None for values without such parts."""
+    """Return the values inside a container or object, or None for a value that cannot contain others."""
     kind = type(value)
     if kind in _PLAIN or issubclass(kind, torch.Tensor | np.ndarray | np.generic):
         return None
@@ -249,7 +256,7 @@ def _inner(value: Any) -> list[Any] | None:
 
 
 def _parts(value: Any) -> _Parts:
-    """Return class, fields and builtin content of an object whose class is defined in Python."""
+    """Return the class, fields and builtin content of an object whose class is defined in Python."""
     cls = type(value)
     _check_class(cls)
     fields = dict(_fields_of(value))
@@ -280,7 +287,7 @@ _CONTENTS: dict[type, Callable[[Any], Any]] = {
 
 
 def _module_parts(module: nn.Module) -> _Parts:
-    """Return a module's class, and its fields other than parameters, buffers and submodules."""
+    """Return the class of a torch module, and its attributes other than parameters, buffers and submodules."""
     if issubclass(type(module), torch.jit.ScriptModule):
         raise CannotHold("a module that torch.jit made")
     _check_class(type(module))
@@ -312,7 +319,7 @@ def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_class(cls: type) -> None:
-    """Raise `CannotHold` if objects of a class consist of more than fields and the content of a builtin type."""
+    """Raise `CannotHold` if objects of a class hold more than attributes and the content of a builtin type."""
     if cls not in _checked:
         _checked[cls] = _refusal(cls)
     if (reason := _checked[cls]) is not None:
@@ -339,7 +346,7 @@ def _refusal(cls: type) -> str | None:
 
 
 def _name(value: Any) -> str | None:
-    """Return the name that refers to a class, function or enum member, or None for other values."""
+    """Return the name by which specs refer to a class, function or enum member, or None for other values."""
     if (listed_name := _NAMES_BY_ID.get(id(value))) is not None:
         return listed_name
     kind = type(value)

@@ -1,4 +1,4 @@
-"""Patterns for functions: matching, search in loaded modules, and replacement of functions.
+"""Patterns for the names of functions: matching, search in loaded modules, and replacement of functions by wrappers.
 
 Inner functions and functions of a script are decorated before they exist: their source is compiled again with a
 placeholder constant as an additional decorator. Lines and columns do not change.
@@ -22,7 +22,7 @@ LOCALS = "<locals>"
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Pattern for functions, with wildcards as in file names.
+    """Pattern for the names of functions, with wildcards as in file names.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Pattern:
         return fnmatchcase(name, self.module)
 
     def matches(self, qualname: str) -> bool:
-        """Return True if the qualified name of a function matches.
+        """Return True if the pattern matches the qualified name of a function.
 
         Special methods and inner functions match only if the pattern names them explicitly.
         """
@@ -54,7 +54,7 @@ class Pattern:
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Parse a pattern of the form `module:function`; raise `UserError` for other forms."""
+    """Return the pattern that a text of the form `module:function` describes; raise `UserError` for other forms."""
     module, colon, qualname = text.partition(":")
     if not (module and colon and qualname) or ":" in qualname:
         raise UserError(
@@ -65,10 +65,11 @@ def parse_pattern(text: str) -> Pattern:
 
 @dataclass(frozen=True, slots=True)
 class GripTarget:
-    """A function that a pattern matches.
+    """A function whose name matches a pattern.
 
     Attributes
     ----------
+    function : the function
     owner : class in which the function was found, or None
     qualname : qualified name under which it was found
     inside : enclosing function, if the function is created whenever the enclosing one runs
@@ -83,9 +84,9 @@ class GripTarget:
 
 
 def find_targets(module: ModuleType, patterns: Sequence[Pattern]) -> Iterator[GripTarget]:
-    """Yield the functions of a loaded module that patterns match.
+    """Yield the functions of a loaded module that match patterns.
 
-    For inner functions, `function` is the enclosing one.
+    For an inner function, the target's `function` is the enclosing one.
     """
     module_patterns = [pattern for pattern in patterns if pattern.matches_module(module.__name__)]
     if module_patterns:
@@ -110,7 +111,10 @@ def _in_namespace(
 
 
 def _find_inherited(cls: type, prefix: str, patterns: Sequence[Pattern]) -> Iterator[GripTarget]:
-    """Yield the inherited methods that a pattern names for this class."""
+    """Yield the methods that a class inherits and that a pattern names for this class.
+
+    prefix : qualified name of the class with a dot
+    """
     for pattern in patterns:
         # without wildcards, which match the class that defines the method as well, or should not match at all
         name = pattern.qualname.rpartition(".")[2]
@@ -132,7 +136,10 @@ def _find_nested(
 
 
 def nested_names(code: CodeType, qualname: str) -> Iterator[str]:
-    """Yield the qualified names of the functions that a function creates when it runs."""
+    """Yield the qualified names of the functions that a function creates when it runs.
+
+    code, qualname : code and qualified name of the function
+    """
     for constant in code.co_consts:
         if isinstance(constant, CodeType) and not constant.co_name.startswith("<"):
             inner = f"{qualname}.{LOCALS}.{constant.co_name}"
@@ -149,7 +156,7 @@ def plain_function(value: Any) -> FunctionType | None:
 
 
 def _belongs(value: Any, module: str) -> bool:
-    """Return True if the module defines the function, or is a parent package of the defining module."""
+    """Return True if a module defines a function, or is a parent package of the module that defines it."""
     home = getattr(value, "__module__", None)
     return isinstance(home, str) and (home == module or home.startswith(f"{module}."))
 
@@ -178,6 +185,7 @@ def rebind(replacements: Mapping[FunctionType, FunctionType], modules: Sequence[
 
     Parameters
     ----------
+    replacements : new function by old function
     modules : modules to search; None for all loaded modules
     """
     by_id = {id(old): new for old, new in replacements.items()}
@@ -206,7 +214,7 @@ def _replace_value(value: Any, by_id: Mapping[int, FunctionType]) -> Any:
 
 
 def _classes(namespaces: Sequence[dict[str, Any]]) -> Iterator[type]:
-    """Yield the classes in namespaces, and classes nested in these, each once."""
+    """Yield the classes in the namespaces of modules, and classes nested in these, each once."""
     visited_ids: set[int] = set()
     stack: list[Mapping[str, Any]] = list(namespaces)
     while stack:
@@ -232,11 +240,15 @@ _FUTURE = 0x1FF0000
 
 
 class CannotDecorate(Exception):
-    """An inner function cannot be decorated; the message gives the reason."""
+    """Raised if an inner function cannot be decorated; the message gives the reason."""
 
 
 def decorated_module(source: str | bytes, file: str, is_gripped: Callable[[str], bool], decorate: Decorate) -> CodeType:
-    """Return the code of a module in which matching functions are decorated."""
+    """Return the code of a module in which functions are decorated when they are created.
+
+    is_gripped : returns True if the function with this qualified name is decorated
+    decorate : the decorator
+    """
     tree = ast.parse(source, file)
     mark = _Marks(is_gripped)
     mark.visit(tree)
@@ -246,7 +258,10 @@ def decorated_module(source: str | bytes, file: str, is_gripped: Callable[[str],
 def decorated_inside(
     function: FunctionType, qualname: str, is_gripped: Callable[[str], bool], decorate: Decorate
 ) -> CodeType:
-    """Return the code of a function whose matching inner functions are decorated when they are created.
+    """Return the code of a function whose inner functions are decorated when they are created.
+
+    is_gripped : returns True if the inner function with this qualified name is decorated
+    decorate : the decorator
 
     Raises
     ------
@@ -274,7 +289,7 @@ def decorated_inside(
 
 
 def _compile_function(node: ast.FunctionDef | ast.AsyncFunctionDef, code: CodeType, qualname: str) -> CodeType:
-    """Compile a function in an environment with the same enclosing variables."""
+    """Return the code of a function, compiled with the same enclosing variables as the loaded `code`."""
     body: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef = node
     owner = qualname.split(".")[-2] if qualname.count(".") else LOCALS
     if owner != LOCALS:
@@ -312,7 +327,10 @@ def _find(code: CodeType, name: str, line: int) -> CodeType:
 
 
 def _rename_code(code: CodeType, qualname: str) -> CodeType:
-    """Set the qualified names of code objects to the names that they have in their module."""
+    """Return code in which the qualified names of functions are those that they have in their module.
+
+    qualname : qualified name of the outermost function
+    """
     before = f"{_AROUND}.{LOCALS}.{qualname.rpartition(f'{LOCALS}.')[2]}"
 
     def name(text: str) -> str:
@@ -331,7 +349,7 @@ def _rename_code(code: CodeType, qualname: str) -> CodeType:
 
 
 def _with_constant(code: CodeType, sentinel: str, value: Any) -> CodeType:
-    """Return code, including nested code, with `value` in place of the placeholder constant."""
+    """Return code, including that of inner functions, with `value` in place of the placeholder constant `sentinel`."""
 
     def changed(item: Any) -> Any:
         if isinstance(item, CodeType):
@@ -342,7 +360,7 @@ def _with_constant(code: CodeType, sentinel: str, value: Any) -> CodeType:
 
 
 class _Marks(ast.NodeVisitor):
-    """Inserts the placeholder as first decorator of each matching function of a syntax tree."""
+    """Inserts a placeholder as first decorator of each function to be decorated in a syntax tree."""
 
     sentinel = "opgrip: a decorator stands here"
 

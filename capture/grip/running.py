@@ -1,4 +1,4 @@
-"""Observation of a call: number and time of its operators, and tags of a sample derived from them."""
+"""Observation of a gripped call: number and time of its operators, and tags of the sample that follow from them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 class _Spent(threading.local):
-    """Time in ns that observation took in this thread; it is subtracted from the observed time."""
+    """Time in ns that observation took in this thread; it is subtracted from observed times."""
 
     ns = 0
 
@@ -68,7 +68,7 @@ _own = threading.local()
 
 @contextmanager
 def own_work() -> Iterator[None]:
-    """Exclude calls that this thread makes inside the block from observation."""
+    """Exclude operators that this thread calls inside the block from observation."""
     if at_own_work():
         yield
         return
@@ -87,7 +87,7 @@ def at_own_work() -> bool:
 
 
 class Running(OrderlyMode):
-    """Dispatch mode that counts the operators of a block, below autograd and autocast.
+    """Dispatch mode that counts and times the operators of a block, below autograd and autocast.
 
     Attributes
     ----------
@@ -105,12 +105,13 @@ class Running(OrderlyMode):
 
     @property
     def tags(self) -> frozenset[str]:
-        """Tags of a sample derived from the operators so far."""
+        """Tags of a sample that follow from the operators so far."""
         return frozenset[str]().union(*self._tags_by_call.values())
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True so that compiled code runs unchanged; without this, it would compute other results under the
+        """Return True, which tells torch to run compiled code unchanged; otherwise it would compute other results under
+        the
         mode.
         """
         return True
@@ -153,10 +154,11 @@ leave_compiled(Running)
 
 
 def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterator[str]:
-    """Yield the tags for a function that follow from one operator call in it.
+    """Yield the tags of a function that follow from one call of an operator in it.
 
     Parameters
     ----------
+    func : overload of the operator
     shapes : shape of each tensor in order, and True if it could be a mask
     """
     name = func._schema.name.partition("::")[2]

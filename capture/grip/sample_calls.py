@@ -1,6 +1,6 @@
 """Recorded calls of a sample: functions that write, read, repeat and compare them.
 
-A sample's folder holds the calls as a trace, with full tensor values in a second file.
+A sample's folder holds the calls as a trace, and full tensor values in a second file.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ from opgrip.traces.table.live_calls import LiveArguments
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """Results of a call as metadata, without values."""
+    """Results of a call without values, as nested specs with shapes and dtypes."""
 
     tree: Any
 
 
 def difference(expected: Any, got: Any) -> str | None:
-    """Return one line that describes how two results differ, or None if they do not.
+    """Return one line that describes how two results of a call differ, or None if they do not.
 
     Tensors, arrays and floats are compared with the tolerances of `torch.testing.assert_close`; nan equals nan. Fields
     of objects that cannot be held are ignored.
@@ -105,7 +105,9 @@ _NUMBERS = (bool, int, float, complex, ScalarSpec)
 
 
 def _inner(value: Any) -> dict[str, Any] | None:
-    """Return the parts of a value by access path, or None if it has none."""
+    """Return the values inside a container or spec by access path, such as `[0]` or `.name`; None for any other
+    value.
+    """
     match value:
         case dict():
             return {f"[{key!r}]": item for key, item in value.items()}
@@ -168,7 +170,7 @@ WHOLE_BYTES = 64 << 20
 
 
 def write_calls(folder: Path, gripped: Gripped) -> None:
-    """Write a sample's calls into its folder.
+    """Write the recorded calls of a gripped function into its sample's folder.
 
     Raises
     ------
@@ -191,7 +193,7 @@ def write_calls(folder: Path, gripped: Gripped) -> None:
 
 
 class _Writing:
-    """Converts calls to records of a trace; their start times are artificial."""
+    """Converts recorded calls to records of a trace; the start times are made up, one call after the other."""
 
     def __init__(self, pend: Callable[[Record], None], full: FullValues) -> None:
         self.fitter = Fitter(pend, count().__next__)
@@ -200,7 +202,10 @@ class _Writing:
         self._contexts: list[dict[str, Any]] = []
 
     def records(self, number: int, name: str, call: GrippedCall) -> Iterator[Record]:
-        """Yield the records of a call, after passing records of its values to `pend`."""
+        """Yield the records of a call; records of its tensor values are written before them.
+
+        number, name : index of the call, and name of the sample
+        """
         # the random state comes first, because the values of the rest may exhaust the limit
         state = None if call.random_state is None else self._describe(call.random_state)
         args, kwargs = self._describe((call.args, call.kwargs))
@@ -228,7 +233,7 @@ class _Writing:
 
 
 def recorded_calls(folder: Path, classes: Mapping[str, Any]) -> list[GrippedCall]:
-    """Return the calls written by `write_calls`, with live arguments and results.
+    """Return the calls that `write_calls` wrote into a folder, with live arguments and results.
 
     Nothing that the files name is imported. If the full values of a call are missing, its arguments are drawn from
     value models, its results are a `Sketch`, and `after` is unknown.
@@ -279,7 +284,7 @@ class _Reading:
 
 @contextmanager
 def as_it_ran(call: GrippedCall) -> Iterator[None]:
-    """Run the block with a call's settings and random state."""
+    """Run the block with the torch settings and the random state of a recorded call."""
     settings = call.settings
     with ExitStack() as stack:
         if call.random_state is not None:
@@ -318,7 +323,7 @@ class RecordedSample:
         return recorded_calls(self._opened.folder, self._opened.classes)
 
     def difference(self, call: GrippedCall) -> str | None:
-        """Run a call again; return one line that describes how it differs from the recording, or None."""
+        """Run a recorded call again; return a line that describes how it differs from the recording, or None."""
         with as_it_ran(call):
             results = self._opened.function(*call.args, **call.kwargs)
         line = difference(call.results, results)

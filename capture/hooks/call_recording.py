@@ -41,7 +41,7 @@ NO_STORAGES: Storages = ()
 
 
 class CallRecording(ThreadMode):
-    """Looks up and records the calls of one thread."""
+    """Looks up and records those calls of one thread that the fast path does not handle."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
@@ -163,10 +163,11 @@ class CallRecording(ThreadMode):
         return tuple([self._storages.number(tensor) for tensor in argument_tensors(args, kwargs)])
 
     def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallPoint, Storages | None]:
-        """Return the call point (the node of a call in the graph of predictions) and the storages of a call that was
-        not predicted.
+        """Return the call point and the storages of a call that was not predicted.
 
-        A call on meta or fake tensors is only counted; for it, return the last call point and None.
+        A call point is the node of a call in the graph of predictions. A call on meta or fake tensors is only counted;
+        for it,
+        return the last call point and None.
         """
         began = self._begin_search()
         self.settle()
@@ -188,10 +189,12 @@ class CallRecording(ThreadMode):
     def _find_after(
         self, error: Exception, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[CallPoint | None, Storages | None]:
-        """Return the call point and the storages of a call for which the test of its prediction failed on a nested
+        """Return the call point and the storages of a call whose prediction could not be tested because of a nested
         tensor.
 
-        Other calls that cannot be looked up are counted.
+        error : error that the test raised
+
+        For any other error, the call is counted as lost, and both results are None.
         """
         try:
             if not any(tensor.is_nested for tensor in argument_tensors(args, kwargs)):
@@ -206,7 +209,7 @@ class CallRecording(ThreadMode):
     def _look_up(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], argument_storages: Storages
     ) -> CallPoint:
-        """Return the call point of a call that did not follow the last call before."""
+        """Return the call point of a call that did not follow the thread's last call before; create it if it is new."""
         if is_higher_order(func):
             outer = higher_order_node(self.recorder, self, func, args, kwargs, len(argument_storages))
             if outer is not None:
@@ -239,7 +242,7 @@ class CallRecording(ThreadMode):
         return entry
 
     def _begin_search(self) -> int:
-        """Switch to the recorder's current tables, which may have been cleared; return the time in ns."""
+        """Switch to the recorder's current tables, which may have been cleared; return the current time in ns."""
         first, epoch = self.epochs[0], self.recorder.epochs.current
         # set this before any lookup, because another thread may start new tables at the same time
         self.epochs = (first, None)
@@ -254,7 +257,7 @@ class CallRecording(ThreadMode):
         self._spent(began)
 
     def _spent(self, began: int) -> None:
-        """Add the time since `began` to the capture's own work, which does not count as the program's time."""
+        """Add the time since `began` (ns) to the capture's own work, which does not count as the program's time."""
         self.recorder.observations.set_aside(self.own_work.add(began))
 
     def _keep(

@@ -27,11 +27,11 @@ _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(|\b(extern_kernels\.\w+|torc
 
 
 class OpaqueMode(RecordingMode):
-    """A mode that leaves compiled code unchanged and records the operators that it still calls."""
+    """Dispatch mode that leaves compiled code unchanged and records the operators that this code still calls."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True, so that torch may run compiled code under this mode."""
+        """Return True, so that torch runs compiled code under this mode."""
         return True
 
 
@@ -39,7 +39,7 @@ leave_compiled(OpaqueMode)
 
 
 class CompiledWatch:
-    """A context in which the calls of compiled regions are recorded.
+    """A context in which the calls of regions that torch.compile compiled are recorded.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class CompiledWatch:
 
 
 class _Eager:
-    """Torch's stance `force_eager`, set from the start of the first capture to the end of the last one."""
+    """Sets torch's stance `force_eager` from the start of the first capture to the end of the last one."""
 
     _before = "default"
 
@@ -105,7 +105,7 @@ class _Eager:
             self._captures += 1
 
     def stance_before(self) -> str:
-        """Return the compiler stance that the program had set."""
+        """Return the stance of the compiler that the program had set before."""
         return self._before
 
     def __exit__(self, *ignored: object) -> None:
@@ -119,7 +119,7 @@ _eager = _Eager()
 
 
 def region_name(graph: Any) -> str:
-    """Return a name for a compiled region: the names of the kernels that it launches, in the order of
+    """Return a name for a compiled region: the kernels that it launches, joined by `+`, in the order of
     inductor's code.
     """
     region: str | None = getattr(graph, "_opgrip_name", None)

@@ -163,8 +163,9 @@ class RecordingMode(CallRecording):
     def _match_storages(
         self, node: CallPoint, args: Sequence[Any], kwargs: Mapping[str, Any] | None
     ) -> Storages | None:
-        """Return the storages of a call's tensors, or None if they share memory in another way than the call
-        point's.
+        """Return the storages of a call's tensors if they share memory as in the predicted call, else None.
+
+        node : call point of the predicted call
         """
         number = self._numbers.get
         if node.layout == SEVERAL:

@@ -36,7 +36,7 @@ _FUNCTION_POINTER: type = type(ctypes.pythonapi.Py_IsInitialized).__mro__[1]
 
 
 class ModuleWatch(ABC):
-    """A context that wraps functions of some modules, also in modules that the program loads later."""
+    """A context that wraps functions of some modules, including modules that the program loads later."""
 
     def __init__(self, recorder: Recorder, names: Iterable[str]) -> None:
         self.recorder = recorder
@@ -84,7 +84,7 @@ class ExtensionWatch(ModuleWatch):
         self._libraries.clear()
 
     def refused(self) -> dict[str, str]:
-        """Return the reason why no function is recorded, for each requested module without recorded functions."""
+        """Return, for each requested module of which no function is recorded, the reason."""
         if not self._has_begun:
             return {}
         reasons = {}
@@ -111,7 +111,10 @@ class ExtensionWatch(ModuleWatch):
             self.recorder.lost.drop(f"extension {module.__name__}", error)
 
     def _watch_library(self, name: str, library: ctypes.CDLL) -> None:
-        """Record calls of a library's functions: already accessed ones now, others from their first access."""
+        """Record calls of a ctypes library's functions: those already accessed now, others from their first access on.
+
+        name : name of the module that uses the library
+        """
         original = type(library)
         patches, recording = self._patches, self._recording
 
@@ -141,7 +144,9 @@ class ExtensionWatch(ModuleWatch):
 
 
 class _Pointer:
-    """A function of a ctypes library that records its calls; `argtypes` and `restype` work as on the original."""
+    """A wrapper of a ctypes function that records its calls; `argtypes` and `restype` can be used as on the
+    original.
+    """
 
     def __init__(self, function: Any, recorded: Callable[..., Any]) -> None:
         self.__dict__.update(_function=function, _recorded=recorded)
@@ -178,7 +183,7 @@ _tuning = threading.local()
 
 
 class TritonWatch(ModuleWatch):
-    """A context in which launches of Triton kernels are recorded, also if the program loads Triton later.
+    """A context in which launches of Triton kernels are recorded, even if the program loads Triton later.
 
     A launch has the scope of the line that makes it. A launch inside an operator, such as a `triton_op`, belongs to
     that operator, whose replay repeats the launch. For an autotuned kernel, the launch with the chosen configuration is
@@ -225,7 +230,7 @@ class TritonWatch(ModuleWatch):
         return recorded
 
     def _describe(self, kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Launch | None:
-        """Return the description of a launch; count a launch that is not recorded, and return None."""
+        """Return the description of a kernel launch, or None if it is not recorded; such launches are counted."""
         name = "a Triton kernel"
         try:
             name = name_of(kernel)
@@ -252,10 +257,11 @@ class TritonWatch(ModuleWatch):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel launch in the form in which a trace records it.
+    """A launch of a Triton kernel in the form in which a trace records it.
 
     Attributes
     ----------
+    name : `module:function` of the kernel
     args : run-time arguments of the kernel, in the order of its parameters
     kwargs : grid, constants and options
     repeat_grid : function that returns the grid to Triton, if the program computes the grid with a function; that
@@ -269,19 +275,19 @@ class Launch:
 
 
 def innermost_kernel(kernel: Any) -> Any:
-    """Return the kernel inside an autotuned kernel or a kernel with heuristics."""
+    """Return the Triton kernel inside an autotuned kernel or a kernel with heuristics."""
     while hasattr(kernel.fn, "fn"):
         kernel = kernel.fn
     return kernel
 
 
 def name_of(kernel: Any) -> str:
-    """Return a kernel's name as `module:function`."""
+    """Return the name of a Triton kernel as `module:function`."""
     return f"{kernel.fn.__module__}:{kernel.fn.__qualname__}"
 
 
 def describe_launch(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Launch:
-    """Return the description of a call of a kernel's `run`.
+    """Return the description of a launch, from the arguments of the kernel's `run` method.
 
     Raises
     ------
@@ -325,7 +331,7 @@ def _parameters_of(kernel: Any) -> _Parameters:
 
 
 def _constant(value: Any) -> Any:
-    """Return a compile-time constant of a kernel as recorded in a trace."""
+    """Return a compile-time constant of a Triton kernel in the form in which a trace records it."""
     language = sys.modules.get("triton.language")
     if language is not None and isinstance(value, language.constexpr):
         return _constant(value.value)
@@ -342,7 +348,10 @@ def _constant(value: Any) -> Any:
 
 @contextmanager
 def _inside(recorder: Recorder, mode: ThreadMode, function: str | None) -> Iterator[None]:
-    """Record the calls of the block as calls inside a function or operator; None for no function."""
+    """Record the calls of the block as calls inside a function or operator, or as usual if `function` is None.
+
+    mode : mode of the thread
+    """
     if function is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Recording of graphs: the calls of each graph's capture, once, and each launch as one call."""
+"""Recording of CUDA and HIP graphs: the calls of each graph's capture, once, and each launch as one call."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ Launch = tuple[Epochs, int, int, int, Callable[..., Any]]
 
 
 class GraphWatch:
-    """A context in which captures of graphs become templates, and each launch of a graph is recorded as one call.
+    """A context in which captures of CUDA graphs are recorded as templates, and each launch of a graph as one call.
 
-    A graph whose capture neither this recording nor a `GraphKeeper` has seen has launches, and a record without calls.
+    If neither this recording nor a `GraphKeeper` has seen the capture of a graph, the trace has its launches, but not
+    the
+    calls in it.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -112,12 +114,18 @@ class GraphWatch:
         return replay
 
     def _forget(self, graph: int) -> None:
-        """Forget the launches of a graph that is captured again or no longer exists, whose id another may get."""
+        """Forget the launches of a graph that is captured again or no longer exists, because another graph may
+        get its id.
+        """
         for key in [key for key in self._launches if key[0] == graph]:
             del self._launches[key]
 
     def _prepare(self, kind: str, original: Callable[..., Any], graph: Any, mode: ThreadMode) -> Launch | None:
-        """Return what launches of a graph from the current location need, or None if they cannot be recorded."""
+        """Return the prepared launch of a graph from the program's current location, or None if it cannot be recorded.
+
+        kind : type of the device
+        original : function that launches the graph
+        """
         recorder = self.recorder
         try:
             device = with_index(torch.device(kind))

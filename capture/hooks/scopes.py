@@ -1,4 +1,4 @@
-"""Hooks that inform each thread's mode about the running module, optimizer step and autocast setting."""
+"""Hooks that inform each thread's mode about the running module, the optimizer step and the autocast settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from opgrip.traces.schema.records import HIGHER_ORDER
 
 
 class ScopeWatch:
-    """A context that keeps the modes of all threads informed about the program's location."""
+    """A context that keeps the modes of all threads informed about the running module, optimizer step and
+    autocast settings.
+    """
 
     def __init__(self, recorder: Recorder, module_raised: Callable[[BaseException], None] | None = None) -> None:
         self.recorder = recorder
@@ -78,7 +80,9 @@ class ScopeWatch:
         return functools.wraps(original)(watched)
 
     def _mode_here(self) -> tuple[ThreadMode | None, int]:
-        """Return this thread's mode and its depth; the mode is None if its scopes are not tracked."""
+        """Return this thread's mode, and the number of enclosing modules; the mode is None if modules are not
+        tracked now.
+        """
         try:
             mode = self.recorder.threads.in_step()
             if mode is None:

@@ -1,4 +1,4 @@
-"""The program's streams: when it begins to use more than the default one, and which waits for which.
+"""The program's accelerator streams: when it begins to use more than the default one, and which waits for which.
 
 Until a program makes another stream current, its calls cost nothing more. From then on the stream of each call is
 recorded. Streams and events that torch's generic classes handle in C are not seen.
@@ -26,7 +26,7 @@ Note = Callable[..., None]
 
 
 class StreamWatch:
-    """A context in which the program's use of streams is recorded."""
+    """A context in which the program's use of accelerator streams is recorded."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -56,7 +56,10 @@ class StreamWatch:
         self._patches.undo()
 
     def _noting(self, note: Note, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper of a function that notes what the program does with it, but not what it calls inside."""
+        """Return a wrapper of a torch function that calls `note` after each call by the program.
+
+        Calls that the function itself makes of other wrapped functions are not noted.
+        """
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -106,10 +109,10 @@ class StreamWatch:
 
 
 def _name(stream: Any) -> tuple[str, int]:
-    """Return device and number of a stream."""
+    """Return the device and torch's number of a stream."""
     return str(stream.device), int(stream.stream_id)
 
 
 def _here(event: Any) -> Any:
-    """Return this thread's current stream on an event's kind of device."""
+    """Return this thread's current stream on the device of an event."""
     return current_stream(with_index(torch.device(event.device.type)))

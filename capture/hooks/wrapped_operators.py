@@ -1,8 +1,9 @@
 """Callables that run in place of an operator, to measure device time, count page faults, observe values or record inner
 functions.
 
-A call point (see `capture/signatures/predictions.py`) contains the callable that runs its calls. Only calls that need
-additional work get another callable than the operator, so that other calls cost nothing extra.
+A call point (the node of a call in the graph of predictions, see `capture/signatures/predictions.py`) contains the
+callable that runs its calls. Only calls that need additional work get another callable than the operator, so that other
+calls cost nothing extra.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ def measured(
     started: Callable[[], int],
     on_device: bool = True,
 ) -> Run | None:
-    """Return a function that calls `run` and measures its device time or page faults; None if neither is measured for
-    the call.
+    """Return a function that calls `run` and measures its device time or page faults, or None if it need not.
 
     Parameters
     ----------
     number : number of the call's signature
+    run : function that runs the operator
     func : operator, or None for other functions
     values : arguments of the call
     started : returns the start of the running call in ns, the key of the measurement
@@ -60,12 +61,14 @@ def measured(
 def timed_on(
     recorder: Recorder, mode: ThreadMode, number: int, run: Run, device: torch.device, started: Callable[[], int]
 ) -> Run:
-    """Return a function that calls `run`, and measures its device time with events if kernel records will not give it;
-    it notes the stream if the program uses several.
+    """Return a function that calls `run`, and measures its device time with events unless records of kernels provide
+    it.
+
+    The function also notes the stream if the program uses several.
 
     Parameters
     ----------
-    number, started : as for `measured`
+    number, run, started : as for `measured`
     """
     if recorder.kernels is None or not recorder.kernels.expect(number, device, recorder.graphs):
         return mode.device.timed(run, device, started)
@@ -73,7 +76,7 @@ def timed_on(
 
 
 class _Watched:
-    """An operator whose next call is observed; it replaces the call point's operator while observations are pending."""
+    """An operator of which the next call is observed; it replaces the operator in its call point until then."""
 
     __slots__ = ("_mode", "_node", "_operator", "_timed")
 
@@ -96,7 +99,7 @@ class _Watched:
 
 
 def schedule_observation(node: CallPoint, mode: ThreadMode) -> None:
-    """Schedule an observation of the values in the next call of a call point."""
+    """Arrange that the tensor values in the next call at a call point are observed."""
     operator = node.op
     # wrap only once, even for several reasons: an observation inside another one would be part of the measured time
     if not isinstance(operator, _Watched):
@@ -106,7 +109,7 @@ def schedule_observation(node: CallPoint, mode: ThreadMode) -> None:
 def _look(
     node: CallPoint, mode: ThreadMode, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Callable[[Any], None] | None:
-    """Observe the arguments; return a function that records the call's result, or None if no observation is due."""
+    """Observe the arguments of a call, and return a function that records its result; return None if none is due."""
     recorder, observations = mode.recorder, mode.recorder.observations
     began = perf_counter_ns()
     first_storage = lambda: next(iter(mode.storages_in(args, kwargs)), NO_STORAGE)  # noqa: E731
@@ -166,7 +169,7 @@ def higher_order_node(
 
 
 def _without_functions(value: Any) -> Any:
-    """Return an argument with a placeholder for each function, because each call has different function objects."""
+    """Return an argument with a placeholder for each function, because function objects differ from call to call."""
     if isinstance(value, tuple | list):
         items = [_without_functions(item) for item in value]
         return items if isinstance(value, list) else tuple(items)

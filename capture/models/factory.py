@@ -1,4 +1,6 @@
-"""Models made by a callable: `package.module:factory`, `path/to/file.py:factory` or `builtin:faster_rcnn`."""
+"""Models made by a callable of the user: `package.module:factory`, `path/to/file.py:factory` or
+`builtin:faster_rcnn`.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,14 @@ _FORM = re.compile(r"(?P<where>.+?):(?P<name>[A-Za-z_][\w.]*)")
 
 
 def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelProgram:
-    """Build the program of a factory.
+    """Build the program of a model that a factory makes.
 
     The factory returns a module and its inputs: a tensor, a tuple of positional inputs, or a dictionary. The settings
     `batch_size`, `input_size`, `sequence_length` and `run` are passed to parameters with these names.
 
     Parameters
     ----------
+    text : `package.module:factory` or `path/to/file.py:factory`
     source : the name that the user gave to the model, if it is not `text`
 
     Raises
@@ -73,12 +76,13 @@ def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelPro
 def program_of(
     model: nn.Module, inputs: Any, run: str, name: str, details: Mapping[str, Any] = MappingProxyType({})
 ) -> ModelProgram:
-    """Return the program of a module and its inputs.
+    """Return the program that runs a module on its inputs.
 
     Parameters
     ----------
     inputs : a tensor, a tuple of positional inputs, or a dictionary
     run : `predict`, `loss` or `train`
+    name, details : name of the model, and facts about it for the trace's header
 
     Raises
     ------
@@ -170,7 +174,10 @@ def _build(text: str, factory: Callable[..., Any], options: ModelOptions) -> tup
 
 
 def _refuse(unused: Sequence[str], text: str) -> None:
-    """Raise `UserError` if the user set a size for which the factory has no parameter."""
+    """Raise `UserError` if the user set a size for which the factory has no parameter.
+
+    unused : names of such sizes
+    """
     if unused:
         flag = unused[0].replace("_", "-")
         raise UserError(f"--{flag} does not apply to {text}", f"add to the factory the parameter {unused[0]}")
@@ -200,7 +207,7 @@ def _step(model: nn.Module, run: str) -> Callable[[Any], Any]:
 
 
 def _optimizers(model: Any) -> Sequence[torch.optim.Optimizer]:
-    """Return the optimizers of a module's `configure_optimizers`, or a default one."""
+    """Return the optimizers that a module's `configure_optimizers` returns, or SGD if it has no such method."""
     import torch
 
     if not hasattr(model, "configure_optimizers"):
@@ -238,7 +245,7 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def total_loss(output: Any) -> torch.Tensor:
-    """Return the loss in a model's output: a tensor, an attribute `loss`, or a dictionary of losses.
+    """Return the loss in the output of a model, which is a tensor, an object with `loss`, or a dictionary of losses.
 
     Raises
     ------
@@ -274,7 +281,7 @@ PACKAGE = "opgrip.samples.models"
 
 
 def builtin_models() -> list[str]:
-    """Return the names of the built-in models: modules of the package that define a factory of the same name.
+    """Return the names of the built-in models, for `builtin:NAME`.
 
     The modules' sources are read and not imported, because the help text lists the names and must not load torch.
     """
@@ -285,7 +292,7 @@ def builtin_models() -> list[str]:
 
 
 def load_builtin(text: str, options: ModelOptions) -> ModelProgram:
-    """Build the program of a built-in model; raise `UserError` for an unknown name."""
+    """Build the program of a built-in model `builtin:NAME`; raise `UserError` for an unknown name."""
     name = text.removeprefix(PREFIX)
     names = builtin_models()
     if name not in names:

@@ -32,11 +32,12 @@ SEGMENTATION_SIZE = (512, 1024)
 
 
 def make_inputs(model: Any, config: Any, scope: str, options: ModelOptions) -> dict[str, Any]:
-    """Return inputs as a data loader passes them to `test_step` and `train_step`.
+    """Return random inputs of one step, as a data loader passes them to `test_step` and `train_step`.
 
     Parameters
     ----------
     model : model that gets the inputs; a segmentor in training is set to pad to their size
+    config : config of the model
     scope : package of the model
     options : options `batch_size` (default: 1) and `input_size` (default: size of the config's test pipeline)
 
@@ -79,7 +80,11 @@ def _of_one_class(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _videos(config: Any, options: ModelOptions, shape: tuple[int, int, int], classes: int) -> dict[str, Any]:
-    """Return videos of a few frames for trackers; in training the first frame is the key frame."""
+    """Return random videos of a few frames as inputs of a tracker; in training the first frame is the key frame.
+
+    shape : channels, height and width of a frame
+    classes : number of classes
+    """
     from mmdet.testing import demo_track_inputs
 
     batch_size = options.batch_size or BATCH_SIZE
@@ -95,7 +100,7 @@ def _videos(config: Any, options: ModelOptions, shape: tuple[int, int, int], cla
 
 
 def _trains_on_masks(config: Any) -> bool:
-    """Return True if a detector is trained on masks, or its config does not say how annotations are loaded."""
+    """Return True if a detector is trained on masks, or if its config does not state how annotations are loaded."""
     steps = _dicts_in([config.get("train_pipeline"), config.get("train_dataloader")])
     loads = [step for step in steps if re.search("Load.*Annotations$", str(step.get("type")))]
     # loaders of panoptic annotations load masks by default
@@ -159,7 +164,7 @@ INSTALL = (
 
 
 def load_config_model(text: str, options: ModelOptions) -> ModelProgram:
-    """Build the program of a config, with random weights unless a checkpoint is given.
+    """Build the program of the model in an OpenMMLab config, with random weights unless a checkpoint is given.
 
     Nothing is downloaded: pretrained weights that the config names are ignored.
 
@@ -201,7 +206,7 @@ def find_config(text: str) -> Path:
 
     Raises
     ------
-    UserError : no config or several configs have that name
+    UserError : no config has that name, or several configs have it
     """
     path = Path(text)
     if path.is_file():
@@ -223,7 +228,7 @@ def find_config(text: str) -> Path:
 
 
 def _no_model(text: str) -> UserError:
-    """Return the error for a name that is neither a config nor a factory."""
+    """Return the error to raise for a `--model` that names neither a config nor a factory."""
     if text == "opinfo":
         return UserError(f"no model {text!r}", "opinfo:all has all operators, opinfo:unary has one category")
     if Path(f"{text}.py").is_file():
@@ -245,7 +250,7 @@ def _no_config(path: Path) -> UserError:
 
 
 def _may_be_config(path: Path) -> bool:
-    """Return True if Python code sets `model` or takes it from another config, or if the file cannot be read."""
+    """Return True if a Python file may be a config: its code sets `model` or imports configs, or it cannot be read."""
     try:
         body = ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
@@ -319,7 +324,10 @@ def _names_a_checkpoint(value: Any) -> bool:
 
 
 def _step(model: Any, config: Any, run: str) -> Callable[[Any], Any]:
-    """Return the step that mmengine's loops would run."""
+    """Return a function that runs one step as mmengine's loops do.
+
+    run : `predict`, `loss` or `train`
+    """
     import torch
 
     if run == "predict":
@@ -343,7 +351,9 @@ def _step(model: Any, config: Any, run: str) -> Callable[[Any], Any]:
 
 
 def _begin_training() -> None:
-    """Set the state that mmengine's loops set before the first step, because assigners and batch sizes depend on it."""
+    """Set mmengine's epoch and iteration to 0 as its loops do before training; some assigners and batch sizes
+    use them.
+    """
     from mmengine.logging import MessageHub
 
     for name in ("epoch", "iter"):

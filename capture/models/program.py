@@ -1,4 +1,4 @@
-"""Interface of model sources: their options and the program that they return."""
+"""Interface of model sources: their options, and the program that they return for a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNSUPPORTED = re.compile(r"Unsupported (?:global|class)\W.*?GLOBAL (\S+)")
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load weights from a file with torch's safe loader, which runs no code from the file.
+    """Load a module's weights from a file with torch's safe loader, which runs no code from the file.
 
     Raises
     ------
@@ -165,14 +165,14 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class ModelProgram:
-    """A model that is ready to run.
+    """A model with its inputs and the function that runs one step of it.
 
     Attributes
     ----------
     name : short name, suitable for a file name
     model : module to which module paths in the trace are relative
     inputs : function that returns the inputs of one step, with the same values each time; a step may change them
-    step : function that runs the model once
+    step : function that runs one step with the given inputs
     details : fields for the trace's header
     steps : number of steps, without warm-up; None to take it from the options
     finish : function called after all steps, which returns lines to print
@@ -235,7 +235,8 @@ OPTIONS_OF_TEXTS = ("sequence_length", "new_tokens")
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A source of models.
+    """A kind of names for `--model`, such as configs or classes of a package, and the function that builds their
+    models.
 
     Attributes
     ----------
@@ -260,7 +261,7 @@ model_sources: Registry[ModelSource] = Registry("opgrip.capture.models", "opgrip
 
 
 def source_of(name: str) -> ModelSource:
-    """Return the source of a `--model`; raise `UserError` if no source matches."""
+    """Return the source that a `--model` belongs to; raise `UserError` if there is none."""
     for source in model_sources.values():
         if source.matches(name):
             return source
@@ -269,7 +270,7 @@ def source_of(name: str) -> ModelSource:
 
 
 def load_program(name: str, options: ModelOptions) -> ModelProgram:
-    """Build the program of a `--model`.
+    """Build the program of the model that the user names with `--model`.
 
     Raises
     ------

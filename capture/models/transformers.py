@@ -43,6 +43,8 @@ LEARNING_RATE = 1e-5
 def load_transformer(text: str, options: ModelOptions) -> ModelProgram:
     """Build the program of an architecture, with random weights unless a checkpoint is given; nothing is downloaded.
 
+    text : `transformers:` and a class or model type
+
     Raises
     ------
     UserError : the architecture does not exist, its config cannot be built, or the package is missing
@@ -129,13 +131,15 @@ def _step(model: Any, options: ModelOptions) -> Callable[[Any], Any]:
 
 
 def _generate(model: Any, inputs: dict[str, Any], count: int) -> Any:
-    """Generate exactly `count` tokens greedily: first process the whole prompt, then one token at a time."""
+    """Generate exactly `count` tokens greedily: the whole prompt is processed first, then one token at a time."""
     # suppress the end token, which random weights would choose at random, so that the number of steps is fixed
     return model.generate(**inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False, num_beams=1)
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return a model's loss, or the mean of its first differentiable output; raise `UserError` if it has neither."""
+    """Return the loss in a model's output, or the mean of its first differentiable tensor; raise `UserError`
+    without either.
+    """
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -187,7 +191,7 @@ _TASKS = (
 
 
 def architectures() -> list[str]:
-    """Return the classes of all model types that have one of the usual heads."""
+    """Return the names of the classes with a usual head of all model types in transformers."""
     return list(dict.fromkeys(name for name in map(usual_class, model_types()) if name is not None))
 
 
@@ -197,7 +201,7 @@ def model_types() -> tuple[str, ...]:
 
 
 def usual_class(model_type: str) -> str | None:
-    """Return the class of a model type with its usual head, or None if the type has no model."""
+    """Return the name of a model type's class with its usual head, or None if the type has no model."""
     tables = needed("transformers.models.auto.modeling_auto", EXTRA)
     for table in (*(f"MODEL_FOR_{head}_MAPPING_NAMES" for head in _TASKS), "MODEL_MAPPING_NAMES"):
         name = getattr(tables, table, {}).get(model_type)
@@ -208,7 +212,7 @@ def usual_class(model_type: str) -> str | None:
 
 
 def find_class(name: str) -> type[Any]:
-    """Return the class with a name; if the name is a model type, return its class with the usual head.
+    """Return the class with this name, or for a model type the class with its usual head.
 
     Raises
     ------
@@ -233,10 +237,11 @@ def _class_named(package: Any, name: str) -> Any:
 
 
 def make_config(found: type[Any], cfg_options: Sequence[str], sizes: Mapping[str, Any]) -> Any:
-    """Build the config of a class; raise `UserError` for an unknown setting, or one that contradicts others.
+    """Build the config of a model class; raise `UserError` for an unknown setting, or one that contradicts others.
 
     Parameters
     ----------
+    found : the class
     cfg_options : `key=value` each, with dots for nested configs; or `small`, for few and narrow layers
     sizes : settings derived from other options; a setting that the config lacks is ignored
     """
@@ -274,7 +279,9 @@ def _parsed(cfg_options: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _value(text: str) -> Any:
-    """Parse a number, list or None in Python's notation; return any other text unchanged. Nothing is evaluated."""
+    """Return the number, list or None that a text contains in Python's notation, or else the text. Nothing is
+    evaluated.
+    """
     words = {"true": True, "false": False, "null": None, "none": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -305,7 +312,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _paths_of(config: Any, key: str) -> Iterator[str]:
-    """Yield the paths of all settings with a name in a config and its nested configs."""
+    """Yield the paths of all settings named `key` in a config and its nested configs, such as
+    `text_config.num_layers`.
+    """
     if getattr(config, key, None) is not None:
         yield key
     for name in getattr(config, "sub_configs", {}):
@@ -352,7 +361,7 @@ _SPECIAL = ("_token_id", "_token_index")
 
 
 def small_settings(config: Any) -> dict[str, Any]:
-    """Return settings that make a config small, as nested dictionaries; no setting is increased."""
+    """Return settings that make the model of a config small, as nested dictionaries; no setting is increased."""
     settings: dict[str, Any] = {}
     values = config.to_dict()
     stages = values.get("depths") or values.get("num_blocks")
@@ -372,7 +381,10 @@ def small_settings(config: Any) -> dict[str, Any]:
 
 
 def _heads(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings for numbers of attention heads, which must divide other settings."""
+    """Return small settings for the numbers of attention heads, which must divide other settings.
+
+    values : settings of the config
+    """
     settings: dict[str, Any] = {}
     heads, groups = getattr(config, "num_attention_heads", None), values.get("num_key_value_heads")
     if type(groups) is int and groups > 1:
@@ -387,7 +399,10 @@ def _heads(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _words(values: Mapping[str, Any]) -> dict[str, int]:
-    """Return the settings with token ids, moved to the end of the small vocabulary."""
+    """Return settings that move ids of special tokens to the end of the small vocabulary.
+
+    values : settings of the config
+    """
     names = [name for name, value in values.items() if name.endswith(_SPECIAL) and type(value) is int]
     large = sorted(name for name in names if values[name] >= WORDS)
     return {name: WORDS - 1 - place for place, name in enumerate(large)}

@@ -1,4 +1,6 @@
-"""Random inputs and labels for models of transformers, derived from `forward`, config and head."""
+"""Random inputs and labels for models of transformers, derived from the parameters of `forward`, the config and
+the head.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ OF_EXAMPLES = (
 
 
 def make_labels(model: Any, parameters: Collection[str], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return labels for inputs, by the names of parameters of `forward`; empty if `forward` takes no labels."""
+    """Return random labels for inputs, by the parameter of `forward` that takes them; empty if `forward` takes
+    no labels.
+    """
     kind = type(model).__name__
     batch = len(next(iter(inputs.values())))
     if {"mask_labels", "class_labels"} <= set(parameters):
@@ -105,10 +109,11 @@ PLACES_OF_IMAGES = ("image_token_id", "image_token_index")
 
 @dataclass(frozen=True, slots=True)
 class InputRequest:
-    """Facts from which inputs are generated.
+    """Facts about a model and the options from which inputs are generated.
 
     Attributes
     ----------
+    model, config : the model and its config
     parameters : names of the parameters of `forward`
     batch, sequence : number of examples in a batch, and number of tokens in a text
     size : height and width of images in pixels
@@ -123,9 +128,7 @@ class InputRequest:
 
 
 def make_inputs(model: Any, options: ModelOptions) -> dict[str, Any]:
-    """Return the inputs of one step, by the names of parameters of `forward`; with labels if the step computes
-    a loss.
-    """
+    """Return the random inputs of one step, by the parameters of `forward`; with labels if the step computes a loss."""
     import torch
     from torch.utils._pytree import tree_map
 
@@ -160,7 +163,7 @@ def _request(model: Any, options: ModelOptions) -> InputRequest:
 
 
 def _settings(config: Any, *names: str) -> Iterator[int]:
-    """Yield positive integers that a config or its nested configs have under one of these names; outer configs come
+    """Yield the positive integers that a config or its nested configs have under one of `names`, outer configs
     first.
     """
     for name in names:
@@ -197,7 +200,7 @@ def _texts(config: Any, *shape: int) -> Tensor:
 
 
 def _special_tokens(config: Any) -> set[int]:
-    """Return tokens with a special meaning, such as padding or the position of an image."""
+    """Return ids of tokens with a special meaning in a config, such as padding or the position of an image."""
     values = config.to_dict()
     names = [name for name in values if name.endswith(("_token_id", "_token_index"))]
     return {values[name] for name in names if type(values[name]) is int}

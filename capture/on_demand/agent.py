@@ -1,4 +1,4 @@
-"""The agent: a thread in the recorded process that waits for requests to record."""
+"""The agent: a thread in the recorded process that waits for clients' requests to record."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Agent:
         armed: Callable[[Mapping[str, Any]], None] = lambda fields: None,
         waiting: Callable[[str], None] = lambda why: None,
     ) -> dict[str, Any]:
-        """Record steps, and return facts about the recording; raise `UserError` if recording is not possible.
+        """Record steps as requested, and return facts about the recording; raise `UserError` if that is not possible.
 
         Parameters
         ----------
@@ -116,8 +116,9 @@ class Agent:
         return self.finish(session, waiting)
 
     def begin(self, request: RecordingRequest, asked_ns: int) -> tuple[RecordingSession, dict[str, Any]]:
-        """Prepare a recording that begins at the next step; return it, to be completed by `finish`, and its
-        description.
+        """Prepare a recording that begins at the next step; return it, for a call of `finish`, and its description.
+
+        asked_ns : time at which the request arrived, by `perf_counter_ns`
         """
         from opgrip.capture.on_demand.session import RecordingSession
 
@@ -134,7 +135,10 @@ class Agent:
             raise
 
     def finish(self, session: RecordingSession, waiting: Callable[[str], None] = lambda why: None) -> dict[str, Any]:
-        """Wait for the end of a recording, and return facts about it."""
+        """Wait until a recording has ended, and return facts about it.
+
+        waiting : called with the reason if no step begins for some time
+        """
         try:
             result = session.finish(waiting)
             self.recordings += bool(result["file"])
@@ -151,7 +155,7 @@ class Agent:
         return session is not None
 
     def about(self) -> dict[str, Any]:
-        """Describe this process: its program, job, rank and state."""
+        """Return a description of this process: its program, job, rank and state."""
         torch = sys.modules.get("torch")
         return {
             "pid": os.getpid(),
@@ -172,7 +176,7 @@ class Agent:
         }
 
     def close(self) -> None:
-        """Stop listening, end the recording, and remove the socket; in a forked process, do nothing."""
+        """Stop listening, end the recording, and remove the socket. In a forked process, do nothing."""
         if os.getpid() != self._pid:
             return
         self._is_closed = True
@@ -188,7 +192,7 @@ class Agent:
                 self._free.release()
 
     def abandon(self) -> None:
-        """Release the parent process's agent in a forked process."""
+        """Release the agent that this forked process inherited from its parent."""
         if self._session is not None:
             self._session.abandon()
         self._listener.close()
@@ -253,7 +257,11 @@ class Agent:
     def _record_for(
         self, link: socket.socket, request: RecordingRequest, answer: Callable[[str, Mapping[str, Any]], None]
     ) -> dict[str, Any]:
-        """Record until the recording ends or the client disconnects."""
+        """Record for a client until the recording ends or the client disconnects; return facts about the recording.
+
+        link : connection to the client
+        answer : sends an answer of a kind with some fields
+        """
         over = threading.Event()
 
         def armed(fields: Mapping[str, Any]) -> None:
@@ -315,7 +323,7 @@ def _wait_for_torch(most_s: float) -> None:
 
 
 def _stop_when_left(session: RecordingSession, link: socket.socket, over: threading.Event) -> None:
-    """Stop an unfinished recording when its client disconnects."""
+    """Stop a recording when its client disconnects, unless the event `over` is set, because it has ended."""
     with suppress(OSError):
         link.settimeout(None)
         while link.recv(1 << 12):
@@ -330,7 +338,7 @@ _watches_forks = False
 
 
 def start_agent(settings: AgentSettings) -> Agent:
-    """Return the agent of this process; start it if necessary.
+    """Return the agent of this process, which is started if there is none.
 
     Raises
     ------
@@ -380,7 +388,7 @@ def _in_a_line(error: BaseException) -> str:
 
 
 def _renew() -> None:
-    """Start an agent in a forked process."""
+    """Start an agent in a forked process, in place of the one inherited from the parent."""
     global _agent, _starting
     _starting = threading.Lock()
     parent, _agent = _agent, None

@@ -1,4 +1,4 @@
-"""Start of a process's agent, from given settings or from a start-up file in the Python environment.
+"""Start of a process's agent, with given settings or because of a start-up file in the Python environment.
 
 `opgrip autostart on` writes the start-up file, for programs whose command line cannot be changed. The file does nothing
 unless the variable `OPGRIP_CAPTURE` is set. Python loads this module at the start of every program, so it imports
@@ -38,7 +38,7 @@ _has_begun = False
 
 
 def begin() -> None:
-    """Start the agent when the program has loaded torch. Never raises."""
+    """Start the agent as soon as the program has loaded torch, if `OPGRIP_CAPTURE` is set. Never raises an error."""
     global _has_begun
     # Python reads the file twice if an environment has two names for one folder
     if _has_begun or not os.environ.get(VARIABLE):
@@ -101,7 +101,8 @@ def start(settings: AgentSettings) -> Agent:
 
 
 def load_recording(torch: ModuleType | None = None) -> None:
-    """Import the modules for recording in the thread that loaded torch, so that no client has to wait for that.
+    """Import the modules for recording right after torch was loaded, so that clients do not have to wait for the
+    import.
 
     Do nothing in processes started by multiprocessing, such as data loaders, because they are rarely recorded.
     """

@@ -1,4 +1,4 @@
-"""Client: sends requests to running processes, and starts agents in processes without one."""
+"""Client of agents: sends requests to running processes, and starts agents in processes without one."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ MOST_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class RecordableProcess:
-    """A process with an agent.
+    """A running process with an agent, which can be asked to record.
 
     Attributes
     ----------
+    pid, socket : process id, and path of the agent's socket
     about : description by the process (see `Agent.about`); empty if it did not answer in time
     workers : process ids of its workers, for example data loaders
     """
@@ -70,8 +71,9 @@ class RecordableProcess:
         return word if isinstance(word, str) else None
 
     def is_worker_of(self, other: RecordableProcess) -> bool:
-        """Return True if this process is a worker started by `other`, which has the same rank or, outside a job, the
-        same name.
+        """Return True if `other` started this process as a worker.
+
+        A worker has the same rank as the process that started it or, outside a job, the same name.
         """
         if self.about.get("parent") != other.pid or (self.job, self.rank) != (other.job, other.rank):
             return False
@@ -79,7 +81,7 @@ class RecordableProcess:
 
 
 def processes() -> list[RecordableProcess]:
-    """Return the processes with an agent, sorted by process id; remove sockets on which no process listens."""
+    """Return the processes with an agent, sorted by process id; sockets of processes that have ended are removed."""
     paths = list(sockets())
     if not paths:
         return []
@@ -96,8 +98,9 @@ def without_workers(items: Sequence[RecordableProcess]) -> list[RecordableProces
 
 
 def find_processes(word: str) -> list[RecordableProcess]:
-    """Return the process with a process id or name, or all ranks of a job with this name. Workers are only found by
-    process id.
+    """Return the process with this process id or name, or all ranks of the job with this name.
+
+    Workers are only found by process id.
 
     Raises
     ------
@@ -117,7 +120,10 @@ def find_processes(word: str) -> list[RecordableProcess]:
 
 
 def converse(process: RecordableProcess, do: str, **fields: Any) -> Iterator[dict[str, Any]]:
-    """Send a request and yield the answers as they arrive.
+    """Send a request to a process and yield its answers as they arrive.
+
+    do : kind of the request
+    fields : further fields of the request
 
     Raises
     ------
@@ -156,7 +162,7 @@ def _reason(error: OSError) -> str:
 
 
 def listens(path: Path) -> bool:
-    """Return True if a process listens on the socket; remove the socket if its process has ended."""
+    """Return True if a process listens on a socket; remove the socket if its process has ended."""
     try:
         _connect(path).close()
     except OSError as error:
@@ -174,7 +180,7 @@ def _clean_up(path: Path, error: OSError) -> None:
 
 
 def _process_at(path: Path) -> RecordableProcess | None:
-    """Return the process at a socket, or None if nobody listens there."""
+    """Return the process that listens on a socket, or None if there is none."""
     pid = pid_of(path)
     if pid is None:
         return None
@@ -195,8 +201,11 @@ def _process_at(path: Path) -> RecordableProcess | None:
 
 
 def _connect(path: Path) -> MessageSocket:
-    """Connect to the process named by a socket's path; raise `OSError` if another process or user, or none, listens
-    there.
+    """Connect to the process that a socket's path names.
+
+    Raises
+    ------
+    OSError : no process, or one of another id or user, listens on the socket
     """
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     link.settimeout(CONNECT_S)
@@ -248,8 +257,9 @@ TRIES = 3
 
 
 def attach(pid: int) -> str:
-    """Start an agent in a running process, with Python's remote execution if available, otherwise with gdb; return the
-    method used.
+    """Start an agent in a running process, by Python's remote execution if possible, else by gdb.
+
+    Return a line about it that names the method.
 
     Raises
     ------
@@ -301,7 +311,10 @@ def _inject_by_debugger(pid: int) -> str:
 
 
 def _run_debugger(gdb: str, pid: int) -> str:
-    """Run gdb and return its output; after a timeout, let gdb remove its breakpoint from the process first."""
+    """Run gdb on a process and return its output; after a timeout, gdb first removes its breakpoint from the process.
+
+    gdb : path of the debugger
+    """
     # the process is stopped while gdb reads symbols, which takes many seconds for torch's libraries
     quick = ["-iex", "set auto-solib-add off"]
     command = [gdb, "-nx", "-batch", *quick, "-p", str(pid), "-x", str(INJECTED)]
@@ -332,9 +345,7 @@ def _run_debugger(gdb: str, pid: int) -> str:
 
 
 def _leaves(process: subprocess.Popen[str]) -> bool:
-    """Interrupt gdb so that it removes its breakpoint from the process; if it does not end, kill it and return
-    False.
-    """
+    """Interrupt gdb so that it removes its breakpoint from the process; return True if gdb ends, else kill it."""
     process.send_signal(signal.SIGINT)
     try:
         process.communicate(timeout=LEAVE_S)

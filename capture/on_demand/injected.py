@@ -1,8 +1,7 @@
-"""Code that runs inside gdb, and then inside the process to which an agent is attached. gdb lets a thread that waits in
-a system call run this file.
+"""Code that runs inside gdb, and then inside the process to which an agent is attached.
 
-Such a thread holds neither Python's interpreter lock nor malloc's lock, and can take both, because the other threads
-keep running.
+gdb makes a thread that waits in a system call run this file. Such a thread holds neither Python's interpreter lock nor
+malloc's lock, and can take both, because the other threads keep running.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _SIGNALS = "SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGALRM SIGTERM SIGCHLD SIGWINCH SIGP
 
 
 def start_agent_here() -> None:
-    """Start the agent in this process; never raises into the thread that runs this code."""
+    """Start the agent in this process. No error is raised, because the calling thread belongs to the program."""
     try:
         from opgrip.capture.on_demand.agent import start_agent
         from opgrip.capture.on_demand.settings import default_settings
@@ -37,7 +36,7 @@ def start_agent_here() -> None:
 
 
 def run_in_target(path: str) -> None:
-    """Let the first waiting thread of the target process run a Python file. Called inside gdb."""
+    """Make the first waiting thread of the process that gdb has stopped run a Python file. Runs inside gdb."""
     import gdb
 
     for name in _LIBRARIES:
@@ -63,7 +62,7 @@ def run_in_target(path: str) -> None:
 
 
 def _waits(thread: Any) -> bool:
-    """Return True if a thread waits in a system call and not for a lock of the C library."""
+    """Return True if a thread of the stopped process waits in a system call and not for a lock of the C library."""
     import gdb
 
     thread.switch()

@@ -1,4 +1,4 @@
-"""Simultaneous recording of all ranks of a job, beginning with the same step."""
+"""Simultaneous recording of all ranks of a job, which begin with the same step."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ MOST_WORKERS = 4
 
 
 def choose_ranks(items: Sequence[RecordableProcess], rank: int | None, reporter: Reporter) -> list[RecordableProcess]:
-    """Return the processes on this machine to record together: all ranks of a job, or one rank.
+    """Return the processes on this machine to record together: all ranks of the job of `items`, or one rank.
 
     Workers such as data loaders are not ranks; a worker chosen by its process id is recorded without the ranks.
+
+    items : processes that the user named
+    rank : number of the only rank to record, or None
 
     Raises
     ------
@@ -75,7 +78,10 @@ def _report_workers(items: Sequence[RecordableProcess], reporter: Reporter) -> N
 def record_together(
     chosen: Sequence[RecordableProcess], request: Mapping[str, Any], reporter: Reporter
 ) -> list[dict[str, Any]]:
-    """Record processes, and return facts about each recording. Ranks of a job begin with the same step.
+    """Record processes at the same time, and return facts about each recording. Ranks of a job begin with the same
+    step.
+
+    request : fields of the request to record
 
     Raises
     ------
@@ -99,7 +105,9 @@ def record_together(
 
 
 def _place_ahead(chosen: Sequence[RecordableProcess], distance_s: float) -> int | None:
-    """Return a step number that no rank reaches within `distance_s`, or None if the job's ranks do not count steps."""
+    """Return the number of a step that no rank reaches within `distance_s` seconds, or None if the ranks count
+    no steps.
+    """
     first, since_s = _positions(chosen), monotonic()
     sleep(LOOK_S)
     last, elapsed_s = _positions(chosen), monotonic() - since_s
@@ -110,13 +118,13 @@ def _place_ahead(chosen: Sequence[RecordableProcess], distance_s: float) -> int 
 
 
 def _positions(chosen: Sequence[RecordableProcess]) -> list[int] | None:
-    """Return the current step number of each process, or None if a process does not count steps."""
+    """Return the number of the current step of each process, or None if a process does not count steps."""
     positions = [next(iter(converse(item, TELL)), {}).get("position") for item in chosen]
     return None if None in positions else [int(position) for position in positions if position is not None]
 
 
 class _Round:
-    """One attempt to record several processes together."""
+    """One attempt to record several processes so that they begin with the same step."""
 
     def __init__(self, chosen: Sequence[RecordableProcess], request: Mapping[str, Any], reporter: Reporter) -> None:
         self._chosen, self._request, self._reporter = chosen, request, reporter
@@ -126,8 +134,9 @@ class _Round:
         self._is_late = False
 
     def run(self) -> list[dict[str, Any]]:
-        """Return facts about each recording, or an empty list if a rank passed the first step before it received the
-        request.
+        """Return facts about each recording, or an empty list if the attempt failed.
+
+        It fails if a rank has passed the first step before the request reaches it.
         """
         for item in self._chosen:
             threading.Thread(target=self._ask, args=(item,), daemon=True).start()
@@ -144,7 +153,7 @@ class _Round:
         return [self._results[item.pid] for item in self._chosen]
 
     def _hear_all(self, until_s: float = inf) -> None:
-        """Handle the processes' answers until all are done or the time is over."""
+        """Handle the answers of all processes until each is done, or until the time `until_s` by `monotonic`."""
         while len(self._results) + len(self._errors) < len(self._chosen) and (left_s := until_s - monotonic()) > 0:
             try:
                 item, answer = self._answers.get(timeout=None if left_s == inf else left_s)
@@ -164,7 +173,7 @@ class _Round:
                     self._report(item, answer)
 
     def _end_all(self) -> None:
-        """Ask each process to end its recording, and handle its answer."""
+        """Make each process end its recording, and handle its answer."""
         for item in self._chosen:
             _stop(item, discard=False)
         self._hear_all(monotonic() + END_S)
@@ -192,7 +201,9 @@ class _Round:
         self._answers.put((item, answer))
 
     def _check_position(self, item: RecordableProcess, answer: Mapping[str, Any]) -> None:
-        """Check whether a process has already passed the first step when it reports that its recording can begin."""
+        """Check if a process that reports that its recording can begin has already passed the first step; if so,
+        stop all.
+        """
         begins_at, position = self._request.get("begins_at"), answer.get("position")
         if self._is_late or self._errors:
             # it was ready only after the others had been stopped
@@ -224,8 +235,9 @@ class _Round:
 
 
 def _stop(item: RecordableProcess, discard: bool = True) -> None:
-    """End a process's recording. A process that does not answer has no recording, or notices that its client
-    is gone.
+    """End the recording of a process, and with `discard` write no file.
+
+    A process that does not answer either has no recording, or notices that its client is gone.
     """
     with suppress(UserError):
         list(converse(item, STOP, discard=discard))

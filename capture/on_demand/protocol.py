@@ -1,4 +1,4 @@
-"""Protocol between agents and clients: location of sockets, messages, and permissions.
+"""Protocol between agents and clients: location of the agents' sockets, messages, and permissions.
 
 Messages are JSON objects, one per line. They are sent over a Unix socket in a folder that only the user can enter.
 """
@@ -86,7 +86,7 @@ def peer_of(link: socket.socket) -> tuple[int, int] | None:
 
 
 def may_ask(link: socket.socket) -> bool:
-    """Return True if the other end of a connection is root or the user of this process."""
+    """Return True if the process at the other end of a connection belongs to root or to the user of this process."""
     peer = peer_of(link)
     # without peer credentials, the folder and the socket are private to the user
     return peer is None or peer[1] in (os.geteuid(), 0)
@@ -94,12 +94,13 @@ def may_ask(link: socket.socket) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RecordingRequest:
-    """A request to record; for fields that are None, the process uses its own settings.
+    """A client's request to record; for fields that are None, the process uses its own settings.
 
     Attributes
     ----------
     output : pattern for the path of the trace
-    begins_at : as in `Extent`
+    steps, seconds, warmup, begins_at : as in `Extent`
+    step_module : path of the module whose calls are the steps
     wait_s : time in seconds after which the request fails if no step begins
     sampled : True for periodic recordings, which the process requests itself
     options : options of `Capture`, which override the process's settings
@@ -139,7 +140,7 @@ _MOST_TEXT = 40
 
 
 def check_request(request: Mapping[str, Any]) -> str:
-    """Return the kind of a request; raise `ValueError` if the message is not a request in this version of the
+    """Return the kind of a request; raise `ValueError` if a message is not a request of this version of the
     protocol.
     """
     if request.get("protocol") != PROTOCOL:
@@ -153,7 +154,7 @@ def check_request(request: Mapping[str, Any]) -> str:
 
 
 def request_of(message: Mapping[str, Any]) -> RecordingRequest:
-    """Return the requested recording in a message; raise `ValueError` if a field has a wrong type or range."""
+    """Return the recording that a message requests; raise `ValueError` if a field has a wrong type or range."""
     names = [item.name for item in fields(RecordingRequest)]
     values = {name: message[name] for name in names if message.get(name) is not None}
     for name, value in values.items():
@@ -167,7 +168,7 @@ def request_of(message: Mapping[str, Any]) -> RecordingRequest:
 
 
 def check_answer(answer: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for an answer with missing fields or fields of a wrong type."""
+    """Raise `ValueError` if fields of an answer are missing or have a wrong type."""
     for name, value in answer.items():
         if name in _ANSWER_KINDS and not _is_of_kind(value, _ANSWER_KINDS[name]):
             from opgrip.cli.command import printable
@@ -190,7 +191,10 @@ def _is_of_kind(value: Any, kinds: tuple[type, ...]) -> bool:
 
 
 def lines_of(result: Mapping[str, Any]) -> list[str]:
-    """Return lines that report a recording's calls, its path and missing parts."""
+    """Return lines for the user about a recording: its calls, the path of its trace, and what is missing.
+
+    result : facts about the recording, as `Agent.finish` returns them
+    """
     if result.get("problem"):
         return [f"no trace was written: {result['problem']}"]
     if not result.get("file"):
@@ -211,7 +215,7 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
 
 
 def make_folder() -> Path:
-    """Return this user's private folder for sockets; create it if necessary.
+    """Return this user's private folder for sockets, which is created if it does not exist.
 
     Raises
     ------
@@ -249,7 +253,9 @@ def check_private(folder: Path) -> None:
 
 
 def sockets() -> Iterator[Path]:
-    """Yield the sockets of processes to which this user may send requests; for root, the sockets of all users."""
+    """Yield the sockets of the processes to which this user may send requests; root may send them to all users'
+    processes.
+    """
     for folder in dict.fromkeys(_all_folders()):
         with suppress(OSError, UserError):
             check_private(folder)

@@ -1,4 +1,4 @@
-"""Selection of the steps to record, and recording of each step in its thread."""
+"""Selection of the steps to record on demand, and recording of each step in its thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Which steps a recording includes.
+    """The steps that a recording on demand includes.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Extent:
 
 
 class ThreadLife:
-    """Object that exists as long as its thread, because the number of a thread may be reused soon afterwards."""
+    """Object in a thread's local storage; it is deleted when the thread ends, whose number may soon be reused."""
 
     __slots__ = ("__weakref__",)
 
@@ -83,9 +83,9 @@ class StepRecording:
         return bool(self._learned or self._begun or self._running)
 
     def begin_step(self, nested: bool) -> ThreadStep | None:
-        """Record this thread until `end_step`; return None if this step is not recorded. Never raises.
+        """Record this thread until `end_step` is called, and return the step; return None if it is not recorded.
 
-        For `nested`, see `enter_step`.
+        Never raises an error. For `nested`, see `enter_step`.
         """
         try:
             with self._lock:
@@ -108,7 +108,10 @@ class StepRecording:
             return None
 
     def end_step(self, step: ThreadStep) -> bool:
-        """Stop recording this thread; return False if the caller must try again later. Never raises."""
+        """Stop recording this thread; return False if that is not possible yet and the caller must try again later.
+
+        Never raises an error.
+        """
         try:
             is_left = self.capture.leave_step(step)
         except Exception as error:
@@ -122,20 +125,22 @@ class StepRecording:
         return is_left
 
     def end(self) -> None:
-        """Begin no more steps, and end unfinished ones now."""
+        """Let no more steps begin, and end unfinished steps now."""
         with self._lock:
             if not self.done.is_set() and not self._learning:
                 self.cut += len(self._running)
             self.done.set()
 
     def end_when_idle(self) -> None:
-        """Begin no more steps, and end the recording when the unfinished ones have ended."""
+        """Let no more steps begin, and end the recording when all unfinished steps have ended."""
         with self._lock:
             self._until = monotonic()
             self._check_end()
 
     def look(self) -> None:
-        """End the recording if its time is over and no step is unfinished; end the steps of threads that have ended."""
+        """Count steps whose thread has ended as ended, and end the recording if its time is over and no step is
+        unfinished.
+        """
         with self._lock:
             for number in [number for number, (_, life) in self._running.items() if life() is None]:
                 del self._running[number]
@@ -146,7 +151,7 @@ class StepRecording:
             self._check_end()
 
     def abandon(self) -> None:
-        """Stop in a forked process, in which threads that no longer exist may have held any lock."""
+        """Stop in a forked process, where locks may be held by threads that no longer exist."""
         self._lock = threading.Lock()
         self.done = threading.Event()
         self.done.set()
@@ -183,7 +188,7 @@ class StepRecording:
         self._check_end()
 
     def _check_end(self) -> None:
-        """End the recording if it is complete. The caller must hold the lock."""
+        """End the recording if it has enough steps or its time is over. The caller must hold the lock."""
         enough = self.extent.steps is not None and self.steps + self.cut >= self.extent.steps
         over = self._until is not None and monotonic() >= self._until
         if (enough or over) and not self._running:

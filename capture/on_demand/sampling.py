@@ -1,4 +1,4 @@
-"""Periodic recordings of a process, and removal of old ones to limit disk space."""
+"""Periodic recordings of a process, and removal of old recordings to limit disk space."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_HEADER = 1 << 20
 
 
 class Sampler:
-    """Records some steps at intervals while the process runs."""
+    """Records some steps at regular intervals while the process runs."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -55,7 +55,9 @@ class Sampler:
             self._last_problem = problem or ""
 
     def _keep_what_is_new(self, recording: Path) -> None:
-        """Count a recording's calls, and remove the file if the service has made all of these calls before."""
+        """Add a recording's calls to the counts of the service, and remove the file if none of its signatures is
+        new.
+        """
         from opgrip.capture.on_demand.seen import SeenSignatures
         from opgrip.traces.io.tensor_file import values_path
 
@@ -68,8 +70,9 @@ class Sampler:
 
 
 def make_room(pattern: str, most_bytes: int) -> list[Path]:
-    """Remove the oldest periodic recordings that match a pattern, but not the last one, and return the removed
-    files.
+    """Remove the oldest periodic recordings until the others take at most `most_bytes`, and return the removed files.
+
+    The newest recording stays. `pattern` is the pattern of the recordings' paths.
     """
     from opgrip.traces.io.tensor_file import values_path
 
@@ -92,7 +95,7 @@ def make_room(pattern: str, most_bytes: int) -> list[Path]:
 
 
 def is_own(path: Path) -> bool:
-    """Return True for a regular file of this user, because others may create files and links in the folder."""
+    """Return True for a regular file of this user; other users may create files and links in the folder."""
     with suppress(OSError):
         about = path.lstat()
         return stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid()

@@ -1,5 +1,5 @@
-"""Signatures that a service has called so far: recordings with new ones are kept, and a file per day counts
-all calls.
+"""Signatures that a service has called so far: only recordings with new ones are kept, and a file per day counts all
+calls.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ LOCK_S = 10.0
 
 
 class SeenSignatures:
-    """Signatures called by all processes of a service on this machine.
+    """The signatures that all processes of a service on this machine have called.
 
     Parameters
     ----------
-    folder : folder of its recordings
+    folder : folder of the service's recordings
     name : name of the service; None if its files must reveal neither name nor host
     """
 
@@ -49,7 +49,9 @@ class SeenSignatures:
         return self._folder / f"{self._stem}-{time.strftime('%Y-%m-%d', time.gmtime())}{SUFFIX}"
 
     def add(self, recording: Path) -> int:
-        """Count a recording's calls, and return the number of signatures that are new to the service."""
+        """Add the calls of a recording to today's counts; return the number of its signatures that are new to
+        the service.
+        """
         side = Side()
         side.add(load(recording))
         with self._locked():
@@ -66,7 +68,9 @@ class SeenSignatures:
         return len(new)
 
     def _read_other_days(self, today: Path) -> None:
-        """Read the changed files of other days, because other processes of the service may still write them."""
+        """Read those files of other days that have changed, because other processes of the service may still
+        write them.
+        """
         for path in self._folder.glob(f"{self._stem}-????-??-??{SUFFIX}"):
             changed_ns = path.stat().st_mtime_ns
             if path != today and self._read.get(path) != changed_ns:
@@ -76,7 +80,7 @@ class SeenSignatures:
                     self._known |= other.cases.keys()
 
     def _day(self, path: Path) -> Side | None:
-        """Return the counts in a day's file; None if it is missing or unreadable, which is reported once."""
+        """Return the counts in the file of a day; None if it is missing or unreadable, which is reported once."""
         try:
             if path.is_symlink():
                 raise UserError(f"{path} is a link", "remove it")

@@ -1,4 +1,4 @@
-"""A recording, from its request to its file, in the recorded process."""
+"""One recording on demand in the recorded process, from its request to its file."""
 
 from __future__ import annotations
 
@@ -35,14 +35,20 @@ from opgrip.traces.values import value_models
 
 @dataclass(slots=True)
 class ThreadStep:
-    """A recorded step that has not ended, and its thread."""
+    """A step that is being recorded.
+
+    Attributes
+    ----------
+    mode : dispatch mode of the thread that runs the step
+    mark : `record_function` block around the step's calls, or None
+    """
 
     mode: ThreadMode
     mark: record_function | None = None
 
 
 class StepCapture(Capture):
-    """Capture that records each thread from the start to the end of its steps.
+    """A capture that records each thread from the start to the end of its steps, and not between them.
 
     Threads started during a step are not recorded. Only a thread itself can remove its dispatch mode, and a mode that
     is never removed would slow the thread for ever.
@@ -62,7 +68,7 @@ class StepCapture(Capture):
         self._watching = Watching(self._recorder, others, with_mode=False)
 
     def open(self) -> None:
-        """Create the file and watch for steps; nothing is recorded yet."""
+        """Create the file of the trace and watch for steps; no call is recorded yet."""
         try:
             self._open()
             self.set_learning(self.schedule.warmup > 0)
@@ -86,7 +92,9 @@ class StepCapture(Capture):
             self._take_another_name(flusher.writer.unfinished)
 
     def _take_another_name(self, part: Path | None) -> None:
-        """Choose another path if another process has written a file with this path in the meantime."""
+        """Rename the temporary file `part` to an unused name, because another process has written a file with
+        the requested one.
+        """
         while part is not None:
             self.path = unused(Path(self._file))
             try:
@@ -97,16 +105,18 @@ class StepCapture(Capture):
             return
 
     def set_learning(self, learning: bool) -> None:
-        """With True, do not record the calls of steps from now on; with False, record them."""
+        """Examine the calls of steps without recording them if `learning` is True; else record them."""
         if self._flusher is not None:
             self._flusher.set_learning(learning)
 
     def leaves_out_step(self) -> bool:
-        """Return True if the time budget does not allow recording the step that begins now in this thread."""
+        """Return True if the step that begins now in this thread must not be recorded, to keep within the time
+        budget.
+        """
         return self._recorder.leaves_out_step()
 
     def pass_step(self) -> None:
-        """Report to the time budget that this thread is not in a step that could be recorded."""
+        """Note, for the time budget, that this thread is not in a step that could be recorded."""
         self._recorder.leave_steps()
 
     def enter_step(self, nested: bool, label: str | None) -> ThreadStep:
@@ -139,8 +149,10 @@ class StepCapture(Capture):
         return step
 
     def leave_step(self, step: ThreadStep) -> bool:
-        """Stop recording this thread; return False if a dispatch mode of the program is active on top of the
-        recording's.
+        """Stop recording this thread at the end of a step.
+
+        Return False if that is not possible yet, because a dispatch mode of the program is active on top of the
+        capture's.
         """
         mark, step.mark = step.mark, None
         try:
@@ -183,7 +195,7 @@ GRACE_S = 5.0
 
 
 class RecordingSession:
-    """The recording for one request."""
+    """The recording that serves one request."""
 
     def __init__(self, settings: AgentSettings, request: RecordingRequest, number: int, asked_ns: int) -> None:
         pattern = request.output or settings.output
@@ -204,7 +216,7 @@ class RecordingSession:
         self._gave_way = False
 
     def begin(self) -> dict[str, Any]:
-        """Begin to record at the next step, and return a description; raise `UserError` if nothing can be written."""
+        """Begin to record with the next step, and return a description; raise `UserError` if no file can be written."""
         self._capture.open()
         try:
             self._sources.enter()
@@ -214,7 +226,7 @@ class RecordingSession:
         return {"file": str(self.path), "position": position(), "steps_are": self._sources.names}
 
     def finish(self, waiting: Callable[[str], None]) -> dict[str, Any]:
-        """Wait for the end of the recording, and return facts about it.
+        """Wait until the recording has ended, and return facts about it.
 
         Parameters
         ----------
@@ -236,14 +248,18 @@ class RecordingSession:
             self._capture.close()
 
     def stop(self, discard: bool = False, grace_s: float = GRACE_S) -> None:
-        """End the recording now; unfinished steps get `grace_s` seconds."""
+        """End the recording; steps that are not finished within `grace_s` seconds are cut. With `discard`, write
+        no file.
+        """
         self._grace_s = grace_s
         if discard:
             self._capture.discard()
         self._stopping.set()
 
     def give_way(self) -> bool:
-        """End a periodic recording in which no step has begun, in favour of a client's; return True if it was ended."""
+        """End this recording if it is periodic and no step has begun, because a client requests one; return True
+        if ended.
+        """
         if not self.request.sampled or self._recording.has_begun:
             return False
         self._gave_way = True
@@ -251,7 +267,7 @@ class RecordingSession:
         return True
 
     def abandon(self) -> None:
-        """Release everything in a forked process, in which only this thread exists."""
+        """Release everything in a forked process, where only this thread exists."""
         self._recording.abandon()
         self._sources.leave()
 
@@ -295,7 +311,7 @@ class RecordingSession:
         }
 
     def _problem(self) -> str | None:
-        """Return the reason why the trace is missing, or None."""
+        """Return the reason why no trace was written, or None if there is one."""
         if self._capture.problem is not None:
             return str(self._capture.problem)
         if self._recording.steps or self._recording.cut or self._gave_way:
@@ -308,7 +324,9 @@ _keepers: list[GraphKeeper] = []
 
 
 def load() -> None:
-    """Import the modules needed for the first recording, which takes seconds, and keep graphs from now on."""
+    """Import the modules that the first recording needs, which takes seconds, and keep captured CUDA graphs from
+    now on.
+    """
     load_private()
     value_models.names()
     if not _keepers:
@@ -317,8 +335,9 @@ def load() -> None:
 
 
 def position() -> int | None:
-    """Return the program's position in a count that is the same for all ranks of a job: marked steps, or
-    collectives.
+    """Return the number of steps that the program has marked or, if it marks none, of collectives that it has begun.
+
+    This position is the same for all ranks of a job; None if both numbers are 0.
     """
     return marks.steps or collectives_begun()
 

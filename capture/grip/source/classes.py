@@ -44,7 +44,7 @@ _OF_EACH_CLASS = frozenset({name for cls in _PLAIN_CLASSES for name in vars(cls)
 
 
 def is_taken(cls: type) -> bool:
-    """Return True if the sample contains a class's source, rather than importing the class."""
+    """Return True if the sample contains the source of a class, rather than an import of it."""
     return not is_imported(cls.__module__)
 
 
@@ -55,8 +55,9 @@ def is_whole(cls: type) -> bool:
 
 
 def provider_of(mro: tuple[type, ...], name: str) -> type | None:
-    """Return the class in a method resolution order that defines an attribute; None for attributes that every class
-    has.
+    """Return the first class in a method resolution order that defines an attribute, or None.
+
+    The result is also None for attributes that every class has.
     """
     return next((cls for cls in mro if name in vars(cls)), None) if name not in _OF_EACH_CLASS else None
 
@@ -70,9 +71,9 @@ def is_special(cls: type, name: str) -> bool:
 
 
 def overrides(cls: type, name: str) -> bool:
-    """Return True if an imported base class may call this method.
+    """Return True if an imported base class of `cls` may call the method `name`.
 
-    For modules, only `forward` counts, because they have too many such methods.
+    For subclasses of `nn.Module` the result is False, because modules have too many such methods.
     """
     bases = [base for base in cls.__mro__ if not is_taken(base) and base not in NO_BASES]
     return torch.nn.Module not in bases and not name.startswith("__") and any(name in vars(base) for base in bases)
@@ -90,7 +91,11 @@ def functions_of(attribute: Any) -> list[Any]:
 
 
 def makes_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
-    """Return True if a decorator turns a method into a property, a static method or another descriptor."""
+    """Return True if a decorator turns a method into a property, a static method or another descriptor.
+
+    piece : source that contains the decorator
+    value : the decorated attribute of the class
+    """
     if isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter", "deleter"):
         return True
     decorator_object = evaluate(decorator, piece.namespace)
@@ -111,15 +116,18 @@ def defines(node: ast.stmt, name: str, cls: type) -> bool:
 
 
 def has_changed(node: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    """Return True if a statement assigns a literal, but the attribute now has a different value."""
+    """Return True if a statement assigns a literal, but `value`, the current value of the attribute, differs
+    from it.
+    """
     return node.value is not None and is_plain(node.value) and not is_literal(node, value)
 
 
 class ClassParts:
-    """Search for the needed parts of the classes in a collector.
+    """Search for the needed parts of all classes that a sample contains.
 
     Parameters
     ----------
+    collector : collector of the sample's items
     own : classes of the object whose method is the sample; the `forward` of such a module is not called implicitly
     """
 
@@ -129,8 +137,8 @@ class ClassParts:
         self._reads = 0
 
     def meet(self, thing: type | FunctionType, user: SampleItem) -> None:
-        """Record that objects of a class exist, or that a function is passed as an argument, as needed by item
-        `user`.
+        """Note that `user`, an item of the sample, needs a class of which objects exist, or a function passed as
+        argument.
         """
         if isinstance(thing, FunctionType):
             item = self._collector.function(thing, thing.__name__)
@@ -141,7 +149,7 @@ class ClassParts:
             item.is_live = item.has_bases = True
 
     def part(self, cls: type, name: str) -> SampleItem:
-        """Return the item for an attribute that the class itself defines."""
+        """Return the item for an attribute `name` that a class itself defines; a new item is added to the sample."""
         item = self._collector.class_item(cls)
         if not isinstance(item, ClassItem) or is_whole(cls):
             if isinstance(item, ClassItem):
@@ -171,8 +179,12 @@ class ClassParts:
     def _pieces(
         self, statements: list[ast.stmt], value: Any, part: PartItem, cls: type, item: ClassItem
     ) -> Iterator[Piece]:
-        """Yield the statements in a class that define an attribute; none if it was assigned after the class was
+        """Yield the statements in a class's body that define an attribute; none if it was assigned after the class was
         created.
+
+        statements : statements that assign the name of the attribute
+        value : the attribute
+        part, item : items of the attribute and of the class
         """
         namespace = namespace_of_class(cls)
         functions = {
@@ -196,7 +208,7 @@ class ClassParts:
     # attributes that may be read
 
     def expand(self, objects: Iterable[Any], root: SampleItem) -> None:
-        """Add the parts that code may use, until no further code is added.
+        """Add all parts of classes that code of the sample may use, until no further code is added.
 
         Parameters
         ----------
@@ -239,7 +251,7 @@ class ClassParts:
                 item.mark_made()
 
     def _take_bases(self, item: ClassItem) -> None:
-        """Add the imported base classes of a class, and its metaclass."""
+        """Add the base classes that a class has in its source, and its metaclass."""
         meta = type(item.cls)
         if not is_imported(meta.__module__):
             self.meet(meta, item)
@@ -264,7 +276,7 @@ class ClassParts:
         self._take_decorators(item)
 
     def _base_expressions(self, cls: type) -> dict[type, Piece]:
-        """Return the source expressions of the base classes of a class."""
+        """Return the expression in a class's source for each of its base classes."""
         item = self._collector.class_item(cls)
         if not isinstance(item, ClassItem):
             return {}
@@ -285,8 +297,9 @@ class ClassParts:
 
     @staticmethod
     def _stays(decorator: ast.expr, cls: type) -> bool:
-        """Return True if a class decorator comes from an imported package; decorators of the project are dropped, since
-        they register classes.
+        """Return True if a class decorator comes from an imported package.
+
+        Decorators of the program itself are dropped, because they usually register classes.
         """
         decorator_object = evaluate(
             decorator.func if isinstance(decorator, ast.Call) else decorator, namespace_of_class(cls)
@@ -302,7 +315,10 @@ class ClassParts:
         self._collector.scan(item.whole, item)
 
     def _take_live(self, item: ClassItem, mentioned: Mentioned) -> None:
-        """Add the parts that code may read from an object without naming its class."""
+        """Add the parts of a class that code may read from an object without naming the class.
+
+        mentioned : names of attributes that the sample's code reads
+        """
         cls = item.cls
         for name in {name for base in filter(is_taken, cls.__mro__) for name in vars(base)}:
             provider = provider_of(cls.__mro__, name)
@@ -319,7 +335,7 @@ class ClassParts:
                     item.may_need.append(part)
 
     def _take_own(self) -> None:
-        """Add the parts that methods read from `self`, from their class, and from `super()`."""
+        """Add the parts of classes that methods read from `self`, from their own class, and from `super()`."""
         for mention, piece, user in tuple(self._collector.mentions):
             if piece.cls is None or mention.owner is AttributeOwner.ANY:
                 continue
@@ -336,7 +352,11 @@ class ClassParts:
                     self._take_calls(piece, item, part)
 
     def _take_calls(self, piece: Piece, item: ClassItem, part: PartItem) -> None:
-        """Add the parts needed by code that creates objects of a method's class, or that calls `self`."""
+        """Add the parts needed by a method that creates objects of the class of `self`, or that calls `self` like a
+        function.
+
+        item, part : items of the class and of the method
+        """
         is_class_method = isinstance(vars(item.cls).get(part.name), classmethod)
         for cls in self._own_classes(item.cls):
             own_item = self._collector.class_item(cls)
@@ -347,7 +367,7 @@ class ClassParts:
                 self._needs_from(cls.__mro__, "forward", part)
 
     def _own_classes(self, cls: type) -> list[type]:
-        """Return the classes that `self` can have in a method."""
+        """Return the classes of the objects that can be `self` in a method of `cls`."""
         live = [item.cls for item in self._collector.classes if item.is_live and cls in item.cls.__mro__]
         return live or [cls]
 

@@ -54,7 +54,7 @@ _USUAL_NAMES = {"numpy": "np", "pandas": "pd"}
 
 
 class Collector(ItemTable):
-    """Collects the items of one sample.
+    """Collects the items of one sample: everything whose source or import it must contain.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class Collector(ItemTable):
     # from source to names
 
     def scan(self, piece: Piece, item: SampleItem) -> None:
-        """Add everything that a piece of source needs; refuse the item if something cannot be included."""
+        """Add everything that a piece of source needs; refuse its item if something cannot be included."""
         left_out = (*piece.dropped, *(node for node, _ in piece.defaults))
         skipped = {id(part) for node in left_out for part in ast.walk(node)}
         uses = [use for use in piece.names.uses if id(use.nodes[0]) not in skipped and use.name not in _OF_EACH_MODULE]
@@ -114,7 +114,9 @@ class Collector(ItemTable):
             needed.mark_made()
 
     def _link_words(self, piece: Piece, item: SampleItem) -> None:
-        """Add the functions and classes that a piece of source may look up by strings in it."""
+        """Add the functions and classes that a piece of source may look up by strings, in the source or in
+        arguments.
+        """
         for word in sorted(piece.names.words | self.words):
             use = Use(word, (), (), Role.TEXT)
             meaning = resolve(use, piece.namespace)
@@ -127,7 +129,7 @@ class Collector(ItemTable):
                     needed.mark_made()
 
     def _add_local_import(self, statement: ast.Import | ast.ImportFrom, piece: Piece, item: SampleItem) -> None:
-        """Add the names bound by an import statement inside a function, unless samples import that module too."""
+        """Add the names that an import statement inside a function binds, unless samples import that module too."""
         if isinstance(statement, ast.Import):
             names = [alias.name for alias in statement.names if live_import(alias.name, None) is not None]
             if not all(map(is_imported, names)):
@@ -153,7 +155,11 @@ class Collector(ItemTable):
     # from live objects to items
 
     def _item_of(self, meaning: Meaning, use: Use, piece: Piece) -> SampleItem | None:
-        """Return the item to which a name in a piece of source refers, or None if the name is not bound."""
+        """Return the item to which a name in a piece of source refers, or None if the name is not bound.
+
+        meaning : the object that the name refers to, and how it is included
+        use : the name and the attributes that are read from it
+        """
         thing, name = meaning.thing, (use.name, *use.attributes)[meaning.attribute_count]
         if meaning.treatment is Treatment.ABSENT:
             path = ".".join((use.name, *use.attributes))
@@ -175,10 +181,12 @@ class Collector(ItemTable):
         return self._value(thing, name, piece, meaning.attribute_count)
 
     def function(self, thing: Any, name: str, attributes: tuple[str, ...] = ()) -> SampleItem:
-        """Return the item for a Python function, with or without decorators.
+        """Return the item for a Python function, with or without decorators; a new item is added with all that it
+        needs.
 
         Parameters
         ----------
+        thing : the function
         name : name in the using code, for lambdas and functions created by others
         attributes : attributes that are read from the function
         """
@@ -210,12 +218,13 @@ class Collector(ItemTable):
         self.scan(item.piece, item)
 
     def function_piece(self, definition: FunctionDefinition, item: SampleItem, cls: type | None = None) -> Piece:
-        """Return a function's source. Default arguments that refer to names which no longer exist are written as
-        values.
+        """Return the source of a function as a piece that belongs to `item`.
+
+        Default arguments that refer to names which no longer exist are written as values.
 
         Parameters
         ----------
-        cls : class whose body contains the function
+        cls : class whose body contains the function, or None
         """
         namespace = namespace_of(definition.function)
         is_method = cls is not None and not isinstance(vars(cls).get(definition.function.__name__), staticmethod)
@@ -248,7 +257,10 @@ class Collector(ItemTable):
     # values
 
     def _value(self, thing: Any, name: str, piece: Piece, attribute_count: int) -> SampleItem:
-        """Return the item for a constant, which is written as a value or as the statement that created it."""
+        """Return the item for a constant, which is written as a value or as the statement that created it.
+
+        attribute_count : number of attributes that lead from the name to the constant
+        """
         key = ("value", name, id(thing))
         if key in self._items:
             return self._items[key]
@@ -270,15 +282,19 @@ class Collector(ItemTable):
         return item
 
     def check(self, value: Any, item: SampleItem, what: str) -> None:
-        """Add the objects to which a value refers; refuse the item if the value cannot be written as source."""
+        """Add the objects to which a value refers; refuse the item if the value cannot be written as source.
+
+        what : noun for the value in the reason
+        """
         try:
             express(value, self.referring(item))
         except Inexpressible as error:
             item.refuse(f"{what} of {item.name} is {error}, which cannot be written as source")
 
     def referring(self, user: SampleItem) -> Refer:
-        """Return a function that returns the name of a class, function or module, and adds it to the needs of item
-        `user`.
+        """Return a function that returns the name of a class, function or module in the sample.
+
+        The function also notes that the item `user` needs that object.
         """
 
         def refer(thing: Any) -> str:
@@ -291,7 +307,7 @@ class Collector(ItemTable):
         return refer
 
     def of_value(self, thing: Any) -> SampleItem | None:
-        """Return the item for a class, function or module inside a value, or None if there cannot be one."""
+        """Return the item for a class, function or module that a value contains, or None if it cannot be included."""
         treatment, name = treatment_of(thing), getattr(thing, "__name__", "").rpartition(".")[2]
         if treatment is Treatment.BUILTIN:
             return self.builtin(thing.__name__)
@@ -306,7 +322,7 @@ class Collector(ItemTable):
 
 
 def _mangled(mention: Mention, piece: Piece) -> Mention:
-    """Return the attribute with the name after Python's name mangling: `_Coder__scale` for `__scale` inside a class."""
+    """Return an attribute that a piece reads with its name mangled: `_Coder__scale` for `__scale` inside a class."""
     name = mention.attribute
     if piece.cls is None or not name.startswith("__") or name.endswith("__"):
         return mention

@@ -1,4 +1,6 @@
-"""Writer of a sample's folder: a module or a reference to one, checked to run without the project, and tags."""
+"""Writer of a sample's folder: its module, which is checked to run without the program, its recorded calls, and
+its tags.
+"""
 
 from __future__ import annotations
 
@@ -90,10 +92,11 @@ def check_names(text: str, allowed: Iterable[str]) -> None:
 
 
 def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
-    """Raise `UserError` if a Python process that lacks the project cannot import a module.
+    """Raise `UserError` if a new Python process that lacks the program's packages cannot import a sample's module.
 
     Parameters
     ----------
+    path : file of the module
     entry : name that the module must define, such as `Coder.decode`
     blocked : top-level packages that cannot be imported in that process
     """
@@ -112,7 +115,10 @@ def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
 
 
 def reference_text(gripped: Gripped, origin: str) -> ModuleText:
-    """Return the text of a module that imports a function, and the classes and functions among its arguments.
+    """Return the text of a sample's module that imports the function, and the classes and functions among its
+    arguments.
+
+    origin : line about the origin of the function
 
     Raises
     ------
@@ -181,7 +187,8 @@ def write_folder(gripped: Gripped, to: Path, write_calls: Callable[[Path], None]
 
     Parameters
     ----------
-    to : folder of samples
+    gripped : the function with its recorded calls
+    to : folder in which the sample's folder is created
     write_calls : function that writes the recorded calls into a folder
 
     Raises
@@ -230,14 +237,19 @@ def _module(gripped: Gripped, origin: str) -> tuple[ModuleText, frozenset[str]]:
 def _list_blocked_packages(module_text: ModuleText, own: str) -> set[str]:
     """Return the packages without which the sample must work: all packages whose source it includes.
 
-    If the sample imports a compiled module of one of these packages, only its own project is returned.
+    If the sample imports a compiled module of one of these packages, only the package `own` is returned.
     """
     compiled = module_text.imports - IMPORTED
     return {own} - compiled if compiled else set(module_text.projects)
 
 
 def _move_to_free_name(part: Path, to: Path, sample_name: str, text: str, about: dict[str, Any]) -> Path:
-    """Rename a folder to the first free name; if a folder with such a name has the same content, keep that one."""
+    """Rename the folder `part` to the first free name in the folder `to`; keep an existing folder with the same
+    content.
+
+    sample_name : name of the sample, to which a number is appended if it is taken
+    text, about : text of the sample's module, and content of `sample.json`
+    """
     for number in count(1):
         name = sample_name if number == 1 else f"{sample_name}_{number}"
         folder = to / name
@@ -266,7 +278,7 @@ def _move_to_free_name(part: Path, to: Path, sample_name: str, text: str, about:
 
 
 def _holds(folder: Path, text: str, part: Path) -> bool:
-    """Return True if a folder contains a sample with this text and the same calls."""
+    """Return True if a folder contains a sample with this text of its module and with the same calls as `part`."""
     try:
         about = json.loads((folder / SAMPLE).read_text(encoding="utf-8"))
         if (folder / about["file"]).read_text(encoding="utf-8") != text:
@@ -277,7 +289,7 @@ def _holds(folder: Path, text: str, part: Path) -> bool:
 
 
 def _calls(folder: Path) -> list[Any]:
-    """Return the recorded calls in a folder, without times."""
+    """Return the records of the calls in a sample's folder, without times."""
     records = []
     for path in sorted(folder.glob("calls.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -288,7 +300,7 @@ def _calls(folder: Path) -> list[Any]:
 
 
 def _source(gripped: Gripped) -> tuple[dict[str, Any], str]:
-    """Return the origin of a function, and its top-level package."""
+    """Return facts about the origin of a function, and its top-level package."""
     definition = find_definition(gripped.function.func if isinstance(gripped.function, partial) else gripped.function)
     module = definition.function.__module__ or "__main__"
     project = distribution_of(module)
@@ -320,7 +332,7 @@ _MAKERS = ("list", "dict", "set", "tuple", "zip", "append", "extend")
 
 
 def source_tags(function: Callable[..., Any]) -> frozenset[str]:
-    """Return tags derived from the source of a function and its helpers; of the function only, if a helper's source is
+    """Return tags that follow from the source of a function and its helpers; of itself only, if a helper's is
     missing.
     """
     name = getattr(function, "__qualname__", "function")
@@ -335,7 +347,7 @@ def source_tags(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def tags_of(requirements: Requirements) -> frozenset[str]:
-    """Return tags derived from the source of everything that a function is known to need."""
+    """Return tags that follow from the source of everything that a function certainly needs."""
     # excludes `may_need`: code that may never be called
     uncertain = {needed for item in requirements.items for needed in item.may_need}
     certain = set(reachable(requirements.root, uncertain))
@@ -360,7 +372,7 @@ def _tags_of_node(node: ast.AST) -> Iterator[str]:
 
 
 def _code_in(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that run, without annotations and decorators."""
+    """Yield the nodes of a syntax tree that run, without annotations and decorators."""
     yield node
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list"):
@@ -371,7 +383,7 @@ def _code_in(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_container(node: ast.AST) -> bool:
-    """Return True if code creates or fills a container with values other than literals."""
+    """Return True if an expression creates or fills a container with values other than literals."""
     if isinstance(node, ast.Call):
         called = node.func
         return getattr(called, "id", getattr(called, "attr", "")) in _MAKERS and bool(node.args)

@@ -1,4 +1,6 @@
-"""Free names of a piece of source, according to Python's rules for scopes."""
+"""Search for the free names in a piece of source: names that it uses but does not bind, by Python's rules for
+scopes.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A free name with the attributes read from it, such as `np.linalg.norm`, and their syntax nodes, except in quoted
-    annotations.
-    """
+    """A free name and the attributes read from it, as in `np.linalg.norm`; nodes are missing for quoted annotations."""
 
     name: str
     attributes: tuple[str, ...]
@@ -61,10 +61,8 @@ class Annotation:
 
 @dataclass(slots=True)
 class FreeNames:
-    """The free names in a piece of source.
+    """The free names in a piece of source, and other facts about it.
 
-    Attributes
-    ----------
     uses : free names, except in annotations
     bound : all names that a scope in the piece binds
     outer : `global` and `nonlocal` statements that refer to outer names, with those names
@@ -85,7 +83,7 @@ class FreeNames:
 
 
 def dotted(node: ast.expr) -> tuple[ast.Name, list[ast.Attribute]] | None:
-    """Return the name and the attributes of `a.b.c`, innermost first, or None for other expressions."""
+    """Return the name and the attributes of an expression such as `a.b.c`, innermost first; None for any other."""
     attributes: list[ast.Attribute] = []
     while isinstance(node, ast.Attribute):
         attributes.append(node)
@@ -100,7 +98,7 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 @dataclass(slots=True)
 class NameScope:
-    """Names of a function, class or comprehension; `bound` includes `nonlocals`."""
+    """Names that a function, class or comprehension binds; `bound` includes `nonlocals`."""
 
     is_class: bool
     bound: set[str]
@@ -132,7 +130,7 @@ def stored(node: ast.AST) -> set[str]:
 
 
 def bind(node: ast.AST, scope: NameScope) -> None:
-    """Add the names that a statement binds to its scope, without names bound in inner scopes."""
+    """Add the names that a statement binds to `scope`, without names bound in inner scopes."""
     if isinstance(node, ast.Name):
         if not isinstance(node.ctx, ast.Load):
             scope.bound.add(node.id)
@@ -162,7 +160,7 @@ def bind(node: ast.AST, scope: NameScope) -> None:
 
 
 def names_of(node: ast.AST, is_method: bool = False) -> FreeNames:
-    """Return the free names of a definition, statement or expression, or of a method if `is_method`."""
+    """Return the free names of a definition, statement or expression; `is_method` is True for a method's definition."""
     walker = _Walker()
     if is_method and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         first = [*node.args.posonlyargs, *node.args.args][:1]
@@ -172,7 +170,7 @@ def names_of(node: ast.AST, is_method: bool = False) -> FreeNames:
 
 
 class _Walker(ast.NodeVisitor):
-    """Syntax tree visitor that fills `names` and tracks the current scopes."""
+    """Visitor of a syntax tree that collects the free names in `names`, and tracks the current scopes."""
 
     def __init__(self) -> None:
         self.names = FreeNames()
@@ -185,7 +183,7 @@ class _Walker(ast.NodeVisitor):
     # names
 
     def _scope_of(self, name: str) -> int | None:
-        """Return the index of the scope that binds a name, or None if it is free."""
+        """Return the index of the scope that binds a name, or None if the name is free."""
         for index in reversed(range(len(self._scopes))):
             scope = self._scopes[index]
             if scope.is_class and index != len(self._scopes) - 1:
@@ -355,7 +353,7 @@ class _Walker(ast.NodeVisitor):
         self._annotation = before
 
     def _visit_quoted(self, text: str) -> None:
-        """Visit a quoted type in an annotation; its nodes have no positions in the file."""
+        """Visit a type that is quoted in an annotation; its nodes have no positions in the file."""
         assert self._annotation is not None
         try:
             expression = ast.parse(text.strip(), mode="eval").body
@@ -388,7 +386,7 @@ def _is_class_of_something(called: ast.expr) -> bool:
 
 
 def _quoted_types(expression: ast.AST) -> Iterator[str]:
-    """Yield the quoted types in an annotation, but not the values of `Literal`."""
+    """Yield the types that are quoted in an annotation, but not the strings in `Literal`."""
     if isinstance(expression, ast.Constant) and isinstance(expression.value, str):
         yield expression.value
     elif not (isinstance(expression, ast.Subscript) and ast.unparse(expression.value).endswith("Literal")):

@@ -50,7 +50,7 @@ def is_of_python(module: str) -> bool:
 
 
 def is_imported(module: str) -> bool:
-    """Return True if samples import a module (given its full name) instead of including its source."""
+    """Return True if samples import the module with this full name instead of including its source."""
     return top_level(module) in IMPORTED or is_of_python(module) or is_compiled(sys.modules.get(module))
 
 
@@ -68,7 +68,9 @@ def module_of(thing: Any) -> str | None:
 
 @cache
 def distribution_of(module: str) -> tuple[str, str] | None:
-    """Return name and version of a module's distribution, such as `mmsegmentation`, `1.2.2`; None if unknown."""
+    """Return name and version of the distribution that contains a module, such as `mmsegmentation`, `1.2.2`;
+    None if unknown.
+    """
     names = packages_distributions().get(top_level(module), ())
     return next(((name, version(name)) for name in names), None)
 
@@ -92,11 +94,11 @@ WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """Import statement for one name.
+    """An import statement that binds one name.
 
     Attributes
     ----------
-    module : full name
+    module : full name of the module
     attribute : `Tensor` in `from torch import Tensor`; None for `import torch`
     alias : name that the statement binds; empty for `import scipy.optimize`, which binds `scipy`
     """
@@ -111,11 +113,15 @@ class Import:
 
 
 def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile | None, package: str) -> Import | None:
-    """Return an import statement for a live object, in the form that the project's author used, if known.
+    """Return an import statement for a live object, in the form in which the file imports it if that is known.
+
+    The result is None if no statement can import the object.
 
     Parameters
     ----------
+    name : name by which the code refers to the object
     attributes : attributes read from the name, which determine the submodules to import
+    thing : the object
     file : file that uses the name, or None
     package : package of relative imports in the file
     """
@@ -133,7 +139,7 @@ def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile
 
 @lru_cache(maxsize=512)
 def _bindings(file: SourceFile) -> dict[str, list[ast.Import | ast.ImportFrom]]:
-    """Return the import statements of a file outside of functions, by bound name."""
+    """Return the import statements of a file outside of functions, by the name that they bind."""
     statements_by_name: dict[str, list[ast.Import | ast.ImportFrom]] = {}
     for node in ast.walk(file.tree):
         if isinstance(node, ast.Import | ast.ImportFrom) and not file.is_inside_function(node):
@@ -143,7 +149,7 @@ def _bindings(file: SourceFile) -> dict[str, list[ast.Import | ast.ImportFrom]]:
 
 
 def _read(statement: ast.Import | ast.ImportFrom, name: str, package: str) -> list[Import]:
-    """Return the imports in a statement that bind a name."""
+    """Return the imports in a statement that bind `name`; `package` is that of relative imports."""
     imports = []
     for alias in statement.names:
         if isinstance(statement, ast.ImportFrom):
@@ -157,7 +163,9 @@ def _read(statement: ast.Import | ast.ImportFrom, name: str, package: str) -> li
 
 
 def source_module(statement: ast.ImportFrom, package: str) -> str:
-    """Return the full name of the module that a `from` statement imports from."""
+    """Return the full name of the module that a `from` statement imports from; `package` is that of relative
+    imports.
+    """
     if not statement.level:
         return statement.module or ""
     parents = package.split(".")
@@ -179,7 +187,7 @@ def _gives(candidate: Import, thing: Any) -> bool:
 
 
 def _import_by_object(name: str, thing: Any) -> Import | None:
-    """Return an import of a module, class or function by its own `__name__` and `__module__`."""
+    """Return an import of a module, class or function by its own `__name__` and `__module__`, or None."""
     module = module_of(thing)
     if module is None or not is_imported(module):
         return None
@@ -234,5 +242,5 @@ def _from_statement(module: str, members: list[Import]) -> str:
 
 
 def _member_order(name: str) -> tuple[int, str]:
-    """Return a sort key that puts constants first, then classes, then other names."""
+    """Return a key for sorting imported names: constants first, then classes, then other names."""
     return (0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2), name.lower()

@@ -1,4 +1,4 @@
-"""Items of a sample's module, dependencies between them, and their order."""
+"""Items of a sample's module (functions, classes, imports, constants), their dependencies, and their order."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from opgrip.capture.grip.source.source_files import SourceFile
 
 @dataclass(eq=False, slots=True)
 class SampleItem:
-    """An element of a sample's module, such as a function, class, import or constant.
+    """An item of a sample's module: a function, class, part of a class, import or constant.
 
     Attributes
     ----------
     name, module : name of the original object and of its module
-    refusal : reason why the item cannot be extracted; empty if it can
+    refusal : reason why the item cannot be extracted; None if it can
     needs : items that this item requires
     early : items in `needs` that must be defined before this one
     may_need : items that this item may use but seems to work without
@@ -39,16 +39,18 @@ class SampleItem:
             self.early.append(item)
 
     def refuse(self, reason: str) -> None:
-        """Record the reason why the item cannot be extracted; only the first reason is kept."""
+        """Note the reason why the item cannot be extracted; only the first reason is kept."""
         self.refusal = self.refusal or reason
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A use of an item in a piece of source.
+    """A place in a piece of source that refers to an item.
 
     Attributes
     ----------
+    use : the name, and the attributes read from it
+    item : item to which it refers
     attribute_count : number of attributes that the item's name replaces, in addition to the name before them
     """
 
@@ -59,15 +61,19 @@ class Link:
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """A definition or statement to include, with the objects to which its free names refer.
+    """A definition or statement of the original source that the sample includes.
 
     Attributes
     ----------
-    cls : class whose body contains it
+    file, node : source file, and syntax node in it
+    namespace : namespaces in which its free names are looked up
+    names : its free names
+    cls : class whose body contains it, or None
     dropped : decorators that are left out
     defaults : default arguments that are written as values, because they refer to names which no longer exist
+    links : references to other items
     absent : free names that are bound nowhere
-    local_imports : the project's import statements inside functions, with the names that they bind
+    local_imports : import statements of the program inside functions, with the names that they bind
     hints : type annotations, with the objects to which their names refer
     """
 
@@ -86,22 +92,23 @@ class Piece:
 
 @dataclass(eq=False, slots=True)
 class BuiltinItem(SampleItem):
-    """A builtin of Python."""
+    """A builtin of Python, which needs no definition."""
 
 
 @dataclass(eq=False, slots=True)
 class ImportItem(SampleItem):
-    """An imported object."""
+    """An object that the sample imports."""
 
     statement: Import = field(default_factory=lambda: Import("", None, ""))
 
 
 @dataclass(eq=False, slots=True)
 class ValueItem(SampleItem):
-    """A constant.
+    """A constant: a module-level variable with its value.
 
     Attributes
     ----------
+    value : the value
     piece : statement to include; None to write the value as source
     is_class : True if the value is a class created by `namedtuple` or `Enum`
     """
@@ -113,7 +120,13 @@ class ValueItem(SampleItem):
 
 @dataclass(eq=False, slots=True)
 class FunctionItem(SampleItem):
-    """A function; `attributes` are the attributes of the function that code reads."""
+    """A function.
+
+    Attributes
+    ----------
+    piece : source of the function
+    attributes : attributes that code reads from the function, with their values
+    """
 
     piece: Piece | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -121,13 +134,16 @@ class FunctionItem(SampleItem):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class ClassItem(SampleItem):
-    """A class.
+    """A class, of which the sample may contain only some methods and attributes.
 
     Attributes
     ----------
+    cls : the class
+    file, node : source file, and syntax node of the class in it
     whole : complete source of the class; None if only parts are included
     decorators : decorators that are included
     bases : imported base classes, including those of omitted bases, each with its expression in the source or None
+    parts : included methods and attributes, by name
     is_live : True if objects of the class may exist
     is_made : True if the constructor may be called
     has_bases : True if the imported base classes are included
@@ -145,7 +161,7 @@ class ClassItem(SampleItem):
     has_bases: bool = False
 
     def mark_made(self) -> None:
-        """Record that code may create objects of the class."""
+        """Note that code may create objects of the class."""
         self.is_live = self.is_made = self.has_bases = True
 
 
@@ -153,7 +169,11 @@ class ClassItem(SampleItem):
 class PartItem(SampleItem):
     """A method or attribute of a class.
 
-    `pieces` are the statements that define it. Without statements, the sample contains the attribute's value.
+    Attributes
+    ----------
+    owner : item of the class
+    pieces : statements that define it
+    value : value of the attribute, which the sample contains if there are no statements
     """
 
     owner: ClassItem | None = None
@@ -162,12 +182,12 @@ class PartItem(SampleItem):
 
 
 def unit(item: SampleItem) -> SampleItem:
-    """Return the top-level item that contains an item: for a part of a class, the class."""
+    """Return the top-level item that contains an item: the class for a part of a class, else the item itself."""
     return item.owner if isinstance(item, PartItem) and item.owner is not None else item
 
 
 def pieces_of(item: SampleItem) -> list[Piece]:
-    """Return the pieces of source of an item, without the parts of a class."""
+    """Return the pieces of source that belong to an item; those of a class's parts do not belong to the class."""
     if isinstance(item, FunctionItem | ValueItem):
         return [item.piece] if item.piece is not None else []
     if isinstance(item, PartItem):
@@ -179,7 +199,7 @@ def pieces_of(item: SampleItem) -> list[Piece]:
 
 
 def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
-    """Return the items that cannot be extracted, each with the chain of items that leads to the cause."""
+    """Return the items that cannot be extracted, each with the chain of needed items that leads to the cause."""
     users: dict[SampleItem, list[SampleItem]] = {}
     ways: dict[SampleItem, list[SampleItem]] = {}
     for item in items:
@@ -197,7 +217,10 @@ def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
 
 
 def reachable(root: SampleItem, refused: Iterable[SampleItem]) -> list[SampleItem]:
-    """Return the root item, everything that it needs, and everything that it may need and that can be extracted."""
+    """Return the root item, everything that it needs, and everything that it may need and that can be extracted.
+
+    refused : items that cannot be extracted
+    """
     refused, reachable_items, queue = set(refused), {root: None}, [root]
     for item in queue:
         for needed in (*item.needs, *(one for one in item.may_need if one not in refused)):
@@ -208,7 +231,9 @@ def reachable(root: SampleItem, refused: Iterable[SampleItem]) -> list[SampleIte
 
 
 def in_order(root: SampleItem, included: Iterable[SampleItem]) -> list[SampleItem]:
-    """Return the top-level items in an order in which a definition follows everything that it needs."""
+    """Return the top-level items that contain the included ones, so that a definition follows everything that it
+    needs.
+    """
     included = list(included)
     units = list(dict.fromkeys(map(unit, included)))
     early: dict[SampleItem, list[SampleItem]] = {one: [] for one in units}
@@ -220,7 +245,7 @@ def in_order(root: SampleItem, included: Iterable[SampleItem]) -> list[SampleIte
 
 
 class _Order:
-    """Depth-first ordering in which an item never comes before the items that its definition needs."""
+    """Depth-first ordering in which no item comes before the items that its definition needs."""
 
     def __init__(self, early: dict[SampleItem, list[SampleItem]], needs: dict[SampleItem, list[SampleItem]]) -> None:
         self._early = early
@@ -277,18 +302,18 @@ class ItemTable:
         return [item for item in self._items.values() if isinstance(item, ClassItem)]
 
     def ensure_item(self, key: object, make: Callable[[], SampleItem]) -> SampleItem:
-        """Return the item for a key; create it if necessary."""
+        """Return the item with this key; create it with `make` if there is none."""
         if key not in self._items:
             self.remember(key, make())
         return self._items[key]
 
     def remember(self, key: object, item: SampleItem, thing: Any = None) -> None:
-        """Add an item, and keep its live object alive, because objects are identified by their id."""
+        """Add an item, and keep its object `thing` alive, because keys contain the ids of objects."""
         self._items[key] = item
         self._live_objects.append(thing)
 
     def add_refused(self, reason: str) -> SampleItem:
-        """Add an item that cannot be extracted."""
+        """Add an item that cannot be extracted, with the reason, and return it."""
         item = SampleItem("", "", reason)
         self.remember(item, item)
         return item
@@ -304,6 +329,7 @@ class ItemTable:
 
         Parameters
         ----------
+        thing : the object
         name : name in the code that uses the object
         attributes : attributes read from the object
         piece : source that uses the object; None if it is part of a value
@@ -320,7 +346,7 @@ class ItemTable:
         return self._items[key]
 
     def find_item(self, thing: Any) -> SampleItem | None:
-        """Return the existing item for a class, function or module inside a value, or None."""
+        """Return the item for a class, function or module, or None if the table has none."""
         kind = treatment_of(thing)
         if kind is Treatment.BUILTIN:
             return self._items.get(("builtin", thing.__name__))

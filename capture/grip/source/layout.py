@@ -32,14 +32,14 @@ _F_STRINGS_HAVE_PLACES = sys.version_info >= (3, 12)
 
 
 class Edits:
-    """Changes to a file's text, by position."""
+    """Changes to the text of a source file, by position; they can be applied to a part of the text."""
 
     def __init__(self, file: SourceFile) -> None:
         self.file = file
         self._changes: dict[tuple[int, int], str] = {}
 
     def replace(self, begin: int, end: int, text: str) -> None:
-        """Replace the text between two offsets."""
+        """Replace the text between two offsets when the changes are applied."""
         self._changes[begin, end] = text
 
     def replace_node(self, node: ast.AST, text: str) -> None:
@@ -71,7 +71,7 @@ class Edits:
 
 
 def edits_of(piece: Piece, names: Mapping[SampleItem, str], keeps: Callable[[Annotation], bool]) -> Edits:
-    """Return the changes of a piece of source for a sample, except its indentation and its own name."""
+    """Return the changes that a piece of source needs in a sample, except those of its indentation and its own name."""
     edits = Edits(piece.file)
     _rename(edits, piece.links, names)
     for decorator in piece.dropped:
@@ -110,7 +110,7 @@ def _rename(edits: Edits, links: Iterable[Link], names: Mapping[SampleItem, str]
 
 
 def _string_around(file: SourceFile, node: ast.AST) -> ast.AST | None:
-    """Return the outermost f-string that contains a node, or None."""
+    """Return the outermost f-string that contains a syntax node, or None."""
     outermost, around = None, file.parents.get(node)
     while around is not None and not isinstance(around, ast.stmt):
         outermost = around if isinstance(around, ast.JoinedStr) else outermost
@@ -119,7 +119,7 @@ def _string_around(file: SourceFile, node: ast.AST) -> ast.AST | None:
 
 
 def _unparse_with_names(string: ast.AST, renamed: Iterable[tuple[ast.expr, str]]) -> str:
-    """Return an f-string with changed names; before Python 3.12 its inner nodes have no positions."""
+    """Return the source of an f-string with changed names; before Python 3.12 its inner nodes have no positions."""
     changed = copy.deepcopy(string)
     copies = {id(old): new for old, new in zip(ast.walk(string), ast.walk(changed), strict=True)}
     for node, name in renamed:
@@ -131,7 +131,7 @@ def _unparse_with_names(string: ast.AST, renamed: Iterable[tuple[ast.expr, str]]
 
 
 def _replace_statement(edits: Edits, statement: ast.stmt, text: str) -> None:
-    """Replace a statement; if the text is empty and other statements remain next to it, remove it."""
+    """Replace a statement by a text, or remove it if the text is empty and other statements remain next to it."""
     begin, end = edits.file.span(statement)
     around = edits.file.parents[statement]
     bodies = [getattr(around, name, []) for name in ("body", "orelse", "finalbody")]
@@ -177,7 +177,7 @@ def _remove_from_variable(edits: Edits, holder: ast.AnnAssign, annotation: Annot
 
 
 def rename_definition(edits: Edits, node: FunctionNode | ast.ClassDef, name: str) -> None:
-    """Rename a function or class in its definition."""
+    """Replace the name of a function or class in its definition."""
     begin = edits.file.span(node)[0]
     name_match = re.compile(r"(?:async\s+)?(?:def|class)\s+(\w+)").match(edits.file.text, begin)
     assert name_match is not None
@@ -185,7 +185,7 @@ def rename_definition(edits: Edits, node: FunctionNode | ast.ClassDef, name: str
 
 
 def with_comments(file: SourceFile, node: ast.stmt) -> int:
-    """Return the first line of a statement, including comments directly above it."""
+    """Return the line at which a statement begins, including comments directly above it."""
     first = first_line(node) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else node.lineno
     line, column = first, node.col_offset
     while line > 1 and re.match(rf"\s{{{column}}}#", file.lines[line - 2]):
@@ -195,7 +195,7 @@ def with_comments(file: SourceFile, node: ast.stmt) -> int:
 
 
 def statement_text(file: SourceFile, node: ast.stmt, edits: Edits, column: int) -> str:
-    """Return a statement with its comments, moved to a column, without a newline at its end."""
+    """Return a statement with its comments, indented to `column`, without a newline at its end."""
     first, last = with_comments(file, node), node.end_lineno or node.lineno
     edits.indent(first, last, node.col_offset, column)
     end = file.span(node)[1]
@@ -209,9 +209,7 @@ _FUTURE = "from __future__ import annotations"
 
 
 class Layout:
-    """Writes the items of one sample: `root` is the sample's function or method, `annotations` are the annotations to
-    keep.
-    """
+    """Writes the items of one sample as source; `root` is the sample's function or method, `annotations` are kept."""
 
     def __init__(
         self,
@@ -229,7 +227,7 @@ class Layout:
         self._annotations = annotations
 
     def module(self, docstring: str, ordered: Iterable[SampleItem]) -> str:
-        """Return the text of the module; `ordered` are the top-level items."""
+        """Return the text of the module; `ordered` are its top-level items in the order of their definitions."""
         imports = {self._statement(item) for item in self._items if isinstance(item, ImportItem)}
         head = [f'"""{docstring}"""', _FUTURE, *([render(imports)] if imports else [])]
         definitions = [item for item in ordered if isinstance(item, ValueItem | FunctionItem | ClassItem)]
@@ -243,7 +241,7 @@ class Layout:
         return text
 
     def text(self, item: SampleItem) -> str:
-        """Return the definition of one item."""
+        """Return the source of the definition of one item."""
         if isinstance(item, ClassItem):
             return self._class(item)
         if isinstance(item, FunctionItem):
@@ -260,7 +258,7 @@ class Layout:
         return statement_text(item.piece.file, node, edits, 0)
 
     def _is_constant(self, item: SampleItem) -> bool:
-        """Return True if an item only needs imports, and therefore belongs at the top of the module."""
+        """Return True if the definition of an item only needs imports, so that it belongs at the top of the module."""
         early = [one for one in item.early if not isinstance(one, BuiltinItem | ImportItem)]
         return isinstance(item, ValueItem) and not early
 
@@ -300,7 +298,7 @@ class Layout:
 
     @staticmethod
     def _lambda(node: ast.Lambda, edits: Edits, name: str) -> str:
-        """Return a lambda as a function definition."""
+        """Return the source of a function that does the same as a lambda."""
         file = edits.file
         begin, end = file.span(node)
         begin += len("lambda")
@@ -330,7 +328,7 @@ class Layout:
         return "\n".join([head, *self._body(item)])
 
     def _bases(self, item: ClassItem) -> list[str]:
-        """Return the base classes of a class as text, without omitted ones."""
+        """Return the base classes of a class as text, without those that the sample leaves out."""
         texts_by_base: dict[type, str] = {}
         queue = list(item.cls.__bases__)
         for base in queue:
@@ -371,7 +369,7 @@ class Layout:
         return lines or ["    pass"]
 
     def _class_docstring(self, item: ClassItem, node: ast.stmt) -> str:
-        """Return a class's docstring; of a helper class only the first line."""
+        """Return the docstring of a class; of a class other than that of the sample's method, only the first line."""
         edits = Edits(item.file)
         summary, paragraph, rest = item.file.segment(node).partition("\n\n")
         quotes = summary.lstrip("rRbBuU")[:3]
@@ -380,7 +378,7 @@ class Layout:
         return statement_text(item.file, node, edits, 4)
 
     def _members(self, part: PartItem) -> list[tuple[int, bool, str]]:
-        """Return the statements of a class attribute, each as line number, True for a block, and text."""
+        """Return the statements that define a part of a class, each as (line number, True for a block, text)."""
         if not part.pieces:
             return [(10**9, False, f"    {part.name} = {self._value(part.value, len(part.name) + 7)}")]
         members = []

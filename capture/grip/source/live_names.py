@@ -1,4 +1,6 @@
-"""Objects to which free names refer in the running program, and classes of the project that code reads from objects."""
+"""Live objects to which free names refer in the running program, and classes of the program that code reads from
+objects.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from opgrip.capture.grip.source.imports import is_imported, module_of, top_level
 
 
 class Absent:
-    """Marker for a name that is not bound."""
+    """Type of the marker `ABSENT` for a name that is not bound."""
 
 
 ABSENT = Absent()
@@ -31,7 +33,7 @@ _MOST_LAYERS = 100
 
 
 class Treatment(Enum):
-    """How a sample includes a live object."""
+    """How a sample includes a live object: as a builtin, an import, a function, a class or a value."""
 
     BUILTIN = "it is there"
     ABSENT = "nothing is bound to the name"
@@ -43,7 +45,7 @@ class Treatment(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """The namespaces in which free names of a piece of source are looked up.
+    """The namespaces in which the free names of a piece of source are looked up.
 
     Attributes
     ----------
@@ -56,7 +58,7 @@ class Namespace:
     closure: Mapping[str, Any] = field(default_factory=dict)
 
     def lookup(self, name: str) -> Any:
-        """Return the live object to which a name refers, or `ABSENT`."""
+        """Return the live object to which a free name refers, or `ABSENT`."""
         for scope in (self.closure, self.variables, vars(builtins)):
             if name in scope:
                 return scope[name]
@@ -65,11 +67,13 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """The object to which a use of a name refers.
+    """The live object to which a free name with its attributes refers.
 
     Attributes
     ----------
-    attribute_count : number of attributes that lead from a module of the project to `thing`
+    treatment : how a sample includes the object
+    thing : the object
+    attribute_count : number of attributes that lead from a module of the program to `thing`
     rest : the remaining attributes, which are read from `thing`
     """
 
@@ -80,7 +84,7 @@ class Meaning:
 
 
 def resolve(use: Use, namespace: Namespace) -> Meaning:
-    """Return the object to which a free name with its attributes refers."""
+    """Return the live object to which a free name with its attributes refers."""
     thing, attribute_count = namespace.lookup(use.name), 0
     while isinstance(thing, ModuleType) and not is_imported(thing.__name__) and attribute_count < len(use.attributes):
         thing = getattr(thing, use.attributes[attribute_count], ABSENT)
@@ -149,13 +153,15 @@ def is_imported_code(layer: Any) -> bool:
 
 
 def wrapped(thing: Any) -> Any:
-    """Return the object that a wrapper says it wraps (`__wrapped__`), or None."""
+    """Return the callable that a wrapper names as its `__wrapped__`, or None."""
     inner = getattr(thing, "__dict__", {}).get("__wrapped__")
     return inner if callable(inner) else None
 
 
 def plain(thing: Any) -> Any:
-    """Return a function without wrappers that script, compile or record it, because samples also run in other modes."""
+    """Return the function inside wrappers that script, compile or record it, because samples also run in other
+    modes.
+    """
     while True:
         if isinstance(thing, torch.jit.ScriptFunction):
             inner = getattr(thing, "_torchdynamo_inline", None)
@@ -201,7 +207,7 @@ def _content(cell: CellType) -> Any:
 
 
 def evaluate(expression: ast.expr, namespace: Namespace) -> Any:
-    """Return the live object for a name or for `a.b.c`; `ABSENT` for other expressions."""
+    """Return the live object to which an expression such as `a` or `a.b.c` refers; `ABSENT` for other expressions."""
     chain = dotted(expression)
     if chain is None:
         return ABSENT
@@ -216,7 +222,7 @@ _LEAVES = (torch.Tensor, np.ndarray, str, bytes, int, float, complex, type(None)
 
 
 class Mentioned:
-    """Attributes that code reads from objects of unknown class."""
+    """The attributes that code reads from objects of unknown class."""
 
     def __init__(self, mentions: Iterable[Mention]) -> None:
         mentions = set(mentions)
@@ -224,27 +230,27 @@ class Mentioned:
         self._of_others = _Words(mention.attribute for mention in mentions if mention.owner is AttributeOwner.ANY)
 
     def of_others(self, name: str) -> bool:
-        """Return True if code reads the attribute from an object other than `self`."""
+        """Return True if code reads an attribute `name` from an object other than `self`."""
         return name in self._of_others
 
     def as_field(self, name: str) -> bool:
-        """Return True if code reads the attribute from any object."""
+        """Return True if code reads an attribute `name` from any object."""
         return name in self._all
 
     def all_children(self) -> bool:
-        """Return True if code iterates over the children of modules."""
+        """Return True if code iterates over the submodules of torch modules."""
         return any(name in self._all for name in _ALL_CHILDREN)
 
 
 class Everything(Mentioned):
-    """A set of attributes that contains every name."""
+    """A replacement for `Mentioned` that contains every attribute."""
 
     def __init__(self) -> None:
         super().__init__([Mention(".*", AttributeOwner.ANY)])
 
 
 class _Words:
-    """A set of names and of patterns for names."""
+    """A set of names, and of regular expressions for names."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self._names = set(words)
@@ -255,8 +261,9 @@ class _Words:
 
 
 def named_in(objects: Iterable[Any], mentioned: Mentioned) -> list[type | FunctionType]:
-    """Return classes and functions of the project among objects, and among attributes that code reads from these
-    objects.
+    """Return the classes and functions of the program among objects, and among attributes that code reads from them.
+
+    mentioned : attributes that code reads
     """
     types_and_functions: dict[type | FunctionType, None] = {}
     objects_by_id: dict[int, Any] = {}
@@ -274,7 +281,7 @@ def named_in(objects: Iterable[Any], mentioned: Mentioned) -> list[type | Functi
 
 
 def words_in(objects: Iterable[Any]) -> set[str]:
-    """Return the strings in containers that are valid names."""
+    """Return the strings in nested containers that are valid names in Python."""
     words: set[str] = set()
     objects_by_id: dict[int, Any] = {}
     queue = list(objects)
@@ -291,7 +298,7 @@ def words_in(objects: Iterable[Any]) -> set[str]:
 
 
 def _list_contents(thing: Any, mentioned: Mentioned) -> Iterator[Any]:
-    """Yield the contents of a container, or the fields of an object that code may read."""
+    """Yield the contents of a container, or the attributes of an object that code may read."""
     if isinstance(thing, enum.Enum):
         return
     if isinstance(thing, Mapping):

@@ -1,4 +1,4 @@
-"""Conversion of a gripped function to a self-contained module; choice of names and annotations."""
+"""Conversion of a gripped function to the text of a self-contained module, and choice of the names in it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from opgrip.errors import UserError
 
 
 def names_for(items: Iterable[SampleItem]) -> dict[SampleItem, str]:
-    """Return a name for each item: its own if no earlier item has it, otherwise with its module's name added.
+    """Return a name for each item: its own if no earlier item has it, else its own with its module's name added.
 
     Parameters
     ----------
@@ -76,9 +76,7 @@ def _candidates(item: SampleItem) -> Iterator[str]:
 
 
 def _same_package(one: SampleItem, other: SampleItem) -> bool:
-    """Return True for two imports that bind the same package name, such as `import scipy` and `import
-    scipy.optimize`.
-    """
+    """Return True for two imports that bind the same package, such as `import scipy` and `import scipy.optimize`."""
     return all(
         isinstance(item, ImportItem) and item.statement.attribute is None and item.statement.alias in ("", item.name)
         for item in (one, other)
@@ -90,7 +88,7 @@ def _package(item: SampleItem) -> str:
 
 
 def _bound_by_users(items: Iterable[SampleItem]) -> Mapping[SampleItem, set[str]]:
-    """Return the local variable names in the code that uses each item; the item must not get one of these names."""
+    """Return, for each item, the local names in the code that uses the item; the item must not get one of them."""
     bound: dict[SampleItem, set[str]] = {}
     for item in items:
         for piece in pieces_of(item):
@@ -105,8 +103,9 @@ _ANY = Import("typing", "Any", "Any")
 def hints_of(
     collector: Collector, included: Iterable[SampleItem]
 ) -> tuple[frozenset[Annotation], tuple[SampleItem, ...]]:
-    """Return the annotations to keep, and the additional items that they need. Names in annotations are linked to
-    items.
+    """Return the annotations to keep, and the additional items that these need; their names are linked to items.
+
+    included : items of the sample
     """
     included = list(included)
     has = set(included)
@@ -135,7 +134,10 @@ def hints_of(
 def _find_item(
     collector: Collector, use: Use, meaning: Meaning, piece: Piece, has: set[SampleItem]
 ) -> SampleItem | None:
-    """Return the item for a name in an annotation, or None if the sample lacks it."""
+    """Return the item for a name in an annotation, or None if the sample lacks it.
+
+    has : items of the sample
+    """
     if meaning.treatment is Treatment.IMPORT:
         return collector.add_import(
             meaning.thing, (use.name, *use.attributes)[meaning.attribute_count], meaning.rest, piece
@@ -148,11 +150,12 @@ def _find_item(
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """Everything that a function needs.
+    """Everything that a sample's function needs.
 
     Attributes
     ----------
-    root : the function, or the method in its class
+    collector : collector with all items
+    root : item of the function, or of the method in its class
     items : all items of the sample, the root first
     left_out : reason why a part of a class that may be needed is left out, by `Class.part`
     """
@@ -165,10 +168,11 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class ModuleText:
-    """The text of a self-contained module.
+    """The text of a sample's self-contained module, and facts about it.
 
     Attributes
     ----------
+    text : the text
     entry : name of its function, such as `delta2bbox` or `Coder.decode`
     classes : names of classes and functions among the arguments, by their original `module:qualname`
     projects : top-level packages and modules whose source is included
@@ -187,7 +191,9 @@ class ModuleText:
 
 
 def take(gripped: Gripped) -> Requirements:
-    """Collect everything that a function needs; raise `UserError` with the reason if something cannot be extracted."""
+    """Return everything that a gripped function needs; raise `UserError` with the reason if a part cannot be
+    extracted.
+    """
     collector = Collector(words_in(objects_of(gripped)))
     root, classes = _enter_function(gripped, collector)
     classes.expand(objects_of(gripped), root)
@@ -204,7 +210,7 @@ def take(gripped: Gripped) -> Requirements:
 
 
 def lay_out(gripped: Gripped, requirements: Requirements, origin: str) -> ModuleText:
-    """Return the text of a module that contains a function and everything it needs.
+    """Return the text of a module that contains a gripped function and everything it needs.
 
     Parameters
     ----------
@@ -283,7 +289,7 @@ def _enter_function(gripped: Gripped, collector: Collector) -> tuple[SampleItem,
 
 
 def objects_of(gripped: Gripped) -> Iterator[Any]:
-    """Yield the arguments and results of the calls."""
+    """Yield the arguments and results of all recorded calls of a function."""
     for call in gripped.calls:
         yield from (call.args, call.kwargs, call.results)
         if call.after is not None:
@@ -291,7 +297,10 @@ def objects_of(gripped: Gripped) -> Iterator[Any]:
 
 
 def _reason(way: Sequence[SampleItem]) -> str:
-    """Return the reason why an item is refused, given the chain of items that leads to the cause."""
+    """Return a text with the reason why an item cannot be extracted.
+
+    way : chain of needed items from the item to the cause
+    """
     through = " -> ".join(dict.fromkeys(_label(item) for item in way if item.name))
     return f"{way[-1].refusal} (by way of {through})"
 
@@ -301,7 +310,10 @@ def _label(item: SampleItem) -> str:
 
 
 def _by_claim(requirements: Requirements, items: tuple[SampleItem, ...], ordered: list[SampleItem]) -> list[SampleItem]:
-    """Return the items in the order in which they may claim their own name."""
+    """Return the items in order of precedence for names: two items of the same name cannot both keep it.
+
+    ordered : top-level items in the order of their definitions
+    """
     root = requirements.root.owner if isinstance(requirements.root, PartItem) else requirements.root
     first: list[SampleItem] = [] if root is None else [root]
     live = [item for item in items if isinstance(item, ClassItem) and item.is_live]
@@ -317,7 +329,7 @@ def _entry(gripped: Gripped, requirements: Requirements, names: dict[SampleItem,
 
 
 def _check_texts(items: Iterable[SampleItem], names: dict[SampleItem, str]) -> None:
-    """Raise `UserError` if an object that code looks up by name has another name in the sample."""
+    """Raise `UserError` if an object that code looks up by its name has another name in the sample."""
     for link in (link for item in items for piece in pieces_of(item) for link in piece.links):
         if link.use.role is Role.TEXT and names[link.item] != link.use.name:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Source of live functions and classes: file, definition, and applied decorators."""
+"""Source of live functions and classes: the file, the definition in it, and the decorators that were applied."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 @dataclass(frozen=True, eq=False)
 class SourceFile:
-    """A source file or notebook cell; `name` is the file name in code objects."""
+    """A source file or notebook cell with its syntax tree; `name` is the file name in code objects."""
 
     name: str
     text: str
@@ -43,7 +43,7 @@ class SourceFile:
 
     @cached_property
     def lines(self) -> list[str]:
-        """Lines with their line ends."""
+        """Lines of the file, with their line ends."""
         return self.text.splitlines(keepends=True)
 
     @cached_property
@@ -55,12 +55,12 @@ class SourceFile:
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """Parent of each node."""
+        """Parent of each node of the syntax tree."""
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     @cached_property
     def codes(self) -> dict[tuple[str, int], list[CodeType]]:
-        """Code objects of the compiled file, by name and first line."""
+        """Code objects of the compiled file, by their name and first line."""
         codes: dict[tuple[str, int], list[CodeType]] = {}
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         queue = [compile(self.text, self.name, "exec", flags=flags, dont_inherit=True)]
@@ -71,7 +71,7 @@ class SourceFile:
 
     @cached_property
     def string_lines(self) -> frozenset[int]:
-        """Lines that begin inside a string other than a docstring; their indentation must not change."""
+        """Numbers of the lines that begin inside a string other than a docstring; their indentation must not change."""
         inside: set[int] = set()
         opened: list[int] = []
         for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
@@ -89,18 +89,18 @@ class SourceFile:
         return frozenset(inside)
 
     def offset(self, line: int, column: int) -> int:
-        """Return the text offset of a position in the syntax tree; its columns count bytes."""
+        """Return the offset in the text for a line and column of the syntax tree, whose columns count bytes."""
         text = self.lines[line - 1]
         if not text.isascii():
             column = len(text.encode()[:column].decode())
         return self._starts[line - 1] + column
 
     def line_start(self, line: int) -> int:
-        """Return the text offset of a line, or of the end for the line after the last."""
+        """Return the offset in the text at which a line begins; the line after the last begins at the end."""
         return self._starts[line - 1]
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """Return the text offsets of a node's start and end."""
+        """Return the offsets in the text at which a node begins and ends."""
         begin = self.offset(node.lineno, node.col_offset)  # type: ignore[attr-defined]
         return begin, self.offset(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
 
@@ -109,7 +109,7 @@ class SourceFile:
         return self.text[begin:end]
 
     def enclosing(self, node: ast.AST) -> Iterator[Definition]:
-        """Yield the functions and classes around a node, innermost first."""
+        """Yield the functions and classes that contain a node, innermost first."""
         around = self.parents.get(node)
         while around is not None:
             if isinstance(around, (*FUNCTIONS, ast.ClassDef)):
@@ -120,7 +120,7 @@ class SourceFile:
         return any(isinstance(around, FUNCTIONS) for around in self.enclosing(node))
 
     def qualified_name(self, node: ast.ClassDef) -> str:
-        """Return the `__qualname__` of a class."""
+        """Return the `__qualname__` of the class that a node defines."""
         names = [node.name]
         for around in self.enclosing(node):
             if isinstance(around, ast.ClassDef):
@@ -141,7 +141,7 @@ def docstring_of(node: ast.AST) -> ast.Constant | None:
 
 
 def first_line(node: Definition) -> int:
-    """Return the line of a definition's first decorator, or of the definition if it has none."""
+    """Return the line at which a definition begins, which is that of its first decorator if it has one."""
     decorators = getattr(node, "decorator_list", None)
     line: int = decorators[0].lineno if decorators else node.lineno
     return line
@@ -153,11 +153,13 @@ def _parse(name: str, text: str) -> SourceFile:
 
 
 def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> SourceFile:
-    """Return a source file, or cell of a notebook, by its name in a code object.
+    """Return the source file or notebook cell with this name in code objects.
+
+    what : noun for the object whose source is searched, for the message
 
     Raises
     ------
-    UserError : the source of `what` was not found, or cannot be parsed
+    UserError : the source was not found, or cannot be parsed
     """
     lines = linecache.getlines(name, module_globals)
     if not lines:
@@ -251,7 +253,7 @@ def _files_of(cls: type, methods: list[FunctionType]) -> Iterator[SourceFile]:
 
 
 def _plain_function(attribute: Any) -> FunctionType | None:
-    """Return the Python function behind a class's attribute, or None."""
+    """Return the Python function behind an attribute of a class, inside all wrappers, or None."""
     if isinstance(attribute, staticmethod | classmethod):
         attribute = attribute.__func__
     elif isinstance(attribute, property):
@@ -265,11 +267,12 @@ def _plain_function(attribute: Any) -> FunctionType | None:
 
 @dataclass(frozen=True, slots=True)
 class FunctionDefinition:
-    """The definition of a live function.
+    """The definition of a live function in its source file.
 
     Attributes
     ----------
     function : the function inside all decorators
+    file, node : source file, and syntax node of the definition in it
     dropped : decorators that return the function unchanged, or that a sample leaves out
     """
 
@@ -280,7 +283,7 @@ class FunctionDefinition:
 
 
 def find_definition(thing: Any) -> FunctionDefinition:
-    """Return a callable's definition, with the decorators that created the callable from its function.
+    """Return the definition of a callable, with the decorators that created the callable from its function.
 
     A wrapper that was not applied as a decorator, as in `fast = cached(slow)`, is replaced by the wrapped function.
 
@@ -320,7 +323,9 @@ def _layers(thing: Any) -> list[Any]:
 
 
 def _wrapped_silently(layer: Any) -> FunctionType | None:
-    """Return the function inside a wrapper that does not set `__wrapped__`, or None."""
+    """Return the function inside a wrapper that does not set `__wrapped__`, found among the objects it holds, or
+    None.
+    """
     if isinstance(layer, FunctionType):
         held = list(namespace_of(layer).closure.values())
     elif is_imported(type(layer).__module__):
@@ -343,8 +348,12 @@ def _wrapped_silently(layer: Any) -> FunctionType | None:
 def _find_wrapping_decorators(
     layers: list[Any], decorators: list[ast.expr], namespace: Namespace
 ) -> list[ast.expr] | None:
-    """Return the decorators that created the wrappers around a function, or None if a wrapper did not come from a
-    decorator.
+    """Return the decorators that created the wrappers around a function.
+
+    The result is None if a wrapper did not come from a decorator.
+
+    layers : the wrappers, outermost first
+    decorators : decorators in the function's source
     """
     wrapping_decorators: list[ast.expr] = []
     for layer in layers:
@@ -356,7 +365,7 @@ def _find_wrapping_decorators(
 
 
 def _explains(decorator: ast.expr, layer: Any, namespace: Namespace) -> bool:
-    """Return True if a decorator created the wrapper `layer`."""
+    """Return True if a decorator in the source created the wrapper `layer`."""
     live = evaluate(decorator.func if isinstance(decorator, ast.Call) else decorator, namespace)
     if live is ABSENT:
         return False
@@ -382,5 +391,5 @@ _MODES = ("torch.jit._script.script", "torch.jit._script.script_if_tracing", "to
 
 
 def plain_name(thing: Any) -> str:
-    """Return module and name of a function or class."""
+    """Return the module and qualified name of a function or class as `module.qualname`."""
     return f"{module_of(thing)}.{getattr(thing, '__qualname__', '')}"

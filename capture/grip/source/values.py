@@ -1,4 +1,4 @@
-"""Constants: expressions that recreate a value, and tests whether the original statement can be used."""
+"""Constants of a sample: expressions that recreate a value, and tests whether the original statement can be used."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Refer = Callable[[Any], str]
 
 
 class Inexpressible(Exception):
-    """Error for a value that cannot be written as an expression; the message describes the value."""
+    """Raised if a value cannot be written as an expression; the message describes the value."""
 
 
 def express(value: Any, refer: Refer, column: int = 0) -> str:
@@ -60,6 +60,7 @@ def express(value: Any, refer: Refer, column: int = 0) -> str:
 
     Parameters
     ----------
+    refer : returns the name of a class, function or module in the sample
     column : column at which the expression begins, for line breaks
     """
     return _Writer(refer).write(value, column)
@@ -67,21 +68,21 @@ def express(value: Any, refer: Refer, column: int = 0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """Text that is written unchanged."""
+    """A part of an expression whose text is written unchanged."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A dictionary key, written like a value."""
+    """The key of an entry in a dictionary; its source is written like that of a value."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call expression among values."""
+    """A call of a class or function that recreates a value."""
 
     called: Any
     arguments: tuple[Any, ...]
@@ -90,7 +91,11 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Container or call with brackets; each entry has a prefix, such as a keyword, and a value."""
+    """A container or call with brackets, which can be broken into lines.
+
+    entries : (text before the value, such as a keyword, or key; value)
+    is_single : True for a tuple with one item, which needs a comma
+    """
 
     opening: str
     closing: str
@@ -260,7 +265,7 @@ class _Writer:
         return self._call(pathlib.Path if isinstance(value, pathlib.Path) else pathlib.PurePath, str(value))
 
     def _alias(self, value: Any) -> str:
-        """Return the text of a parametrized type such as `list[int]`, or a union of types."""
+        """Return the source of a parametrized type such as `list[int]`, or of a union of types."""
         origin, parameters = get_origin(value), [None if one is NoneType else one for one in get_args(value)]
         if origin in (Union, UnionType):
             return " | ".join(map(self.write, parameters))
@@ -287,7 +292,7 @@ _FORMS: tuple[tuple[Any, Callable[[_Writer, Any], str | _Group]], ...] = (
 
 
 def _as_floats(values: Any) -> Any:
-    """Return the nearest short floats for single-precision numbers, taken from their text in numpy."""
+    """Return the shortest floats that equal single-precision numbers, from their text in numpy."""
     if isinstance(values, list):
         return [_as_floats(one) for one in values]
     return float(values) if isinstance(values, str) else values
@@ -299,7 +304,9 @@ def _is_function(value: Any) -> bool:
 
 
 def express_class(cls: type, refer: Refer) -> str:
-    """Return the call of `namedtuple` or `Enum` that creates a class; raise `Inexpressible` for other classes."""
+    """Return the source of the call of `namedtuple` or `Enum` that creates a class; raise `Inexpressible` for
+    other classes.
+    """
     writer = _Writer(refer)
     if cls.__bases__ == (enum.Enum,):
         members = {name: member.value for name, member in cls.__members__.items()}  # type: ignore[attr-defined]
@@ -312,7 +319,9 @@ def express_class(cls: type, refer: Refer) -> str:
 
 
 def statement_of(name: str, piece: Piece) -> ast.Assign | ast.AnnAssign | None:
-    """Return the only statement that binds a variable of a piece's module, or None if there are several."""
+    """Return the statement that assigns a global variable, or None if there is more than one or another kind of
+    binding.
+    """
     if name in piece.namespace.closure:
         return None
     statements: list[ast.Assign | ast.AnnAssign] = []
@@ -337,7 +346,7 @@ def is_literal(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
 
 
 def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, value: Any) -> bool:
-    """Return True if a statement calls an imported function on literals, and calling it again would create an equal
+    """Return True if a statement calls an imported function on literals, and another such call would create an equal
     value.
 
     Examples are `nn.MSELoss(reduction="none")` and `TypeVar("T")`, but not objects whose state has changed since.
@@ -354,7 +363,9 @@ def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, va
 
 
 def is_filled(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    """Return True if a statement assigns a container that the program has since filled, such as a cache."""
+    """Return True if a statement assigns a literal container, which the program may have filled since, such as a
+    cache.
+    """
     return type(value) in (dict, list, set) and statement.value is not None and is_plain(statement.value)
 
 
@@ -368,7 +379,7 @@ def is_plain(argument: ast.expr) -> bool:
 
 
 def lost_defaults(definition: FunctionDefinition, piece: Piece) -> Iterator[tuple[ast.expr, Any]]:
-    """Yield the default arguments whose expressions no longer evaluate to their values, with these values."""
+    """Yield the default arguments whose expressions no longer evaluate to their values, each with its value."""
     arguments = definition.node.args
     positional = zip(reversed(arguments.defaults), reversed(definition.function.__defaults__ or ()), strict=False)
     named = [

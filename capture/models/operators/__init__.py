@@ -1,4 +1,4 @@
-"""Programs that run single operators, such as `opinfo:all`, `opinfo:unary`, `opinfo:nn.functional.relu`."""
+"""Programs that run single operators of torch, such as `opinfo:all`, `opinfo:unary`, `opinfo:nn.functional.relu`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREFIX = "opinfo:"
 
 
 def load_operators(text: str, options: ModelOptions) -> ModelProgram:
-    """Build the program that runs the samples of operators, one operator per step.
+    """Build the program that runs sample calls of operators, one operator per step.
 
     Raises
     ------

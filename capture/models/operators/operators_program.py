@@ -1,4 +1,4 @@
-"""Program of operator calls: selection of operators, one per step, and coverage of their samples."""
+"""Program of operator calls: selection of operators, one of which runs in each step, and coverage of the operators."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ MOST_REASON = 200
 
 @dataclass(slots=True)
 class Coverage:
-    """Coverage of operators by the samples of a capture.
+    """How many operators the sample calls in a capture cover.
 
     Attributes
     ----------
-    entries : number of entries that were run
+    entries : number of entries of torch's tables, or registered operators, that were run
     samples : number of calls in the trace
     operators : operators of torch that the samples call
     failures : number of failed samples by operator, dtype and reason
@@ -67,7 +67,9 @@ class Coverage:
         self.failures[name, dtype, reason[:MOST_REASON]] += 1
 
     def lines(self, path: Path | None) -> Iterator[str]:
-        """Yield lines that summarize the coverage."""
+        """Yield lines that summarize the coverage; `path` is the file with the uncovered operators, if it was
+        written.
+        """
         names = {str(function) for function in self.operators}
         yield (
             f"{counted(len(names), 'operator')} by {counted(self.samples, 'sample')} of "
@@ -102,10 +104,11 @@ WITHOUT_TABLE = frozenset({CUSTOM, SCHEMA})
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """Selection of operators to run.
+    """The operators to run.
 
     Attributes
     ----------
+    entries : callables with sample inputs
     reasons : reason why a registered operator has no samples, by name
     wanted : registered operators that should be covered
     """
@@ -119,7 +122,7 @@ class Operators:
         return SCHEMA in entry.categories and len(self.wanted) > 0
 
     def add_uncovered(self, coverage: Coverage) -> None:
-        """Add the registered operators that no sample calls to the coverage's `uncovered`."""
+        """Add the registered operators that no sample calls, with reasons, to `coverage.uncovered`."""
         for function in self.wanted:
             name = name_of(function)
             if function not in coverage.operators:
@@ -128,7 +131,10 @@ class Operators:
 
 
 def choose(names: Sequence[str], seed: int) -> Operators:
-    """Return the operators of categories and names, each once; raise `UserError` for an unknown name."""
+    """Return the operators in some categories or with some names, each once; raise `UserError` for an unknown name.
+
+    seed : seed of random values in generated samples
+    """
     registered = [function for function in registered_operators() if _is_runnable(function)]
     entries: dict[str, OperatorEntry] = {}
     if not WITHOUT_TABLE.issuperset(names):
@@ -162,7 +168,7 @@ def _is_runnable(function: Any) -> bool:
 
 
 def _is_wanted(function: Any, names: Sequence[str]) -> bool:
-    """Return True if an operator belongs to one of the categories."""
+    """Return True if one of the names is a category to which a registered operator belongs."""
     return ALL in names or (CUSTOM if is_custom(function) else SCHEMA) in names
 
 
@@ -183,7 +189,10 @@ def _is_named(function: Any, name: str) -> bool:
 def operators_program(
     source: str, names: Sequence[str], device: str, seed: int, options: OperatorOptions
 ) -> ModelProgram:
-    """Build the program of categories or names of operators.
+    """Build the program that runs the operators in some categories or with some names.
+
+    source : the user's text with these names
+    seed : seed of random values in samples
 
     Raises
     ------
@@ -231,7 +240,10 @@ def operators_program(
 
 
 def _entries_of_trace(operators: Operators, runner: SampleRunner, trace: Trace, path: str) -> list[OperatorEntry]:
-    """Return the selected operators that a trace calls, with the calls of the trace as samples."""
+    """Return those of the selected operators that a trace calls, with the calls of the trace as samples.
+
+    path : file of the trace, for the message
+    """
     functions = {str(function): function for function in runner.operators_of(operators.entries)}
     entries = list(trace_entries(trace, functions, runner.coverage))
     if not entries:
@@ -246,7 +258,11 @@ MOST_BYTES = 1 << 32
 
 
 def trace_entries(trace: Trace, functions: Mapping[str, Any], coverage: Coverage) -> Iterator[OperatorEntry]:
-    """Yield the operators that a trace calls, with the calls' arguments as samples."""
+    """Yield the operators that a trace calls, with the calls' arguments as samples.
+
+    functions : selected operators by name
+    coverage : gets the calls that cannot be samples, as failures
+    """
     by_op: dict[str, list[Signature]] = {}
     for signature in trace.signatures:
         if signature.kind == OPERATOR and signature.op in functions:

@@ -1,4 +1,6 @@
-"""Runs of operator samples: a sample is resized if requested, tried first, and kept only if it adds a new call."""
+"""Runs of sample calls of operators: a sample is resized if requested, tried first, and kept only if it adds a
+new call.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def seeded(*parts: object) -> Iterator[None]:
-    """Seed torch, numpy and Python for the block, and restore their state afterwards."""
+    """Seed the generators of torch, numpy and Python for the block with a hash of `parts`, and restore their
+    states after it.
+    """
     seed = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big")
     of_numpy, of_python = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices=[]):
@@ -63,8 +67,8 @@ Sizes = Callable[[int], int]
 
 
 def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield a sample enlarged to about a million elements per tensor, with all sizes or only the batch size
-    multiplied.
+    """Yield a sample enlarged to about a million elements per tensor: with all sizes multiplied, then with the
+    batch size only.
     """
     largest = max(_dense_tensors(sample), key=lambda tensor: tensor.numel(), default=None)
     if largest is None or not largest.numel():
@@ -79,9 +83,7 @@ def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
 
 
 def draw(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield a sample with random sizes, in which equal sizes stay equal; if that is not possible, with a random batch
-    size.
-    """
+    """Yield a sample with random sizes, in which equal sizes stay equal; then the sample with a random batch size."""
     drawn: dict[int, int] = {}
 
     def size_of(size: int) -> int:
@@ -97,7 +99,7 @@ RESIZERS: Mapping[str, Callable[[OperatorEntry, Arguments], Iterator[Arguments]]
 
 
 def _resized(sample: Arguments, size_of: Sizes) -> Iterator[Arguments]:
-    """Yield the sample with all sizes changed, unless a tensor is not dense or becomes too large."""
+    """Yield the sample with all sizes mapped by `size_of`, unless a tensor is not dense or becomes too large."""
     tensors = list(tensors_in(list(sample)))
     if len(tensors) != len(list(_dense_tensors(sample))):
         return
@@ -107,7 +109,7 @@ def _resized(sample: Arguments, size_of: Sizes) -> Iterator[Arguments]:
 
 
 def _with_batch(sample: Arguments, factor: int) -> Iterator[Arguments]:
-    """Yield the sample with a larger first dimension of its first tensor."""
+    """Yield the sample with the first dimension of its first tensor `factor` times as long."""
     first = next(_dense_tensors(sample), None)
     if first is None or not first.dim() or factor < 2 or first.numel() * factor > MOST_ELEMENTS:
         return
@@ -116,7 +118,7 @@ def _with_batch(sample: Arguments, factor: int) -> Iterator[Arguments]:
 
 
 def grown(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor of another shape, with the values repeated, so that indices and masks stay valid."""
+    """Return a tensor of another shape with its values repeated or cut, so that indices and masks stay valid."""
     values = tensor.detach().resolve_conj().resolve_neg()
     for dim, size in enumerate(shape):
         if size > values.shape[dim] and values.shape[dim]:
@@ -150,7 +152,7 @@ NO_DERIVATIVE = re.compile(r"derivative for .* is not implemented")
 
 @dataclass(frozen=True, slots=True)
 class SampleTrial:
-    """Result of trying a sample.
+    """Result of trying a sample call before it is run under the capture.
 
     Attributes
     ----------
@@ -165,7 +167,7 @@ class SampleTrial:
 
 
 class Probe(OrderlyMode):
-    """Collects the operators that run, and hides their calls from the modes around it."""
+    """Dispatch mode that collects the operators that run, and hides their calls from the modes around it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +184,7 @@ class Probe(OrderlyMode):
 
 
 def try_call(function: Callable[..., Any], arguments: Arguments, with_gradients: bool) -> SampleTrial:
-    """Run a call and compute its gradients; exceptions of the call are passed on."""
+    """Run a sample call and compute its gradients if requested; exceptions of the call are passed on."""
     probe = Probe()
     with probe:
         result = function(*arguments[0], **arguments[1])
@@ -198,7 +200,9 @@ def try_call(function: Callable[..., Any], arguments: Arguments, with_gradients:
 
 
 def run_backward(result: Any, arguments: Arguments) -> Any:
-    """Return the gradients of a call's results, or None if it has none."""
+    """Return the gradients of a call's results with respect to its arguments, or None if none of these needs a
+    gradient.
+    """
     outputs = [item for item in tensors_in(result) if item.requires_grad]
     inputs = [item for item in tensors_in(list(arguments)) if item.requires_grad]
     if not outputs or not inputs:
@@ -213,8 +217,9 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def spread(samples: Iterable[Arguments]) -> Iterator[Arguments]:
-    """Yield samples in an order in which the first ones cover all forms of calls; samples with few elements
-    come last.
+    """Yield samples in an order in which the first ones cover all combinations of argument types.
+
+    Samples whose tensors have one element at most come later, and samples with empty tensors last.
     """
     tables: tuple[dict[Hashable, list[Arguments]], ...] = ({}, {}, {})
     for sample in samples:
@@ -227,7 +232,7 @@ def spread(samples: Iterable[Arguments]) -> Iterator[Arguments]:
 
 
 def _form(sample: Arguments) -> Hashable:
-    """Return a key of the types of a sample's arguments, on which the choice of the overload depends."""
+    """Return a key of the types of a sample's arguments, which decide on the overload that is called."""
     args, kwargs = sample
     return (*map(_kind, args), *((name, _kind(value)) for name, value in sorted(kwargs.items())))
 
@@ -260,11 +265,13 @@ class SampleScope(nn.Module):
 
 @dataclass(slots=True)
 class SampleRunner:
-    """Runs the samples of entries.
+    """Runs the sample calls of operators.
 
     Attributes
     ----------
+    device, seed : device of the tensors, and seed of random values
     most : maximum number of samples per entry and dtype; 0 for all
+    coverage : gets the numbers of samples and failures
     resize : yields a sample in other shapes; None to keep its shapes
     calls : keys of the operator calls in the trace so far
     """
@@ -277,7 +284,10 @@ class SampleRunner:
     calls: set[Hashable] = field(default_factory=set)
 
     def run(self, entry: OperatorEntry, scope: nn.Module) -> None:
-        """Run an entry's samples of all dtypes; failures are only counted."""
+        """Run the samples of an operator in all dtypes; failures are only counted.
+
+        scope : module inside of which the calls run
+        """
         self.coverage.entries += 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -326,7 +336,11 @@ class SampleRunner:
     def _run_sample(
         self, entry: OperatorEntry, sample: Arguments, dtype: str, with_gradients: bool, scope: nn.Module
     ) -> bool:
-        """Run a sample, in other shapes if requested; return True if it added a new call."""
+        """Run a sample, in other shapes if requested; return True if it added a new call to the trace.
+
+        entry, dtype, scope : operator, name of the dtype, and module inside of which the call runs
+        with_gradients : True to run the backward pass, too
+        """
         with without_modes(), without_functions():
             tries = [sample] if self.resize is None else [*self.resize(entry, sample), sample]
         for arguments in tries:
@@ -357,8 +371,9 @@ class SampleRunner:
         with_gradients: bool,
         scope: nn.Module,
     ) -> bool | Exception:
-        """Run a call if a trial succeeds and makes a new operator call; return True if it ran, False if not, or the
-        trial's error.
+        """Run a call if a trial succeeds and makes a new operator call.
+
+        Return True if it ran, False if its operator calls are not new, or the error of the trial.
         """
         try:
             trial = try_call(function, arguments, with_gradients)

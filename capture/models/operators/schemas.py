@@ -1,4 +1,4 @@
-"""Sample calls generated from an operator's schema; they are tried in a forked process, because a bad call may
+"""Sample calls generated from an operator's schema. They are tried in a forked process, because a bad call may
 crash.
 """
 
@@ -28,7 +28,7 @@ HANGS = "it takes too long"
 
 
 def try_all(trials: Sequence[Callable[[], Any]]) -> Iterator[tuple[Any, str]]:
-    """Yield the result of each trial, converted to JSON types, and the reason why it failed, or an empty string.
+    """Yield, for each trial, its result converted to JSON types, and the reason why it failed or an empty string.
 
     Call this before the process starts an accelerator or a capture, because a fork inherits both.
     """
@@ -40,7 +40,7 @@ def try_all(trials: Sequence[Callable[[], Any]]) -> Iterator[tuple[Any, str]]:
 
 
 def _try_from(trials: Sequence[Callable[[], Any]], first: int) -> Iterator[tuple[Any, str]]:
-    """Yield outcomes of the trials from `first` on; stop after one that crashes the process."""
+    """Yield the outcomes of the trials from index `first` on; stop after one that crashes the process."""
 
     def run(source: int, output: int, heartbeat: Heartbeat) -> None:
         # thread pools do not survive a fork
@@ -90,13 +90,15 @@ LENGTHS = (2, 1, 3, 4)
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Values from which the arguments of a call are generated.
+    """Values from which the arguments of one sample call are generated.
 
     Attributes
     ----------
     shape : shape of all tensors
     length : length of all lists
-    values : values by kind of argument
+    values : value for each kind of argument, such as `IntType`
+    device, dtype : device and dtype of all tensors
+    wants_grad : True if floating-point tensors require gradients
     """
 
     shape: tuple[int, ...]
@@ -108,8 +110,8 @@ class Drawing:
 
 
 def schema_entries(functions: Iterable[Any], seed: int) -> tuple[list[OperatorEntry], dict[str, str]]:
-    """Return operators with samples that run on the CPU; and by name, the reasons why other operators have no
-    samples.
+    """Return operators with samples that run on the CPU; and the reasons why other operators have no samples, by
+    name.
     """
     reasons: dict[str, str] = {}
     candidates = []
@@ -129,7 +131,10 @@ def schema_entries(functions: Iterable[Any], seed: int) -> tuple[list[OperatorEn
 
 
 def schema_entry(function: Any, indices: Mapping[torch.dtype, int]) -> OperatorEntry:
-    """Return an operator with samples generated from its schema; `indices` are the first samples that run, by dtype."""
+    """Return an operator with one sample per dtype, generated from its schema.
+
+    indices : by dtype, the index of the sample in `schema_samples`
+    """
 
     def samples(device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
         index = indices[dtype]
@@ -146,9 +151,7 @@ def schema_entry(function: Any, indices: Mapping[torch.dtype, int]) -> OperatorE
 
 
 def find_samples(function: Any, seed: int) -> dict[str, int]:
-    """Return the index of the first sample that runs, by name of dtype; if none runs, raise the error of the
-    samples.
-    """
+    """Return the index of the first sample that runs, by name of dtype; raise an error of the samples if none runs."""
     indices: dict[str, int] = {}
     failures: list[Exception] = []
     with warnings.catch_warnings():
@@ -171,7 +174,10 @@ def find_samples(function: Any, seed: int) -> dict[str, int]:
 
 
 def _first_running(function: Any, dtype: torch.dtype, seed: int, only: int | None) -> int:
-    """Return the index of the first sample of a dtype that runs, or raise the first error."""
+    """Return the index of the first sample of a dtype that runs; raise the first error if none runs.
+
+    only : index of the only sample to try; None to try several
+    """
     failure: Exception | None = None
     with seeded(seed, name_of(function), dtype):
         samples = schema_samples(function, "cpu", dtype, dtype in FLOATING)
@@ -199,7 +205,10 @@ def why_not(function: Any) -> str:
 
 
 def schema_samples(function: Any, device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
-    """Yield arguments that may be valid: tensors that all have the same shape, small numbers, and lists."""
+    """Yield arguments that an operator may accept, by its schema: tensors of the same shape, small numbers, and lists.
+
+    wants_grad : True if floating-point tensors require gradients
+    """
     required = [item for item in function._schema.arguments if not item.has_default_value()]
     kinds = {kind for item in required for kind in _kinds(item.type)}
     numbers = sorted(kinds & VALUES.keys())

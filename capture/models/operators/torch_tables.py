@@ -1,5 +1,4 @@
-"""Operators that can be called with sample inputs: the operators in torch's test tables, by category, and all
-registered operators.
+"""Operators that can be called with sample inputs: those in torch's test tables, by category, and all registered ones.
 
 A table that a version of torch lacks counts as empty.
 """
@@ -28,12 +27,14 @@ FORWARD, IN_PLACE = "forward", "in place"
 
 @dataclass(frozen=True, slots=True)
 class OperatorEntry:
-    """A callable with sample inputs.
+    """An operator, or other callable, with sample inputs.
 
     Attributes
     ----------
     name : name in torch's table: `add`, `nn.functional.relu`, `optim.Adam`; for a registered operator
         `my_ops.scale.default`
+    categories : categories to which it belongs, such as `unary`
+    function : the callable
     in_place : variant that writes into its first argument, or None
     dtypes : function that returns the supported dtypes on a device
     differentiable : function that returns the dtypes whose gradients are supported on a device
@@ -97,12 +98,12 @@ def is_public(function: Any) -> bool:
 
 
 def is_composite(function: Any) -> bool:
-    """Return True if an operator only calls others, so that traces never contain it."""
+    """Return True if an operator only calls other operators, so that traces never contain it."""
     return bool(_has_kernel_for(function.name(), "CompositeImplicitAutograd"))
 
 
 def name_of(function: Any) -> str:
-    """Return an overload's name in a trace."""
+    """Return the name that an overload has in a trace, such as `aten.add.Tensor`."""
     return str(function)
 
 
@@ -166,7 +167,7 @@ its table lacks
 
 
 def categories_of(info: Any) -> frozenset[str]:
-    """Return the categories of an entry of torch's table."""
+    """Return the categories to which an entry of torch's table belongs."""
     by_name = {name for name, pattern in _BY_NAME.items() if pattern.fullmatch(info.name)}
     by_class = {CLASSES[kind.__name__] for kind in type(info).__mro__ if kind.__name__ in CLASSES}
     return frozenset(by_name | by_class)
@@ -214,8 +215,9 @@ def table_entries() -> Iterator[OperatorEntry]:
 
 @contextmanager
 def _unchanged_process() -> Iterator[None]:
-    """Undo side effects of importing torch's test modules, which lock torch's settings and, in older versions, read the
-    command line.
+    """Undo, after the block, the side effects of importing torch's test modules.
+
+    They lock torch's settings and, in older versions, read the command line.
     """
     argv, sys.argv = sys.argv, sys.argv[:1]
     lock = getattr(_settings_are_locked, "__globals__", None)
@@ -267,7 +269,7 @@ def _optimizer_entry(info: Any) -> OperatorEntry:
 
 
 def _optimizer_samples(info: Any, device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
-    """Yield parameters with gradients, and keyword arguments of the optimizer."""
+    """Yield sample inputs of an optimizer: parameters with gradients, and its keyword arguments."""
     for inputs in _optimizer_inputs()(device, dtype, info):
         if inputs.kwargs.get("differentiable"):
             # otherwise the parameters would not be leaves
